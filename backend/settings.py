@@ -1,0 +1,211 @@
+"""Settings of the one Django project. The only place that reads os.environ (and `.env`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
+from dotenv import load_dotenv
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+load_dotenv(BASE_DIR / ".env")
+
+
+def _flag(name: str, default: bool) -> bool:
+    text = os.environ.get(name, "").strip().lower()
+    if text in ("", "1", "true", "yes", "on", "0", "false", "no", "off"):
+        return default if not text else text in ("1", "true", "yes", "on")
+    raise ImproperlyConfigured(f"{name} must be true or false, found {text!r}")
+
+
+# --- Where things lie -------------------------------------------------------------------------------------
+RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or BASE_DIR / "var").expanduser().resolve()
+RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or "bundled"
+RATCHET_CONFIG = os.environ.get("RATCHET_CONFIG") or ""
+LLAMA_CPP_PATH = os.environ.get("LLAMA_CPP_PATH") or ""
+OLLAMA_HOST = os.environ.get("OLLAMA_HOST") or ""
+OLLAMA_MODEL_FAST = os.environ.get("OLLAMA_MODEL_FAST") or ""
+ENABLE_ONLINE_LEARNING = _flag("ENABLE_ONLINE_LEARNING", False)
+
+# --- Security ---------------------------------------------------------------------------------------------
+DEBUG = _flag("DEBUG", False)
+ALLOWED_HOSTS = [
+    h.strip() for h in os.environ.get("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]").split(",") if h.strip()
+]
+CSRF_TRUSTED_ORIGINS = [o.strip() for o in os.environ.get("CSRF_TRUSTED_ORIGINS", "").split(",") if o.strip()]
+
+
+def _secret_key() -> str:
+    """The key from the environment, or one made once and kept in RATCHET_HOME, readable by the owner alone."""
+    if key := os.environ.get("SECRET_KEY"):
+        return key
+    path = RATCHET_HOME / "secret_key"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        pass
+    from django.core.management.utils import get_random_secret_key
+
+    RATCHET_HOME.mkdir(parents=True, exist_ok=True)
+    try:
+        # O_EXCL: of two processes starting at once one makes the key, the other reads it
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text().strip()
+    key = get_random_secret_key()
+    with os.fdopen(descriptor, "w") as file:
+        file.write(key)
+    return key
+
+
+try:
+    SECRET_KEY = _secret_key()
+except OSError as error:
+    raise ImproperlyConfigured(
+        f"RATCHET_HOME ({RATCHET_HOME}) must be a folder this user can write to: {error}. "
+        "Set RATCHET_HOME to another folder, or SECRET_KEY."
+    ) from error
+
+SECURE_CONTENT_TYPE_NOSNIFF = True
+X_FRAME_OPTIONS = "DENY"
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+# Plain http on a laptop is the default; behind TLS set SECURE_COOKIES=true
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _flag("SECURE_COOKIES", False)
+DATA_UPLOAD_MAX_MEMORY_SIZE = 10 * 1024 * 1024
+
+# --- Applications -----------------------------------------------------------------------------------------
+INSTALLED_APPS = [
+    "unfold",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_q",
+    "rest_framework",
+    "feedback",
+    "rl",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+ROOT_URLCONF = "backend.urls"
+WSGI_APPLICATION = "backend.wsgi.application"
+ASGI_APPLICATION = "backend.asgi.application"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+
+# --- Database ---------------------------------------------------------------------------------------------
+DATABASE_URL = os.environ.get("DATABASE_URL") or f"sqlite:///{RATCHET_HOME / 'ratchet.sqlite3'}"
+try:
+    _database: dict[str, Any] = dict(
+        dj_database_url.parse(DATABASE_URL, conn_max_age=60, conn_health_checks=True)
+    )
+except ValueError as error:
+    raise ImproperlyConfigured(
+        f"DATABASE_URL must look like postgres://user:password@host:5432/name or sqlite:///path; {error}"
+    ) from error
+if _database["ENGINE"] == "django.db.backends.sqlite3":
+    # WAL lets readers and one writer work at once; IMMEDIATE takes the write lock at BEGIN, where waiting for it
+    # works, instead of failing in the middle of a transaction with "database is locked".
+    _database["OPTIONS"] = {
+        "timeout": 30,
+        "transaction_mode": "IMMEDIATE",
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;",
+    }
+DATABASES = {"default": _database}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# --- People -----------------------------------------------------------------------------------------------
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "/"
+LOGOUT_REDIRECT_URL = "login"
+
+# --- Language, time, files --------------------------------------------------------------------------------
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = "UTC"
+USE_TZ = True
+STATIC_URL = "static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STATIC_ROOT = RATCHET_HOME / "static"
+# Serves straight from the source folders, so that a clone works without collectstatic
+WHITENOISE_USE_FINDERS = True
+
+# --- REST -------------------------------------------------------------------------------------------------
+REST_FRAMEWORK: dict[str, Any] = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+}
+
+# --- Background work --------------------------------------------------------------------------------------
+REDIS_URL = os.environ.get("REDIS_URL") or ""
+Q_CLUSTER: dict[str, Any] = {
+    "name": "ratchet",
+    "workers": 1,
+    # timeout < retry, both above the longest run: a job that still works must never be delivered again
+    "timeout": 24 * 3600,
+    "retry": 25 * 3600,
+    "max_attempts": 1,
+    "catch_up": False,
+    **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
+}
+
+# --- What feedback asks of the rest, without importing it ---------------------------------------------------
+# Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).
+FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
+
+# --- Logging ----------------------------------------------------------------------------------------------
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
+    # stderr, always: stdout belongs to a command's answer
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "stream": sys.stderr, "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": "WARNING"},
+    "loggers": {
+        "feedback": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        "rl": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+    },
+}
+
+UNFOLD = {
+    "SITE_TITLE": "Ratchet",
+    "SITE_HEADER": "Ratchet",
+    "SITE_SUBHEADER": "Decisions in, better policies out",
+    "SITE_URL": "/",
+    "SHOW_HISTORY": True,
+}

@@ -1,0 +1,245 @@
+"""What happened and what people thought of it: append-only facts, constrained in the database."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from typing import Any
+
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+SLUG_PATTERN = r"^[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?$"
+agent_slug = RegexValidator(
+    SLUG_PATTERN, "An agent is a slug of 1 to 64 lower-case letters, digits, - and _, such as support-bot."
+)
+
+
+def prompt_hash(agent: str, messages: list[dict[str, Any]]) -> str:
+    """SHA-256 (64 hex digits) of an agent and its prompt: what counts as "the same prompt" everywhere.
+
+    The train/eval/holdout split is a function of this value alone, so its definition never changes.
+    """
+    canonical = json.dumps([agent, messages], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _share(name: str) -> Q:
+    return Q(**{f"{name}__isnull": True}) | Q(**{f"{name}__gte": 0.0, f"{name}__lte": 1.0})
+
+
+class RaterKind(models.TextChoices):
+    HUMAN = "human", "a person"
+    SIMULATED = "simulated", "simulated"
+
+
+class Decision(models.Model):
+    """One prompt and the response given to it: by which policy, for which unit, with which propensity."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    agent = models.CharField(max_length=64, validators=[agent_slug])
+    messages = models.JSONField(help_text="The prompt as chat messages: [{role, content}, ...]")
+    prompt_hash = models.CharField(max_length=64, editable=False)
+    response = models.TextField(help_text="The answer exactly as the policy gave it")
+    state = models.JSONField(null=True, blank=True, help_text="What the app knew when it asked")
+    candidates = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="The listed responses: texts, or {response, score} with a score in [0, 1]",
+    )
+    policy = models.CharField(
+        max_length=200,
+        blank=True,
+        help_text="Name of the policy that answered, as it was then; empty: unknown",
+    )
+    unit = models.CharField(max_length=200, blank=True, help_text="The user or session this was decided for")
+    arm = models.CharField(max_length=200, blank=True)
+    propensity = models.FloatField(
+        null=True, blank=True, help_text="Probability of the recorded choice, in (0, 1]"
+    )
+    run_id = models.CharField(
+        max_length=200, blank=True, help_text="The app's own id of the run this belongs to"
+    )
+    latency_ms = models.FloatField(null=True, blank=True)
+    tokens_in = models.PositiveIntegerField(null=True, blank=True)
+    tokens_out = models.PositiveIntegerField(null=True, blank=True)
+    tags = models.JSONField(default=list, blank=True)
+    metadata = models.JSONField(default=dict, blank=True)
+    source = models.CharField(
+        max_length=40, default="app", help_text="app, simulation, or the format it came from"
+    )
+    body_hash = models.CharField(
+        max_length=64,
+        blank=True,
+        editable=False,
+        help_text="SHA-256 of the write that made it: a retry or a clash?",
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [
+            models.Index(fields=["agent", "-created_at"]),
+            models.Index(fields=["agent", "prompt_hash"]),
+            models.Index(fields=["-created_at", "-id"]),
+            models.Index(fields=["policy", "-created_at"]),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(propensity__isnull=True) | Q(propensity__gt=0.0, propensity__lte=1.0),
+                name="decision_propensity_in_0_1",
+            ),
+            models.CheckConstraint(
+                condition=Q(latency_ms__isnull=True) | Q(latency_ms__gte=0.0),
+                name="decision_latency_not_negative",
+            ),
+            models.CheckConstraint(condition=~Q(agent=""), name="decision_has_agent"),
+            models.CheckConstraint(condition=~Q(prompt_hash=""), name="decision_has_prompt_hash"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.agent} {str(self.id)[:8]}"
+
+
+class Thumb(models.TextChoices):
+    UP = "up", "good"
+    DOWN = "down", "bad"
+
+
+class Rating(models.Model):
+    """What one rater thought of one decision. Never changed: a new one supersedes, a withdrawal is a row too."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    decision = models.ForeignKey(Decision, on_delete=models.PROTECT, related_name="ratings")
+    rater = models.CharField(max_length=200)
+    rater_kind = models.CharField(max_length=12, choices=RaterKind, default=RaterKind.HUMAN)
+    thumb = models.CharField(max_length=4, choices=Thumb, blank=True)
+    stars = models.PositiveSmallIntegerField(null=True, blank=True)
+    score = models.FloatField(null=True, blank=True)
+    correction = models.TextField(null=True, blank=True, help_text="The response it should have been")  # noqa: DJ001
+    tags = models.JSONField(default=list, blank=True)
+    notes = models.TextField(blank=True)
+    supersedes = models.OneToOneField(
+        "self", null=True, blank=True, on_delete=models.PROTECT, related_name="superseded_by"
+    )
+    withdrawn = models.BooleanField(default=False, help_text="This row takes back the one it supersedes")
+    body_hash = models.CharField(max_length=64, blank=True, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [
+            models.Index(fields=["rater", "-created_at"]),
+            models.Index(fields=["-created_at"]),
+        ]
+        constraints = [
+            # together with the one-to-one `supersedes`, one unbroken chain per decision and rater, so that two
+            # clicks at once cannot both become the current rating
+            models.UniqueConstraint(
+                fields=["decision", "rater"],
+                condition=Q(supersedes__isnull=True),
+                name="rating_one_first_per_rater",
+            ),
+            models.CheckConstraint(
+                condition=Q(stars__isnull=True) | Q(stars__gte=1, stars__lte=5), name="rating_stars_1_to_5"
+            ),
+            models.CheckConstraint(condition=_share("score"), name="rating_score_in_0_1"),
+            models.CheckConstraint(condition=Q(thumb__in=["", "up", "down"]), name="rating_thumb_known"),
+            models.CheckConstraint(condition=~Q(rater=""), name="rating_has_rater"),
+            models.CheckConstraint(
+                condition=Q(withdrawn=False) | Q(supersedes__isnull=False),
+                name="rating_withdrawal_withdraws_something",
+            ),
+            models.CheckConstraint(
+                condition=Q(withdrawn=True)
+                | ~Q(thumb="")
+                | Q(stars__isnull=False)
+                | Q(score__isnull=False)
+                | Q(correction__isnull=False)
+                | ~Q(notes="")
+                | ~Q(tags=[]),
+                name="rating_says_something",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        said = (
+            self.thumb
+            or (f"{self.stars} stars" if self.stars else "")
+            or ("" if self.score is None else f"{self.score:g}")
+        )
+        return f"{self.rater}: {'withdrawn' if self.withdrawn else said or 'correction' if self.correction else said}"
+
+
+class Preference(models.TextChoices):
+    LEFT = "left", "left is better"
+    RIGHT = "right", "right is better"
+    TIE = "tie", "equally good"
+    BOTH_BAD = "both_bad", "both bad"
+
+
+class Comparison(models.Model):
+    """One rater's preference between two decisions on the same prompt."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    left = models.ForeignKey(Decision, on_delete=models.PROTECT, related_name="comparisons_left")
+    right = models.ForeignKey(Decision, on_delete=models.PROTECT, related_name="comparisons_right")
+    rater = models.CharField(max_length=200)
+    rater_kind = models.CharField(max_length=12, choices=RaterKind, default=RaterKind.HUMAN)
+    preference = models.CharField(max_length=8, choices=Preference, blank=True)
+    tags = models.JSONField(default=list, blank=True)
+    notes = models.TextField(blank=True)
+    supersedes = models.OneToOneField(
+        "self", null=True, blank=True, on_delete=models.PROTECT, related_name="superseded_by"
+    )
+    withdrawn = models.BooleanField(default=False)
+    body_hash = models.CharField(max_length=64, blank=True, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [models.Index(fields=["rater", "-created_at"]), models.Index(fields=["-created_at"])]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["left", "right", "rater"],
+                condition=Q(supersedes__isnull=True),
+                name="comparison_one_first_per_rater",
+            ),
+            models.CheckConstraint(condition=~Q(left=F("right")), name="comparison_of_two_decisions"),
+            models.CheckConstraint(
+                condition=Q(preference__in=["left", "right", "tie", "both_bad"])
+                | Q(preference="", withdrawn=True),
+                name="comparison_preference_known",
+            ),
+            models.CheckConstraint(condition=~Q(rater=""), name="comparison_has_rater"),
+            models.CheckConstraint(
+                condition=Q(withdrawn=False) | Q(supersedes__isnull=False),
+                name="comparison_withdrawal_withdraws_something",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.rater}: {self.preference or 'withdrawn'}"
+
+
+class Outcome(models.Model):
+    """A measured fact about a decision that arrives later (`file_moved_back`, `ticket_reopened`)."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    decision = models.ForeignKey(Decision, on_delete=models.PROTECT, related_name="outcomes")
+    name = models.CharField(max_length=64, validators=[agent_slug])
+    value = models.FloatField()
+    at = models.DateTimeField(default=timezone.now, help_text="When it happened in the app")
+    body_hash = models.CharField(max_length=64, blank=True, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        indexes = [models.Index(fields=["name", "-at"])]
+        constraints = [models.CheckConstraint(condition=~Q(name=""), name="outcome_has_name")]
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value:g}"

@@ -1,0 +1,7 @@
+"""Addresses of this application."""
+
+from __future__ import annotations
+
+from django.urls import URLPattern
+
+urlpatterns: list[URLPattern] = []

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class RlConfig(AppConfig):
+    name = "rl"
+    verbose_name = "Policies and training"

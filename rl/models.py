@@ -1,0 +1,268 @@
+"""What was made of the feedback: snapshots, runs with their metrics, evaluations, policies and their history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+
+class Snapshot(models.Model):
+    """An immutable dataset file with its hash, its counts and the query that made it."""
+
+    class Kind(models.TextChoices):
+        PAIRS = "pairs", "preference pairs"
+
+    agent = models.CharField(max_length=64)
+    kind = models.CharField(max_length=16, choices=Kind)
+    path = models.CharField(max_length=500, help_text="Relative to RATCHET_HOME")
+    sha256 = models.CharField(max_length=64)
+    counts = models.JSONField(default=dict, help_text="Rows per split")
+    sources = models.JSONField(default=dict, help_text="Rows per kind of evidence")
+    left_out = models.JSONField(default=dict, help_text="What was left out: {reason: count}")
+    query = models.JSONField(
+        default=dict, help_text="What was asked: agent, source, margins, caps, newest feedback seen"
+    )
+    feedback_count = models.PositiveIntegerField(help_text="Ratings and comparisons that it was made from")
+    simulated_share = models.FloatField(
+        default=0.0, help_text="Share of that feedback given by a simulated rater, 0 to 1"
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["agent", "-id"])]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(simulated_share__gte=0.0, simulated_share__lte=1.0),
+                name="snapshot_simulated_share_in_0_1",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"snapshot {self.pk}: {self.agent}, {sum(self.counts.values())} {self.kind}"
+
+
+class TrainingRun(models.Model):
+    """One training job: enough to do it again, and everything it said while it ran."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued"
+        RUNNING = "running"
+        SUCCEEDED = "succeeded"
+        FAILED = "failed"
+        REFUSED = "refused"
+        CANCELLED = "cancelled"
+
+    RESUMABLE = (Status.RUNNING, Status.FAILED, Status.CANCELLED)
+
+    agent = models.CharField(max_length=64)
+    method = models.CharField(max_length=32)
+    status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED)
+    reason = models.TextField(blank=True, help_text="Why it was refused, failed or cancelled")
+    snapshot = models.ForeignKey(
+        Snapshot, null=True, blank=True, on_delete=models.PROTECT, related_name="runs"
+    )
+    base_model = models.CharField(max_length=500)
+    base_model_hash = models.CharField(max_length=64, blank=True)
+    config = models.CharField(max_length=32, blank=True, help_text="Preset the recipe started from")
+    recipe = models.JSONField(default=dict)
+    seed = models.PositiveBigIntegerField(default=42)
+    code_version = models.CharField(max_length=64, blank=True)
+    libraries = models.JSONField(default=dict)
+    hardware = models.JSONField(default=dict)
+    output = models.CharField(
+        max_length=500, blank=True, help_text="Folder, relative to RATCHET_HOME where inside it"
+    )
+    steps_total = models.PositiveIntegerField(default=0)
+    steps_done = models.PositiveIntegerField(default=0)
+    worker = models.CharField(max_length=200, blank=True, help_text="host:pid that claimed it")
+    result = models.JSONField(
+        default=dict, help_text="Final figures, without the histories (those are in result.json)"
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    started_at = models.DateTimeField(null=True, blank=True)
+    heartbeat_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["agent", "-id"]), models.Index(fields=["status"])]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(status__in=["queued", "running", "succeeded", "failed", "refused", "cancelled"]),
+                name="run_status_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=["queued", "running"]) | Q(finished_at__isnull=False),
+                name="run_ended_has_end",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"run {self.pk}: {self.method} for {self.agent}, {self.status}"
+
+    @property
+    def seconds(self) -> float | None:
+        if self.started_at is None:
+            return None
+        return ((self.finished_at or timezone.now()) - self.started_at).total_seconds()
+
+
+class RunMetric(models.Model):
+    """The figures of one optimiser step, as logged while it ran."""
+
+    run = models.ForeignKey(TrainingRun, on_delete=models.CASCADE, related_name="metrics")
+    step = models.PositiveIntegerField()
+    values = models.JSONField(
+        help_text="loss, rewards/accuracies, rewards/margins, kl, learning_rate, tokens_per_second"
+    )
+    at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["run", "step"]
+        constraints = [models.UniqueConstraint(fields=["run", "step"], name="metric_once_per_step")]
+
+    def __str__(self) -> str:
+        return f"run {self.run_id} step {self.step}"
+
+
+class Policy(models.Model):
+    """A registry entry: base model and adapter, named `<agent>-v<feedback count>`."""
+
+    class Stage(models.TextChoices):
+        CANDIDATE = "candidate"
+        CHALLENGER = "challenger"
+        CHAMPION = "champion"
+        RETIRED = "retired"
+        REJECTED = "rejected"
+
+    name = models.CharField(max_length=200, unique=True)
+    agent = models.CharField(max_length=64)
+    stage = models.CharField(max_length=16, choices=Stage, default=Stage.CANDIDATE)
+    parent = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="children",
+        help_text="The champion it set out to beat",
+    )
+    run = models.OneToOneField(
+        TrainingRun, null=True, blank=True, on_delete=models.PROTECT, related_name="policy"
+    )
+    base_model = models.CharField(max_length=500)
+    base_model_hash = models.CharField(max_length=64)
+    adapter_path = models.CharField(
+        max_length=500, help_text="Folder of the adapter, relative to RATCHET_HOME where inside it"
+    )
+    adapter_sha256 = models.CharField(max_length=64)
+    feedback_count = models.PositiveIntegerField()
+    metrics = models.JSONField(default=dict, help_text="Figures of the newest evaluation on the holdout")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["agent", "-id"]
+        verbose_name_plural = "policies"
+        indexes = [models.Index(fields=["agent", "stage"])]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["agent"], condition=Q(stage="champion"), name="policy_one_champion_per_agent"
+            ),
+            models.CheckConstraint(
+                condition=Q(stage__in=["candidate", "challenger", "champion", "retired", "rejected"]),
+                name="policy_stage_known",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Evaluation(models.Model):
+    """The figures of a policy on held-out prompts, with what it was compared to."""
+
+    agent = models.CharField(max_length=64)
+    policy = models.ForeignKey(
+        Policy, null=True, blank=True, on_delete=models.PROTECT, related_name="evaluations"
+    )
+    checkpoint = models.CharField(max_length=500, blank=True, help_text="Where no policy was named")
+    base_model = models.CharField(max_length=500)
+    against = models.CharField(max_length=200, blank=True, help_text="`base`, a policy's name, or empty")
+    snapshot = models.ForeignKey(
+        Snapshot, null=True, blank=True, on_delete=models.PROTECT, related_name="evaluations"
+    )
+    split = models.CharField(max_length=16, default="holdout")
+    samples = models.PositiveIntegerField()
+    figures = models.JSONField()
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["agent", "-id"])]
+
+    def __str__(self) -> str:
+        return f"evaluation {self.pk} of {self.policy or self.checkpoint}"
+
+
+class Artifact(models.Model):
+    """A file or folder exported from a policy."""
+
+    policy = models.ForeignKey(Policy, on_delete=models.PROTECT, related_name="artifacts")
+    format = models.CharField(max_length=16)
+    quantization = models.CharField(max_length=16, blank=True)
+    path = models.CharField(max_length=500, help_text="Relative to RATCHET_HOME where inside it")
+    bytes = models.PositiveBigIntegerField()
+    sha256 = models.CharField(max_length=64)
+    checked = models.JSONField(default=dict, help_text="What was compared with the original, and the figures")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [models.UniqueConstraint(fields=["policy", "path"], name="artifact_once_per_path")]
+
+    def __str__(self) -> str:
+        return f"{self.policy} {self.format} {self.quantization}".rstrip()
+
+
+class PolicyEvent(models.Model):
+    """Who moved a policy, when, why and with which verdicts. Append-only."""
+
+    class Kind(models.TextChoices):
+        REGISTERED = "registered"
+        EVALUATED = "evaluated"
+        EXPORTED = "exported"
+        PROMOTED = "promoted"
+        REJECTED = "rejected"
+        RETIRED = "retired"
+        ROLLED_BACK = "rolled_back"
+
+    policy = models.ForeignKey(Policy, on_delete=models.PROTECT, related_name="events")
+    kind = models.CharField(max_length=16, choices=Kind)
+    from_stage = models.CharField(max_length=16, blank=True)
+    to_stage = models.CharField(max_length=16, blank=True)
+    actor = models.CharField(max_length=200, help_text="Who did it: a user's name, or the command or job")
+    reason = models.TextField(blank=True)
+    forced = models.BooleanField(default=False)
+    verdicts = models.JSONField(default=dict, blank=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(condition=Q(forced=False) | ~Q(reason=""), name="event_forced_has_reason"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.kind}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if self.pk is not None:
+            raise ValidationError("A policy event is history: it is never changed.")
+        super().save(*args, **kwargs)
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        raise ValidationError("A policy event is history: it is never deleted.")
