@@ -287,7 +287,7 @@ def decision_record(**facts: Any) -> Written:
 
 
 def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[Written]:
-    """Record many decisions in one transaction, all or none; ids seen before with the same body are left as they are."""
+    """Record many decisions in one transaction, all or none; ids seen before with the same body are kept."""
     rows = [_decision_build(**item) for item in items]
     written: list[Written] = []
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""Tiny random causal models of several architectures, and LoRA adapters for them: quick to make, no network."""
+"""Tiny random causal models of several architectures and LoRA adapters for them: quick to make, no network."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def tiny_model(
     dtype: str = "float32",
     **config: Any,
 ) -> Path:
-    """Write a random model of an architecture (a key of TOKENIZERS) with its tokenizer into `path`; return `path`.
+    """Write a random model of an architecture (a key of TOKENIZERS) and its tokenizer into `path`; return it.
 
     The weights are large enough for a wrong rotation, bias or norm to change the answers visibly. `tokenizer`
-    is gpt2, llama3, qwen2, sentencepiece or gemma; `config` replaces keys of the architecture's configuration.
+    is gpt2, llama3, qwen2, sentencepiece or gemma; `config` replaces keys of the architecture's config.
     GPT-2 and OPT get no chat template, as published. The same arguments always give the same files.
     """
     arguments = (
@@ -124,7 +124,7 @@ def tiny_adapter(base: Path, path: Path, seed: int = 0, **lora: Any) -> Path:
 
 
 def tiny_tokenizer(kind: str = "gpt2") -> PreTrainedTokenizerFast:
-    """A tokenizer of about 420 tokens: gpt2, llama3, qwen2 (byte-level), sentencepiece, gemma (byte fallback)."""
+    """A tokenizer of about 420 tokens: byte-level (gpt2, llama3, qwen2) or byte fallback (the others)."""
     tokenizer = Tokenizer.from_str(_trained(kind))
     bos = "<s>" if kind == "sentencepiece" else "<bos>" if kind == "gemma" else None
     unk = "<unk>" if bos else None

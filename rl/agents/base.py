@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ class AgentFacts:
     description: str
     suggested_tags: tuple[str, ...] = ()
     preview: str = "text"
-    """Name of the template under templates/feedback/preview/ that shows a decision as a person would see it."""
+    """Template under templates/feedback/preview/ that shows a decision as a person would see it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,10 @@ class Agent:
         return []
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """How much the SIMULATED rater likes a response, in [0, 1]. Never shown to a policy, never a person's word."""
+        """How much the SIMULATED rater likes a response, in [0, 1]; never shown to a policy.
+
+        An answer the agent cannot act on is worth 0. Raises ValueError when the state lacks what taste depends on.
+        """
         raise NotImplementedError(f"agent {self.slug!r} has no simulated rater")
 
     def is_valid(self, response: str, state: State | None = None) -> bool:
@@ -91,6 +94,28 @@ class Agent:
         except InvalidResponse:
             return False
         return True
+
+    def variations(self) -> Iterator[tuple[Scenario, str]]:
+        """Every scenario with each of its candidate responses: the decisions a person is asked to rate."""
+        for scenario in self.scenarios():
+            for response in self.candidates(scenario.state):
+                yield scenario, response
+
+
+def state_text(state: State, key: str, slug: str) -> str:
+    """A required text of a state. Raises ValueError that names the agent, the key and what was found."""
+    value = state.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{slug}: the state needs {key!r}, a text; found {value!r}")
+    return value
+
+
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """json's last-key-wins would let a response name two options and be read as one."""
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        raise ValueError("a key stands there twice")
+    return dict(pairs)
 
 
 @dataclass(frozen=True)
@@ -112,7 +137,7 @@ class ChoiceAgent(Agent):
         if (
             not isinstance(options, (list, tuple))
             or not options
-            or not all(isinstance(o, str) for o in options)
+            or not all(isinstance(option, str) and option for option in options)
         ):
             raise ValueError(
                 f"{self.slug}: the state needs {self.options_key!r}, a list of at least one option name; "
@@ -121,24 +146,22 @@ class ChoiceAgent(Agent):
         return options
 
     def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
+        found = repr(response[:80])
         try:
-            answer = json.loads(response)
-        except json.JSONDecodeError as error:
+            answer = json.loads(response, object_pairs_hook=_keys_once)
+        except (ValueError, RecursionError) as error:
+            # ValueError: not JSON, a key twice, or a number too long to read; RecursionError: nested too deep
             raise InvalidResponse(
-                f"expected JSON like {self.respond('...')}, found {response[:80]!r} ({error.msg} at {error.pos})"
+                f"expected JSON like {self.respond('...')}, found {found} ({error})"
             ) from error
-        if (
-            not isinstance(answer, dict)
-            or set(answer) != {self.answer_key}
-            or not isinstance(answer[self.answer_key], str)
-        ):
+        if not isinstance(answer, dict) or set(answer) != {self.answer_key}:
+            raise InvalidResponse(f"expected one key {self.answer_key!r}, found {found}")
+        option = answer[self.answer_key]
+        if not isinstance(option, str):
+            raise InvalidResponse(f"expected a name under {self.answer_key!r}, found {found}")
+        if state is not None and option not in self.options(state):
             raise InvalidResponse(
-                f"expected one key {self.answer_key!r} with a name, found {response[:80]!r}"
-            )
-        if state is not None and answer[self.answer_key] not in self.options(state):
-            raise InvalidResponse(
-                f"expected one of {', '.join(self.options(state))}; "
-                f"found {answer[self.answer_key]!r}, which was not listed"
+                f"expected one of {', '.join(self.options(state))}; found {option!r}, which was not listed"
             )
         return answer
 
@@ -156,8 +179,53 @@ class ChoiceAgent(Agent):
     def candidates(self, state: State) -> list[str]:
         return [self.respond(option) for option in self.options(state)]
 
-    def variations(self) -> Iterator[tuple[Scenario, str]]:
-        """Every scenario with each of its candidate responses: the decisions a person is asked to rate."""
-        for scenario in self.scenarios():
-            for response in self.candidates(scenario.state):
-                yield scenario, response
+    def option_chosen(self, state: State, response: str) -> str | None:
+        """The listed option a response chose, or None where it is not a valid answer."""
+        try:
+            return self.parse(response, state)[self.answer_key]
+        except InvalidResponse:
+            return None
+
+    def dpo_pairs(
+        self, entries: Iterable[Mapping[str, Any]], state_of: Callable[[str], State]
+    ) -> list[dict[str, Any]]:
+        """Preference pairs from thumbs: each option rated up over each rated down, within one scenario.
+
+        entries: {"entry_id", "scenario": key, <answer_key>: option, "rating": "up" | "down", ...}; an entry whose
+        rating is None or missing was not rated and counts for nothing. Several ratings of one option are settled
+        by majority; a tie is left out. state_of: scenario key -> state.
+        Returns {"prompt": messages, "chosen": response, "rejected": response} dicts, in the entries' order.
+        Raises ValueError, naming the entry, on a missing key, another rating, or a liked option the scenario does
+        not list (a policy must not learn to answer it).
+        """
+        states: dict[str, State] = {}
+        votes: dict[str, dict[str, int]] = {}
+        for entry in entries:
+            name = entry.get("entry_id", "?")
+            if entry.get("rating") is None:
+                continue
+            missing = [key for key in ("scenario", self.answer_key) if not isinstance(entry.get(key), str)]
+            if missing:
+                raise ValueError(f"entry {name}: expected a text under {' and '.join(map(repr, missing))}")
+            key, option, rating = entry["scenario"], entry[self.answer_key], entry["rating"]
+            if rating not in ("up", "down"):
+                raise ValueError(f"entry {name}: a rating is 'up' or 'down', found {rating!r}")
+            if key not in states:
+                states[key] = state_of(key)
+            if rating == "up" and option not in self.options(states[key]):
+                listed = ", ".join(self.options(states[key]))
+                raise ValueError(f"entry {name}: {option!r} is liked, but scenario {key!r} lists {listed}")
+            tally = votes.setdefault(key, {})
+            tally[option] = tally.get(option, 0) + (1 if rating == "up" else -1)
+        return [
+            {
+                "prompt": self.render(states[key]),
+                "chosen": self.respond(liked),
+                "rejected": self.respond(disliked),
+            }
+            for key, tally in votes.items()
+            for liked in tally
+            if tally[liked] > 0
+            for disliked in tally
+            if tally[disliked] < 0
+        ]
