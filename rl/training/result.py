@@ -1,0 +1,229 @@
+"""What a training run leaves behind: one JSON file with everything, and the figure drawn from it. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+STATUSES = ("succeeded", "cancelled")
+
+
+class TrainingRefused(ValueError):
+    """An expected refusal (no rows, nothing left after truncation, a run that cannot be resumed): data, not a bug."""
+
+
+class TrainingFailed(RuntimeError):
+    """Training started and could not go on (the loss diverged, a disk filled up); says what was seen and what to try."""
+
+
+class ResultError(ValueError):
+    """A result file that is missing, cut off or of another kind; the message says what was expected and found."""
+
+
+@dataclass
+class TrainResult:
+    """One run, whole: enough to report it, to draw it and to do it again."""
+
+    method: str
+    """`dpo`, `kto`, ..."""
+    status: str
+    """`succeeded` or `cancelled` (stopped on request, with a checkpoint to resume from)."""
+    checkpoint: str
+    """Adapter directory: the final one, or the last checkpoint of a cancelled run."""
+    base_model: str
+    base_model_hash: str
+    steps: int
+    """Optimiser steps done, those before a resume included."""
+    total_steps: int
+    """Optimiser steps an uninterrupted run takes."""
+    seconds: float
+    """Wall time of this process's part of the run."""
+    samples: dict[str, int] = field(default_factory=dict)
+    """`train` and `eval`: pairs trained and evaluated on, after leaving out."""
+    truncated: dict[str, int] = field(default_factory=dict)
+    """`prompts`: pairs whose prompt lost its oldest tokens; `completions`: responses cut at the end."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Reason -> pairs given but not trained on."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last value of each metric."""
+    history: dict[str, list[float]] = field(default_factory=dict)
+    """Metric -> its values; those of `step` and those starting with `eval_` (against `eval_step`) belong together."""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    libraries: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def save(self, path: str | Path) -> Path:
+        """Write as JSON: whole, or not at all. Numbers JSON cannot hold (NaN, infinity) become null."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            half.write_text(
+                json.dumps(_finite(dataclasses.asdict(self)), indent=2, ensure_ascii=False) + "\n", "utf-8"
+            )
+            half.replace(path)
+        finally:
+            half.unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote. Raises ResultError."""
+        path = Path(path)
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise ResultError(
+                f"expected a training result at {path}, found none ({error.strerror})"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise ResultError(
+                f"expected a training result (JSON) at {path}, found bytes that are not UTF-8"
+            ) from error
+        except json.JSONDecodeError as error:
+            raise ResultError(
+                f"expected a training result (JSON) at {path}, found broken JSON: {error.msg} in line {error.lineno}; "
+                f"if its run was killed while writing, resume the run to write it again"
+            ) from error
+        if not isinstance(found, dict):
+            raise ResultError(f"expected a training result at {path}, found a JSON {type(found).__name__}")
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        required = [
+            name
+            for name, f in fields.items()
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        ]
+        missing = [name for name in required if name not in found]
+        if missing:
+            raise ResultError(
+                f"expected a training result at {path}, found JSON without {', '.join(missing)}: "
+                f"is this another kind of file?"
+            )
+        for name in (
+            "samples",
+            "truncated",
+            "left_out",
+            "metrics",
+            "history",
+            "recipe",
+            "hardware",
+            "libraries",
+        ):
+            if not isinstance(found.get(name, {}), dict):
+                raise ResultError(
+                    f"expected {name} to be an object in {path}, found {type(found[name]).__name__}"
+                )
+        if found["status"] not in STATUSES:
+            raise ResultError(f"expected status {' or '.join(STATUSES)} in {path}, found {found['status']!r}")
+        known = {name: value for name, value in found.items() if name in fields}
+        for curve, values in known.get("history", {}).items():
+            known["history"][curve] = [math.nan if value is None else value for value in values]
+        known["metrics"] = {
+            name: math.nan if value is None else value for name, value in known.get("metrics", {}).items()
+        }
+        return cls(**known)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw loss, reward accuracy, margins and KL over the steps into one figure (PNG, SVG or PDF by its suffix)."""
+        return _plot(self, Path(path))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+_INK, _FAINT, _TRAIN, _EVAL = "#1f2933", "#d9dfe5", "#2563a8", "#d9730d"
+
+_PANELS = (
+    ("loss", "Loss", "lower is better", None),
+    ("rewards/accuracies", "Reward accuracy", "share of pairs; 0.5 is a coin", 0.5),
+    ("rewards/margins", "Reward margin", "chosen minus rejected, in units of β · nats", 0.0),
+    ("kl", "Distance from the base", "mean log-ratio per token, nats", 0.0),
+)
+
+
+def _plot(result: TrainResult, path: Path) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6.4), dpi=150, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2, sharex=True)
+    steps = result.history.get("step", [])
+    eval_steps = result.history.get("eval_step", [])
+    for axis, (metric, title, unit, neutral) in zip(axes.flat, _PANELS, strict=True):
+        axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK, pad=16)
+        axis.text(0, 1.02, unit, transform=axis.transAxes, fontsize=8.5, color="#66727f", va="bottom")
+        if neutral is not None:
+            axis.axhline(neutral, color="#9aa5b1", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        values = result.history.get(metric, [])
+        if values and len(values) == len(steps):
+            smooth = _smoothed(values)
+            alone = len(values) < 8
+            axis.plot(steps, values, color=_TRAIN, linewidth=1.8 if alone else 1.0, alpha=1.0 if alone else 0.3,
+                      marker="o" if alone else None, markersize=3.5, zorder=2)  # fmt: skip
+            if not alone:
+                axis.plot(steps, smooth, color=_TRAIN, linewidth=2.0, solid_capstyle="round", zorder=3)
+            axis.annotate(f"{smooth[-1]:.3g}", (steps[-1], smooth[-1]), xytext=(5, 0), textcoords="offset points",
+                          fontsize=9, color=_TRAIN, va="center", fontweight="bold")  # fmt: skip
+        held_out = result.history.get(f"eval_{metric}", [])
+        if held_out and len(held_out) == len(eval_steps):
+            axis.plot(eval_steps, held_out, color=_EVAL, marker="D", markersize=5, linewidth=1.4, zorder=4)
+        if not values and not held_out:
+            axis.text(0.5, 0.5, "not recorded", transform=axis.transAxes, ha="center", color="#9aa5b1")
+        if metric == "rewards/accuracies":
+            axis.set_ylim(-0.02, 1.04)
+        axis.grid(axis="y", color=_FAINT, linewidth=0.7)
+        axis.set_axisbelow(True)
+        axis.tick_params(length=0, labelsize=8.5, labelcolor="#52606d")
+        axis.margins(x=0.07)
+        for side, spine in axis.spines.items():
+            spine.set_visible(side == "bottom")
+            spine.set_color("#9aa5b1")
+    for axis in axes[1]:
+        axis.set_xlabel("optimiser step", fontsize=9, color="#52606d")
+    name = Path(result.base_model).name or result.base_model
+    state = "" if result.status == "succeeded" else f" · {result.status} at step {result.steps}"
+    figure.suptitle(
+        f"{result.method.upper()} on {name} · {result.samples.get('train', 0):,} pairs · "
+        f"{result.steps:,} of {result.total_steps:,} steps · {_duration(result.seconds)}{state}",
+        x=0.012, ha="left", fontsize=12.5, color=_INK,
+    )  # fmt: skip
+    if eval_steps:
+        figure.text(
+            0.988, 0.988, "◆ held out", color=_EVAL, ha="right", va="top", fontsize=9.5, fontweight="bold"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def _smoothed(values: list[float], weight: float = 0.8) -> list[float]:
+    """Exponential moving average without start-up bias (Adam's correction); gaps (NaN) keep the last value."""
+    average, share, smooth = 0.0, 0.0, []
+    for value in values:
+        if math.isfinite(value):
+            average = weight * average + (1 - weight) * value
+            share = weight * share + (1 - weight)
+        smooth.append(average / share if share else math.nan)
+    return smooth
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
