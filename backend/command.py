@@ -1,0 +1,135 @@
+"""What every command of ours shares: --json, one-line refusals, exit codes, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
+from django.db import DatabaseError
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+logger = logging.getLogger("rl.command")
+
+LINES_PER_BAR = 10
+"""Plain progress lines written over one piece of long work where stderr is no terminal."""
+
+
+class Bar:
+    """Progress of one piece of long work: a bar with time remaining on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, label: str, stream: Any) -> None:
+        self.label = label
+        self.total = 0
+        self._stream = stream
+        self._lines = 0
+        self._live: Progress | None = None
+        self._suffix = ""
+        if stream.isatty():
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[suffix]}"),
+                console=Console(file=stream),
+                transient=True,
+            )
+            self._task = self._live.add_task(label, total=None, suffix="")
+
+    def update(self, done: int, total: int, suffix: str = "") -> None:
+        """Set how much is done; `suffix` is a short figure shown beside it, kept until the next one."""
+        self.total = total
+        self._suffix = suffix or self._suffix
+        if self._live is not None:
+            self._live.update(self._task, completed=done, total=total, suffix=self._suffix)
+        elif total and done * LINES_PER_BAR // total > self._lines:
+            self._lines = done * LINES_PER_BAR // total
+            self._stream.write(f"{self.label}: {done} of {total} {self._suffix}".rstrip() + "\n")
+            self._stream.flush()
+
+    def __enter__(self) -> Bar:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class RatchetCommand(BaseCommand):
+    """Parses options, calls one service, shows its result.
+
+    A subclass implements `work(options) -> dict` (the object `--json` prints) and `show(result)` (the words a person
+    reads). Refusals are ValueErrors of the services: one line on stderr and exit code 1; so is any other failure,
+    whose traceback is printed with --traceback alone.
+    """
+
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--json", action="store_true", help="Print one JSON object on stdout and nothing else there."
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def show(self, result: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.quiet = options["json"]
+        try:
+            result = self.work(options)
+        except CommandError:
+            raise
+        except KeyboardInterrupt:
+            raise CommandError("stopped by Ctrl-C") from None
+        except (ValueError, OSError, DatabaseError, RuntimeError, NotImplementedError) as error:
+            if options.get("traceback"):
+                raise
+            raise CommandError(self._one_line(error)) from error
+        if options["json"]:
+            self.stdout.write(json.dumps(result, ensure_ascii=False, default=str))
+        else:
+            self.show(result)
+
+    def _one_line(self, error: Exception) -> str:
+        text = " ".join(str(error).split()) or type(error).__name__
+        if (isinstance(error, DatabaseError) and "no such table" in text) or (
+            "does not exist" in text and "relation" in text
+        ):
+            return f"the database has no tables yet ({text}): run `python manage.py migrate` first"
+        if isinstance(error, (DatabaseError, RuntimeError, NotImplementedError)):
+            return f"{type(error).__name__}: {text} (run again with --traceback for the whole story)"
+        return text
+
+    def note(self, text: str) -> None:
+        """One line for a person, on stderr."""
+        self.stderr.write(text, self.style.NOTICE)
+
+    @property
+    def console(self) -> Console:
+        """Tables and colours on stdout, for `show`."""
+        stream = self.stdout._out if isinstance(self.stdout, OutputWrapper) else self.stdout
+        return Console(file=stream, highlight=False, soft_wrap=False)
+
+    @contextmanager
+    def bar(self, label: str) -> Iterator[Bar]:
+        with Bar(label, sys.stderr) as bar:
+            yield bar

@@ -1,0 +1,257 @@
+"""The registry of policies: register, move between stages, keep every step of their history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+
+from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
+
+Stage = Policy.Stage
+Kind = PolicyEvent.Kind
+
+
+class RegistryRefused(ValueError):
+    """A move the registry does not allow; the message says from where to where, and why not."""
+
+
+MOVES: dict[str, tuple[str, ...]] = {
+    Stage.CANDIDATE: (Stage.CHALLENGER, Stage.CHAMPION, Stage.REJECTED, Stage.RETIRED),
+    Stage.CHALLENGER: (Stage.CHAMPION, Stage.REJECTED, Stage.RETIRED),
+    Stage.CHAMPION: (Stage.RETIRED,),
+    Stage.RETIRED: (Stage.CHAMPION,),
+    Stage.REJECTED: (),
+}
+"""Stage -> the stages a policy may move to from there. Rejected is the end: a better one is a new policy."""
+
+
+def home_path(path: str | Path) -> Path:
+    """Where a stored path lies: relative ones are inside RATCHET_HOME."""
+    return settings.RATCHET_HOME / path
+
+
+def home_relative(path: str | Path) -> str:
+    """The path as it is stored: relative where inside RATCHET_HOME, so that the folder can be moved."""
+    resolved = Path(path).resolve()
+    return str(
+        resolved.relative_to(settings.RATCHET_HOME)
+        if resolved.is_relative_to(settings.RATCHET_HOME)
+        else resolved
+    )
+
+
+def policy_name_next(agent: str, feedback_count: int) -> str:
+    """`<agent>-v<feedback count>`, with .2, .3, ... where the same feedback trained a policy before."""
+    name = f"{agent}-v{feedback_count}"
+    taken = set(Policy.objects.filter(name__startswith=name).values_list("name", flat=True))
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}.{number}"
+    return candidate
+
+
+def champion_of(agent: str) -> Policy | None:
+    return Policy.objects.filter(agent=agent, stage=Stage.CHAMPION).first()
+
+
+def policy_get(name: str) -> Policy:
+    """The policy of that name. Raises RegistryRefused, naming those there are."""
+    policy = Policy.objects.filter(name=name).first()
+    if policy is None:
+        names = list(Policy.objects.order_by("-id").values_list("name", flat=True)[:5])
+        there = (
+            f"there are {', '.join(names)}"
+            if names
+            else "there are none yet: train one with `manage.py train_dpo`"
+        )
+        raise RegistryRefused(f"no policy is named {name!r}; {there}")
+    return policy
+
+
+def policy_register(
+    run: TrainingRun, *, name: str, adapter: Path, adapter_sha256: str, feedback_count: int, actor: str
+) -> Policy:
+    """Enter a finished run's adapter as a candidate, a child of the agent's champion."""
+    with transaction.atomic():
+        policy = Policy.objects.create(
+            name=name,
+            agent=run.agent,
+            parent=champion_of(run.agent),
+            run=run,
+            base_model=run.base_model,
+            base_model_hash=run.base_model_hash,
+            adapter_path=home_relative(adapter),
+            adapter_sha256=adapter_sha256,
+            feedback_count=feedback_count,
+        )
+        PolicyEvent.objects.create(
+            policy=policy,
+            kind=Kind.REGISTERED,
+            to_stage=policy.stage,
+            actor=actor,
+            reason=f"trained by run {run.pk}",
+        )
+    return policy
+
+
+def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> None:
+    """Put an evaluation's figures on its policy."""
+    summary = {
+        key: evaluation.figures.get(key) for key in ("preference_accuracy", "valid_rate", "average_reward")
+    }
+    if comparison := evaluation.figures.get("comparison"):
+        summary["against"] = comparison["against"]
+        summary["against_preference_accuracy"] = comparison["preference_accuracy"]
+        summary["difference"] = comparison["difference"]
+        summary["p_value"] = comparison["p_value"]
+    with transaction.atomic():
+        Policy.objects.filter(pk=policy.pk).update(metrics=summary)
+        PolicyEvent.objects.create(
+            policy=policy, kind=Kind.EVALUATED, actor=actor, verdicts={"evaluation": evaluation.pk, **summary}
+        )
+
+
+def artifact_register(policy: Policy, *, actor: str, **facts: Any) -> Artifact:
+    """Note an exported file; exporting again to the same place replaces the note, as it replaced the file."""
+    with transaction.atomic():
+        artifact, _ = Artifact.objects.update_or_create(policy=policy, path=facts.pop("path"), defaults=facts)
+        PolicyEvent.objects.create(
+            policy=policy,
+            kind=Kind.EXPORTED,
+            actor=actor,
+            reason=f"{artifact.format} {artifact.quantization}".strip(),
+            verdicts={"path": artifact.path, "sha256": artifact.sha256, "bytes": artifact.bytes},
+        )
+    return artifact
+
+
+def policy_promote(
+    policy: Policy, to: str = Stage.CHAMPION, *, actor: str, reason: str = "", force: bool = False
+) -> Policy:
+    """Move a policy up to challenger or champion; a champion it replaces is retired in the same transaction.
+
+    Only turns one way: the newest evaluation must show a gain over what it was compared to (the lower bound of the
+    paired difference above zero), unless `force` with a reason, which stays on record. Raises RegistryRefused.
+    """
+    if to not in (Stage.CHALLENGER, Stage.CHAMPION):
+        raise RegistryRefused(f"{policy.name} can be promoted to challenger or champion, not to {to!r}")
+    if force and not reason.strip():
+        raise RegistryRefused("a forced promotion needs a reason; it is kept on record")
+    if not force and (fault := _gain_missing(policy)):
+        raise RegistryRefused(
+            f"{policy.name} stays {policy.stage}: {fault}, or promote it by force with a reason"
+        )
+    return _move(policy, to, kind=Kind.PROMOTED, actor=actor, reason=reason, forced=force)
+
+
+def _gain_missing(policy: Policy) -> str:
+    """What is missing for a promotion, as words; empty when a gain was shown."""
+    difference = policy.metrics.get("difference")
+    if difference is None:
+        return (
+            "no comparison shows that it is better; run "
+            f"`manage.py evaluate_model --policy {policy.name} --compare-base`"
+        )
+    champion = champion_of(policy.agent)
+    against = policy.metrics.get("against")
+    if champion is not None and champion.pk != policy.pk and against != champion.name:
+        return (
+            f"its newest evaluation is against {against}, not the champion; run "
+            f"`manage.py evaluate_model --policy {policy.name} --compare {champion.name}`"
+        )
+    if difference["low"] <= 0:
+        return (
+            f"no gain over {against} is shown: the difference in preference accuracy is "
+            f"{100 * difference['value']:+.1f} points [{100 * difference['low']:+.1f}, {100 * difference['high']:+.1f}]"
+        )
+    return ""
+
+
+def policy_reject(policy: Policy, *, actor: str, reason: str) -> Policy:
+    """End a candidate or challenger for good."""
+    if not reason.strip():
+        raise RegistryRefused("a rejection needs a reason")
+    return _move(policy, Stage.REJECTED, kind=Kind.REJECTED, actor=actor, reason=reason)
+
+
+def policy_retire(policy: Policy, *, actor: str, reason: str = "") -> Policy:
+    """Take a policy out of service; its row and its history stay."""
+    return _move(policy, Stage.RETIRED, kind=Kind.RETIRED, actor=actor, reason=reason)
+
+
+def policy_rollback(agent: str, *, actor: str, reason: str = "") -> Policy:
+    """Put the champion before the present one back. Raises RegistryRefused when there was none."""
+    with transaction.atomic():
+        present = Policy.objects.select_for_update().filter(agent=agent, stage=Stage.CHAMPION).first()
+        if present is None:
+            raise RegistryRefused(f"agent {agent} has no champion to roll back from")
+        replaced = (
+            PolicyEvent.objects.filter(
+                policy__agent=agent,
+                policy__stage=Stage.RETIRED,
+                from_stage=Stage.CHAMPION,
+                to_stage=Stage.RETIRED,
+                kind=Kind.RETIRED,
+            )
+            .exclude(policy=present)
+            .order_by("-id")
+            .first()
+        )
+        if replaced is None:
+            raise RegistryRefused(f"{present.name} replaced no champion that could be put back")
+        _move(present, Stage.RETIRED, kind=Kind.ROLLED_BACK, actor=actor, reason=reason or "rolled back")
+        return _move(
+            replaced.policy,
+            Stage.CHAMPION,
+            kind=Kind.ROLLED_BACK,
+            actor=actor,
+            reason=reason or f"replaces {present.name}",
+        )
+
+
+def _move(policy: Policy, to: str, *, kind: str, actor: str, reason: str, forced: bool = False) -> Policy:
+    try:
+        with transaction.atomic():
+            current = Policy.objects.select_for_update().get(pk=policy.pk)
+            if to == current.stage:
+                raise RegistryRefused(f"{current.name} is {to} already")
+            if to not in MOVES[current.stage]:
+                allowed = ", ".join(MOVES[current.stage]) or "nowhere"
+                raise RegistryRefused(
+                    f"{current.name} is {current.stage} and can move to {allowed}, not to {to}"
+                )
+            if to == Stage.CHAMPION:
+                for champion in Policy.objects.select_for_update().filter(
+                    agent=current.agent, stage=Stage.CHAMPION
+                ):
+                    Policy.objects.filter(pk=champion.pk).update(stage=Stage.RETIRED)
+                    PolicyEvent.objects.create(
+                        policy=champion,
+                        kind=Kind.RETIRED,
+                        from_stage=Stage.CHAMPION,
+                        to_stage=Stage.RETIRED,
+                        actor=actor,
+                        reason=f"replaced by {current.name}",
+                    )
+            Policy.objects.filter(pk=current.pk).update(stage=to)
+            PolicyEvent.objects.create(
+                policy=current,
+                kind=kind,
+                from_stage=current.stage,
+                to_stage=to,
+                actor=actor,
+                reason=reason,
+                forced=forced,
+                verdicts=current.metrics if kind == Kind.PROMOTED else {},
+            )
+    except IntegrityError as error:
+        # two promotions at once: the database keeps one champion per agent
+        raise RegistryRefused(
+            f"another policy of {policy.agent} was promoted at the same moment; look again"
+        ) from error
+    policy.refresh_from_db()
+    return policy
