@@ -1,0 +1,167 @@
+"""Agent `filer`: which folder does a document belong in?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from rl.agents.base import ChoiceAgent, Message, Scenario, State, state_text
+
+# Two sensible ways to file anything: by what it is and when, or by whom it is from. Liked most first.
+BY_KIND = ("{Kind}s/{year}", "Archive {year}", "Office/{Kind}s")
+BY_PARTNER = ("Partners/{partner}", "{partner}/{Kind}s", "Mail {partner}")
+
+SAYINGS = (
+    "{kind} {number} from {partner}, {year}",
+    "{partner}: {kind} {number} of {month} {year}",
+    "scan of a {kind} by {partner}, {month} {year}, no. {number}",
+    "{month} {year} {kind} no. {number}, sender {partner}",
+)
+PARTNERS = (
+    "Hartmann", "Oakwood", "Nordlicht", "Silva", "Meridian", "Kestrel", "Tanaka", "Bluewater", "Lindgren", "Orchard",
+)  # fmt: skip
+MONTHS = ("January", "March", "April", "June", "September", "November")
+YEARS = (2022, 2023, 2024, 2025)
+STATES = {"open": ("open", "disputed"), "settled": ("paid", "closed")}
+SIZES = {"short": (1, 2, 3), "long": (40, 60, 90)}
+
+# The taste of one made-up team: for a kind, the visible feature and its value for which it files by kind and year.
+TASTE: dict[str, tuple[str, str]] = {
+    "invoice": ("status", "settled"),
+    "receipt": ("status", "settled"),
+    "contract": ("status", "open"),
+    "letter": ("pages", "short"),
+    "report": ("pages", "long"),
+    "offer": ("pages", "short"),
+}
+
+PER_KIND = 60
+
+
+@dataclass(frozen=True)
+class Filer(ChoiceAgent):
+    """Chooses the folder for a document.
+
+    State: "document": text; "folders": names to choose from, in the order shown; "context": what else is known,
+    name -> text or number, one prompt line each (built in: "status", "pages"); "filed_in" (never shown): the folder
+    or list of folders where it ended up, where that is known, and so the ground truth; "kind", "partner", "year"
+    (only for the simulated rater, never shown).
+    Response: {"folder": "<name>"}.
+    """
+
+    def render(self, state: State) -> list[Message]:
+        context = state.get("context") or {}
+        if not isinstance(context, Mapping):
+            raise ValueError(f"filer: 'context' must map a name to a text or number, found {context!r}")
+        lines = [f"document: {state_text(state, 'document', self.slug)}"]
+        lines += [f"{name}: {value}" for name, value in context.items()]
+        lines += ["folders:", *self.options(state)]
+        return [
+            {"role": "system", "content": self.system_prompt},
+            {"role": "user", "content": "\n".join(lines)},
+        ]
+
+    def ground_truth(self, state: State) -> list[str] | None:
+        filed_in = state.get("filed_in")
+        if not filed_in:
+            return None
+        return [self.respond(folder) for folder in ([filed_in] if isinstance(filed_in, str) else filed_in)]
+
+    def scenarios(self) -> list[Scenario]:
+        made: list[Scenario] = []
+        for kind in TASTE:
+            random = Random(f"filer/{kind}")
+            seen: set[str] = set()
+            while len(seen) < PER_KIND:
+                state = state_random(random, kind, by_kind_liked=len(seen) % 2 == 0)
+                if state["document"] in seen:
+                    continue
+                seen.add(state["document"])
+                best = max(state["folders"], key=lambda folder: folder_worth(state, folder))
+                made.append(Scenario(f"{kind}-{len(seen):03d}", {**state, "filed_in": best}, tags=(kind,)))
+        return made
+
+    def hidden_preference(self, state: State, response: str) -> float:
+        """1, 0.9, 0.8 for the wanted way of filing, 0.2, 0.1, 0 for the other way; 0 for anything else."""
+        if state_text(state, "kind", self.slug) not in TASTE:
+            raise ValueError(f"filer: 'kind' must be one of {', '.join(TASTE)}; found {state['kind']!r}")
+        state_text(state, "partner", self.slug)
+        folder = self.option_chosen(state, response)
+        return 0.0 if folder is None else folder_worth(state, folder)
+
+
+def folder_worth(state: Mapping[str, Any], folder: str) -> float:
+    """What the made-up team gives for a folder, in [0, 1]. Raises ValueError where its taste says nothing."""
+    by_kind, by_partner = _folders(state)
+    wanted, unwanted = (by_kind, by_partner) if by_kind_is_liked(state) else (by_partner, by_kind)
+    if folder in wanted:
+        return (1.0, 0.9, 0.8)[wanted.index(folder)]
+    if folder in unwanted:
+        return (0.2, 0.1, 0.0)[unwanted.index(folder)]
+    return 0.0
+
+
+def by_kind_is_liked(state: Mapping[str, Any]) -> bool:
+    """Whether the made-up team files this by kind and year. Raises ValueError where its taste says nothing."""
+    feature, value = TASTE[state["kind"]]
+    table: Mapping[str, tuple[Any, ...]] = STATES if feature == "status" else SIZES
+    shown = (state.get("context") or {}).get(feature)
+    for name, members in table.items():
+        if shown in members:
+            return name == value
+    known = ", ".join(str(member) for members in table.values() for member in members)
+    raise ValueError(f"filer: context {feature!r} must be one of {known}; found {shown!r}")
+
+
+def _folders(state: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Every folder by kind, and every folder by partner, liked most first."""
+    names = {"Kind": state["kind"].capitalize(), "partner": state["partner"], "year": state.get("year")}
+    return [name.format(**names) for name in BY_KIND], [name.format(**names) for name in BY_PARTNER]
+
+
+def state_random(random: Random, kind: str, *, by_kind_liked: bool | None = None) -> dict[str, Any]:
+    """A made-up state: two folders by kind and two by partner, all sensible, in random order.
+
+    by_kind_liked: what the hidden taste should want there; None leaves it to chance.
+    """
+    features = {"status": random.choice(tuple(STATES)), "pages": random.choice(tuple(SIZES))}
+    if by_kind_liked is not None:
+        feature, value = TASTE[kind]
+        other = {"open": "settled", "settled": "open", "short": "long", "long": "short"}[value]
+        features[feature] = value if by_kind_liked else other
+    partner, year = random.choice(PARTNERS), random.choice(YEARS)
+    state: dict[str, Any] = {
+        "document": random.choice(SAYINGS).format(
+            kind=kind,
+            partner=partner,
+            year=year,
+            month=random.choice(MONTHS),
+            number=random.randint(100, 999),
+        ),
+        "kind": kind,
+        "partner": partner,
+        "year": year,
+        "context": {
+            "status": random.choice(STATES[features["status"]]),
+            "pages": random.choice(SIZES[features["pages"]]),
+        },
+    }
+    by_kind, by_partner = _folders(state)
+    listed = random.sample(by_kind, 2) + random.sample(by_partner, 2)
+    random.shuffle(listed)
+    return {**state, "folders": listed}
+
+
+AGENT = Filer(
+    slug="filer",
+    title="Filer",
+    description="Chooses the folder a document belongs in.",
+    system_prompt="Pick one listed folder for the document. Answer in JSON.",
+    suggested_tags=("wrong partner", "wrong year", "too general", "hard to find again"),
+    max_new_tokens=24,
+    preview="folder",
+    answer_key="folder",
+    options_key="folders",
+)

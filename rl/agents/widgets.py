@@ -1,0 +1,207 @@
+"""Agent `widgets`: which widget answers a dashboard question best, for this screen and this much data?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from rl.agents.base import ChoiceAgent, Message, Scenario, State, state_text
+
+SCREENS = {"small": ("phone", "tablet"), "large": ("desktop", "wall screen")}
+POINTS = {"few": (4, 8, 12, 20), "many": (240, 600, 1500, 4000)}
+
+# What each intent can sensibly be answered with: (compact widgets, rich widgets).
+WIDGETS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
+    "trend": (("sparkline", "delta_tile", "arrow"), ("line_chart", "area_chart", "timeline")),
+    "compare": (("ranking", "podium", "bullet_bar"), ("bar_chart", "table", "dot_plot")),
+    "share": (("percent_tile", "split_bar", "top_slice"), ("pie_chart", "treemap", "donut")),
+    "lookup": (("number_card", "kpi_tile", "caption"), ("record_sheet", "table", "data_grid")),
+    "status": (("traffic_light", "badge", "gauge"), ("alert_list", "status_grid", "event_log")),
+    "where": (("top_places", "pin_card", "region_list"), ("map", "heatmap", "site_grid")),
+}
+
+# The taste of one made-up team: the visible feature that decides for an intent, and the value of it for which
+# the team wants the compact widgets; otherwise it wants the rich ones. Every widget is liked in half of the
+# situations, so no fixed liking for a widget, a position or a length gets anywhere.
+TASTE: dict[str, tuple[str, str]] = {
+    "trend": ("on", "small"),
+    "compare": ("on", "small"),
+    "share": ("on", "large"),
+    "lookup": ("points", "few"),
+    "status": ("points", "many"),
+    "where": ("points", "few"),
+}
+
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "trend": (
+        "how did {metric} change over {time}",
+        "show the {metric} trend for {time}",
+        "is {metric} going up over {time}",
+        "how has {metric} moved in {time}",
+    ),
+    "compare": (
+        "compare {metric} across every {group} for {time}",
+        "which {group} has the most {metric} in {time}",
+        "rank each {group} by {metric} for {time}",
+        "is {metric} better in one {group} than another in {time}",
+    ),
+    "share": (
+        "what share of {metric} is each {group} in {time}",
+        "break {metric} down by {group} for {time}",
+        "how is {metric} split by {group} in {time}",
+        "what part of {metric} comes from each {group} in {time}",
+    ),
+    "lookup": (
+        "what is the {metric} of this {group} for {time}",
+        "give me the {metric} for {time}",
+        "look up {metric} of the {group} in {time}",
+        "what was {metric} in {time}",
+    ),
+    "status": (
+        "is {metric} healthy in {time}",
+        "any problems with {metric} in {time}",
+        "status of {metric} for this {group} in {time}",
+        "should I worry about {metric} in {time}",
+    ),
+    "where": (
+        "where is {metric} highest in {time}",
+        "show {metric} by region for {time}",
+        "which places have the most {metric} in {time}",
+        "where did {metric} come from in {time}",
+    ),
+}
+METRICS = (
+    "revenue", "latency", "pump pressure", "energy use", "open tickets", "error rate", "temperature",
+    "stock level", "uptime", "cash flow", "orders", "queue depth",
+)  # fmt: skip
+GROUPS = ("team", "site", "product", "customer", "machine", "channel")
+TIMES = ("the last day", "last week", "this month", "2025", "the last hour", "the past quarter")
+
+PER_INTENT = 168
+
+
+@dataclass(frozen=True)
+class Widgets(ChoiceAgent):
+    """Chooses a widget for a dashboard question.
+
+    State: "question": text; "widgets": names to choose from, in the order shown; "context": what else is known,
+    name -> text or number, one prompt line each (built in: "on", the screen, and "points", how many readings there
+    are); "intent" (only for the simulated rater, never shown): a key of WIDGETS.
+    Response: {"widget": "<name>"}.
+    """
+
+    def render(self, state: State) -> list[Message]:
+        context = state.get("context") or {}
+        if not isinstance(context, Mapping):
+            raise ValueError(f"widgets: 'context' must map a name to a text or number, found {context!r}")
+        lines = [f"question: {state_text(state, 'question', self.slug)}"]
+        lines += [f"{name}: {value}" for name, value in context.items()]
+        lines += ["widgets:", *self.options(state)]
+        return [
+            {"role": "system", "content": self.system_prompt},
+            {"role": "user", "content": "\n".join(lines)},
+        ]
+
+    def scenarios(self) -> list[Scenario]:
+        made: list[Scenario] = []
+        for intent in WIDGETS:
+            random = Random(f"widgets/{intent}")
+            seen: set[tuple[str, str, int]] = set()
+            while len(seen) < PER_INTENT:
+                # compact is liked in every other scenario of an intent
+                state = state_random(random, intent, compact_liked=len(seen) % 2 == 0)
+                shown = (state["question"], state["context"]["on"], state["context"]["points"])
+                if shown in seen:
+                    continue
+                seen.add(shown)
+                made.append(Scenario(f"{intent}-{len(seen):03d}", state, tags=(intent,)))
+        return made
+
+    def hidden_preference(self, state: State, response: str) -> float:
+        """1, 0.9, 0.8 for the wanted kind of widget, 0.2, 0.1, 0 for the other kind; 0 for anything else."""
+        widget = self.option_chosen(state, response)
+        intent = state_text(state, "intent", self.slug)
+        if intent not in WIDGETS:
+            raise ValueError(f"widgets: 'intent' must be one of {', '.join(WIDGETS)}; found {intent!r}")
+        compact, rich = WIDGETS[intent]
+        wanted, unwanted = (compact, rich) if compact_is_liked(state) else (rich, compact)
+        if widget in wanted:
+            return (1.0, 0.9, 0.8)[wanted.index(widget)]
+        if widget in unwanted:
+            return (0.2, 0.1, 0.0)[unwanted.index(widget)]
+        return 0.0
+
+
+def compact_is_liked(state: State) -> bool:
+    """Whether the made-up team wants a compact widget here. Raises ValueError where its taste says nothing."""
+    feature, value = TASTE[state["intent"]]
+    table: Mapping[str, tuple[Any, ...]] = SCREENS if feature == "on" else POINTS
+    shown = (state.get("context") or {}).get(feature)
+    for name, members in table.items():
+        if shown in members:
+            return name == value
+    known = ", ".join(str(member) for members in table.values() for member in members)
+    raise ValueError(f"widgets: context {feature!r} must be one of {known}; found {shown!r}")
+
+
+def state_random(random: Random, intent: str, *, compact_liked: bool | None = None) -> dict[str, Any]:
+    """A made-up state: two compact and two rich widgets, all sensible for the question, in random order.
+
+    compact_liked: what the hidden taste should want there; None leaves it to chance.
+    """
+    screen = random.choice(tuple(SCREENS))
+    amount = random.choice(tuple(POINTS))
+    if compact_liked is not None:
+        feature, value = TASTE[intent]
+        other = {"small": "large", "large": "small", "few": "many", "many": "few"}[value]
+        decided = value if compact_liked else other
+        screen, amount = (decided, amount) if feature == "on" else (screen, decided)
+    compact, rich = WIDGETS[intent]
+    listed = random.sample(compact, 2) + random.sample(rich, 2)
+    random.shuffle(listed)
+    question = random.choice(QUESTIONS[intent]).format(
+        metric=random.choice(METRICS), group=random.choice(GROUPS), time=random.choice(TIMES)
+    )
+    return {
+        "question": question,
+        "intent": intent,
+        "context": {"on": random.choice(SCREENS[screen]), "points": random.choice(POINTS[amount])},
+        "widgets": listed,
+    }
+
+
+def build_widget_dpo_pairs(
+    entries: Iterable[Mapping[str, Any]], all_scenarios: Mapping[str, State] | Iterable[Scenario]
+) -> list[dict[str, Any]]:
+    """Preference pairs from rated widgets: up over down within a scenario, see `ChoiceAgent.dpo_pairs`.
+
+    entries: {"entry_id", "scenario": key, "widget", "rating": "up" | "down", "tags"?, "notes"?};
+    all_scenarios: scenario key -> state, or a list of Scenario. Raises ValueError on an unknown scenario.
+    """
+    states = (
+        dict(all_scenarios)
+        if isinstance(all_scenarios, Mapping)
+        else {scenario.key: scenario.state for scenario in all_scenarios}
+    )
+
+    def state_of(key: str) -> State:
+        if key not in states:
+            raise ValueError(f"scenario {key!r} is rated but not among the {len(states)} scenarios given")
+        return states[key]
+
+    return AGENT.dpo_pairs(entries, state_of)
+
+
+AGENT = Widgets(
+    slug="widgets",
+    title="Widgets",
+    description="Chooses the widget that answers a dashboard question.",
+    system_prompt="Pick one listed widget for the question. Answer in JSON.",
+    suggested_tags=("too much detail", "too little detail", "hard to read", "wrong kind"),
+    max_new_tokens=24,
+    preview="widget",
+    answer_key="widget",
+    options_key="widgets",
+)
