@@ -80,7 +80,7 @@ def detect(cache_dir: str | Path | None = None) -> Hardware:
         else:
             dtype = "float16"
             reasons["dtype"] = (
-                f"{name} (compute capability {_capability(properties)}) has no native bfloat16; float16 with loss scaling"
+                f"{name} (compute capability {_capability(properties)}) has no native bfloat16: float16, loss scaled"
             )
     elif torch.backends.mps.is_available():
         device, name = "mps", cpu

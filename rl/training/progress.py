@@ -64,7 +64,7 @@ def checkpoint_is_whole(path: Path) -> bool:
 
 
 def checkpoint_last(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint-<step> in `folder`, and a note for each newer one that was removed as half-written."""
+    """The newest whole checkpoint-<step> in `folder`, and a note on each newer, half-written one it removed."""
     found = sorted(
         (path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()),
         key=lambda path: int(path.name.removeprefix("checkpoint-")),

@@ -18,7 +18,7 @@ class TrainingRefused(ValueError):
 
 
 class TrainingFailed(RuntimeError):
-    """Training started and could not go on (the loss diverged, a disk filled up); says what was seen and what to try."""
+    """Training started and could not go on (the loss diverged, a full disk); says what was seen and what to try."""
 
 
 class ResultError(ValueError):

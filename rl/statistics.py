@@ -1,0 +1,142 @@
+"""Pure statistics over counts and small samples: intervals, paired comparison. numpy and scipy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its confidence interval from `n` observations; None where nothing can be said."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interval:
+    """Score interval of a proportion, without continuity correction; always within [0, 1].
+
+    Source: Wilson, J. Am. Stat. Assoc. 22 (1927) 209-212; equation (4) in Agresti & Coull, Am. Stat. 52 (1998) 119-126.
+    With n = 0 nothing is known: value, low and high are None. Raises ValueError unless 0 <= successes <= n.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"expected 0 <= successes <= n, found {successes} of {n}")
+    if n == 0:
+        return Interval(None, None, None, 0)
+    low, high = _wilson(successes, n, _z(confidence))
+    return Interval(successes / n, low, high, n)
+
+
+def _wilson(successes: int, n: int, z: float) -> tuple[float, float]:
+    share = successes / n
+    centre = share + z * z / (2 * n)
+    spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    # at 0 and n successes one end is exactly 0 or 1; rounding must not move it
+    low = 0.0 if successes == 0 else (centre - spread) / scale
+    high = 1.0 if successes == n else (centre + spread) / scale
+    return low, high
+
+
+def _z(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"expected a confidence in (0, 1), found {confidence!r}")
+    return float(stats.norm.ppf(0.5 + confidence / 2))
+
+
+def mcnemar_exact(b: int, c: int) -> float:
+    """Two-sided exact p that two paired shares are equal, from the discordant counts (right once, on one side only).
+
+    Twice the smaller binomial tail at 1/2, at most 1; 1 when there is no discordant pair.
+    Source: McNemar, Psychometrika 12 (1947) 153-157, in its exact binomial form (Mosteller 1952).
+    """
+    if b < 0 or c < 0:
+        raise ValueError(f"expected counts of at least 0, found {b} and {c}")
+    if b + c == 0:
+        return 1.0
+    return min(1.0, 2 * float(stats.binom.cdf(min(b, c), b + c, 0.5)))
+
+
+def paired_difference(
+    both: int, first_only: int, second_only: int, neither: int, confidence: float = 0.95
+) -> Difference:
+    """First minus second of two proportions measured on the same n cases, with a score interval.
+
+    `both` and `neither`: cases where the two agree (success, failure); `first_only`, `second_only`: the discordant.
+    Source: Newcombe, Statistics in Medicine 17 (1998) 2635-2650, method 10: Wilson limits of the two margins,
+    combined with the continuity-corrected correlation phi. Raises ValueError without a case.
+    """
+    counts = (both, first_only, second_only, neither)
+    if min(counts) < 0:
+        raise ValueError(f"expected counts of at least 0, found {counts}")
+    n = sum(counts)
+    if n == 0:
+        raise ValueError("expected at least one pair of cases, found none")
+    z = _z(confidence)
+    first, second = both + first_only, both + second_only
+    p1, p2 = first / n, second / n
+    l1, u1 = _wilson(first, n, z)
+    l2, u2 = _wilson(second, n, z)
+    phi = _phi_corrected(both, first_only, second_only, neither)
+    value = (first_only - second_only) / n
+    below = (p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2
+    above = (p2 - l2) ** 2 - 2 * phi * (p2 - l2) * (u1 - p1) + (u1 - p1) ** 2
+    return Difference(value, value - math.sqrt(max(below, 0.0)), value + math.sqrt(max(above, 0.0)))
+
+
+def _phi_corrected(a: int, b: int, c: int, d: int) -> float:
+    """Newcombe's phi-hat: (ad - bc - n/2, floored at 0, where ad > bc; else ad - bc) over the root of the margins."""
+    margins = (a + b) * (c + d) * (a + c) * (b + d)
+    if margins == 0:
+        return 0.0
+    product = float(a * d - b * c)
+    if product > 0:
+        product = max(product - (a + b + c + d) / 2, 0.0)
+    return product / math.sqrt(margins)
+
+
+def mean_interval(
+    values: Sequence[float], confidence: float = 0.95, bounds: tuple[float, float] | None = None
+) -> Interval:
+    """Mean of independent values with Student's t interval; `bounds` cuts it to the values' possible range.
+
+    With one value there is no spread to judge by: low and high are `bounds`, or None without them. With none,
+    everything is None. Raises ValueError on a value that is not finite.
+    """
+    n = len(values)
+    if not all(math.isfinite(value) for value in values):
+        raise ValueError("expected finite values, found NaN or infinity")
+    if n == 0:
+        return Interval(None, None, None, 0)
+    mean = math.fsum(values) / n
+    if n == 1:
+        low, high = bounds if bounds is not None else (None, None)
+        return Interval(mean, low, high, 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    half = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * math.sqrt(variance / n)
+    low, high = mean - half, mean + half
+    if bounds is not None:
+        low, high = max(low, bounds[0]), min(high, bounds[1])
+    return Interval(mean, low, high, n)

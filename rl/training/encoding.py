@@ -1,0 +1,278 @@
+"""Chat messages into token ids: one way for training, scoring and generating, so that all three see the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2 import TemplateError
+
+Message = dict[str, Any]
+
+DEFAULT_CHAT_TEMPLATE = (
+    "{{ bos_token or '' }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% elif message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n\n' }}"
+    "{% else %}{{ 'Assistant:\n' + message['content'] + (eos_token or '') + '\n\n' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
+)
+"""For base models that come without one (GPT-2, OPT): plain paragraphs, each answer ended by the eos token."""
+
+PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
+
+
+@dataclass(frozen=True)
+class EncodedResponse:
+    """One response to one prompt, ready to be scored."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    """Ends with the token that ends the turn, unless the response was cut."""
+    prompt_cut: bool = False
+    response_cut: bool = False
+
+
+@dataclass
+class EncodedPairs:
+    """Preference pairs with the same prompt tokens on both sides, and what had to be cut or left out to get there."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """`prompt_ids`, `chosen_ids`, `rejected_ids`, `weight`, and `index` into what was given."""
+    truncated: dict[str, int] = field(default_factory=lambda: {"prompts": 0, "completions": 0})
+    """`prompts`: pairs whose prompt was cut; `completions`: responses cut, up to two a pair."""
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+class Encoder:
+    """A tokenizer with what training needs settled: chat template, padding, the token that ends a turn.
+
+    The response is put after exactly the prompt a server would send (the template with its generation prompt) and
+    is followed by the token with which the template ends an assistant's turn. What a template would add inside past
+    answers (Qwen3's empty thinking block) is therefore not trained on: a server would not send it either.
+    """
+
+    def __init__(self, tokenizer: Any, context: int | None = None) -> None:
+        """Complete `tokenizer` in place. `context`: positions the model can read, if it has a limit."""
+        self.tokenizer = tokenizer
+        self.context = context
+        self.notes: list[str] = []
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
+            self.notes.append(
+                "the base model has no chat template: the plain default is used (and saved with the adapter)"
+            )
+        if tokenizer.pad_token_id is None:
+            # any existing token serves: padded positions are masked everywhere, and a new one would need new weights
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+        tokenizer.padding_side = "left"
+        tokenizer.truncation_side = "left"
+        self.turn_end_id = self._turn_end()
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """Tokens that end an answer: the template's turn end and the eos token."""
+        return sorted({i for i in (self.turn_end_id, self.tokenizer.eos_token_id) if i is not None})
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt as text, ready to be answered. Where a template knows no system turn, it goes into the first user turn.
+
+        Raises ValueError where the template refuses the messages.
+        """
+        try:
+            return self._template(messages, add_generation_prompt=True)
+        except TemplateError as error:
+            if messages and messages[0]["role"] == "system" and len(messages) > 1:
+                first = {**messages[1], "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+                try:
+                    return self._template([first, *messages[2:]], add_generation_prompt=True)
+                except TemplateError:
+                    pass  # the first reason is the one to report
+            raise ValueError(
+                f"the base model's chat template refuses this prompt ({error}); roles found: "
+                f"{', '.join(str(message.get('role')) for message in messages)}"
+            ) from error
+
+    def prompts(self, prompts: Sequence[Sequence[Message]], room: int) -> tuple[list[list[int]], int]:
+        """Token ids of each prompt with space for `room` more tokens in the context, and how many had to be cut."""
+        ids = self._ids([self.render(messages) for messages in prompts])
+        if self.context is None:
+            return ids, 0
+        limit = max(self.context - room, 1)
+        cut = [self._cut_prompt(p, list(m), limit) for p, m in zip(ids, prompts, strict=True)]
+        return cut, sum(len(a) < len(b) for a, b in zip(cut, ids, strict=True))
+
+    def responses(
+        self, items: Sequence[tuple[Sequence[Message], str]], max_length: int | None = None,
+        max_response_length: int | None = None,
+    ) -> list[EncodedResponse]:  # fmt: skip
+        """Prompt and response ids of each item, cut to fit. Lengths in tokens; None means the model's context."""
+        texts = [self.render(messages) for messages, _ in items]
+        alone = self._ids(texts)
+        answers = self._answers(texts, alone, [response for _, response in items])
+        encoded = []
+        for (messages, _), prompt, response in zip(items, alone, answers, strict=True):
+            kept, (answer,) = self._fit(list(messages), prompt, [response], max_length, max_response_length)
+            encoded.append(
+                EncodedResponse(kept, answer, len(kept) < len(prompt), len(answer) < len(response))
+            )  # fmt: skip
+        return encoded
+
+    def pairs(self, rows: Sequence[Any], max_length: int, max_response_length: int) -> EncodedPairs:
+        """Encode rows {"prompt": messages, "chosen", "rejected": text or messages, "weight"?}.
+
+        A response longer than `max_response_length` loses its end; a prompt that then does not fit `max_length` with
+        the longer response loses its oldest tokens, the system turn last. Left out is only what cannot teach: sides
+        that are identical once cut. Raises ValueError for a row of another shape, with its number (from 0).
+        """
+        prompts, chosen, rejected, weights = [], [], [], []
+        for number, row in enumerate(rows):
+            prompt = _messages(row, number)
+            prompts.append(prompt)
+            chosen.append(_response(row, "chosen", number))
+            rejected.append(_response(row, "rejected", number))
+            weight = row.get("weight")
+            weights.append(1.0 if weight is None else float(weight))
+            if not 0 < weights[-1] < float("inf"):
+                raise ValueError(f"row {number}: expected a weight above 0, found {row['weight']!r}")
+        texts = [self.render(prompt) for prompt in prompts]
+        alone = self._ids(texts)
+        goods = self._answers(texts, alone, chosen)
+        bads = self._answers(texts, alone, rejected)
+        pairs = EncodedPairs()
+        for i, (prompt_ids, good, bad) in enumerate(zip(alone, goods, bads, strict=True)):
+            kept, (good_kept, bad_kept) = self._fit(
+                prompts[i], prompt_ids, [good, bad], max_length, max_response_length
+            )
+            if good_kept == bad_kept:
+                why = "identical responses" if good == bad else "identical after truncation"
+                pairs.left_out[why] = pairs.left_out.get(why, 0) + 1
+                continue
+            pairs.truncated["prompts"] += len(kept) < len(prompt_ids)
+            pairs.truncated["completions"] += (len(good_kept) < len(good)) + (len(bad_kept) < len(bad))
+            pairs.rows.append(
+                {
+                    "prompt_ids": kept,
+                    "chosen_ids": good_kept,
+                    "rejected_ids": bad_kept,
+                    "weight": weights[i],
+                    "index": i,
+                }
+            )
+        return pairs
+
+    def _template(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        )
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        # the template writes bos itself where the model wants one
+        return (
+            list(self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]) if texts else []
+        )
+
+    def _answers(self, prompts: list[str], alone: list[list[int]], responses: list[str]) -> list[list[int]]:
+        """Token ids of each response after its prompt, whose own tokens (`alone`) stay those it has when asked."""
+        joint = self._ids([p + r for p, r in zip(prompts, responses, strict=True)])
+        answers = []
+        for prompt_ids, joint_ids, response in zip(alone, joint, responses, strict=True):
+            if joint_ids[: len(prompt_ids)] == prompt_ids:
+                answer = joint_ids[len(prompt_ids) :]
+            else:  # a token would straddle the border
+                answer = self._ids([response])[0]
+            answers.append(answer if self.turn_end_id is None else [*answer, self.turn_end_id])
+        return answers
+
+    def _fit(
+        self, messages: list[Message], prompt: list[int], responses: list[list[int]], max_length: int | None,
+        max_response_length: int | None,
+    ) -> tuple[list[int], list[list[int]]]:  # fmt: skip
+        """Cut responses at their end and the prompt at its start until prompt + longest response fit.
+
+        A prompt that needs it keeps at least half of `max_length`, whatever the responses' own limit.
+        """
+        limit = min(n for n in (max_length, self.context, 1 << 60) if n is not None)
+        longest = limit - min(len(prompt), limit // 2)
+        if max_response_length is not None:
+            longest = min(longest, max_response_length)
+        kept = [response[: max(longest, 1)] for response in responses]
+        room = limit - max(len(response) for response in kept)
+        return self._cut_prompt(prompt, messages, room), kept
+
+    def _cut_prompt(self, prompt: list[int], messages: list[Message], limit: int) -> list[int]:
+        if len(prompt) <= limit:
+            return prompt
+        head = self._head(prompt, messages)
+        if len(head) > limit // 2:  # a system turn that would crowd out the question goes too
+            bos = self.tokenizer.bos_token_id
+            head = [bos] if bos is not None and prompt[0] == bos and limit > 1 else []
+        return head + prompt[len(prompt) - (limit - len(head)) :]
+
+    def _head(self, prompt: list[int], messages: list[Message]) -> list[int]:
+        """The tokens before the first user's own words: bos, the system turn, the user turn's opening."""
+        system = messages[:1] if messages and messages[0]["role"] == "system" else []
+        one, two = self._ids(
+            [self.render([*system, {"role": "user", "content": text}]) for text in ("Ratchet", "9 probes")]
+        )
+        head = _common(one, two)
+        return prompt[: len(_common(head, prompt))]
+
+    def _turn_end(self) -> int | None:
+        """The first special token the template puts after an assistant's words, else eos, else None."""
+        try:
+            text = self._template(PROBE, add_generation_prompt=False)
+        except TemplateError:
+            text = ""
+        _, found, tail = text.rpartition(str(PROBE[1]["content"]))
+        if found:
+            special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
+            for token in self._ids([tail])[0]:
+                if token in special:
+                    return int(token)
+        eos: int | None = self.tokenizer.eos_token_id
+        if eos is None:
+            self.notes.append("the base model has no eos token: answers end only at the length limit")
+        return eos
+
+
+def _common(one: list[int], two: list[int]) -> list[int]:
+    length = next(
+        (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
+    )
+    return one[:length]
+
+
+def _messages(row: Any, number: int) -> list[Message]:
+    prompt = row.get("prompt") if hasattr(row, "get") else None
+    if (
+        not isinstance(prompt, (list, tuple))
+        or not prompt
+        or not all(
+            isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") for m in prompt
+        )
+    ):
+        raise ValueError(
+            f"row {number}: expected `prompt`, a list of messages with role and content; found {str(prompt)[:120]}"
+        )
+    return list(prompt)
+
+
+def _response(row: Any, side: str, number: int) -> str:
+    value = row.get(side)
+    if isinstance(value, str):
+        return value
+    if (
+        isinstance(value, (list, tuple))
+        and len(value) == 1
+        and isinstance(value[0], dict)
+        and isinstance(value[0].get("content"), str)
+    ):
+        return str(value[0]["content"])
+    raise ValueError(
+        f"row {number}: expected `{side}`, a text or one assistant message; found {str(value)[:120]}"
+    )
