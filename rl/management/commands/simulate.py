@@ -1,0 +1,80 @@
+"""Make decisions to rate, and rate them by simulated raters where asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from rl import simulation
+
+
+class Command(RatchetCommand):
+    help = (
+        "Make every variation of an agent's scenarios a decision, to be rated on /rate/ or by simulated raters. "
+        "Example: manage.py simulate widgets --scenarios 100 --rate human"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("agent", help="Agent with scenarios: widgets, fixtures, filer or assistant.")
+        parser.add_argument(
+            "--scenarios", default="all", help="How many, or all (the default). Example: --scenarios 100"
+        )
+        parser.add_argument(
+            "--rate",
+            choices=["human", "simulated"],
+            default="human",
+            help="Who rates: people on /rate/ (the default), or simulated raters with a hidden preference.",
+        )
+        parser.add_argument(
+            "--noise",
+            type=float,
+            default=0.1,
+            help="Share of simulated ratings that are flipped, 0 to 0.5; 0.5 is a coin (default 0.1).",
+        )
+        parser.add_argument(
+            "--raters", type=int, default=3, help="Simulated raters per decision (default 3)."
+        )
+        parser.add_argument(
+            "--seed", type=int, default=0, help="Draws the scenarios and the flips (default 0)."
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        scenarios = options["scenarios"]
+        if scenarios != "all" and not scenarios.isdigit():
+            raise simulation.SimulationRefused(f"--scenarios takes a number or all, found {scenarios!r}")
+        with self.bar("simulating") as bar:
+            made = simulation.simulate(
+                options["agent"],
+                scenarios=None if scenarios == "all" else int(scenarios),
+                rated=options["rate"] == "simulated",
+                raters=options["raters"],
+                noise=options["noise"],
+                seed=options["seed"],
+                progress=bar.update,
+            )
+        return {
+            **dataclasses.asdict(made),
+            "simulated": True,
+            "noise": options["noise"],
+            "seed": options["seed"],
+        }
+
+    def show(self, result: dict[str, Any]) -> None:
+        self.stdout.write(
+            f"{result['decisions']:,} decisions of {result['scenarios']:,} scenarios for agent {result['agent']} "
+            f"({result['decisions_new']:,} new)."
+        )
+        if result["ratings"]:
+            self.stdout.write(
+                f"{result['ratings']:,} SIMULATED ratings by {result['raters']} simulated raters "
+                f"({100 * result['noise']:.0f} % flipped, {100 * result['up_share']:.0f} % thumbs up)."
+            )
+            self.stdout.write(f"Next: python manage.py train_dpo --agent {result['agent']}")
+        else:
+            self.stdout.write(
+                f"Next: `make serve`, `python manage.py login_link`, then rate at /rate/?agent={result['agent']}"
+            )
