@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import dj_database_url
+import yaml
 from django.core.exceptions import ImproperlyConfigured
 from dotenv import load_dotenv
 
@@ -25,7 +26,41 @@ def _flag(name: str, default: bool) -> bool:
 # --- Where things lie -------------------------------------------------------------------------------------
 RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or BASE_DIR / "var").expanduser().resolve()
 RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or "bundled"
-RATCHET_CONFIG = os.environ.get("RATCHET_CONFIG") or ""
+CONFIG_SECTIONS = ("feedback", "reward_model", "ppo", "dpo", "continuous_learning", "ab_testing")
+
+
+def _config(path: str) -> dict[str, dict[str, Any]]:
+    """The operator's YAML file of knobs, section -> {knob: value}; the knobs themselves are checked where used."""
+    if not path:
+        return {}
+    try:
+        found = yaml.safe_load(Path(path).expanduser().read_text("utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ImproperlyConfigured(
+            f"RATCHET_CONFIG ({path}) must be a readable YAML file: {error}"
+        ) from error
+    if not isinstance(found, dict) or not all(
+        section in CONFIG_SECTIONS and isinstance(knobs, dict) for section, knobs in found.items()
+    ):
+        raise ImproperlyConfigured(
+            f"RATCHET_CONFIG ({path}) must hold sections of knobs named {', '.join(CONFIG_SECTIONS)}; "
+            f"found {sorted(found) if isinstance(found, dict) else type(found).__name__}"
+        )
+    return found
+
+
+RATCHET_CONFIG = _config(os.environ.get("RATCHET_CONFIG") or "")
+
+
+def _version() -> str:
+    """The newest version in CHANGELOG.md: the one place where it stands."""
+    for line in (BASE_DIR / "CHANGELOG.md").read_text("utf-8").splitlines():
+        if line.startswith("## "):
+            return line.removeprefix("## ").split()[0]
+    raise ImproperlyConfigured("CHANGELOG.md must have a heading such as `## 0.1.0`")
+
+
+RATCHET_VERSION = _version()
 LLAMA_CPP_PATH = os.environ.get("LLAMA_CPP_PATH") or ""
 OLLAMA_HOST = os.environ.get("OLLAMA_HOST") or ""
 OLLAMA_MODEL_FAST = os.environ.get("OLLAMA_MODEL_FAST") or ""

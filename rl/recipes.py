@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -183,6 +184,23 @@ DPO_CONFIG: dict[str, DPORecipe] = {
     ),
 }
 """DPO presets by name: what `train_dpo --config` takes."""
+
+RECIPES: dict[str, Mapping[str, Recipe]] = {"dpo": DPO_CONFIG}
+"""Method -> its presets."""
+
+
+def recipe_named(method: str, preset: str, overrides: Mapping[str, Any] | None = None) -> Any:
+    """The preset of a method, with an operator's overrides (the method's section of RATCHET_CONFIG) laid over it.
+
+    Raises RecipeError for a method, preset or knob that does not exist, naming those that do.
+    """
+    if method not in RECIPES:
+        raise RecipeError(f"no method {method!r}; there are {', '.join(RECIPES)}")
+    presets = RECIPES[method]
+    if preset not in presets:
+        raise RecipeError(f"no preset {preset!r}; there are {', '.join(presets)}")
+    return presets[preset].with_knobs(**(overrides or {}))
+
 
 DATASET_CONFIG: dict[str, Any] = {
     "min_samples": 10,
