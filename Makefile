@@ -1,0 +1,45 @@
+# Two commands: `make demo` and `make test`. Needs Python 3.11+, make and a C++ compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 8000
+STAMP := $(VENV)/.installed
+
+# Hugging Face libraries look for a hub at every load; nothing here needs one. Unset to use models by name.
+export HF_HUB_DISABLE_TELEMETRY = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test serve lint clean
+
+demo: $(STAMP)-rl
+	$(BIN)/python manage.py migrate --verbosity 0
+	$(BIN)/python manage.py demo
+
+test: $(STAMP)-dev lint
+	$(BIN)/python -m pytest
+
+serve: $(STAMP)-rl
+	$(BIN)/python manage.py migrate --verbosity 0
+	$(BIN)/gunicorn backend.wsgi --bind 127.0.0.1:$(PORT) --workers 2 --threads 4
+
+lint: $(STAMP)-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed, found {sys.version.split()[0]}; run make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+# A stamp per requirements file: installed once, again only when the file changes.
+$(STAMP)-rl: $(VENV)/bin/python requirements.txt requirements-rl.txt
+	$(BIN)/python -m pip install --prefer-binary -r requirements-rl.txt
+	@touch $@
+
+$(STAMP)-dev: $(VENV)/bin/python requirements.txt requirements-rl.txt requirements-dev.txt
+	$(BIN)/python -m pip install --prefer-binary -r requirements-dev.txt
+	@touch $@ $(STAMP)-rl
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
