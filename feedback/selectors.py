@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import BooleanField, Count, Exists, ExpressionWrapper, OuterRef, Q, QuerySet
 
+from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import Comparison, Decision, RaterKind, Rating
+from feedback.models import prompt_hash as prompt_hash
 
 
 def ratings_standing(agent: str | None = None) -> QuerySet[Rating]:
@@ -86,3 +89,107 @@ def feedback_counts(agent: str) -> FeedbackCounts:
         simulated=ratings["simulated"] + comparisons["simulated"],
         newest_at=newest,
     )
+
+
+# --- Facts for datasets: plain rows, streamed, prompts never joined onto ratings ---------------------------
+
+CHUNK = 2000
+"""Rows fetched from the database at once."""
+
+
+class RatingFact(NamedTuple):
+    """A standing rating, without its decision."""
+
+    decision: uuid.UUID
+    rater: str
+    rater_kind: str
+    thumb: str
+    stars: int | None
+    score: float | None
+    correction: str | None
+    tags: list[str]
+
+
+class ComparisonFact(NamedTuple):
+    """A standing comparison, without its decisions."""
+
+    left: uuid.UUID
+    right: uuid.UUID
+    rater: str
+    rater_kind: str
+    preference: str
+    tags: list[str]
+
+
+class ResponseFact(NamedTuple):
+    """A decision without its prompt and state."""
+
+    id: uuid.UUID
+    prompt_hash: str
+    response: str
+    candidates: list[Any] | None
+    tags: list[str]
+    metadata: dict[str, Any]
+    has_state: bool
+    judged: bool
+    """Whether it was ever rated or compared; the others are here for their scored candidates alone."""
+
+
+class PromptFact(NamedTuple):
+    """What a decision was asked, and what the app knew."""
+
+    id: uuid.UUID
+    prompt_hash: str
+    messages: list[dict[str, Any]]
+    state: Any
+    metadata: dict[str, Any]
+
+
+def rating_facts(agent: str) -> Iterator[RatingFact]:
+    """Every standing rating of an agent's decisions, in no particular order."""
+    rows = (
+        ratings_standing(agent)
+        .order_by()
+        .values_list("decision_id", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags")
+    )
+    yield from map(RatingFact._make, rows.iterator(chunk_size=CHUNK))
+
+
+def comparison_facts(agent: str) -> Iterator[ComparisonFact]:
+    """Every standing comparison of an agent's decisions, in no particular order."""
+    rows = (
+        comparisons_standing(agent)
+        .order_by()
+        .values_list("left_id", "right_id", "rater", "rater_kind", "preference", "tags")
+    )
+    yield from map(ComparisonFact._make, rows.iterator(chunk_size=CHUNK))
+
+
+def response_facts(agent: str) -> Iterator[ResponseFact]:
+    """Every decision of an agent that says something of preferences: rated, compared, or with listed candidates."""
+    spoken_of = (
+        Exists(Rating.objects.filter(decision=OuterRef("pk")))
+        | Exists(Comparison.objects.filter(left=OuterRef("pk")))
+        | Exists(Comparison.objects.filter(right=OuterRef("pk")))
+    )
+    rows = (
+        decisions_of(agent)
+        .annotate(
+            judged=ExpressionWrapper(spoken_of, output_field=BooleanField()),
+            has_state=ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField()),
+        )
+        .filter(Q(candidates__isnull=False) | Q(judged=True))
+        .order_by()
+        .values_list("id", "prompt_hash", "response", "candidates", "tags", "metadata", "has_state", "judged")
+    )
+    yield from map(ResponseFact._make, rows.iterator(chunk_size=CHUNK))
+
+
+def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
+    """The prompts and states of these decisions, in no particular order."""
+    for start in range(0, len(ids), CHUNK):
+        rows = Decision.objects.filter(pk__in=ids[start : start + CHUNK]).order_by()
+        yield from map(
+            PromptFact._make,
+            rows.values_list("id", "prompt_hash", "messages", "state", "metadata").iterator(),
+        )
