@@ -1,0 +1,155 @@
+"""Judge a policy on held-out prompts: the door to the furnace's evaluation. Torch is imported in functions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl import registry
+from rl.agents import get_agent
+from rl.datasets import prepare_training_dataset, snapshot_rows
+from rl.models import Evaluation, Policy, Snapshot
+from rl.runs import hardware_detect
+
+if TYPE_CHECKING:
+    from rl.training.policy import LoadedPolicy
+
+
+class EvaluationRefused(ValueError):
+    """Nothing to judge, nothing to judge it on, or nothing to judge it against; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class EvaluationOrder:
+    """What to judge: a registered policy or a checkpoint folder; on which pairs; against what."""
+
+    policy: str | None = None
+    checkpoint: Path | None = None
+    agent: str | None = None
+    test_data: Path | None = None
+    compare_base: bool = False
+    compare: str | None = None
+    base_model: str | None = None
+    quantization: str = "none"
+    max_samples: int | None = None
+    actor: str = "evaluate_model"
+
+
+def evaluate(
+    order: EvaluationOrder, progress: Callable[[int, int, str], None] | None = None
+) -> dict[str, Any]:
+    """Figures of a policy on pairs it never trained on, with their 95 % intervals; stored as an Evaluation row.
+
+    Raises EvaluationRefused, DatasetRefused, RegistryRefused and the furnace's PolicyLoadError.
+    """
+    from rl.training.evaluate import evaluate_policy
+    from rl.training.policy import load_policy
+
+    if (order.policy is None) == (order.checkpoint is None):
+        raise EvaluationRefused("expected either --policy NAME or --checkpoint DIR, and not both")
+    if order.compare_base and order.compare:
+        raise EvaluationRefused(
+            "expected --compare-base or --compare POLICY, not both: one comparison at a time"
+        )
+    policy = registry.policy_get(order.policy) if order.policy else None
+    rival = registry.policy_get(order.compare) if order.compare else None
+    agent = order.agent or (policy.agent if policy else None) or _agent_of(order.checkpoint)
+    rows, snapshot, seen = _held_out(order, policy, agent)
+    hardware = hardware_detect()
+
+    def load(adapter: Path | None, base_model: str) -> LoadedPolicy:
+        return load_policy(base_model, adapter, hardware=hardware, quantization=order.quantization)
+
+    adapter = registry.home_path(policy.adapter_path) if policy else order.checkpoint
+    assert adapter is not None  # one of the two was given
+    base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
+    against: Any = None
+    if rival is not None:
+        against = load(registry.home_path(rival.adapter_path), rival.base_model)
+    elif order.compare_base:
+        against = "base"
+    figures = evaluate_policy(
+        load(adapter, base_model),
+        rows,
+        agent=get_agent(agent),
+        against=against,
+        max_samples=order.max_samples,
+        progress=(lambda done, total: progress(done, total, "")) if progress else None,
+    )
+    if "comparison" in figures:
+        figures["comparison"]["against"] = rival.name if rival else "base"
+    figures = {
+        "policy": policy.name if policy else str(order.checkpoint),
+        "agent": agent,
+        "base_model": base_model,
+        "seen_in_training": seen,
+        "simulated_share": sum(bool(row.get("simulated")) for row in rows) / len(rows),
+        **figures,
+    }
+    evaluation = Evaluation.objects.create(
+        agent=agent,
+        policy=policy,
+        checkpoint="" if policy else str(order.checkpoint),
+        base_model=base_model,
+        against=rival.name if rival else "base" if order.compare_base else "",
+        snapshot=snapshot,
+        split="file" if order.test_data else "holdout",
+        samples=figures["samples"],
+        figures=figures,
+    )
+    if policy is not None and order.test_data is None:
+        registry.policy_evaluated(policy, evaluation, actor=order.actor)
+    return {"evaluation": evaluation.pk, **figures}
+
+
+def _held_out(
+    order: EvaluationOrder, policy: Policy | None, agent: str
+) -> tuple[list[dict[str, Any]], Snapshot | None, int]:
+    """The pairs to judge on, the snapshot they stand in, and how many were left out because training saw them.
+
+    A file is used whole, less the prompts this policy was trained on. Otherwise the holdout: of the policy's own
+    file where it learned from one, else of all the feedback there is now.
+    """
+    own = policy.run.snapshot if policy and policy.run else None
+    if order.test_data is not None:
+        prepared = prepare_training_dataset(
+            agent, source="file", data_file=order.test_data, min_samples=1, dry_run=True
+        )
+        trained = {row["prompt_hash"] for row in snapshot_rows(own, "train")} if own else set()
+        rows = [row for split in ("train", "eval", "holdout") for row in prepared.rows(split)]
+        unseen = [row for row in rows if row["prompt_hash"] not in trained]
+        if not unseen:
+            raise EvaluationRefused(
+                f"all {len(rows)} pairs of {order.test_data} have prompts the policy was trained on; "
+                "give a file it never saw"
+            )
+        return unseen, None, len(rows) - len(unseen)
+    if own is not None and own.query.get("source") == "file":
+        snapshot = own
+    else:
+        prepared = prepare_training_dataset(agent, min_samples=1)
+        assert prepared.snapshot is not None  # only a dry run has none
+        snapshot = prepared.snapshot
+    rows = list(snapshot_rows(snapshot, "holdout"))
+    if not rows:
+        raise EvaluationRefused(
+            f"no held-out pairs for agent {agent}: one prompt in ten is held out by its hash, and none of the "
+            f"rated ones is; rate more at /rate/?agent={agent}, or give --test-data FILE"
+        )
+    return rows, snapshot, 0
+
+
+def _agent_of(checkpoint: Path | None) -> str:
+    from rl.training.policy import adapter_facts
+
+    assert checkpoint is not None  # evaluate() checked
+    return str(adapter_facts(checkpoint).get("agent") or "assistant")
+
+
+def base_of(adapter: Path) -> str:
+    """The base model an adapter folder was trained on, by its own word. Raises PolicyLoadError."""
+    from rl.training.policy import adapter_facts
+
+    return str(adapter_facts(adapter)["base_model"])

@@ -1,0 +1,127 @@
+"""Write a policy in the form another program reads: the door to the export room, and the note in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from rl import registry
+from rl.evaluations import base_of
+
+if TYPE_CHECKING:
+    from rl.export.artifact import ExportResult
+
+FORMATS = ("merged", "lora", "gguf", "gguf-lora")
+QUANTIZATIONS = (
+    "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0", "f16", "bf16",
+    "f32",
+)  # fmt: skip
+
+
+class ExportOrderRefused(ValueError):
+    """An order that contradicts itself; the message says what was expected."""
+
+
+@dataclass(frozen=True)
+class ExportOrder:
+    """What to export (a registered policy or a checkpoint folder), as what, and where to."""
+
+    policy: str | None = None
+    checkpoint: Path | None = None
+    format: str = "merged"
+    quantization: str = "q4_k_m"
+    output: Path | None = None
+    model_name: str | None = None
+    base_model: str | None = None
+    system_prompt: str | None = None
+    actor: str = "export_model"
+
+
+def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:
+    """Write, check against the original, and note in the registry. Nothing half-made is left where it fails.
+
+    Raises ExportOrderRefused, RegistryRefused, the export room's ExportRefused and the furnace's PolicyLoadError.
+    """
+    if (order.policy is None) == (order.checkpoint is None):
+        raise ExportOrderRefused("expected either --policy NAME or --checkpoint DIR, and not both")
+    policy = registry.policy_get(order.policy) if order.policy else None
+    adapter = registry.home_path(policy.adapter_path) if policy else order.checkpoint
+    assert adapter is not None  # one of the two was given
+    base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
+    name = order.model_name or (policy.name if policy else adapter.resolve().name)
+    output = order.output or _place(name, order)
+    result = _write(order, base_model, adapter, output, name, progress)
+    if policy is not None:
+        for file in result.files:
+            registry.artifact_register(
+                policy,
+                actor=order.actor,
+                format=result.format,
+                quantization=order.quantization if order.format == "gguf" else "",
+                path=registry.home_relative(file.path),
+                bytes=file.bytes,
+                sha256=file.sha256,
+                checked=result.checked,
+            )
+    return {
+        "policy": policy.name if policy else None,
+        "checkpoint": str(adapter),
+        "base_model": base_model,
+        "format": result.format,
+        "quantization": order.quantization if order.format == "gguf" else None,
+        "files": [
+            {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
+        ],
+        "checked": result.checked,
+        "notes": result.notes,
+    }
+
+
+def _place(name: str, order: ExportOrder) -> Path:
+    folder: Path = settings.RATCHET_HOME / "exports" / name
+    if order.format == "gguf":
+        return folder / f"{name}-{order.quantization.upper()}.gguf"
+    if order.format == "gguf-lora":
+        return folder / f"{name}-LoRA.gguf"
+    return folder / order.format
+
+
+def _write(
+    order: ExportOrder,
+    base_model: str,
+    adapter: Path,
+    output: Path,
+    name: str,
+    progress: Callable[[int, int, str], None] | None,
+) -> ExportResult:
+    report = (lambda done, total: progress(done, total, "")) if progress else None
+    if order.format == "merged":
+        from rl.export.merged import export_merged
+
+        return export_merged(base_model, adapter, output, progress=report)
+    if order.format == "lora":
+        from rl.export.lora import export_lora
+
+        return export_lora(base_model, adapter, output)
+    if order.format == "gguf-lora":
+        from rl.export.gguf_lora import export_gguf_lora
+
+        return export_gguf_lora(base_model, adapter, output)
+    if order.format == "gguf":
+        from rl.export.gguf import export_gguf
+
+        return export_gguf(
+            base_model,
+            adapter,
+            output,
+            quantization=order.quantization,
+            model_name=name,
+            system_prompt=order.system_prompt,
+            llama_cpp_path=settings.LLAMA_CPP_PATH or None,
+            progress=report,
+        )
+    raise ExportOrderRefused(f"no format {order.format!r}; there are {', '.join(FORMATS)}")

@@ -1,0 +1,57 @@
+"""The whole loop once, on the bundled base model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError
+from rich.panel import Panel
+from rich.table import Table
+
+from backend.command import RatchetCommand
+from rl import demo
+from rl.management.commands.evaluate_model import share_text, verdict
+
+
+class Command(RatchetCommand):
+    help = (
+        "Turn the ratchet once: simulate, rate (simulated), train, evaluate, register, export, answer. "
+        "Example: manage.py demo"
+    )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        result = demo.demo(self.bar)
+        if "evaluation" not in result:
+            run = result["training"]["run"]
+            raise CommandError(f"stopped; go on with: python manage.py train_dpo --resume {run}")
+        return result
+
+    def show(self, result: dict[str, Any]) -> None:
+        simulated, training, judged = result["simulation"], result["training"], result["evaluation"]
+        comparison, answer = judged["comparison"], result["answer"]
+        file = result["export"]["files"][0]
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_row(
+            "decisions",
+            f"{simulated['decisions']:,} with {simulated['ratings']:,} SIMULATED ratings, 10 % of them flipped",
+        )
+        table.add_row("trained", f"{training['samples']['train']:,} pairs in {training['seconds']:.0f} s")
+        table.add_row("base prefers what raters prefer", share_text(comparison["preference_accuracy"]))
+        table.add_row(
+            f"[bold]{training['policy']}[/bold]", f"[bold]{share_text(judged['preference_accuracy'])}[/bold]"
+        )
+        table.add_row("valid answers", share_text(judged["valid_rate"]))
+        table.add_row("GGUF", f"{file['path']} ({file['bytes'] / 1e6:.1f} MB)")
+        table.add_row("asked", answer["state"]["question"])
+        table.add_row(
+            "answered", f"{answer['response']} in {answer['latency_ms']:.0f} ms, "
+            + ("which the raters like" if answer["liked"] else "which the raters do not like")
+        )  # fmt: skip
+        self.console.print(Panel(table, title="one turn of the ratchet", title_align="left", expand=False))
+        self.stdout.write(verdict(judged))
+        self.stdout.write(
+            "\nNext:\n"
+            "  make serve, then .venv/bin/python manage.py login_link    rate decisions yourself at /rate/\n"
+            "  .venv/bin/python manage.py train_dpo                      learn from all ratings there are now\n"
+            f"  .venv/bin/python manage.py evaluate_model --policy {training['policy']} --compare-base"
+        )

@@ -1,0 +1,72 @@
+"""Write a policy in the form another program reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from rl import exports
+
+
+class Command(RatchetCommand):
+    help = (
+        "Export a policy as a merged model, an adapter or a GGUF file for llama.cpp, checked against the original. "
+        "Example: manage.py export_model --policy widgets-v312 --format gguf --quantization q4_k_m"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        add = parser.add_argument
+        add("--policy", metavar="NAME", help="A registered policy. Example: --policy widgets-v312")
+        add("--checkpoint", type=Path, metavar="DIR", help="An adapter folder instead of a policy.")
+        add("--format", choices=exports.FORMATS, default="merged", help="What to write (default merged).")
+        add(
+            "--merge",
+            action="store_const",
+            const="merged",
+            dest="format",
+            help="The same as --format merged.",
+        )
+        add(
+            "--quantization",
+            choices=exports.QUANTIZATIONS,
+            default="q4_k_m",
+            help="Of a GGUF file (default q4_k_m).",
+        )
+        add(
+            "--output",
+            type=Path,
+            help="File (gguf) or folder to write (default: RATCHET_HOME/exports/<policy>/).",
+        )
+        add("--model-name", metavar="NAME", help="Name written into the file (default: the policy's).")
+        add(
+            "--base-model",
+            metavar="NAME_OR_PATH",
+            help="Base model (default: the one the adapter was trained on).",
+        )
+        add("--system-prompt", metavar="TEXT", help="System prompt noted in a GGUF file (default: none).")
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        order = exports.ExportOrder(
+            policy=options["policy"],
+            checkpoint=options["checkpoint"],
+            format=options["format"],
+            quantization=options["quantization"],
+            output=options["output"],
+            model_name=options["model_name"],
+            base_model=options["base_model"],
+            system_prompt=options["system_prompt"],
+        )
+        with self.bar("exporting") as bar:
+            return exports.export(order, bar.update)
+
+    def show(self, result: dict[str, Any]) -> None:
+        for file in result["files"]:
+            self.stdout.write(f"{file['path']}  {file['bytes'] / 1e6:,.1f} MB  sha256 {file['sha256'][:16]}")
+        checks = ", ".join(f"{name} {value}" for name, value in result["checked"].items())
+        self.stdout.write(f"checked against the original: {checks}")
+        for note in result["notes"]:
+            self.stdout.write(f"note: {note}")

@@ -1,0 +1,221 @@
+"""What every training command shares: options, dry run, the report. One subclass per method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from rich.table import Table
+
+from backend.command import RatchetCommand
+from rl import runs
+from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
+
+SHARED_KNOBS: dict[str, tuple[type, str]] = {
+    "epochs": (float, "Passes over the training pairs. Example: --epochs 2"),
+    "max_steps": (int, "Stop after so many optimiser steps. Example: --max-steps 50"),
+    "batch_size": (int, "Pairs per micro-batch. Example: --batch-size 8"),
+    "learning_rate": (float, "Peak learning rate. Example: --learning-rate 5e-5"),
+    "lora_r": (int, "Rank of the LoRA adapter. Example: --lora-r 16"),
+    "max_length": (int, "Tokens of prompt and response kept. Example: --max-length 1024"),
+    "seed": (int, "Seed of data order and initial weights. Example: --seed 1"),
+}
+
+
+class TrainCommand(RatchetCommand):
+    """`train_<method>`: preset and options to an order, the order to `rl.runs`."""
+
+    method: str
+    own_knobs: dict[str, tuple[type, str]] = {}
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        presets = RECIPES[self.method]
+        add = parser.add_argument
+        add(
+            "--agent",
+            metavar="SLUG",
+            help="Whose feedback to learn from (default: the only agent that has any).",
+        )
+        add(
+            "--config", choices=list(presets), help="Preset of knobs (default: chosen by the hardware found)."
+        )
+        add(
+            "--model",
+            metavar="NAME_OR_PATH",
+            help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL).",
+        )
+        for knob, (kind, text) in {**SHARED_KNOBS, **self.own_knobs}.items():
+            defaults = ", ".join(f"{name} {getattr(recipe, knob)}" for name, recipe in presets.items())
+            add(f"--{knob.replace('_', '-')}", type=kind, help=f"{text} (presets: {defaults})")
+        add(
+            "--set",
+            action="append",
+            default=[],
+            metavar="KNOB=VALUE",
+            help="Any other knob of the recipe; repeatable. Example: --set warmup_ratio=0.2",
+        )
+        add(
+            "--source",
+            choices=["db", "file"],
+            default="db",
+            help="Learn from the database (default) or from a file.",
+        )
+        add(
+            "--data-file",
+            type=Path,
+            metavar="F",
+            help="File of pairs or ratings in any known format; implies --source file.",
+        )
+        add(
+            "--ratings-file",
+            type=Path,
+            metavar="F",
+            help="Ratings that belong to --data-file, for formats of two files.",
+        )
+        add(
+            "--min-samples",
+            type=int,
+            metavar="N",
+            help=f"Fewest training pairs to start with (default {DATASET_CONFIG['min_samples']}).",
+        )
+        add(
+            "--max-samples",
+            type=int,
+            metavar="N",
+            help="At most so many training pairs, drawn by hash (default: all).",
+        )
+        add(
+            "--output",
+            type=Path,
+            metavar="DIR",
+            help="Folder for the adapter (default: RATCHET_HOME/policies/<agent>/<policy>).",
+        )
+        add(
+            "--no-quantization",
+            action="store_true",
+            help="Load the base in full precision even where the preset says 4-bit.",
+        )
+        add(
+            "--resume",
+            type=int,
+            metavar="RUN",
+            help="Go on with a killed, cancelled or failed run. Example: --resume 17",
+        )
+        add(
+            "--dry-run",
+            action="store_true",
+            help="Build the dataset, print counts, recipe and estimates; train nothing.",
+        )
+        add("--export", action="store_true", help="Export to GGUF when trained.")
+        add(
+            "--quantization", default="q4_k_m", metavar="Q", help="Quantisation of --export (default q4_k_m)."
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        if options["resume"] is not None:
+            with self.bar("training") as bar:
+                result = runs.train_resume(options["resume"], bar.update, actor=f"train_{self.method}")
+        else:
+            order = self._order(options)
+            if options["dry_run"]:
+                return {"dry_run": True, **runs.train_plan(order)}
+            with self.bar("training") as bar:
+                result = runs.train(order, bar.update)
+        if result["status"] == "cancelled":
+            raise CommandError(
+                f"run {result['run']} stopped at step {result['steps']} of {result['total_steps']} "
+                "and kept its checkpoint; "
+                f"go on with: python manage.py train_{self.method} --resume {result['run']}"
+            )
+        if options["export"]:
+            from rl import exports
+
+            with self.bar("exporting") as bar:
+                result["export"] = exports.export(
+                    exports.ExportOrder(
+                        policy=result["policy"], format="gguf", quantization=options["quantization"],
+                        actor=f"train_{self.method}",
+                    ),
+                    bar.update,
+                )  # fmt: skip
+        return result
+
+    def _order(self, options: dict[str, Any]) -> runs.TrainOrder:
+        knobs = {
+            name: options[name] for name in (*SHARED_KNOBS, *self.own_knobs) if options[name] is not None
+        }
+        for assignment in options["set"]:
+            knob, separator, value = assignment.partition("=")
+            if not separator:
+                raise RecipeError(f"--set takes knob=value, found {assignment!r}")
+            knobs[knob.strip()] = value.strip()
+        if options["no_quantization"]:
+            knobs["quantization"] = "none"
+        from_file = options["source"] == "file" or options["data_file"] is not None
+        return runs.TrainOrder(
+            agent=runs.agent_for(options["agent"], from_file=from_file),
+            method=self.method,
+            config=options["config"],
+            base_model=options["model"],
+            knobs=knobs,
+            source="file" if from_file else "db",
+            data_file=options["data_file"],
+            ratings_file=options["ratings_file"],
+            min_samples=options["min_samples"],
+            max_samples=options["max_samples"],
+            output=options["output"],
+            actor=f"train_{self.method}",
+        )
+
+    def show(self, result: dict[str, Any]) -> None:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        samples = result["samples"]
+        table.add_row(
+            "pairs",
+            ", ".join(f"{samples.get(split, 0):,} {split}" for split in ("train", "eval", "holdout")),
+        )
+        for what in ("left_out", "truncated"):
+            if counts := {reason: count for reason, count in result.get(what, {}).items() if count}:
+                table.add_row(
+                    what.replace("_", " "),
+                    ", ".join(f"{count:,} {reason}" for reason, count in counts.items()),
+                )
+        if result["simulated_share"]:
+            table.add_row("feedback", f"{100 * result['simulated_share']:.0f} % SIMULATED")
+        if result.get("dry_run"):
+            table.add_row(
+                "estimate",
+                f"{result['estimated_steps']:,} steps, {result['estimated_minutes']:.1f} min, "
+                f"{result['estimated_memory_gb']:.1f} GB",
+            )
+            table.add_row("base model", result["base_model"])
+            table.add_row(
+                "recipe", f"{result['config']}: " + ", ".join(f"{k}={v}" for k, v in result["recipe"].items())
+            )
+            self.console.print(table)
+            return
+        figures = {name: value for name, value in result["metrics"].items() if name in SHOWN}
+        table.add_row("steps", f"{result['steps']:,} in {result['seconds']:.0f} s")
+        table.add_row("figures", ", ".join(f"{SHOWN[name]} {value:.3g}" for name, value in figures.items()))
+        for note in result["notes"]:
+            table.add_row("note", note)
+        table.add_row("policy", f"[bold]{result['policy']}[/bold]")
+        table.add_row("files", result["checkpoint"])
+        table.add_row("", result["files"]["plot"])
+        for file in result.get("export", {}).get("files", []):
+            table.add_row("", file["path"])
+        self.console.print(table)
+        self.stdout.write(f"Next: python manage.py evaluate_model --policy {result['policy']} --compare-base")
+
+
+SHOWN = {
+    "loss": "loss",
+    "rewards/accuracies": "accuracy",
+    "rewards/margins": "margin",
+    "kl": "kl",
+    "eval_loss": "eval loss",
+    "eval_rewards/accuracies": "eval accuracy",
+}
+"""Final figures worth a place in the table, and what to call them there."""
