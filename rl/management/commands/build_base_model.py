@@ -1,0 +1,73 @@
+"""`manage.py build_base_model`: train the bundled base model from nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from rl.training.base_model import BUNDLED_MODEL, STEPS, base_model_measure, build_base_model
+
+
+class Command(RatchetCommand):
+    help = (
+        "Train the small base model that is shipped with Ratchet, from nothing: a few minutes on two cores."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--output",
+            type=Path,
+            default=BUNDLED_MODEL,
+            metavar="DIR",
+            help="Directory for the model files (default: the shipped model's). Example: --output var/my-base",
+        )
+        parser.add_argument(
+            "--force", action="store_true", help="Replace a model that is already there (default: refuse)."
+        )
+        parser.add_argument(
+            "--steps",
+            type=int,
+            default=STEPS,
+            metavar="N",
+            help="Optimiser steps of 32 examples (default: %(default)s). Example: --steps 200",
+        )
+        parser.add_argument(
+            "--seed",
+            type=int,
+            default=0,
+            metavar="N",
+            help="Seed of the examples and the weights (default: %(default)s). Example: --seed 7",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        output: Path = options["output"]
+        if (output / "config.json").exists() and not options["force"]:
+            raise ValueError(
+                f"expected a directory without a model, found one in {output}: add --force to replace it, "
+                "or choose another --output"
+            )
+        with self.bar("build base model") as bar:
+            built = build_base_model(
+                output,
+                seed=options["seed"],
+                steps=options["steps"],
+                progress=lambda step, steps, loss: bar.update(step, steps, f"loss {loss:.3f} nats"),
+            )
+        self.note("measuring it on the built-in agents' prompts")
+        return {**built, "agents": base_model_measure(output, seed=options["seed"])}
+
+    def show(self, result: dict[str, Any]) -> None:
+        self.stdout.write(
+            f"{result['path']}: {result['parameters'] / 1e6:.2f} M parameters, {result['bytes'] / 1e6:.1f} MB, "
+            f"{result['steps']} steps in {result['seconds']:.0f} s, loss {result['loss']:.3f} nats per token"
+        )
+        for agent, figures in result["agents"].items():
+            self.stdout.write(
+                f"{agent}: {figures['valid_greedy']:.1%} valid greedy, {figures['valid_sampled']:.1%} sampled at "
+                f"temperature 1, {figures['preference_accuracy']:.1%} preference accuracy "
+                f"({figures['prompts']} prompts; the taste is simulated)"
+            )
