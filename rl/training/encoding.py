@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-Message = dict[str, Any]
+from rl.agents.base import Message
 
 DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token or '' }}"
@@ -77,7 +77,7 @@ class Encoder:
         return sorted({i for i in (self.turn_end_id, self.tokenizer.eos_token_id) if i is not None})
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt as text, ready to be answered. Where a template knows no system turn, it goes into the first user turn.
+        """The prompt as text, ready to be answered. Templates without a system turn get it in the user turn.
 
         Raises ValueError where the template refuses the messages.
         """
