@@ -36,6 +36,69 @@ class RaterKind(models.TextChoices):
     SIMULATED = "simulated", "simulated"
 
 
+class Aggregation(models.TextChoices):
+    MAJORITY = "majority", "majority of the raters"
+    DAWID_SKENE = "dawid_skene", "weighted by each rater's reliability (Dawid-Skene)"
+
+
+class AgentSettings(models.Model):
+    """What an operator wants of one agent's feedback; without a row, the defaults here."""
+
+    agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
+    collection_rate = models.FloatField(
+        default=1.0, help_text="Share of decisions kept, 0 to 1, by hash of their id"
+    )
+    ratings_wanted = models.PositiveSmallIntegerField(
+        default=1, help_text="Ratings by people after which a decision leaves everyone's queue"
+    )
+    overlap_share = models.FloatField(
+        default=0.0,
+        help_text="Share of decisions, 0 to 1, that wait for `overlap_ratings`, so that agreement shows",
+    )
+    overlap_ratings = models.PositiveSmallIntegerField(default=2)
+    aggregation = models.CharField(max_length=12, choices=Aggregation, default=Aggregation.MAJORITY)
+
+    class Meta:
+        ordering = ["agent"]
+        verbose_name_plural = "agent settings"
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(collection_rate__gte=0.0, collection_rate__lte=1.0),
+                name="agent_collection_rate_in_0_1",
+            ),
+            models.CheckConstraint(
+                condition=Q(overlap_share__gte=0.0, overlap_share__lte=1.0), name="agent_overlap_share_in_0_1"
+            ),
+            models.CheckConstraint(
+                condition=Q(ratings_wanted__gte=1, overlap_ratings__gte=1), name="agent_wants_a_rating"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.agent
+
+
+class Trace(models.Model):
+    """What an agent did on the way: steps, tool calls with results and errors, tasks, as its collector sent them."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    agent = models.CharField(max_length=64, validators=[agent_slug])
+    run_id = models.CharField(max_length=200, blank=True, help_text="The app's own id of the run")
+    steps = models.JSONField(help_text="[{kind, name, ...}, ...] in the order they happened")
+    metadata = models.JSONField(default=dict, blank=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    body_hash = models.CharField(max_length=64, blank=True, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [models.Index(fields=["agent", "-created_at"]), models.Index(fields=["run_id"])]
+
+    def __str__(self) -> str:
+        return f"{self.agent} trace {str(self.id)[:8]}"
+
+
 class Decision(models.Model):
     """One prompt and the response given to it: by which policy, for which unit, with which propensity."""
 
@@ -68,6 +131,9 @@ class Decision(models.Model):
     tokens_out = models.PositiveIntegerField(null=True, blank=True)
     tags = models.JSONField(default=list, blank=True)
     metadata = models.JSONField(default=dict, blank=True)
+    trace = models.ForeignKey(
+        Trace, null=True, blank=True, on_delete=models.PROTECT, related_name="decisions"
+    )
     source = models.CharField(
         max_length=40, default="app", help_text="app, simulation, or the format it came from"
     )
@@ -78,10 +144,25 @@ class Decision(models.Model):
         help_text="SHA-256 of the write that made it: a retry or a clash?",
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
+    # Derived, for the queue at a million rows; the only fields of a decision that ever change.
+    ratings_human = models.PositiveSmallIntegerField(
+        default=0, editable=False, help_text="Standing ratings by people"
+    )
+    ratings_wanted = models.PositiveSmallIntegerField(default=1, editable=False)
 
     class Meta:
         ordering = ["-created_at", "-id"]
         indexes = [
+            models.Index(
+                fields=["agent", "ratings_human", "created_at", "id"],
+                condition=Q(ratings_human__lt=F("ratings_wanted")),
+                name="decision_queue_by_agent",
+            ),
+            models.Index(
+                fields=["ratings_human", "created_at", "id"],
+                condition=Q(ratings_human__lt=F("ratings_wanted")),
+                name="decision_queue",
+            ),
             models.Index(fields=["agent", "-created_at"]),
             models.Index(fields=["agent", "prompt_hash"]),
             models.Index(fields=["-created_at", "-id"]),
@@ -243,3 +324,41 @@ class Outcome(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} = {self.value:g}"
+
+
+class Lease(models.Model):
+    """A decision shown to a rater, kept from the others until it runs out."""
+
+    decision = models.ForeignKey(Decision, on_delete=models.CASCADE, related_name="leases")
+    rater = models.CharField(max_length=200)
+    until = models.DateTimeField()
+
+    class Meta:
+        ordering = ["until"]
+        indexes = [models.Index(fields=["until"])]
+        constraints = [models.UniqueConstraint(fields=["decision", "rater"], name="lease_once_per_rater")]
+
+    def __str__(self) -> str:
+        return f"{self.rater} until {self.until:%H:%M}"
+
+
+class ApiKey(models.Model):
+    """A key of an app or a script. Only its SHA-256 is kept; the key itself is shown once, when it is made."""
+
+    SCOPES = ("ingest", "rate", "read", "operate")
+
+    name = models.CharField(max_length=100, unique=True)
+    prefix = models.CharField(
+        max_length=12, unique=True, editable=False, help_text="First characters, to tell keys apart"
+    )
+    key_hash = models.CharField(max_length=64, unique=True, editable=False)
+    scopes = models.JSONField(default=list, help_text="Of ingest, rate, read, operate")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
