@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from django.db import IntegrityError, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from feedback.models import (
@@ -327,12 +328,29 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
     for _ in range(20):
         row.supersedes = model._default_manager.filter(**chain, superseded_by__isnull=True).first()
         try:
-            return _write(row)
+            with transaction.atomic():
+                written = _write(row)
+                if written.created and isinstance(row, Rating):
+                    _count_human(row)
+                return written
         except IntegrityError:
             continue
     raise FeedbackRefused(
         f"{model.__name__.lower()} refused: too many writers at once on {chain}; send it again"
     )
+
+
+def _count_human(row: Rating) -> None:
+    """Keep the decision's number of standing ratings by people true. A change, not a recount: the row's place in its
+    chain is certain, while a recount would miss what another transaction is about to commit."""
+    before = int(row.supersedes is not None and not row.supersedes.withdrawn and _human(row.supersedes))
+    change = int(not row.withdrawn and _human(row)) - before
+    if change:
+        Decision.objects.filter(pk=row.decision_id).update(ratings_human=F("ratings_human") + change)
+
+
+def _human(row: Rating) -> bool:
+    return row.rater_kind == RaterKind.HUMAN
 
 
 def rating_submit(
@@ -393,7 +411,10 @@ def rating_withdraw(rating: Rating) -> Written:
         supersedes=rating,
     )
     try:
-        return _write(row)
+        with transaction.atomic():
+            written = _write(row)
+            _count_human(row)
+            return written
     except IntegrityError:
         raise FeedbackConflict(
             "this rating was changed or taken back already; reload to see what stands"
