@@ -1,0 +1,185 @@
+"""What an export leaves behind: files that are whole, hashed and checked, or nothing at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Progress = Callable[[str, int, int], None]
+"""Told while an export works: what it is doing, how much is done, how much there is (both in the same unit)."""
+
+MANIFEST = "export.json"
+"""In every exported folder: format, checks and the SHA-256 of each file. It marks a folder as ours to replace."""
+
+FREE_MARGIN = 64 * 1024**2
+"""Bytes that must stay free beside what an export writes, for everything else on that disk."""
+
+
+class ExportRefused(ValueError):
+    """An export that cannot or must not be made; the message says what was expected, found, and what to do."""
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """One finished file, with its size in bytes and its SHA-256 in hexadecimal."""
+
+    path: Path
+    bytes: int
+    sha256: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"path": str(self.path), "bytes": self.bytes, "sha256": self.sha256}
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A finished export: its files, what was checked with which figures, and what a person should know."""
+
+    format: str
+    files: list[ExportedFile]
+    checked: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "files": [file.as_dict() for file in self.files],
+            "checked": self.checked,
+            "notes": self.notes,
+        }
+
+
+def silent(step: str, done: int, total: int) -> None:
+    """A Progress nobody listens to."""
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def exported_file(path: Path) -> ExportedFile:
+    return ExportedFile(path, path.stat().st_size, sha256_file(path))
+
+
+@contextmanager
+def staged_file(output: Path, needed_bytes: int) -> Iterator[Path]:
+    """A path in a temporary folder beside `output`; the file written there becomes `output` when the block ends well.
+
+    Further files in the same temporary folder are thrown away. `needed_bytes` is the most the folder will hold at
+    once. Raises ExportRefused when the folder cannot be written or the disk is or becomes too full; whatever
+    happens, nothing half-written stays.
+    """
+    if output.is_dir():
+        raise ExportRefused(
+            f"expected a file name for the export, found the folder {output}; add a file name"
+        )
+    with _stage(output, needed_bytes) as folder:
+        staged = folder / output.name
+        yield staged
+        staged.replace(output)
+
+
+@contextmanager
+def staged_folder(output: Path, needed_bytes: int) -> Iterator[Path]:
+    """A temporary folder beside `output` that becomes `output` when the block ends well; see `staged_file`.
+
+    An existing `output` must be empty or an earlier export (it holds export.json), which is then replaced.
+    """
+    if output.exists() and not output.is_dir():
+        raise ExportRefused(
+            f"expected a folder for the export, found the file {output}; choose another output"
+        )
+    if output.is_dir() and not (output / MANIFEST).is_file() and any(output.iterdir()):
+        raise ExportRefused(
+            f"expected a new or empty folder, or an earlier export, found other files in {output}; "
+            "choose another output"
+        )
+    with _stage(output, needed_bytes) as folder:
+        staged = folder / "export"
+        staged.mkdir()
+        yield staged
+        if output.exists():
+            output.replace(folder / "replaced")
+        staged.replace(output)
+
+
+def manifest_write(folder: Path, result: ExportResult) -> None:
+    """Write export.json into a staged folder; file names in it are relative to the folder."""
+    facts = result.as_dict()
+    facts["files"] = [
+        {"path": file.path.name, "bytes": file.bytes, "sha256": file.sha256} for file in result.files
+    ]
+    (folder / MANIFEST).write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+@contextmanager
+def _stage(output: Path, needed_bytes: int) -> Iterator[Path]:
+    parent = output.absolute().parent
+    created = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    done = False
+    try:
+        with _refusals(parent):
+            parent.mkdir(parents=True, exist_ok=True)
+            space_check(parent, needed_bytes)
+            # beside the output, so that the last step is a rename on one file system
+            folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=parent))
+        try:
+            with _refusals(parent):
+                yield folder
+            done = True
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if not done:
+            for folder in created:
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
+
+
+def space_check(folder: Path, needed_bytes: int) -> None:
+    """Raise ExportRefused unless `folder`'s disk has room for `needed_bytes` and the margin."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes + FREE_MARGIN:
+        raise ExportRefused(
+            f"the export needs {size_text(needed_bytes + FREE_MARGIN)} in {folder}, found {size_text(free)} free; "
+            "free some space or choose an output on another disk"
+        )
+
+
+def size_text(count: int) -> str:
+    """A number of bytes for people: 1.4 GB, 350 MB, 12 kB."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1000:.0f} kB"
+
+
+@contextmanager
+def _refusals(parent: Path) -> Iterator[None]:
+    """Turn what a disk can do to us into refusals; everything else stays as loud as it was."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ExportRefused(
+                f"the disk of {parent} became full while exporting ({error.strerror}); nothing was left behind, "
+                "free some space or choose an output on another disk"
+            ) from error
+        denied = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+        if error.errno in denied and not os.access(parent, os.W_OK | os.X_OK):
+            raise ExportRefused(
+                f"expected a folder that can be written for the export, found {parent} ({error.strerror}); "
+                "choose another output or change its permissions"
+            ) from error
+        raise

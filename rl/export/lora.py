@@ -1,0 +1,102 @@
+"""A policy as its adapter alone: the folder PEFT loads, with its tokenizer and a page that says how to use it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from rl.export.artifact import (
+    ExportedFile,
+    ExportRefused,
+    ExportResult,
+    Progress,
+    exported_file,
+    manifest_write,
+    sha256_file,
+    silent,
+    staged_folder,
+)
+from rl.export.source import Source, source_open
+from rl.export.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from rl.training.policy import FACTS
+
+_README = """# {name}
+
+A LoRA adapter (PEFT). It changes the answers of one base model and is of no use without it.
+
+- base model: `{base}`
+- rank {rank}, alpha {alpha}, {tensors} tensors
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."  # where this file lies
+base = AutoModelForCausalLM.from_pretrained({base!r}, dtype="auto", use_safetensors=True)
+model = PeftModel.from_pretrained(base, folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```
+{bundled}
+The SHA-256 of each file stands in `export.json`.
+"""
+
+_BUNDLED = """
+`bundled` is the model that comes with Ratchet; `rl.training.base_model.resolve_base_model("bundled")` gives its folder.
+"""
+
+
+def export_lora(
+    base_model: str | None, adapter: Path, output: Path, *, progress: Progress | None = None
+) -> ExportResult:
+    """Copy an adapter into a folder of its own, with tokenizer and README; every copy's hash equals its original's.
+
+    base_model: as in `export_merged`; the adapter is checked against it. output: a new or empty folder, or an
+    earlier export to replace. Raises ExportRefused; then nothing is left behind.
+    """
+    progress = progress or silent
+    source = source_open(base_model, adapter)
+    assert source.adapter is not None
+    origin = source.adapter.path
+    wanted = [origin / ADAPTER_CONFIG, origin / ADAPTER_WEIGHTS]
+    if (origin / FACTS).is_file():
+        wanted.append(origin / FACTS)
+    with staged_folder(output, sum(file.stat().st_size for file in wanted)) as folder:
+        for number, file in enumerate(wanted):
+            shutil.copyfile(file, folder / file.name)
+            if sha256_file(folder / file.name) != sha256_file(file):
+                raise ExportRefused(
+                    f"expected a copy equal to {file}, found another hash; the disk or the file changed"
+                )
+            progress("copying", number + 1, len(wanted))
+        source.copy_tokenizer(folder)
+        checked = _check(source, folder)
+        (folder / "README.md").write_text(_readme(source, checked), "utf-8")
+        files = [exported_file(path) for path in sorted(folder.iterdir())]
+        manifest_write(folder, ExportResult("lora", files, checked))
+        files.append(exported_file(folder / "export.json"))
+    return ExportResult(
+        "lora", [ExportedFile(output / file.path.name, file.bytes, file.sha256) for file in files], checked
+    )
+
+
+def _check(source: Source, folder: Path) -> dict[str, Any]:
+    with safe_open(folder / ADAPTER_WEIGHTS, framework="pt", device="cpu") as tensors:
+        count = len(list(tensors.keys()))
+    # source_open has already found a place in the base for every one of them
+    return {"tensors": count, "hashes_equal": True, "fits_base": source.base_name}
+
+
+def _readme(source: Source, checked: dict[str, Any]) -> str:
+    assert source.adapter is not None
+    config = source.adapter.config
+    return _README.format(
+        name=source.name,
+        base=source.base_name,
+        rank=config.get("r"),
+        alpha=config.get("lora_alpha"),
+        tensors=checked["tensors"],
+        bundled=_BUNDLED if source.base_name == "bundled" else "",
+    )

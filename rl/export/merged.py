@@ -1,0 +1,133 @@
+"""A policy as one Hugging Face model: the LoRA merged into the base's weights, shard by shard."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from rl.export.artifact import (
+    ExportRefused,
+    ExportResult,
+    Progress,
+    exported_file,
+    manifest_write,
+    silent,
+    staged_folder,
+)
+from rl.export.reference import (
+    CHECK_TOKENS,
+    Reference,
+    check_prompts,
+    log_probabilities,
+    positions_kept,
+    reference_make,
+    transformers_quiet,
+)
+from rl.export.source import Source, source_open
+
+SHARD_BYTES = 1024**3
+"""Size of a weight file at most, and with it the memory writing takes beside one tensor."""
+
+MERGED_BAR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
+"""Largest mean absolute log-probability difference from base + adapter, by the base's own type (what it rounds to)."""
+
+
+def export_merged(
+    base_model: str | None, adapter: Path | None, output: Path, *, progress: Progress | None = None
+) -> ExportResult:
+    """Write base + adapter as one model folder in safetensors, in the base's own dtype, with its tokenizer.
+
+    base_model: `bundled`, a folder or a Hugging Face name; None takes the one the adapter names. output: a new or
+    empty folder, or an earlier export to replace. Before it is called done the folder is loaded by transformers and
+    its log-probabilities are compared with those of base + adapter under PEFT. Raises ExportRefused; then nothing
+    is left behind.
+    """
+    progress = progress or silent
+    source = source_open(base_model, adapter)
+    reference = reference_make(source, check_prompts(source.tokenizer()))
+    with staged_folder(output, source.weights.base.total_bytes) as folder:
+        merged_write(source, folder, progress)
+        checked = _check(folder, reference, source.weights.base.main_dtype)
+        notes = [f"log-probabilities were not compared: {reference.skipped}"] if reference.skipped else []
+        files = [exported_file(path) for path in sorted(folder.iterdir())]
+        manifest_write(folder, ExportResult("merged", files, checked, notes))
+        files.append(exported_file(folder / "export.json"))
+    moved = [type(file)(output / file.path.name, file.bytes, file.sha256) for file in files]
+    return ExportResult("merged", moved, checked, notes)
+
+
+def merged_write(source: Source, folder: Path, progress: Progress = silent) -> None:
+    """Write the merged weights, configuration and tokenizer into an existing folder, unchecked."""
+    weights, base = source.weights, source.weights.base
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name in base.names:
+        if shards[-1] and size + base.bytes(name) > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += base.bytes(name)
+    files = [
+        "model.safetensors" if len(shards) == 1 else f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        for i in range(len(shards))
+    ]
+    done = 0
+    for file, names in zip(files, shards, strict=True):
+        tensors = {}
+        for name in names:
+            tensors[name] = weights.tensor(name).to(base.dtype(name)).contiguous()
+            done += base.bytes(name)
+            progress("merging", done, base.total_bytes)
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        index = {
+            "metadata": {"total_size": base.total_bytes},
+            "weight_map": {name: file for file, names in zip(files, shards, strict=True) for name in names},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    source.copy_config(folder)
+    source.copy_tokenizer(folder)
+
+
+def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, Any]:
+    if reference.skipped:
+        return {"loaded": False, "compared": False, "reason": reference.skipped}
+    with transformers_quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True)
+    model.eval()
+    worst, total, count, same_top = 0.0, 0.0, 0, 0
+    positions = positions_kept(model, len(reference.prompts))
+    for prompt, expected in zip(reference.prompts, reference.log_probs, strict=True):
+        found = log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions)
+        difference = np.abs(found - expected)
+        worst, total, count = (
+            max(worst, float(difference.max())),
+            total + float(difference.sum()),
+            count + difference.size,
+        )
+        same_top += int((found.argmax(-1) == expected.argmax(-1)).sum())
+    del model
+    gc.collect()
+    mean = total / count
+    bar = MERGED_BAR.get(dtype, 0.3)
+    if not mean <= bar:
+        raise ExportRefused(
+            f"expected the merged model to answer like base + adapter (mean log-probability difference at most {bar}), "
+            f"found {mean:.4f}; the export was thrown away, please report the model and adapter"
+        )
+    return {
+        "loaded": True,
+        "compared": True,
+        "prompts": len(reference.prompts),
+        "positions": sum(len(rows) for rows in reference.log_probs),
+        "logprob_mean_abs_diff": mean,
+        "logprob_max_abs_diff": worst,
+        "top1_agreement": same_top / sum(len(rows) for rows in reference.log_probs),
+    }

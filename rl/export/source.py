@@ -1,0 +1,138 @@
+"""Where an export starts: the base model's folder, the adapter on it, and the tokenizer that goes with both."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from rl.export.artifact import ExportRefused
+from rl.export.weights import Adapter, BaseWeights, MergedWeights, adapter_open
+from rl.training.base_model import resolve_base_model
+from rl.training.policy import base_hash
+
+# What lies in a model's folder beside its weights and is needed to use it.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+CONFIG_FILES = ("config.json", "generation_config.json")
+LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A base model (its name as given, and the folder it lies in) with or without an adapter."""
+
+    base_name: str
+    base: Path
+    adapter: Adapter | None
+    weights: MergedWeights
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The adapter's folder where it brings its own tokenizer, else the base's."""
+        if self.adapter is not None and (self.adapter.path / "tokenizer_config.json").is_file():
+            return self.adapter.path
+        return self.base
+
+    @property
+    def name(self) -> str:
+        """What to call the model where nobody said: the adapter's folder, else the base's."""
+        return (self.adapter.path if self.adapter is not None else self.base).name
+
+    def tokenizer(self) -> Any:
+        """The tokenizer transformers loads, never with code from the model's folder. Raises ExportRefused."""
+        folder = self.tokenizer_folder
+        try:
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise ExportRefused(
+                f"expected a tokenizer in {folder}, found none that loads ({str(error).splitlines()[0]})"
+            ) from error
+
+    def copy_tokenizer(self, target: Path) -> list[Path]:
+        return _copy(self.tokenizer_folder, target, TOKENIZER_FILES)
+
+    def copy_config(self, target: Path) -> list[Path]:
+        return _copy(self.base, target, CONFIG_FILES + LICENSE_FILES)
+
+
+def source_open(base_model: str | None, adapter: Path | None) -> Source:
+    """Find and read what an export starts from.
+
+    base_model: `bundled`, a folder, or a Hugging Face name (fetched once into its cache); None takes the one the
+    adapter names. adapter: a folder as a training run or PEFT writes it; None exports the base itself.
+    Raises ExportRefused when either is missing, broken, or they do not belong together.
+    """
+    read = adapter_open(adapter) if adapter is not None else None
+    name = base_model or (read.base_model if read is not None else "")
+    if not name:
+        raise ExportRefused(
+            "expected a base model, found none named, not even by the adapter; name it with --base-model"
+        )
+    folder = base_folder(name)
+    weights = BaseWeights(folder)
+    if read is not None:
+        _hash_check(read, name, folder)
+    return Source(name, folder, read, MergedWeights(weights, read))
+
+
+def base_folder(name: str) -> Path:
+    """The folder of a model given as `bundled`, a path or a Hugging Face name. Raises ExportRefused."""
+    path = Path(resolve_base_model(name)).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ExportRefused(
+            f"expected a model folder, found nothing at {path}; check the path, or name a Hugging Face model"
+        )
+    return _fetched(name)
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = [
+        "*.safetensors",
+        "model.safetensors.index.json",
+        *TOKENIZER_FILES,
+        *CONFIG_FILES,
+        *LICENSE_FILES,
+    ]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        raise ExportRefused(
+            f"expected the base model {name!r} as a folder or from the Hugging Face hub, found neither "
+            f"({str(error).splitlines()[0]}); name a local folder with --base-model"
+        ) from error
+
+
+def _hash_check(adapter: Adapter, name: str, folder: Path) -> None:
+    expected = str(adapter.facts.get("base_model_hash") or "")
+    if expected.startswith("commit:"):
+        # a model from the hub: its folder in the cache is named by the commit
+        found = f"commit:{folder.name}"
+    elif expected.startswith("sha256:"):
+        found = base_hash(str(folder))
+    else:
+        return
+    if expected != found:
+        raise ExportRefused(
+            f"expected the base model the adapter was trained on, {adapter.base_model} ({expected[:19]}), found {name} "
+            f"({found[:19]}); name the right one with --base-model"
+        )
+
+
+def _copy(source: Path, target: Path, names: tuple[str, ...]) -> list[Path]:
+    copied = []
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+            copied.append(target / name)
+    return copied
