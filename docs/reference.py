@@ -36,7 +36,7 @@ def options(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
                 found.append((name, summary))
                 found += [(f"{name} {typed}", text) for typed, text in options(sub)]
         elif not DJANGOS & set(action.option_strings):
-            found.append((_typed(action), (action.help or "").replace("%%", "%")))
+            found.append((_typed(action), parser._get_formatter()._expand_help(action) if action.help else ""))
     return found
 
 
@@ -58,8 +58,9 @@ def text() -> str:
         "",
         "Written by `python docs/reference.py` from the commands themselves; do not edit by hand.",
         "",
-        "All run as `python manage.py NAME`. `--json` prints one JSON object on stdout and nothing else there. Exit code 0:",
-        "done; 1: refused or failed, with one line on stderr; 2: wrong usage. `--traceback` shows where a failure came from.",
+        "All run as `python manage.py NAME`. `--json` prints one JSON object on stdout and nothing else there.",
+        "Exit code 0: done; 1: refused or failed, with one line on stderr; 2: wrong usage. `--traceback` shows where a",
+        "failure came from.",
         "",
     ]
     for name, parser in commands().items():

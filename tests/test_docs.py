@@ -1,4 +1,4 @@
-"""The documentation is tested: every command, option, setting and address stands in it, and its links lead somewhere."""
+"""The documentation is tested: every command, option, setting and address stands in it; its links lead somewhere."""
 
 from __future__ import annotations
 
