@@ -1,0 +1,44 @@
+"""Every test gets a data folder of its own; nothing is written into the project."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Before Django reads its settings: the secret key and the default database lie in RATCHET_HOME. What a developer has
+# in the environment or in .env must not change what the tests see.
+_HOME = tempfile.mkdtemp(prefix="ratchet-tests-")
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+for name in (
+    "DATABASE_URL",
+    "RATCHET_BASE_MODEL",
+    "RATCHET_CONFIG",
+    "ENABLE_ONLINE_LEARNING",
+    "REDIS_URL",
+    "DEBUG",
+):
+    os.environ[name] = ""
+os.environ.update(RATCHET_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+
+@pytest.fixture(autouse=True)
+def ratchet_home(settings: Any, tmp_path: Path) -> Path:
+    """RATCHET_HOME of this test."""
+    settings.RATCHET_HOME = tmp_path / "home"
+    settings.RATCHET_HOME.mkdir()
+    return settings.RATCHET_HOME
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast ones first: what trains or drives a browser comes last, in the order it was found."""
+    items.sort(
+        key=lambda item: sum(
+            item.get_closest_marker(m) is not None for m in ("training", "browser", "postgres")
+        )
+    )
