@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from feedback import views
+
+urlpatterns = [
+    path("rate/", views.rate, name="rate"),
+    path("rate/undo/", views.rate_undo, name="rate-undo"),
+    path("rate/skip/", views.rate_skip, name="rate-skip"),
+    path("accounts/link/<str:uid>/<str:token>/", views.link_signin, name="signin-link"),
+]

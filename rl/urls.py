@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from rl import views
+
+urlpatterns = [
+    path("", views.home, name="home"),
+    path("runs/", views.runs, name="runs"),
+    path("runs/<int:pk>/", views.run, name="run"),
+]

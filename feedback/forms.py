@@ -1,0 +1,54 @@
+"""What a rating page sends: parsed here, judged by feedback.services."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django import forms
+from django.http import QueryDict
+
+from feedback.models import Decision, Thumb
+
+STARS = ("1", "2", "3", "4", "5")
+
+
+class RatingForm(forms.Form):
+    """One press of a button on the rating page.
+
+    id: made with the page, so that a double click or a resend is stored once. verdict: the button pressed. tag (any
+    number of them), other_tags (comma separated), notes, correction (a text, or one of the listed responses): what
+    was filled in besides.
+    """
+
+    id = forms.UUIDField()
+    decision = forms.UUIDField()
+    verdict = forms.ChoiceField(choices=[(v, v) for v in ("up", "down", *STARS, "correct", "save")])
+    other_tags = forms.CharField(required=False, max_length=2000)
+    notes = forms.CharField(required=False)
+    correction = forms.CharField(required=False, strip=False)
+
+    def facts(self, decision: Decision) -> dict[str, Any]:
+        """Keyword arguments of rating_submit, without the rater. Only for a valid form."""
+        verdict = self.cleaned_data["verdict"]
+        tags = self.data.getlist("tag") if isinstance(self.data, QueryDict) else []
+        correction = self.cleaned_data["correction"].replace("\r\n", "\n")
+        changed = bool(correction.strip()) and correction != decision.response.replace("\r\n", "\n")
+        return {
+            "id": self.cleaned_data["id"],
+            "decision": decision,
+            "thumb": verdict if verdict in Thumb.values else "",
+            "stars": int(verdict) if verdict in STARS else None,
+            "correction": correction if changed else None,
+            "tags": [*tags, *self.cleaned_data["other_tags"].split(",")],
+            "notes": self.cleaned_data["notes"],
+        }
+
+    def fault(self) -> str:
+        """What is wrong, in one line."""
+        return "; ".join(f"{name}: {' '.join(map(str, faults))}" for name, faults in self.errors.items())
+
+
+def rating_id() -> uuid.UUID:
+    """The id a page carries for the rating that may come back from it."""
+    return uuid.uuid4()

@@ -1,0 +1,39 @@
+"""Print a one-time sign-in link."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from feedback.people import signin_link
+
+
+class Command(RatchetCommand):
+    help = (
+        "Print a link that signs one person in, once; the person is added when missing, and the first one may open "
+        "the admin. Example: manage.py login_link --user ada"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--user", default="admin", help="Who signs in (default: admin). Example: --user ada"
+        )
+        parser.add_argument(
+            "--base-url",
+            default="http://localhost:8000",
+            help="Where people open Ratchet (default: http://localhost:8000). Example: --base-url https://ratchet.example",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        return asdict(signin_link(options["user"], options["base_url"]))
+
+    def show(self, result: dict[str, Any]) -> None:
+        if result["created"]:
+            role = "may open the admin too" if result["operator"] else "rates"
+            self.stdout.write(f"Added {result['username']}, who {role}.")
+        self.stdout.write(f"Open this once, before {result['expires_at']:%Y-%m-%d %H:%M} UTC:")
+        self.stdout.write(result["url"])

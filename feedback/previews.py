@@ -1,0 +1,238 @@
+"""A decision as a person would see it: what was asked, what was chosen, what else was listed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.template.loader import select_template
+from django.utils.module_loading import import_string
+from django.utils.safestring import SafeString
+
+from feedback.drawings import fixture_drawing, widget_drawing
+from feedback.models import Decision
+
+STATE_KEYS: dict[str, tuple[str, str]] = {
+    "widget": ("question", "widgets"),
+    "fixture": ("scenario", "fixtures"),
+    "folder": ("document", "folders"),
+}
+"""Preview -> the keys of a decision's state that hold what was asked and the names to choose from."""
+
+SCREENS = ("phone", "tablet", "desktop", "wall-screen")
+"""Screens that a frame is drawn for."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of the prompt."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of a text: words, or code between fences."""
+
+    text: str
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """One of the listed responses."""
+
+    label: str
+    response: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One line of a folder tree."""
+
+    name: str
+    depth: int
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Everything a preview template shows of a decision. Says nothing of the policy: raters are blind to it."""
+
+    template: str
+    asked: str
+    facts: list[tuple[str, str]]
+    choice: str
+    """The name chosen, empty where the response is free text or cannot be read."""
+    response: list[Block]
+    options: list[Option]
+    fault: str = ""
+    """Why the response cannot be shown as a choice; it is then shown as it is."""
+    description: str = ""
+    drawing: SafeString | None = None
+    screen: str = ""
+    tree: list[Folder] = field(default_factory=list)
+
+    @property
+    def others(self) -> list[Option]:
+        return [option for option in self.options if not option.chosen]
+
+
+def agent_facts(slug: str) -> Any:
+    """Title, description, suggested tags and preview of an agent, asked of FEEDBACK_AGENT_FACTS."""
+    return _facts_source(settings.FEEDBACK_AGENT_FACTS)(slug)
+
+
+@cache
+def _facts_source(path: str) -> Any:
+    return import_string(path)
+
+
+def preview_of(decision: Decision, kind: str) -> Preview:
+    """What to show of a decision; `kind` is the agent's preview, and one without a template is shown as text."""
+    template = _template_name(kind)
+    kind = template.removesuffix(".html").rpartition("/")[2]
+    state = decision.state if isinstance(decision.state, Mapping) else {}
+    asked_key, listed_key = STATE_KEYS.get(kind, ("question", ""))
+    context = state.get("context")
+    context = context if isinstance(context, Mapping) else {}
+    choice, fault = ("", "") if kind == "text" else _choice(decision.response)
+    options = _options(decision, state.get(listed_key), kind)
+    if choice and options and not any(option.chosen for option in options):
+        fault = f"{choice} is not among the {len(options)} listed"
+    asked = _text(state.get(asked_key)) or (
+        "" if kind == "text" else _first_line(_last_user(decision.messages))
+    )
+    descriptions = state.get("descriptions")
+    description = _text(descriptions.get(choice)) if isinstance(descriptions, Mapping) else ""
+    drawing = None
+    if choice and kind == "widget":
+        drawing = widget_drawing(choice, question=asked, context=context, seed=decision.prompt_hash)
+    elif choice and kind == "fixture":
+        drawing = fixture_drawing(choice, description or choice.replace("_", " "))
+    return Preview(
+        template=template,
+        asked=asked,
+        facts=[(str(name), str(value)) for name, value in context.items()],
+        choice=choice,
+        response=text_blocks(decision.response),
+        options=options,
+        fault=fault,
+        description=description,
+        drawing=drawing,
+        screen=screen if (screen := str(context.get("on", "")).replace(" ", "-")) in SCREENS else "",
+        tree=_tree([option.label for option in options] or [choice], choice) if kind == "folder" else [],
+    )
+
+
+def turns_of(messages: Any) -> list[Turn]:
+    """The prompt's messages as texts; parts that are no text (images, tool calls) are shown as JSON."""
+    turns = []
+    for message in messages if isinstance(messages, list) else []:
+        if not isinstance(message, Mapping):
+            continue
+        text = _content(message.get("content"))
+        if calls := message.get("tool_calls"):
+            text = f"{text}\n{_pretty(calls)}".strip()
+        turns.append(Turn(str(message.get("role", "")), text))
+    return turns
+
+
+def text_blocks(text: str) -> list[Block]:
+    """A text split at ``` fences."""
+    pieces = re.split(r"```[\w+-]*\n?(.*?)(?:```|\Z)", text, flags=re.DOTALL)
+    return [
+        Block(piece.strip("\n"), code=index % 2 == 1)
+        for index, piece in enumerate(pieces)
+        if piece.strip() or len(pieces) == 1
+    ]
+
+
+def _template_name(kind: str) -> str:
+    names = ["feedback/preview/text.html"]
+    if re.fullmatch(r"[a-z0-9_-]+", kind):
+        names.insert(0, f"feedback/preview/{kind}.html")
+    return str(select_template(names).template.name)
+
+
+def _choice(response: str) -> tuple[str, str]:
+    """The one name a JSON response chose, or an empty name and what is wrong with it."""
+    try:
+        answer = json.loads(response)
+    except (ValueError, RecursionError) as error:
+        return "", f"not valid JSON: {error}"
+    if not isinstance(answer, dict) or len(answer) != 1 or not isinstance(next(iter(answer.values())), str):
+        return "", "expected JSON with one name in it"
+    return next(iter(answer.values())), ""
+
+
+def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:
+    responses = [
+        candidate if isinstance(candidate, str) else candidate.get("response", "")
+        for candidate in decision.candidates or []
+        if isinstance(candidate, (str, Mapping))
+    ]
+    if not responses and isinstance(listed, Sequence) and not isinstance(listed, str):
+        responses = [json.dumps({kind: name}, ensure_ascii=False) for name in listed if isinstance(name, str)]
+    chosen = _same(decision.response)
+    return [
+        Option(_choice(response)[0] or response, response, _same(response) == chosen)
+        for response in responses
+        if response
+    ]
+
+
+def _same(response: str) -> str:
+    """Responses that differ only in how their JSON is written choose the same."""
+    return _choice(response)[0] or response
+
+
+def _tree(paths: list[str], chosen: str) -> list[Folder]:
+    lines: list[Folder] = []
+    seen: set[str] = set()
+    for path in sorted({*paths, chosen} - {""}):
+        parts = path.split("/")
+        for depth in range(len(parts)):
+            here = "/".join(parts[: depth + 1])
+            if here not in seen:
+                seen.add(here)
+                lines.append(Folder(parts[depth], depth, here == chosen))
+    return lines
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        return "\n".join(
+            part["text"] if isinstance(part, Mapping) and isinstance(part.get("text"), str) else _pretty(part)
+            for part in content
+        )
+    return _pretty(content)
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _last_user(messages: Any) -> str:
+    return next((turn.text for turn in reversed(turns_of(messages)) if turn.role == "user"), "")
+
+
+def _first_line(text: str) -> str:
+    """The first line of a prompt, without a name in front such as `question:`."""
+    line = text.strip().partition("\n")[0]
+    return re.sub(r"^[a-z_]{1,20}:\s+", "", line)
+
+
+def _text(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else ""

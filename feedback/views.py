@@ -1,0 +1,246 @@
+"""Pages of feedback: the rating page and signing in by link."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib.auth import login
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_variables
+from django.views.decorators.http import require_http_methods, require_POST
+
+from feedback.forms import RatingForm, rating_id
+from feedback.models import SLUG_PATTERN, Decision, Rating
+from feedback.people import signin_link_check, signin_link_redeem
+from feedback.previews import agent_facts, preview_of, turns_of
+from feedback.queue import next_decision, queue_progress, rating_last
+from feedback.selectors import agents_known, decision_get
+from feedback.services import FeedbackConflict, FeedbackRefused, rating_submit, rating_withdraw
+
+UNDO_KEY, SKIP_KEY = "rate_undo", "rate_skipped"
+UNDO_LIMIT = 10
+"""Ratings of a session that can be taken back one after another."""
+SKIP_LIMIT = 500
+"""Decisions a session remembers as put aside; the one put aside first comes back first."""
+
+
+def _agent_asked(request: HttpRequest) -> str | None:
+    agent = request.GET.get("agent") or request.POST.get("agent") or None
+    if agent is not None and not re.fullmatch(SLUG_PATTERN, agent):
+        raise Http404("no such agent")
+    return agent
+
+
+def _decision_asked(value: str) -> Decision:
+    try:
+        decision = decision_get(uuid.UUID(value))
+    except ValueError:
+        decision = None
+    if decision is None:
+        raise Http404("no such decision")
+    return decision
+
+
+def _wants_card(request: HttpRequest) -> bool:
+    """Whether our script asked: it gets the card alone, to swap in."""
+    return request.headers.get("X-Ratchet-Card") == "1"
+
+
+def _card(
+    request: HttpRequest,
+    decision: Decision | None,
+    agent: str | None,
+    *,
+    said: str = "",
+    fault: str = "",
+    kept: dict[str, Any] | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    """The rating page, or its card alone. `said`: what was done; `fault`: what went wrong; `kept`: what stood there."""
+    rater = request.user.get_username()
+    context: dict[str, Any] = {
+        "agent": agent,
+        "decision": decision,
+        "progress": queue_progress(rater, agent),
+        "skipped": len(request.session.get(SKIP_KEY, [])),
+        "undo": len(request.session.get(UNDO_KEY, [])),
+        "said": said,
+        "fault": fault,
+        "agents": agents_known(),
+    }
+    if decision is not None:
+        facts = agent_facts(decision.agent)
+        kept = kept if kept is not None else _kept(rater, decision)
+        turns = turns_of(decision.messages)
+        context |= {
+            "facts": facts,
+            "preview": preview_of(decision, facts.preview),
+            "turns": turns,
+            "rating_id": rating_id(),
+            "kept": kept,
+            "tags": [(tag, tag in kept["tags"]) for tag in facts.suggested_tags],
+            "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in facts.suggested_tags),
+        }
+    wants_card = _wants_card(request)
+    template = "feedback/_card.html" if wants_card else "feedback/rate.html"
+    response = render(request, template, context, status=status)
+    if wants_card:
+        response["X-Ratchet-Card"] = "1"
+    return response
+
+
+def _kept(rater: str, decision: Decision) -> dict[str, Any]:
+    """What this rater said of the decision before: what was taken back is filled in again, ready to be changed."""
+    last: Rating | None = rating_last(rater, decision)
+    withdrawn = last is not None and last.withdrawn
+    if last is not None and last.withdrawn:
+        last = last.supersedes
+    if last is None:
+        return {"tags": [], "notes": "", "correction": "", "verdict": ""}
+    return {
+        "tags": list(last.tags),
+        "notes": last.notes,
+        "correction": last.correction or "",
+        "verdict": "" if withdrawn else str(last.stars or last.thumb),
+    }
+
+
+def _next(request: HttpRequest, agent: str | None, *, said: str = "") -> HttpResponse:
+    """Go on to the next decision: the card for our script, a redirect for a plain form (so that reload is safe)."""
+    if _wants_card(request):
+        rater = request.user.get_username()
+        return _card(
+            request, next_decision(rater, agent, request.session.get(SKIP_KEY, [])), agent, said=said
+        )
+    return _to_page(agent, said=said)
+
+
+def _to_page(agent: str | None, **query: str) -> HttpResponseRedirect:
+    asked = {"agent": agent or "", **query}
+    words = urlencode({name: value for name, value in asked.items() if value})
+    return redirect(f"{reverse('rate')}?{words}" if words else reverse("rate"))
+
+
+SAID = {"up": "Saved: good", "down": "Saved: bad", "correct": "Saved your correction", "save": "Saved"}
+NOTICES = {"undone": "Taken back", "skipped": "Put aside", "nothing": "There is nothing to undo"}
+
+
+@login_required
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def rate(request: HttpRequest) -> HttpResponse:
+    """One decision at a time. GET shows it (`?agent=`, `?decision=`), POST stores a rating and goes on."""
+    agent = _agent_asked(request)
+    if request.method == "POST":
+        return _rate_store(request, agent)
+    rater = request.user.get_username()
+    said = request.GET.get("said", "")
+    decision = (
+        _decision_asked(request.GET["decision"])
+        if request.GET.get("decision")
+        else next_decision(rater, agent, request.session.get(SKIP_KEY, []))
+    )
+    return _card(request, decision, agent, said=NOTICES.get(said) or _said(said))
+
+
+def _said(verdict: str) -> str:
+    return SAID.get(verdict) or (
+        f"Saved: {verdict} of 5 stars" if verdict in ("1", "2", "3", "4", "5") else ""
+    )
+
+
+def _rate_store(request: HttpRequest, agent: str | None) -> HttpResponse:
+    decision = _decision_asked(request.POST.get("decision", ""))
+    form = RatingForm(request.POST)
+    kept = {
+        "tags": request.POST.getlist("tag"),
+        "notes": request.POST.get("notes", ""),
+        "correction": request.POST.get("correction", ""),
+        "verdict": "",
+    }
+    if not form.is_valid():
+        return _card(request, decision, agent, fault=form.fault(), kept=kept, status=400)
+    verdict = form.cleaned_data["verdict"]
+    facts = form.facts(decision)
+    if verdict == "correct" and facts["correction"] is None:
+        fault = "A correction differs from the response: change it first, then save it"
+        return _card(request, decision, agent, fault=fault, kept=kept, status=400)
+    try:
+        written = rating_submit(rater=request.user.get_username(), **facts)
+    except FeedbackConflict:
+        # the page was sent before with another button: what was pressed first counts
+        fault = "You rated this already; rate it again here to replace that"
+        return _card(request, decision, agent, fault=fault, status=409)
+    except FeedbackRefused as refusal:
+        return _card(request, decision, agent, fault=str(refusal), kept=kept, status=400)
+    if written.created:
+        done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
+        request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
+    if _wants_card(request):
+        return _next(request, agent, said=_said(verdict))
+    return _to_page(agent, said=verdict)
+
+
+@login_required
+@require_POST
+def rate_undo(request: HttpRequest) -> HttpResponse:
+    """Take the last rating of this session back, and show its decision again."""
+    agent = _agent_asked(request)
+    done = list(request.session.get(UNDO_KEY, []))
+    rater = request.user.get_username()
+    while done:
+        rating = Rating.objects.filter(pk=done.pop(), rater=rater).select_related("decision").first()
+        request.session[UNDO_KEY] = done
+        if rating is None:
+            continue
+        try:
+            rating_withdraw(rating)
+        except FeedbackConflict:
+            # replaced or taken back in another window: the one before it is meant
+            continue
+        if _wants_card(request):
+            return _card(request, rating.decision, agent, said=NOTICES["undone"])
+        return _to_page(agent, decision=str(rating.decision_id), said="undone")
+    if _wants_card(request):
+        return _next(request, agent, said=NOTICES["nothing"])
+    return _to_page(agent, said="nothing")
+
+
+@login_required
+@require_POST
+def rate_skip(request: HttpRequest) -> HttpResponse:
+    """Put a decision aside for this session, or (`all=1`) bring back those put aside."""
+    agent = _agent_asked(request)
+    if request.POST.get("all"):
+        request.session[SKIP_KEY] = []
+        return _next(request, agent)
+    decision = _decision_asked(request.POST.get("decision", ""))
+    aside = [pk for pk in request.session.get(SKIP_KEY, []) if pk != str(decision.pk)]
+    request.session[SKIP_KEY] = [*aside, str(decision.pk)][-SKIP_LIMIT:]
+    if _wants_card(request):
+        return _next(request, agent, said=NOTICES["skipped"])
+    return _to_page(agent, said="skipped")
+
+
+@never_cache
+@sensitive_variables("token")
+@require_http_methods(["GET", "HEAD", "POST"])
+def link_signin(request: HttpRequest, uid: str, token: str) -> HttpResponse:
+    """Sign in by a one-time link.
+
+    GET only asks: mail programs and chats open links to preview them, and would use it up.
+    """
+    user = signin_link_redeem(uid, token) if request.method == "POST" else signin_link_check(uid, token)
+    if user is None:
+        return render(request, "link.html", {"person": None}, status=410)
+    if request.method == "POST":
+        login(request, user, backend="django.contrib.auth.backends.ModelBackend")
+        return redirect("home")
+    return render(request, "link.html", {"person": user})

@@ -1,0 +1,93 @@
+"""Learning curves as SVG, drawn on the server: no script, no chart library in the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 420, 170
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 24
+MAX_POINTS = 400
+"""Points drawn at most; longer histories are thinned by means of equal stretches."""
+
+Points = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A grid line: where it is, and what stands beside it."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One figure over the steps of a run, in the coordinates of a WIDTH x HEIGHT drawing."""
+
+    title: str
+    path: str
+    dot: tuple[float, float]
+    ticks: list[Tick]
+    first_step: int
+    last_step: int
+    last: str
+    summary: str
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    floor: int = HEIGHT - BOTTOM
+
+
+def curve_of(title: str, points: Points, *, share: bool = False) -> Curve | None:
+    """A curve of (step, value) points; None where nothing finite was logged. `share`: the axis is 0 to 1."""
+    finite = [(step, value) for step, value in points if math.isfinite(value)]
+    if not finite:
+        return None
+    thin = _thinned(finite)
+    low, high = (0.0, 1.0) if share else _range([value for _, value in thin])
+    first, last = finite[0][0], finite[-1][0]
+    across, up = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def at(step: float, value: float) -> tuple[float, float]:
+        x = LEFT + across * ((step - first) / (last - first) if last > first else 0.5)
+        return round(x, 1), round(TOP + up * (1 - (value - low) / (high - low)), 1)
+
+    shown = [at(step, value) for step, value in thin]
+    values = [value for _, value in finite]
+    return Curve(
+        title=title,
+        path="M" + " L".join(f"{x} {y}" for x, y in shown),
+        dot=shown[-1],
+        ticks=[
+            Tick(at(first, low + part * (high - low))[1], f"{low + part * (high - low):.3g}")
+            for part in (0, 0.5, 1)
+        ],
+        first_step=first,
+        last_step=last,
+        last=f"{values[-1]:.4g}",
+        summary=f"{title}: from {values[0]:.4g} at step {first} to {values[-1]:.4g} at step {last}, "
+        f"lowest {min(values):.4g}, highest {max(values):.4g}",
+    )
+
+
+def _thinned(points: Points) -> list[tuple[float, float]]:
+    if len(points) <= MAX_POINTS:
+        return [(float(step), value) for step, value in points]
+    size = math.ceil(len(points) / MAX_POINTS)
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [
+        (sum(step for step, _ in group) / len(group), sum(value for _, value in group) / len(group))
+        for group in groups
+    ]
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if low == high:
+        # a flat curve runs through the middle
+        pad = abs(low) * 0.1 or 1.0
+        return low - pad, high + pad
+    return low, high

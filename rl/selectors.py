@@ -1,0 +1,144 @@
+"""The readers behind the pages of rl: how each agent stands, its runs, its policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeGuard
+
+from django.db.models import Max, Prefetch, QuerySet
+
+from feedback.selectors import FeedbackCounts, agents_known, feedback_counts
+from rl.agents import agent_facts
+from rl.agents.base import AgentFacts
+from rl.models import Policy, TrainingRun
+
+BAR_WIDTH = 300
+"""Width of a drawn interval, in the units of its drawing."""
+
+
+class Bar(NamedTuple):
+    """A share with its interval, drawn: all in units of BAR_WIDTH."""
+
+    dot: float
+    start: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share from 0 to 1 with its 95 % interval, where one is known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+
+    @property
+    def percent(self) -> str:
+        return f"{100 * self.value:.1f} %"
+
+    @property
+    def interval(self) -> str:
+        if self.low is None or self.high is None:
+            return ""
+        return f"{100 * self.low:.1f} to {100 * self.high:.1f}"
+
+    @property
+    def bar(self) -> Bar:
+        """Where value and interval lie on a scale of BAR_WIDTH from 0 to 1."""
+        low, high = (self.low, self.high) if self.low is not None and self.high is not None else (0.0, 0.0)
+        return Bar(
+            dot=round(BAR_WIDTH * self.value, 1),
+            start=round(BAR_WIDTH * low, 1),
+            width=round(BAR_WIDTH * (high - low), 1),
+        )
+
+    @property
+    def points(self) -> str:
+        """A difference of shares, in percentage points with its sign."""
+        return f"{100 * self.value:+.1f}"
+
+
+def share_of(figures: Mapping[str, Any], name: str) -> Share | None:
+    """A share out of stored figures, where it is a number or {value, low, high, n}; None where there is none."""
+    found = figures.get(name)
+    if isinstance(found, Mapping):
+        if not _is_number(found.get("value")):
+            return None
+        return Share(found["value"], found.get("low"), found.get("high"), found.get("n"))
+    return Share(float(found)) if _is_number(found) else None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class AgentCard:
+    """How one agent stands."""
+
+    facts: AgentFacts
+    counts: FeedbackCounts
+    policy: Policy | None
+    """The champion, or the newest policy where there is none."""
+    run: TrainingRun | None
+    """The newest run."""
+
+    @property
+    def accuracy(self) -> Share | None:
+        return share_of(self.policy.metrics, "preference_accuracy") if self.policy else None
+
+    @property
+    def against(self) -> Share | None:
+        """Preference accuracy of what the policy was compared to, on the same prompts."""
+        return share_of(self.policy.metrics, "against_preference_accuracy") if self.policy else None
+
+    @property
+    def difference(self) -> Share | None:
+        return share_of(self.policy.metrics, "difference") if self.policy else None
+
+
+def agent_cards() -> list[AgentCard]:
+    """A card for every agent that decided anything or was trained, in alphabetical order."""
+    slugs = {*agents_known(), *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
+    newest_runs = TrainingRun.objects.filter(
+        pk__in=TrainingRun.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
+    )
+    runs = {run.agent: run for run in newest_runs}
+    policies: dict[str, Policy] = {}
+    newest_policies = Policy.objects.filter(
+        pk__in=Policy.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
+    )
+    for policy in [*newest_policies, *Policy.objects.filter(stage=Policy.Stage.CHAMPION)]:
+        policies[policy.agent] = policy
+    return [
+        AgentCard(agent_facts(slug), feedback_counts(slug), policies.get(slug), runs.get(slug))
+        for slug in sorted(slugs)
+    ]
+
+
+def runs_newest(agent: str | None = None) -> QuerySet[TrainingRun]:
+    """Runs, newest first, with their policies; the recipes and libraries are left in the database."""
+    runs = TrainingRun.objects.defer("recipe", "libraries", "hardware").select_related("policy")
+    return runs if agent is None else runs.filter(agent=agent)
+
+
+def run_get(pk: int) -> TrainingRun | None:
+    """One run with its snapshot, policy and metrics."""
+    return (
+        TrainingRun.objects.filter(pk=pk)
+        .select_related("snapshot", "policy")
+        .prefetch_related(Prefetch("metrics"))
+        .first()
+    )
+
+
+def run_series(run: TrainingRun) -> dict[str, list[tuple[int, float]]]:
+    """Figure -> its (step, value) points over a run, in the order of the steps."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for metric in run.metrics.all():
+        for name, value in metric.values.items():
+            if _is_number(value):
+                series.setdefault(name, []).append((metric.step, float(value)))
+    return series

@@ -1,0 +1,26 @@
+"""How pages write numbers."""
+
+from __future__ import annotations
+
+from django import template
+
+register = template.Library()
+
+
+@register.filter
+def thousands(value: float) -> str:
+    """1234567 as 1,234,567."""
+    return f"{value:,}"
+
+
+@register.filter
+def duration(seconds: float | None) -> str:
+    """Seconds in words: 42 s, 3 min 5 s, 2 h 10 min; empty for None."""
+    if seconds is None:
+        return ""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

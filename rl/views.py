@@ -1,0 +1,70 @@
+"""Pages of rl: the start page and the runs."""
+
+from __future__ import annotations
+
+import re
+
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from feedback.selectors import SLUG_PATTERN
+from rl.curves import curve_of
+from rl.selectors import agent_cards, run_get, run_series, runs_newest, share_of
+
+RUNS_PER_PAGE = 30
+
+CURVES = (
+    ("loss", "Loss", False),
+    ("rewards/accuracies", "Reward accuracy", True),
+    ("rewards/margins", "Reward margin", False),
+    ("kl", "KL to the base model", False),
+    ("learning_rate", "Learning rate", False),
+    ("tokens_per_second", "Tokens per second", False),
+)
+"""Figure as logged, its title, and whether it is a share."""
+
+
+@login_required
+@require_safe
+def home(request: HttpRequest) -> HttpResponse:
+    """How every agent stands, and what to do next."""
+    return render(request, "rl/home.html", {"cards": agent_cards()})
+
+
+@login_required
+@require_safe
+def runs(request: HttpRequest) -> HttpResponse:
+    """Training runs, newest first; `?agent=` and `?page=`."""
+    agent = request.GET.get("agent") or None
+    if agent is not None and not re.fullmatch(SLUG_PATTERN, agent):
+        raise Http404("no such agent")
+    page = Paginator(runs_newest(agent), RUNS_PER_PAGE).get_page(request.GET.get("page"))
+    return render(request, "rl/runs.html", {"page": page, "agent": agent})
+
+
+@login_required
+@require_safe
+def run(request: HttpRequest, pk: int) -> HttpResponse:
+    """One run: its state, curves, recipe, and what was left out of its data."""
+    found = run_get(pk)
+    if found is None:
+        raise Http404(f"no run {pk}")
+    series = run_series(found)
+    curves = [curve_of(title, series.get(name, []), share=share) for name, title, share in CURVES]
+    policy = getattr(found, "policy", None)
+    return render(
+        request,
+        "rl/run.html",
+        {
+            "run": found,
+            "curves": [curve for curve in curves if curve is not None],
+            "policy": policy,
+            "accuracy": share_of(policy.metrics, "preference_accuracy") if policy else None,
+            "recipe": sorted(found.recipe.items()),
+            "libraries": sorted(found.libraries.items()),
+            "hardware": sorted(found.hardware.items()),
+        },
+    )
