@@ -19,10 +19,11 @@ from django.conf import settings
 from django.db import transaction
 
 from feedback import selectors
-from rl.evidence import DatabaseEvidence, EvidenceSource, Prompt
+from feedback.formats.records import FormatRefused
+from rl.evidence import DatabaseEvidence, EvidenceSource, FileEvidence, Prompt
 from rl.models import Snapshot
 from rl.pairs import SOURCES, SPLITS, Completion, Pair, PairSet, pairs_from_evidence, sampled
-from rl.recipes import DATASET_CONFIG
+from rl.recipes import DATASET_CONFIG, RecipeError
 
 logger = logging.getLogger("rl.datasets")
 
@@ -121,14 +122,13 @@ def prepare_training_dataset(
     margin = DATASET_CONFIG["rating_margin"] if rating_margin is None else rating_margin
     cap = DATASET_CONFIG["max_pairs_per_prompt"] if max_pairs_per_prompt is None else max_pairs_per_prompt
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
-    given = _source(agent, source, data_file, ratings_file, file_format)
-
     left_out: Counter[str] = Counter()
     try:
+        given = _source(agent, source, data_file, ratings_file, file_format)
         pairs = pairs_from_evidence(given.evidence(left_out), rating_margin=margin, max_pairs_per_prompt=cap)
         if max_samples is not None:
             pairs = sampled(pairs, max_samples)
-    except ValueError as error:
+    except (RecipeError, FormatRefused) as error:
         raise DatasetRefused(str(error)) from error
     left_out.update(pairs.left_out)
     query = {
@@ -196,7 +196,12 @@ def _source(
                 f"`manage.py import_feedback FILE --agent {agent}`"
             )
         return DatabaseEvidence(agent)
-    raise DatasetRefused(f"a source is db or file, found {source!r}")
+    if source != "file":
+        raise DatasetRefused(f"a source is db or file, found {source!r}")
+    if data_file is None:
+        raise DatasetRefused("--source file needs --data-file FILE")
+    ratings = None if ratings_file is None else Path(ratings_file)
+    return FileEvidence(agent, Path(data_file), format=file_format, ratings_path=ratings)
 
 
 def _check_enough(agent: str, tally: _Tally, need: int, source: str, left_out: Counter[str]) -> None:

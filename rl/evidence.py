@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
-from feedback import selectors
+from feedback import formats, selectors
+from feedback.formats.records import (
+    FormatRefused,
+    ImportedComparison,
+    ImportedDecision,
+    ImportedRating,
+    ImportedReference,
+    RowRefused,
+    RowSkipped,
+)
+from feedback.formats.simulation import ENTRY
 from rl.agents import get_agent
+from rl.agents.base import Agent, ChoiceAgent, Scenario
 from rl.pairs import Compared, Completion, Corrected, Evidence, Judged, Listed, rating_value
+
+logger = logging.getLogger("rl.datasets")
 
 SIMULATED = "simulated"
 """The kind of rater whose word is marked in every row made from it."""
@@ -21,6 +37,7 @@ REASONS: dict[str, str] = {
     "not_text": "pairs whose prompt holds something else than text (an image, a sound)",
     "refused_row": "rows of the file that could not be read",
     "no_preference": "rows of the file that carry no preference (a prompt, a demonstration)",
+    "other_agent": "rows of the file that belong to another agent",
 }
 """Reasons for leaving something out beside those of rl.pairs, and what each number counts."""
 
@@ -37,6 +54,7 @@ class Prompt:
 class EvidenceSource(Protocol):
     """Evidence on an agent's prompts. The prompts themselves are asked for later, for those that gave pairs alone."""
 
+    agent: str
     feedback_count: int
     """Ratings and comparisons read; complete once `evidence` is exhausted."""
     simulated_count: int
@@ -165,3 +183,163 @@ def _candidates(stored: list[Any] | None) -> tuple[tuple[str, float | None], ...
         (item, None) if isinstance(item, str) else (item["response"], item.get("score"))
         for item in stored or ()
     )
+
+
+class FileEvidence:
+    """What a file of a known format says, without importing it."""
+
+    def __init__(
+        self, agent: str, path: Path, *, format: str = "auto", ratings_path: Path | None = None
+    ) -> None:
+        self.agent = agent
+        self.path = path
+        self.format = formats.detect(path) if format == "auto" else format
+        self.ratings_path = ratings_path
+        self.feedback_count = 0
+        self.simulated_count = 0
+        self._prompts: dict[str, Prompt] = {}
+        self._scenarios: dict[str, Scenario] | None = None
+
+    def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
+        """As EvidenceSource. Raises FormatRefused for a file that is damaged or cannot be read."""
+        self.feedback_count = self.simulated_count = 0
+        refused: list[RowRefused] = []
+        decisions: dict[uuid.UUID, _Response] = {}
+        # of a named rater's comparisons of the same two decisions the last one stands
+        named: dict[tuple[Any, Any, str], ImportedComparison] = {}
+        for record in formats.read(self.path, self.format, self.ratings_path):
+            if isinstance(record, RowRefused):
+                if record.broken:
+                    raise FormatRefused(f"{self.path} line {record.line}: {record.reason}")
+                refused.append(record)
+            elif isinstance(record, (RowSkipped, ImportedReference)):
+                left_out["no_preference"] += 1
+            elif isinstance(record, ImportedComparison):
+                if isinstance(record.left, uuid.UUID):
+                    named[record.left, record.right, record.rater] = record
+                else:
+                    yield from self._compared(record, decisions, left_out)
+            elif record.agent and record.agent != self.agent:
+                left_out["other_agent"] += 1
+            else:
+                try:
+                    yield from self._judged(record, decisions, left_out)
+                except ValueError as error:
+                    refused.append(RowRefused(record.line, record.key, str(error)))
+        for comparison in named.values():
+            yield from self._compared(comparison, decisions, left_out)
+        if refused:
+            left_out["refused_row"] += len(refused)
+            first = refused[0]
+            logger.warning(
+                "%s: %d rows refused; the first is line %d: %s",
+                self.path,
+                len(refused),
+                first.line,
+                first.reason,
+            )
+
+    def _judged(
+        self, record: ImportedDecision, decisions: dict[uuid.UUID, _Response], left_out: Counter[str]
+    ) -> Iterator[Evidence]:
+        if not record.messages:
+            record = self._asked(record)
+        response = self._response(record)
+        if record.id:
+            decisions[record.id] = response
+        agent, said = get_agent(self.agent), False
+        for rating in _standing(record.ratings):
+            simulated, tags = self._count(rating.rater_kind), (*rating.tags, *response.tags)
+            value = rating_value(rating.thumb, rating.stars, rating.score)
+            if rating.correction is not None:
+                valid = agent.is_valid(rating.correction, record.state)
+                yield Corrected(
+                    response.prompt_hash, response.completion, rating.correction, valid, simulated, tags
+                )
+            elif value is None:
+                left_out["no_verdict"] += 1
+            if value is not None:
+                yield Judged(response.prompt_hash, response.completion, value, simulated, tags)
+            said = True
+        candidates = _candidates(record.candidates)
+        if candidates and (said or any(score is not None for _, score in candidates)):
+            yield Listed(response.prompt_hash, response.completion, candidates)
+        elif not said:
+            left_out["no_preference"] += 1
+
+    def _compared(
+        self, record: ImportedComparison, decisions: dict[uuid.UUID, _Response], left_out: Counter[str]
+    ) -> Iterator[Evidence]:
+        left, right = (
+            decisions.get(side) if isinstance(side, uuid.UUID) else self._response(side)
+            for side in (record.left, record.right)
+        )
+        if record.withdrawn or left is None or right is None:
+            left_out["no_preference"] += 1
+            return
+        simulated = self._count(record.rater_kind)
+        tags = (*record.tags, *left.tags, *right.tags)
+        yield Compared(
+            left.prompt_hash, left.completion, right.completion, record.preference, simulated, tags
+        )
+
+    def _response(self, record: ImportedDecision) -> _Response:
+        prompt_hash = selectors.prompt_hash(self.agent, record.messages)
+        known = self._prompts.get(prompt_hash)
+        if known is None or known.state is None:
+            self._prompts[prompt_hash] = Prompt(record.messages, record.state, record.metadata.get("tools"))
+        completion = record.response
+        if isinstance(completion, str):
+            completion = completion_stored(completion, record.metadata)
+        return _Response(prompt_hash, completion, record.tags)
+
+    def _asked(self, record: ImportedDecision) -> ImportedDecision:
+        """A simulation's entry as the agent would have asked and answered it. Raises ValueError."""
+        entry, agent = record.metadata[ENTRY], get_agent(self.agent)
+        state = self._state(entry, agent)
+        response = entry.get("response")
+        if response is None:
+            if not isinstance(agent, ChoiceAgent):
+                raise ValueError("response: expected a text, found nothing")
+            option = entry.get(agent.answer_key)
+            if not isinstance(option, str):
+                raise ValueError(f"{agent.answer_key}: expected the option chosen, found {option!r}")
+            response = agent.respond(option)
+        return replace(record, messages=agent.render(state), response=response, state=state, metadata={})
+
+    def _state(self, entry: dict[str, Any], agent: Agent) -> Any:
+        state = entry.get("state", entry.get("scenario"))
+        if isinstance(state, dict):
+            return state
+        if self._scenarios is None:
+            self._scenarios = {scenario.key: scenario for scenario in agent.scenarios()}
+        if state not in self._scenarios:
+            raise ValueError(
+                f"scenario: expected a state or one of the {len(self._scenarios)} scenarios of agent {agent.slug}, "
+                f"found {state!r}"
+            )
+        return self._scenarios[state].state
+
+    def _count(self, rater_kind: str) -> bool:
+        simulated = rater_kind == SIMULATED
+        self.feedback_count += 1
+        self.simulated_count += simulated
+        return simulated
+
+    def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
+        return {prompt_hash: self._prompts[prompt_hash] for prompt_hash in prompt_hashes}
+
+    def query(self) -> dict[str, Any]:
+        files = [self.path, *([self.ratings_path] if self.ratings_path else [])]
+        return {"format": self.format, "files": [{"name": f.name, "sha256": _sha256(f)} for f in files]}
+
+
+def _standing(ratings: tuple[ImportedRating, ...]) -> list[ImportedRating]:
+    """Of each named rater the last word, unless it takes back; everything that nobody in particular said."""
+    last = {rating.rater: rating for rating in ratings}
+    return [r for r in ratings if not r.withdrawn and (not r.rater or last[r.rater] is r)]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from rl.recipes import RecipeError
+
 Completion: TypeAlias = str | list[dict[str, Any]]
 """A response: a text, or chat messages where a text cannot say it (tool calls and their results)."""
 
@@ -260,9 +262,9 @@ def pairs_from_evidence(
     independent of each other and the intervals on them honest.
     """
     if not 0 < rating_margin <= 1:
-        raise ValueError(f"rating_margin must be in (0, 1], found {rating_margin!r}")
+        raise RecipeError(f"rating_margin must be in (0, 1], found {rating_margin!r}")
     if max_pairs_per_prompt < 1:
-        raise ValueError(f"max_pairs_per_prompt must be at least 1, found {max_pairs_per_prompt!r}")
+        raise RecipeError(f"max_pairs_per_prompt must be at least 1, found {max_pairs_per_prompt!r}")
     left_out: Counter[str] = Counter()
     cases: dict[str, _Case] = {}
     for item in evidence:
@@ -278,7 +280,7 @@ def pairs_from_evidence(
 def sampled(pairs: PairSet, max_samples: int) -> PairSet:
     """At most `max_samples` of the pairs, drawn by their hash: always the same, and a larger sample holds a smaller."""
     if max_samples < 1:
-        raise ValueError(f"max_samples must be at least 1, found {max_samples!r}")
+        raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
     if len(pairs.rows) <= max_samples:
         return pairs
     drawn = sorted(pairs.rows, key=lambda pair: pair.digest)[:max_samples]

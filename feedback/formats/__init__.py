@@ -1,0 +1,60 @@
+"""Outside formats, one file each: which one a file is of, and what it says in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from feedback.formats import hh, llamafactory, openai, ratchet, simulation, trl
+from feedback.formats.base import Format
+from feedback.formats.files import rows
+from feedback.formats.records import FormatRefused, Record, RowRefused
+
+FORMATS: dict[str, Format] = {
+    module.FORMAT.name: module.FORMAT
+    # in the order they are asked whether a row is theirs: the ones with keys of their own first
+    for module in (ratchet, simulation, hh, openai, llamafactory, trl)
+}
+
+SAMPLE = 20
+"""Rows looked at to recognise a format."""
+
+
+def detect(path: str | Path) -> str:
+    """The name of the format a file is of. Raises FormatRefused where it cannot be read or no format knows it."""
+    path = Path(path)
+    if llamafactory.names_file(path):
+        return llamafactory.FORMAT.name
+    seen: list[str] = []
+    for number, row in enumerate(rows(path)):
+        if number == SAMPLE:
+            break
+        if isinstance(row, RowRefused) or not isinstance(row.value, Mapping):
+            continue
+        for format in FORMATS.values():
+            if format.recognises(row.value):
+                return format.name
+        seen = seen or [str(key)[:40] for key in list(row.value)[:12]]
+    found = f"found rows with {', '.join(seen)}" if seen else "found no row that is a JSON object"
+    raise FormatRefused(
+        f"{path}: of no known format: {found}. Say which with --format {'|'.join(FORMATS)}; docs/formats.md shows each"
+    )
+
+
+def read(path: str | Path, format: str = "auto", ratings_path: str | Path | None = None) -> Iterator[Record]:
+    """What a file says, row after row: decisions, comparisons, ratings, and rows refused or skipped.
+
+    format: a name in FORMATS, or "auto" to recognise it. ratings_path: the second file, of formats that have two.
+    Raises FormatRefused for a file that cannot be read at all; a row that cannot is a RowRefused among the others.
+    """
+    path = Path(path)
+    name = detect(path) if format == "auto" else format
+    if name not in FORMATS:
+        raise FormatRefused(f"no format {name!r}; there are auto, {', '.join(FORMATS)}")
+    chosen = FORMATS[name]
+    if ratings_path is not None and not chosen.two_files:
+        two = ", ".join(f.name for f in FORMATS.values() if f.two_files)
+        raise FormatRefused(
+            f"{path}: format {name} keeps ratings in the same file; a ratings file goes with {two}"
+        )
+    return chosen.read(path, None if ratings_path is None else Path(ratings_path))

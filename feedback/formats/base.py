@@ -1,0 +1,173 @@
+"""What a format is, and what reading one row after the other has in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from feedback.formats.files import rows
+from feedback.formats.records import (
+    Completion,
+    ImportedComparison,
+    ImportedDecision,
+    ImportedRating,
+    Message,
+    Record,
+    RowError,
+    RowRefused,
+    RowSkipped,
+    check_json,
+    list_of,
+    shown,
+)
+
+RowRecords: TypeAlias = Callable[[Mapping[str, Any], int], Iterable[Record]]
+"""Reads one row, given the line it starts on. Raises RowError."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One outside format: how a row of it is recognised, and how a file of it is read."""
+
+    name: str
+    title: str
+    recognises: Callable[[Mapping[str, Any]], bool]
+    """Whether a row looks like this format; asked in the order of FORMATS."""
+    read: Callable[[Path, Path | None], Iterator[Record]]
+    """Reads a file and, where the format has two, the file with its ratings."""
+    two_files: bool = False
+
+
+def row_format(
+    name: str, title: str, recognises: Callable[[Mapping[str, Any]], bool], records: RowRecords
+) -> Format:
+    """A format of one file whose rows are read one by one."""
+    return Format(name, title, recognises, lambda path, ratings_path: each_row(path, records))
+
+
+def each_row(path: Path, records: RowRecords) -> Iterator[Record]:
+    """The records of every row; a row that cannot be read is refused and the next one read."""
+    for row in rows(path):
+        if isinstance(row, RowRefused):
+            yield row
+        elif not isinstance(row.value, Mapping):
+            yield RowRefused(row.line, "", f"expected an object, found {shown(row.value)}")
+        else:
+            yield from attempt(row.line, key_of(row.value), lambda row=row: records(row.value, row.line))  # type: ignore[misc]
+
+
+def attempt(line: int, key: str, records: Callable[[], Iterable[Record]]) -> Iterator[Record]:
+    """Records as they come, until one cannot be read: then a refusal in its place."""
+    try:
+        yield from records()
+    except RowError as error:
+        yield RowRefused(line, key, str(error))
+    except RecursionError:
+        yield RowRefused(line, key, "nested too deeply")
+
+
+KEYS = ("entry_id", "id", "_server_id", "message_tree_id", "messageId", "message_id", "EventId", "idx", "key")
+"""What formats call their rows, as shown in a refusal."""
+
+
+def key_of(row: Mapping[str, Any]) -> str:
+    """What the file calls a row, or ""."""
+    for name in KEYS:
+        value = row.get(name)
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+            return str(value)[:200]
+    return ""
+
+
+def has(row: Mapping[str, Any], *keys: str) -> bool:
+    return all(key in row for key in keys)
+
+
+# --- What several formats say in the same way --------------------------------------------------------------
+
+
+def preference(
+    line: int,
+    key: str,
+    messages: list[Message],
+    chosen: Completion,
+    rejected: Completion,
+    *,
+    metadata: dict[str, Any] | None = None,
+    tags: tuple[str, ...] = (),
+) -> Iterator[Record]:
+    """One preference by somebody the file does not name."""
+    if chosen == rejected:
+        yield RowSkipped(line, key, "chosen and rejected are the same: no preference")
+        return
+    better, worse = (
+        ImportedDecision(
+            line=line, key=key, messages=messages, response=response, metadata=dict(metadata or {}), tags=tags
+        )
+        for response in (chosen, rejected)
+    )
+    yield ImportedComparison(line=line, key=key, left=better, right=worse, preference="left")
+
+
+def judgement(
+    line: int,
+    key: str,
+    messages: list[Message],
+    response: Completion,
+    label: Any,
+    what: str,
+    *,
+    metadata: dict[str, Any] | None = None,
+) -> Iterator[Record]:
+    """One response called good or bad by somebody the file does not name."""
+    if not isinstance(label, bool):
+        raise RowError(f"{what}: expected true or false, found {shown(label)}")
+    yield ImportedDecision(
+        line=line,
+        key=key,
+        messages=messages,
+        response=response,
+        metadata=dict(metadata or {}),
+        ratings=(ImportedRating(thumb="up" if label else "down"),),
+    )
+
+
+DEMONSTRATION = "demonstration"
+"""Tag of a response that was written to be imitated; nobody rated it."""
+
+
+def demonstration(
+    line: int,
+    key: str,
+    messages: list[Message],
+    response: Completion,
+    *,
+    metadata: dict[str, Any] | None = None,
+) -> ImportedDecision:
+    return ImportedDecision(
+        line=line,
+        key=key,
+        messages=messages,
+        response=response,
+        metadata=dict(metadata or {}),
+        tags=(DEMONSTRATION,),
+    )
+
+
+def tools_of(row: Mapping[str, Any], what: str = "tools") -> dict[str, Any]:
+    """Metadata that keeps a row's tools: a list of schemas, or one JSON text of it (as datasets < 4.7 stores it)."""
+    tools = row.get("tools")
+    if tools is None or tools == "":
+        return {}
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise RowError(
+                f"{what}: expected a list of schemas as JSON, found {shown(tools)}: {error}"
+            ) from None
+    tools = check_json(list(list_of(tools, what)), what)
+    return {"tools": tools} if tools else {}

@@ -1,0 +1,54 @@
+"""OpenAI fine-tuning files: chat SFT (`messages`) and DPO (`input`, `preferred_output`, `non_preferred_output`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from feedback.formats.base import demonstration, has, key_of, preference, row_format, tools_of
+from feedback.formats.records import (
+    Record,
+    RowSkipped,
+    completion_of,
+    mapping_of,
+    messages_of,
+)
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    if has(row, "input", "preferred_output", "non_preferred_output"):
+        return True
+    # a column of true and false beside the messages is a verdict: that is LLaMA-Factory's kto
+    return isinstance(row.get("messages"), list) and not any(
+        isinstance(value, bool) for key, value in row.items() if key != "parallel_tool_calls"
+    )
+
+
+def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    key = key_of(row)
+    if "preferred_output" in row:
+        asked = mapping_of(row.get("input"), "input")
+        yield from preference(
+            line,
+            key,
+            messages_of(asked.get("messages"), "input.messages"),
+            completion_of(row["preferred_output"], "preferred_output", required=True),
+            completion_of(row.get("non_preferred_output"), "non_preferred_output"),
+            metadata=tools_of(asked, "input.tools"),
+        )
+        return
+    messages, metadata = messages_of(row.get("messages"), "messages"), tools_of(row)
+    weights = [message.pop("weight", 1) for message in messages]
+    found = False
+    for index, message in enumerate(messages):
+        # every assistant turn that counts is a response of its own to what stands before it; a weight of 0 means
+        # that it is only there to be read
+        if message["role"] == "assistant" and weights[index] and index:
+            found = True
+            response = completion_of([message], f"messages[{index}]", required=True)
+            yield demonstration(line, key, messages[:index], response, metadata=metadata)
+    if not found:
+        yield RowSkipped(line, key, "no assistant turn of weight 1 after a prompt")
+
+
+FORMAT = row_format("openai", "OpenAI chat SFT and DPO", recognises, records)

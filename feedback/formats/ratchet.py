@@ -1,0 +1,224 @@
+"""Ratchet's own format: JSON lines of decisions with all that was ever said of them, and of comparisons.
+
+A decision is a line {"type": "decision", ...its fields, "ratings": [...], "outcomes": [...]}, a comparison a line
+{"type": "comparison", "left": id, "right": id, ...}. Superseded and withdrawn ratings are there too, in their order:
+what is written, read again, is the same history with the same ids and times.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import IO, Any
+
+from feedback.formats.base import has, key_of, row_format
+from feedback.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    ImportedOutcome,
+    ImportedRating,
+    Record,
+    RowError,
+    check_json,
+    list_of,
+    mapping_of,
+    messages_of,
+    shown,
+    tags_of,
+    text_of,
+    time_of,
+    uuid_of,
+)
+
+TYPES = ("decision", "comparison")
+
+DECISION = (
+    "id", "agent", "messages", "response", "state", "candidates", "policy", "unit", "arm", "propensity", "run_id",
+    "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source", "created_at",
+)  # fmt: skip
+RATING = (
+    "id", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes", "withdrawn", "created_at",
+)  # fmt: skip
+COMPARISON = (
+    "id", "left", "right", "preference", "rater", "rater_kind", "tags", "notes", "withdrawn", "created_at",
+)  # fmt: skip
+OUTCOME = ("id", "name", "value", "at")
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    if row.get("type") == "decision":
+        return has(row, "messages", "response")
+    return row.get("type") == "comparison" and has(row, "left", "right", "preference")
+
+
+def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    kind = row.get("type")
+    if kind not in TYPES:
+        raise RowError(f"type: expected decision or comparison, found {shown(kind)}")
+    known = {"type", *(DECISION if kind == "decision" else COMPARISON), "ratings", "outcomes"}
+    if unknown := sorted(set(row) - known):
+        raise RowError(f"unknown keys {', '.join(unknown)[:200]}: nothing may be lost in reading")
+    yield _decision(row, line) if kind == "decision" else _comparison(row, line)
+
+
+def _decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
+    candidates = row.get("candidates")
+    return ImportedDecision(
+        line=line,
+        key=key_of(row),
+        id=_id(row.get("id"), "id"),
+        agent=text_of(row.get("agent"), "agent", required=True),
+        # as they are, to the last key: their hash says on which side of the split they stand
+        messages=[
+            dict(mapping_of(m, f"messages[{i}]")) for i, m in enumerate(_messages(row.get("messages")))
+        ],
+        response=text_of(row.get("response"), "response"),
+        state=check_json(row.get("state"), "state"),
+        candidates=None if candidates is None else list(list_of(candidates, "candidates")),
+        policy=_text(row, "policy"),
+        unit=_text(row, "unit"),
+        arm=_text(row, "arm"),
+        propensity=_number(row, "propensity"),
+        run_id=_text(row, "run_id"),
+        latency_ms=_number(row, "latency_ms"),
+        tokens_in=_whole(row, "tokens_in"),
+        tokens_out=_whole(row, "tokens_out"),
+        tags=tags_of(row.get("tags"), "tags"),
+        metadata=dict(mapping_of(check_json(row.get("metadata") or {}, "metadata"), "metadata")),
+        source=_text(row, "source"),
+        created_at=time_of(row.get("created_at"), "created_at"),
+        ratings=tuple(
+            _rating(mapping_of(item, f"ratings[{i}]"), f"ratings[{i}].")
+            for i, item in enumerate(list_of(row.get("ratings") or [], "ratings"))
+        ),
+        outcomes=tuple(
+            _outcome(mapping_of(item, f"outcomes[{i}]"), f"outcomes[{i}].")
+            for i, item in enumerate(list_of(row.get("outcomes") or [], "outcomes"))
+        ),
+    )
+
+
+def _messages(value: Any) -> list[Any]:
+    messages_of(value, "messages")
+    return list(list_of(value, "messages"))
+
+
+def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
+    correction = row.get("correction")
+    return ImportedRating(
+        id=_id(row.get("id"), f"{where}id"),
+        rater=text_of(row.get("rater"), f"{where}rater", required=True),
+        rater_kind=_text(row, "rater_kind", where) or "human",
+        thumb=_text(row, "thumb", where),
+        stars=_whole(row, "stars", where),
+        score=_number(row, "score", where),
+        correction=None if correction is None else text_of(correction, f"{where}correction"),
+        tags=tags_of(row.get("tags"), f"{where}tags"),
+        notes=_text(row, "notes", where),
+        withdrawn=_flag(row, "withdrawn", where),
+        created_at=time_of(row.get("created_at"), f"{where}created_at"),
+    )
+
+
+def _outcome(row: Mapping[str, Any], where: str) -> ImportedOutcome:
+    value = row.get("value")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RowError(f"{where}value: expected a number, found {shown(value)}")
+    return ImportedOutcome(
+        id=_id(row.get("id"), f"{where}id"),
+        name=text_of(row.get("name"), f"{where}name", required=True),
+        value=float(value),
+        at=time_of(row.get("at"), f"{where}at"),
+    )
+
+
+def _comparison(row: Mapping[str, Any], line: int) -> ImportedComparison:
+    left, right = _id(row.get("left"), "left"), _id(row.get("right"), "right")
+    if left is None or right is None:
+        raise RowError("left and right: expected the ids of two decisions")
+    return ImportedComparison(
+        line=line,
+        key=key_of(row),
+        id=_id(row.get("id"), "id"),
+        left=left,
+        right=right,
+        preference=_text(row, "preference"),
+        rater=text_of(row.get("rater"), "rater", required=True),
+        rater_kind=_text(row, "rater_kind") or "human",
+        tags=tags_of(row.get("tags"), "tags"),
+        notes=_text(row, "notes"),
+        withdrawn=_flag(row, "withdrawn"),
+        created_at=time_of(row.get("created_at"), "created_at"),
+    )
+
+
+def _id(value: Any, what: str) -> uuid.UUID | None:
+    if value is None:
+        return None
+    found = uuid_of(value)
+    if found is None:
+        raise RowError(f"{what}: expected a UUID, found {shown(value)}")
+    return found
+
+
+def _text(row: Mapping[str, Any], name: str, where: str = "") -> str:
+    value = row.get(name)
+    return "" if value is None else text_of(value, where + name)
+
+
+def _number(row: Mapping[str, Any], name: str, where: str = "") -> float | None:
+    value = row.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise RowError(f"{where}{name}: expected a number, found {shown(value)}")
+    return value
+
+
+def _whole(row: Mapping[str, Any], name: str, where: str = "") -> int | None:
+    value = _number(row, name, where)
+    if value is not None and value != int(value):
+        raise RowError(f"{where}{name}: expected a whole number, found {shown(value)}")
+    return None if value is None else int(value)
+
+
+def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:
+    value = row.get(name, False)
+    if not isinstance(value, bool):
+        raise RowError(f"{where}{name}: expected true or false, found {shown(value)}")
+    return value
+
+
+def write(file: IO[str], decisions: Iterator[Any], comparisons: Iterator[Any]) -> int:
+    """Write decisions (with `all_ratings` and `all_outcomes` lists on them) and comparisons. Returns the lines."""
+    written = 0
+    for decision in decisions:
+        line = {
+            "type": "decision",
+            **_fields(decision, DECISION),
+            "ratings": [_fields(rating, RATING) for rating in decision.all_ratings],
+            "outcomes": [_fields(outcome, OUTCOME) for outcome in decision.all_outcomes],
+        }
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        written += 1
+    for comparison in comparisons:
+        line = {"type": "comparison", **_fields(comparison, COMPARISON)}
+        line |= {"left": str(comparison.left_id), "right": str(comparison.right_id)}
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        written += 1
+    return written
+
+
+def _fields(row: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: _written(getattr(row, name)) for name in names if name not in ("left", "right")}
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
+FORMAT = row_format(
+    "ratchet", "Ratchet's own: decisions with their ratings, comparisons", recognises, records
+)

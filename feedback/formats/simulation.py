@@ -1,0 +1,150 @@
+"""Simulation: two files, entries (the decisions) and ratings of them.
+
+A rating is {"entry_id", "rating": "up" | "down", "tags", "notes"}. An entry has an "entry_id" and either its own
+`messages` (or `prompt`) and `response`, or what an agent can make them from: a scenario and the option chosen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from feedback.formats.base import Format, each_row, key_of
+from feedback.formats.files import rows
+from feedback.formats.records import (
+    FormatRefused,
+    ImportedDecision,
+    ImportedRating,
+    Message,
+    Record,
+    RowError,
+    RowRefused,
+    check_json,
+    list_of,
+    messages_of,
+    shown,
+    tags_of,
+    text_of,
+    time_of,
+)
+
+ENTRY = "entry"
+"""Metadata key under which an entry without a prompt is kept whole: an agent knows how to ask it."""
+
+PROMPTS = ("messages", "prompt", "query")
+RESPONSES = ("response", "answer")
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    return "entry_id" in row
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    refused: list[RowRefused] = []
+    ratings = _ratings(ratings_path, refused) if ratings_path else {}
+    yield from refused
+    seen: set[str] = set()
+
+    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        key = _entry_id(row)
+        if key in seen:
+            raise RowError(f"entry_id {key!r} stands there twice")
+        seen.add(key)
+        inline = [_rating(row)] if row.get("rating") is not None else []
+        yield _decision(row, line, key, (*inline, *(rating for _, rating in ratings.get(key, ()))))
+
+    yield from each_row(path, records)
+    for key, lines in ratings.items():
+        if key not in seen:
+            for line, _ in lines:
+                yield RowRefused(
+                    line, key, f"{ratings_path}: a rating of an entry that {path.name} does not hold"
+                )
+
+
+def _ratings(path: Path, refused: list[RowRefused]) -> dict[str, list[tuple[int, ImportedRating]]]:
+    """Ratings by entry; a person who changed their mind stands there twice, in that order."""
+    found: dict[str, list[tuple[int, ImportedRating]]] = {}
+    for row in rows(path):
+        if isinstance(row, RowRefused):
+            refused.append(RowRefused(row.line, row.key, f"{path}: {row.reason}", row.broken))
+        elif not isinstance(row.value, Mapping):
+            refused.append(RowRefused(row.line, "", f"{path}: expected an object, found {shown(row.value)}"))
+        else:
+            try:
+                found.setdefault(_entry_id(row.value), []).append((row.line, _rating(row.value)))
+            except RowError as error:
+                refused.append(RowRefused(row.line, key_of(row.value), f"{path}: {error}"))
+    if not found and not refused:
+        raise FormatRefused(f"{path}: expected ratings, found none")
+    return found
+
+
+def _entry_id(row: Mapping[str, Any]) -> str:
+    value = row.get("entry_id")
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise RowError(f"entry_id: expected a text or a number, found {shown(value)}")
+    return str(value)
+
+
+def _rating(row: Mapping[str, Any]) -> ImportedRating:
+    thumb = row.get("rating")
+    if thumb not in ("up", "down"):
+        raise RowError(f"rating: expected up or down, found {shown(thumb)}")
+    notes = row.get("notes")
+    rater = row.get("rater")
+    return ImportedRating(
+        rater="" if rater is None else text_of(rater, "rater"),
+        thumb=thumb,
+        tags=tags_of(row.get("tags"), "tags"),
+        notes="" if notes is None else text_of(notes, "notes"),
+        created_at=time_of(row.get("timestamp") or row.get("created_at"), "timestamp"),
+    )
+
+
+def _decision(
+    row: Mapping[str, Any], line: int, key: str, ratings: tuple[ImportedRating, ...]
+) -> ImportedDecision:
+    prompt = next((name for name in PROMPTS if row.get(name) is not None), None)
+    answer = next((name for name in RESPONSES if row.get(name) is not None), None)
+    agent = row.get("agent")
+    messages: list[Message] = []
+    metadata: dict[str, Any] = {"entry_id": key}
+    response = ""
+    if prompt and answer:
+        messages, response = messages_of(row[prompt], prompt), _response(row[answer], answer)
+    else:
+        # only an agent knows what it asks for a scenario, and how it says its choice
+        kept = {name: value for name, value in row.items() if name not in ("rating", "tags", "notes")}
+        metadata = {ENTRY: check_json(kept, "entry")}
+    candidates = row.get("candidates")
+    return ImportedDecision(
+        line=line,
+        key=key,
+        messages=messages,
+        response=response,
+        agent="" if agent is None else text_of(agent, "agent"),
+        state=check_json(row.get("state"), "state"),
+        candidates=(
+            None
+            if candidates is None
+            else [
+                _response(item, f"candidates[{i}]")
+                for i, item in enumerate(list_of(candidates, "candidates"))
+            ]
+        ),
+        metadata=metadata,
+        ratings=ratings,
+    )
+
+
+def _response(value: Any, what: str) -> str:
+    """A response as the text a policy would have said."""
+    if isinstance(value, (Mapping, list)):
+        return json.dumps(check_json(value, what), ensure_ascii=False)
+    return text_of(value, what)
+
+
+FORMAT = Format("simulation", "simulation entries and ratings", recognises, read, two_files=True)
