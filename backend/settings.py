@@ -10,6 +10,8 @@ from typing import Any
 import dj_database_url
 import yaml
 from django.core.exceptions import ImproperlyConfigured
+from django.templatetags.static import static
+from django.urls import reverse_lazy
 from dotenv import load_dotenv
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -223,6 +225,9 @@ Q_CLUSTER: dict[str, Any] = {
 # Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).
 FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
 
+# Seconds a process may go by what it read of API keys and of agents' settings: a revoked key ends within them.
+FEEDBACK_REMEMBER_S = 5.0
+
 # --- Logging ----------------------------------------------------------------------------------------------
 LOGGING = {
     "version": 1,
@@ -237,10 +242,66 @@ LOGGING = {
     },
 }
 
+
+def _admin_link(title: str, icon: str, name: str) -> dict[str, Any]:
+    return {"title": title, "icon": icon, "link": reverse_lazy(f"admin:{name}_changelist")}
+
+
 UNFOLD = {
     "SITE_TITLE": "Ratchet",
     "SITE_HEADER": "Ratchet",
     "SITE_SUBHEADER": "Decisions in, better policies out",
     "SITE_URL": "/",
-    "SHOW_HISTORY": True,
-}
+    "SITE_ICON": lambda request: static("favicon.svg"),
+    "SITE_FAVICONS": [
+        {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("favicon.svg")}
+    ],
+    "STYLES": [lambda request: static("rl/admin.css")],
+    # Django's log of edits stays empty where nothing can be edited; a policy's history are its events
+    "SHOW_HISTORY": False,
+    "COLORS": {
+        "primary": {
+            "50": "#effaf8", "100": "#d9ece9", "200": "#b5ddd7", "300": "#84c8bf", "400": "#4fc0b2", "500": "#238f84",
+            "600": "#0f6e66", "700": "#0c5a54", "800": "#0b4843", "900": "#0a3b37", "950": "#052220",
+        }
+    },
+    "SIDEBAR": {
+        "show_search": True,
+        "navigation": [
+            {
+                "title": "Policies",
+                "items": [
+                    _admin_link("Policies", "verified", "rl_policy"),
+                    _admin_link("Events", "history", "rl_policyevent"),
+                    _admin_link("Evaluations", "balance", "rl_evaluation"),
+                    _admin_link("Artefacts", "inventory_2", "rl_artifact"),
+                ],
+            },
+            {
+                "title": "Training",
+                "items": [
+                    _admin_link("Runs", "model_training", "rl_trainingrun"),
+                    _admin_link("Snapshots", "dataset", "rl_snapshot"),
+                ],
+            },
+            {
+                "title": "Feedback",
+                "items": [
+                    _admin_link("Decisions", "alt_route", "feedback_decision"),
+                    _admin_link("Ratings", "thumbs_up_down", "feedback_rating"),
+                    _admin_link("Comparisons", "compare_arrows", "feedback_comparison"),
+                    _admin_link("Outcomes", "flag", "feedback_outcome"),
+                    _admin_link("Traces", "timeline", "feedback_trace"),
+                    _admin_link("Agent settings", "tune", "feedback_agentsettings"),
+                ],
+            },
+            {
+                "title": "People",
+                "items": [
+                    _admin_link("Users", "person", "auth_user"),
+                    _admin_link("Groups", "group", "auth_group"),
+                ],
+            },
+        ],
+    },
+}  # fmt: skip

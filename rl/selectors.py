@@ -11,7 +11,10 @@ from django.db.models import Max, Prefetch, QuerySet
 from feedback.selectors import FeedbackCounts, agents_known, feedback_counts
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
-from rl.models import Policy, TrainingRun
+from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
+
+EVENTS_SHOWN = 100
+"""Newest events and evaluations shown of one policy."""
 
 BAR_WIDTH = 300
 """Width of a drawn interval, in the units of its drawing."""
@@ -58,6 +61,13 @@ class Share:
     def points(self) -> str:
         """A difference of shares, in percentage points with its sign."""
         return f"{100 * self.value:+.1f}"
+
+    @property
+    def points_interval(self) -> str:
+        """The interval of a difference of shares, in percentage points with signs."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"
 
 
 def share_of(figures: Mapping[str, Any], name: str) -> Share | None:
@@ -142,3 +152,45 @@ def run_series(run: TrainingRun) -> dict[str, list[tuple[int, float]]]:
             if _is_number(value):
                 series.setdefault(name, []).append((metric.step, float(value)))
     return series
+
+
+@dataclass(frozen=True)
+class PolicyOverview:
+    """One policy with everything an operator asks of it."""
+
+    policy: Policy
+    children: list[Policy]
+    events: list[PolicyEvent]
+    evaluations: list[Evaluation]
+    artifacts: list[Artifact]
+    accuracy: Share | None
+    against: Share | None
+    difference: Share | None
+    valid_rate: Share | None
+    average_reward: float | None
+    p_value: float | None
+    simulated_share: float | None
+    """Share of the feedback it learnt from that was simulated, 0 to 1; None where no snapshot is known."""
+
+
+def policy_overview(policy: Policy) -> PolicyOverview:
+    """What the registry page shows of a policy, newest things first."""
+    metrics = policy.metrics
+    run = TrainingRun.objects.select_related("snapshot").filter(pk=policy.run_id).first()
+    reward = metrics.get("average_reward")
+    reward = reward.get("value") if isinstance(reward, Mapping) else reward
+    p_value = metrics.get("p_value")
+    return PolicyOverview(
+        policy=policy,
+        children=list(policy.children.order_by("id")),
+        events=list(policy.events.all()[:EVENTS_SHOWN]),
+        evaluations=list(policy.evaluations.all()[:EVENTS_SHOWN]),
+        artifacts=list(policy.artifacts.all()),
+        accuracy=share_of(metrics, "preference_accuracy"),
+        against=share_of(metrics, "against_preference_accuracy"),
+        difference=share_of(metrics, "difference"),
+        valid_rate=share_of(metrics, "valid_rate"),
+        average_reward=reward if _is_number(reward) else None,
+        p_value=p_value if _is_number(p_value) else None,
+        simulated_share=run.snapshot.simulated_share if run and run.snapshot else None,
+    )

@@ -1,0 +1,69 @@
+"""What every admin page of ours shares: facts are shown and searched there, never added, changed or deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from django.contrib.admin import ModelAdmin as DjangoModelAdmin
+from django.contrib.admin import SimpleListFilter
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from unfold.admin import ModelAdmin, TabularInline
+from unfold.paginator import InfinitePaginator
+
+
+class ReadOnly:
+    """Look, but do not touch: history would be lost."""
+
+    def has_add_permission(self, *_: Any, **__: Any) -> bool:
+        return False
+
+    def has_change_permission(self, *_: Any, **__: Any) -> bool:
+        return False
+
+    def has_delete_permission(self, *_: Any, **__: Any) -> bool:
+        return False
+
+
+class FactAdmin(ReadOnly, ModelAdmin):
+    """A list of facts. Pages are not counted, so that the list of a million rows opens as quickly as one of ten."""
+
+    paginator = InfinitePaginator
+    show_full_result_count = False
+    list_per_page = 50
+    list_filter_submit = False
+    compressed_fields = True
+
+
+class FactInline(ReadOnly, TabularInline):
+    extra = 0
+    can_delete = False
+    show_change_link = False
+
+
+class AgentFilter(SimpleListFilter):
+    """By agent; `path` is the lookup from the listed model, `known` gives the slugs without scanning the list."""
+
+    title = "agent"
+    parameter_name = "agent"
+    path: ClassVar[str] = "agent"
+    known: ClassVar[Callable[[], list[str]]]
+
+    def lookups(self, request: HttpRequest, model_admin: DjangoModelAdmin[Any]) -> list[tuple[str, str]]:
+        return [(slug, slug) for slug in type(self).known()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = self.value()
+        return queryset.filter(**{self.path: value}) if value else queryset
+
+
+def admin_link(row: Model | None, words: str | None = None) -> SafeString | str:
+    """A link to a row's admin page; a dash where there is no row."""
+    if row is None:
+        return "–"
+    address = reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])
+    return format_html('<a class="ratchet-link" href="{}">{}</a>', address, words or str(row))

@@ -1,0 +1,284 @@
+"""The admin of feedback: what was decided and said, to look at; what an operator wants of an agent, to set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
+from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.models import Group, User
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+from unfold.admin import ModelAdmin
+from unfold.decorators import display
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
+from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Trace
+from feedback.previews import turns_of
+from feedback.selectors import agents_known
+
+
+class ByAgent(AgentFilter):
+    known = staticmethod(agents_known)
+
+
+class ByAgentOfDecision(ByAgent):
+    path = "decision__agent"
+
+
+class ByAgentOfLeft(ByAgent):
+    path = "left__agent"
+
+
+class Standing(admin.SimpleListFilter):
+    """Only what stands, or only what was replaced or taken back."""
+
+    title = "standing"
+    parameter_name = "standing"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("yes", "stands"), ("no", "replaced or taken back")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        stands = {"superseded_by__isnull": True, "withdrawn": False}
+        if self.value() == "yes":
+            return queryset.filter(**stands)
+        return queryset.exclude(**stands) if self.value() == "no" else queryset
+
+
+def _short(text: str, characters: int = 70) -> str:
+    one_line = " ".join(text.split())
+    return one_line if len(one_line) <= characters else one_line[: characters - 1] + "…"
+
+
+def verdict_of(rating: Rating) -> str:
+    """What a rating says, in a word or two."""
+    if rating.withdrawn:
+        return "taken back"
+    if rating.thumb:
+        return rating.get_thumb_display()
+    if rating.stars is not None:
+        return "★" * rating.stars
+    if rating.score is not None:
+        return f"{rating.score:.2f} of 1"
+    return "corrected" if rating.correction is not None else "notes"
+
+
+VERDICT_COLOURS = {"good": "success", "bad": "danger", "taken back": "warning"}
+KIND_COLOURS = {"a person": "info", "simulated": "warning"}
+
+
+class RatingInline(FactInline):
+    model = Rating
+    fields = ["created_at", "rater", "rater_kind", "verdict", "correction", "tags", "notes"]
+    readonly_fields = fields
+    ordering = ["created_at"]
+
+    @display(description="verdict")
+    def verdict(self, rating: Rating) -> str:
+        return verdict_of(rating)
+
+
+class OutcomeInline(FactInline):
+    model = Outcome
+    fields = ["at", "name", "value"]
+    readonly_fields = fields
+
+
+@admin.register(Decision)
+class DecisionAdmin(FactAdmin):
+    list_display = [
+        "shown_id",
+        "agent",
+        "asked",
+        "answered",
+        "policy",
+        "ratings_human",
+        "source",
+        "created_at",
+    ]
+    list_filter = [ByAgent, "source"]
+    search_fields = ["response", "policy", "unit", "run_id"]
+    search_help_text = "Finds in responses, policies, units and run ids"
+    ordering = ["-created_at", "-id"]
+    inlines = [RatingInline, OutcomeInline]
+    fieldsets = [
+        (None, {"fields": ["agent", "conversation", "response", "candidates"]}),
+        ("Made by", {"fields": ["policy", "arm", "unit", "propensity"]}),
+        ("In the app", {"fields": ["source", "run_id", "created_at", "tags", "state", "metadata", "trace"]}),
+        ("Cost", {"fields": ["latency_ms", "tokens_in", "tokens_out"]}),
+        ("Queue", {"fields": ["ratings_human", "ratings_wanted", "prompt_hash"]}),
+    ]
+    readonly_fields = ["conversation", "prompt_hash", "created_at", "ratings_human", "ratings_wanted"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Decision]:
+        queryset = super().get_queryset(request)
+        if request.resolver_match and request.resolver_match.url_name == "feedback_decision_changelist":
+            return queryset.defer("state", "candidates", "metadata", "tags")
+        return queryset
+
+    @display(description="decision", ordering="id")
+    def shown_id(self, decision: Decision) -> str:
+        return str(decision.pk)[:8]
+
+    @display(description="asked")
+    def asked(self, decision: Decision) -> str:
+        return _short(next((turn.text for turn in reversed(turns_of(decision.messages))), ""))
+
+    @display(description="answered")
+    def answered(self, decision: Decision) -> str:
+        return _short(decision.response)
+
+    @display(description="prompt")
+    def conversation(self, decision: Decision) -> str:
+        return "\n\n".join(f"{turn.role}: {turn.text}" for turn in turns_of(decision.messages))
+
+
+@admin.register(Rating)
+class RatingAdmin(FactAdmin):
+    list_display = ["created_at", "of_decision", "rater", "kind", "verdict", "tags", "said", "stands"]
+    list_filter = [ByAgentOfDecision, "rater_kind", "thumb", Standing]
+    search_fields = ["rater", "notes", "correction"]
+    ordering = ["-created_at", "-id"]
+    fields = [
+        "decision", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes",
+        "supersedes", "withdrawn", "created_at",
+    ]  # fmt: skip
+    readonly_fields = ["created_at"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Rating]:
+        return (
+            super()
+            .get_queryset(request)
+            .select_related("decision", "superseded_by")
+            .defer("decision__messages", "decision__state", "decision__candidates", "decision__metadata")
+        )
+
+    @display(description="decision")
+    def of_decision(self, rating: Rating) -> SafeString | str:
+        return admin_link(rating.decision)
+
+    @display(description="given by", ordering="rater_kind", label=KIND_COLOURS)
+    def kind(self, rating: Rating) -> str:
+        return rating.get_rater_kind_display()
+
+    @display(description="verdict", label=VERDICT_COLOURS)
+    def verdict(self, rating: Rating) -> str:
+        return verdict_of(rating)
+
+    @display(description="said")
+    def said(self, rating: Rating) -> str:
+        return _short(rating.correction or rating.notes or "–")
+
+    @display(description="stands", boolean=True)
+    def stands(self, rating: Rating) -> bool:
+        return not rating.withdrawn and getattr(rating, "superseded_by", None) is None
+
+
+@admin.register(Comparison)
+class ComparisonAdmin(FactAdmin):
+    list_display = ["created_at", "of_left", "of_right", "rater", "kind", "preference", "stands"]
+    list_filter = [ByAgentOfLeft, "rater_kind", "preference", Standing]
+    search_fields = ["rater", "notes"]
+    ordering = ["-created_at", "-id"]
+    fields = [
+        "left", "right", "preference", "rater", "rater_kind", "tags", "notes", "supersedes", "withdrawn", "created_at",
+    ]  # fmt: skip
+    readonly_fields = ["created_at"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Comparison]:
+        heavy = ("messages", "state", "candidates", "metadata", "response")
+        return (
+            super()
+            .get_queryset(request)
+            .select_related("left", "right", "superseded_by")
+            .defer(*(f"{side}__{name}" for side in ("left", "right") for name in heavy))
+        )
+
+    @display(description="left")
+    def of_left(self, comparison: Comparison) -> SafeString | str:
+        return admin_link(comparison.left)
+
+    @display(description="right")
+    def of_right(self, comparison: Comparison) -> SafeString | str:
+        return admin_link(comparison.right)
+
+    @display(description="given by", ordering="rater_kind", label=KIND_COLOURS)
+    def kind(self, comparison: Comparison) -> str:
+        return comparison.get_rater_kind_display()
+
+    @display(description="stands", boolean=True)
+    def stands(self, comparison: Comparison) -> bool:
+        return not comparison.withdrawn and getattr(comparison, "superseded_by", None) is None
+
+
+@admin.register(Outcome)
+class OutcomeAdmin(FactAdmin):
+    list_display = ["at", "of_decision", "name", "value", "created_at"]
+    list_filter = [ByAgentOfDecision]
+    search_fields = ["name"]
+    ordering = ["-at", "-id"]
+    readonly_fields = ["created_at"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Outcome]:
+        return (
+            super()
+            .get_queryset(request)
+            .select_related("decision")
+            .defer("decision__messages", "decision__state", "decision__candidates", "decision__metadata")
+        )
+
+    @display(description="decision")
+    def of_decision(self, outcome: Outcome) -> SafeString | str:
+        return admin_link(outcome.decision)
+
+
+@admin.register(Trace)
+class TraceAdmin(FactAdmin):
+    list_display = ["created_at", "agent", "run_id", "started_at", "finished_at"]
+    list_filter = [ByAgent]
+    search_fields = ["run_id"]
+    readonly_fields = ["created_at"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Trace]:
+        queryset = super().get_queryset(request)
+        if request.resolver_match and request.resolver_match.url_name == "feedback_trace_changelist":
+            return queryset.defer("steps", "metadata")
+        return queryset
+
+
+@admin.register(AgentSettings)
+class AgentSettingsAdmin(ModelAdmin):
+    """The one thing here that is not a fact: an operator may change it at any time."""
+
+    list_display = [
+        "agent",
+        "ratings_wanted",
+        "overlap_share",
+        "overlap_ratings",
+        "collection_rate",
+        "aggregation",
+    ]
+    search_fields = ["agent"]
+
+
+# --- People: Django's own pages in this admin's clothes -----------------------------------------------------
+
+admin.site.unregister(User)
+admin.site.unregister(Group)
+
+
+@admin.register(User)
+class UserAdmin(DjangoUserAdmin, ModelAdmin):
+    form = UserChangeForm
+    add_form = UserCreationForm
+    change_password_form = AdminPasswordChangeForm
+    list_display = ["username", "is_active", "is_staff", "is_superuser", "last_login"]
+
+
+@admin.register(Group)
+class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
+    pass
