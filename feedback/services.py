@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,8 +15,12 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.utils import timezone
 
+from feedback.checks import MAX_TEXT as MAX_TEXT
+from feedback.checks import Check, FeedbackRefused, shown
+from feedback.checks import DecisionUnknown as DecisionUnknown
+from feedback.checks import FeedbackConflict as FeedbackConflict
+from feedback.collection import ratings_wanted
 from feedback.models import (
-    SLUG_PATTERN,
     Comparison,
     Decision,
     Outcome,
@@ -25,36 +28,12 @@ from feedback.models import (
     RaterKind,
     Rating,
     Thumb,
+    Trace,
     prompt_hash,
 )
 
-MAX_TEXT = 1_000_000
-"""Longest response, correction or prompt accepted, in characters."""
-MAX_TAGS = 50
 BULK_BATCH = 1000
 """Rows per INSERT when many decisions are written at once."""
-
-
-class FeedbackRefused(ValueError):
-    """A write that cannot be accepted; `fields` says per field what was expected and what was found."""
-
-    code = "invalid"
-
-    def __init__(self, message: str, fields: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.fields = dict(fields or {})
-
-
-class FeedbackConflict(FeedbackRefused):
-    """The same id was sent before with a different body."""
-
-    code = "conflict"
-
-
-class DecisionUnknown(FeedbackRefused):
-    """The decision that was named does not exist."""
-
-    code = "not_found"
 
 
 @dataclass(frozen=True)
@@ -65,115 +44,8 @@ class Written:
     created: bool
 
 
-@dataclass
-class _Check:
-    """Collects what is wrong with a write, so that a caller sees every fault at once."""
-
-    fields: dict[str, str] = field(default_factory=dict)
-
-    def text(self, name: str, value: Any, *, limit: int = MAX_TEXT, required: bool = False) -> str:
-        if not isinstance(value, str):
-            self.fields[name] = f"expected text, found {type(value).__name__}"
-            return ""
-        if "\x00" in value:
-            # PostgreSQL cannot store it and SQLite would cut the text there
-            self.fields[name] = "expected text without NUL characters"
-        elif len(value) > limit:
-            self.fields[name] = f"expected at most {limit:,} characters, found {len(value):,}"
-        elif required and not value.strip():
-            self.fields[name] = "expected text, found nothing"
-        else:
-            try:
-                value.encode("utf-8")
-            except UnicodeEncodeError as error:
-                self.fields[name] = (
-                    f"expected valid Unicode, found a lone surrogate at character {error.start}"
-                )
-        return value
-
-    def number(
-        self, name: str, value: Any, low: float, high: float, *, open_low: bool = False
-    ) -> float | None:
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            self.fields[name] = f"expected a number, found {value!r}"
-            return None
-        if value < low or value > high or (open_low and value == low):
-            self.fields[name] = (
-                f"expected a number in {'(' if open_low else '['}{low:g}, {high:g}], found {value!r}"
-            )
-        return float(value)
-
-    def whole(self, name: str, value: Any, low: int, high: int) -> int | None:
-        number = self.number(name, value, low, high)
-        if number is not None and number != int(number):
-            self.fields[name] = f"expected a whole number, found {value!r}"
-        return None if number is None else int(number)
-
-    def names(self, name: str, value: Any) -> list[str]:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
-            self.fields[name] = f"expected a list of texts, found {value!r}"[:200]
-            return []
-        if len(value) > MAX_TAGS or any(len(v) > 100 or "\x00" in v for v in value):
-            self.fields[name] = f"expected at most {MAX_TAGS} tags of at most 100 characters"
-            return []
-        return list(dict.fromkeys(v.strip() for v in value if v.strip()))
-
-    def json(self, name: str, value: Any) -> Any:
-        try:
-            text = json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            self.fields[name] = f"expected JSON, found {error}"
-            return None
-        if len(text) > MAX_TEXT:
-            self.fields[name] = f"expected at most {MAX_TEXT:,} characters of JSON, found {len(text):,}"
-        if "\\u0000" in text or re.search(r"\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f])", text):
-            self.fields[name] = "expected text without NUL characters and lone surrogates"
-        return value
-
-    def agent(self, value: Any) -> str:
-        if not isinstance(value, str) or not re.fullmatch(SLUG_PATTERN, value):
-            self.fields["agent"] = (
-                f"expected a slug of 1 to 64 lower-case letters, digits, - and _, found {value!r}"[:200]
-            )
-            return ""
-        return value
-
-    def choice(self, name: str, value: Any, allowed: Sequence[str]) -> str:
-        if value not in allowed:
-            self.fields[name] = f"expected one of {', '.join(a for a in allowed if a)}; found {value!r}"[:200]
-            return ""
-        return str(value)
-
-    def messages(self, value: Any) -> list[dict[str, Any]]:
-        if isinstance(value, str):
-            value = [{"role": "user", "content": value}]
-        if not isinstance(value, list) or not value:
-            self.fields["messages"] = "expected a list of at least one {role, content}"
-            return []
-        for index, message in enumerate(value):
-            if (
-                not isinstance(message, Mapping)
-                or not isinstance(message.get("role"), str)
-                or not isinstance(message.get("content"), (str, list, type(None)))
-            ):
-                self.fields["messages"] = f"message {index}: expected {{role, content}}, found {message!r}"[
-                    :200
-                ]
-                return []
-        self.json("messages", value)
-        return [dict(m) for m in value]
-
-    def done(self, what: str) -> None:
-        if self.fields:
-            raise FeedbackRefused(
-                f"{what} refused: " + "; ".join(f"{name}: {fault}" for name, fault in self.fields.items()),
-                self.fields,
-            )
-
-
-def _identity(value: uuid.UUID | str | None) -> uuid.UUID:
+def identity_of(value: uuid.UUID | str | None) -> uuid.UUID:
+    """The id of a write: the client's, or a new one. Raises FeedbackRefused where it is no UUID."""
     if value is None:
         return uuid.uuid4()
     if isinstance(value, uuid.UUID):
@@ -182,34 +54,47 @@ def _identity(value: uuid.UUID | str | None) -> uuid.UUID:
         return uuid.UUID(value)
     except (ValueError, AttributeError, TypeError) as error:
         raise FeedbackRefused(
-            "id refused: expected a UUID", {"id": f"expected a UUID, found {value!r}"[:200]}
+            "id refused: expected a UUID", {"id": f"expected a UUID, found {shown(value)}"}
         ) from error
 
 
-def _body_hash(body: Mapping[str, Any]) -> str:
+def body_hash(body: Mapping[str, Any]) -> str:
+    """SHA-256 of what a write says: tells a retry from a clash of ids."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _write(row: Any) -> Written:
+def row_write(row: Any) -> Written:
     """Insert a row whose id may have been sent before: the same body is the same write, another is a conflict."""
     try:
-        with transaction.atomic():
+        # one statement is its own transaction; inside another one, a savepoint keeps that one usable
+        with transaction.atomic() if transaction.get_connection().in_atomic_block else nullcontext():
             row.save(force_insert=True)
     except IntegrityError:
-        earlier = type(row)._default_manager.filter(pk=row.pk).first()
+        earlier = _earlier(row)
         if earlier is None:
             raise
-        if earlier.body_hash != row.body_hash:
-            name = type(row).__name__.lower()
-            raise FeedbackConflict(
-                f"{name} {row.pk} was recorded before with a different body",
-                {"id": "already used for another write"},
-            ) from None
-        return Written(earlier, created=False)
+        return earlier
     return Written(row, created=True)
 
 
-def _decision_build(
+def _earlier(row: Any) -> Written | None:
+    """The row that was stored under this one's id before, if any. Raises FeedbackConflict where it says otherwise."""
+    earlier = type(row)._default_manager.filter(pk=row.pk).first()
+    if earlier is None:
+        return None
+    if earlier.body_hash != row.body_hash:
+        raise _clash(row)
+    return Written(earlier, created=False)
+
+
+def _clash(row: Any) -> FeedbackConflict:
+    return FeedbackConflict(
+        f"{type(row).__name__.lower()} {row.pk} was recorded before with a different body",
+        {"id": "already used for another write"},
+    )
+
+
+def decision_build(
     *,
     agent: str,
     messages: Any,
@@ -227,17 +112,19 @@ def _decision_build(
     tokens_out: int | None = None,
     tags: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
+    trace: Trace | None = None,
     source: str = "app",
-    created_at: datetime | None = None,
+    created_at: datetime | str | None = None,
 ) -> Decision:
-    check = _Check()
-    key = _identity(id)
+    """A decision from its facts, as `decision_record` takes them, not yet stored. Raises FeedbackRefused."""
+    check = Check()
+    key = identity_of(id)
     values: dict[str, Any] = {
         "agent": check.agent(agent),
         "messages": check.messages(messages),
         "response": check.text("response", response),
         "state": None if state is None else check.json("state", state),
-        "candidates": None if candidates is None else _candidates(check, candidates),
+        "candidates": None if candidates is None else check.candidates(candidates),
         "policy": check.text("policy", policy, limit=200),
         "unit": check.text("unit", unit, limit=200),
         "arm": check.text("arm", arm, limit=200),
@@ -247,32 +134,20 @@ def _decision_build(
         "tokens_in": check.whole("tokens_in", tokens_in, 0, 2**31 - 1),
         "tokens_out": check.whole("tokens_out", tokens_out, 0, 2**31 - 1),
         "tags": check.names("tags", tags),
-        "metadata": check.json("metadata", dict(metadata or {})),
+        "metadata": check.mapping("metadata", metadata),
         "source": check.text("source", source, limit=40),
     }
+    at = check.time("created_at", created_at)
     check.done("decision")
     return Decision(
         id=key,
         **values,
+        trace=trace,
         prompt_hash=prompt_hash(values["agent"], values["messages"]),
-        body_hash=_body_hash(values),
-        created_at=created_at or timezone.now(),
+        body_hash=body_hash(values),
+        ratings_wanted=ratings_wanted(values["agent"], key),
+        created_at=at or timezone.now(),
     )
-
-
-def _candidates(check: _Check, value: Any) -> Any:
-    """Listed responses: texts, or {response, score} with a score in [0, 1]."""
-    if not isinstance(value, (list, tuple)):
-        check.fields["candidates"] = f"expected a list, found {type(value).__name__}"
-        return None
-    for index, candidate in enumerate(value):
-        if isinstance(candidate, str):
-            check.text(f"candidates[{index}]", candidate)
-        elif isinstance(candidate, Mapping) and isinstance(candidate.get("response"), str):
-            check.number(f"candidates[{index}].score", candidate.get("score"), 0.0, 1.0)
-        else:
-            check.fields["candidates"] = f"candidate {index}: expected a text or {{response, score}}"
-    return check.json("candidates", list(value))
 
 
 def decision_record(**facts: Any) -> Written:
@@ -284,12 +159,12 @@ def decision_record(**facts: Any) -> Written:
 
     Raises FeedbackRefused with a fault per field; FeedbackConflict when the id was used for another decision.
     """
-    return _write(_decision_build(**facts))
+    return row_write(decision_build(**facts))
 
 
 def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[Written]:
     """Record many decisions in one transaction, all or none; ids seen before with the same body are kept."""
-    rows = [_decision_build(**item) for item in items]
+    rows = [decision_build(**item) for item in items]
     written: list[Written] = []
     with transaction.atomic():
         for start in range(0, len(rows), BULK_BATCH):
@@ -312,7 +187,8 @@ def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[Written]:
 def _decision_get(decision: Decision | uuid.UUID | str) -> Decision:
     if isinstance(decision, Decision):
         return decision
-    found = Decision.objects.filter(pk=_identity(decision)).first()
+    # not the prompt and the response, which may be a megabyte each
+    found = Decision.objects.only("agent", "prompt_hash").filter(pk=identity_of(decision)).first()
     if found is None:
         raise DecisionUnknown(f"no decision {decision}", {"decision": "does not exist"})
     return found
@@ -329,12 +205,13 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
         row.supersedes = model._default_manager.filter(**chain, superseded_by__isnull=True).first()
         try:
             with transaction.atomic():
-                written = _write(row)
-                if written.created and isinstance(row, Rating):
+                row.save(force_insert=True)
+                if isinstance(row, Rating):
                     _count_human(row)
-                return written
+            return Written(row, created=True)
         except IntegrityError:
-            continue
+            if (earlier := _earlier(row)) is not None:
+                return earlier
     raise FeedbackRefused(
         f"{model.__name__.lower()} refused: too many writers at once on {chain}; send it again"
     )
@@ -372,9 +249,9 @@ def rating_submit(
     thumb "up" | "down", stars 1..5, score in [0, 1], correction (the response it should have been), tags, notes:
     at least one of them. Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
     """
-    check = _Check()
+    check = Check()
     subject = _decision_get(decision)
-    key = _identity(id)
+    key = identity_of(id)
     values: dict[str, Any] = {
         "rater": check.text("rater", rater, limit=200, required=True),
         "rater_kind": check.choice("rater_kind", rater_kind, RaterKind.values),
@@ -395,29 +272,52 @@ def rating_submit(
         id=key,
         decision=subject,
         **values,
-        body_hash=_body_hash({"decision": str(subject.pk), **values}),
+        body_hash=body_hash({"decision": str(subject.pk), **values}),
         created_at=created_at or timezone.now(),
     )
     return _append(row, {"decision": subject, "rater": values["rater"]})
 
 
-def rating_withdraw(rating: Rating) -> Written:
-    """Take a rating back (undo). It stays on record; what stood before it does not come back by itself."""
-    row = Rating(
-        decision_id=rating.decision_id,
-        rater=rating.rater,
-        rater_kind=rating.rater_kind,
-        withdrawn=True,
-        supersedes=rating,
-    )
+def rating_withdraw(
+    rating: Rating, *, id: uuid.UUID | str | None = None, created_at: datetime | None = None
+) -> Written:
+    """Take a rating back (undo). It stays on record; what stood before it does not come back by itself.
+
+    Raises FeedbackConflict where the rating was changed or taken back already.
+    """
+    return _withdraw(rating, Rating(decision_id=rating.decision_id), id, created_at)
+
+
+def comparison_withdraw(
+    comparison: Comparison, *, id: uuid.UUID | str | None = None, created_at: datetime | None = None
+) -> Written:
+    """Take a comparison back, as `rating_withdraw` does a rating."""
+    row = Comparison(left_id=comparison.left_id, right_id=comparison.right_id)
+    return _withdraw(comparison, row, id, created_at)
+
+
+def _withdraw(
+    said: Rating | Comparison,
+    row: Rating | Comparison,
+    id: uuid.UUID | str | None,
+    created_at: datetime | None,
+) -> Written:
+    row.id = identity_of(id)
+    row.rater, row.rater_kind = said.rater, said.rater_kind
+    row.withdrawn = True
+    row.supersedes_id = said.pk
+    row.created_at = created_at or timezone.now()
+    row.body_hash = body_hash({"withdraws": str(said.pk)})
     try:
         with transaction.atomic():
-            written = _write(row)
-            _count_human(row)
+            written = row_write(row)
+            if written.created and isinstance(row, Rating):
+                _count_human(row)
             return written
     except IntegrityError:
+        name = type(said).__name__.lower()
         raise FeedbackConflict(
-            "this rating was changed or taken back already; reload to see what stands"
+            f"this {name} was changed or taken back already; reload to see what stands"
         ) from None
 
 
@@ -437,9 +337,9 @@ def comparison_submit(
 
     Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
     """
-    check = _Check()
+    check = Check()
     one, other = _decision_get(left), _decision_get(right)
-    key = _identity(id)
+    key = identity_of(id)
     if one.pk == other.pk:
         check.fields["right"] = "expected another decision than left"
     elif one.agent != other.agent or one.prompt_hash != other.prompt_hash:
@@ -457,7 +357,7 @@ def comparison_submit(
         left=one,
         right=other,
         **values,
-        body_hash=_body_hash({"left": str(one.pk), "right": str(other.pk), **values}),
+        body_hash=body_hash({"left": str(one.pk), "right": str(other.pk), **values}),
         created_at=created_at or timezone.now(),
     )
     return _append(row, {"left": one, "right": other, "rater": values["rater"]})
@@ -468,27 +368,28 @@ def outcome_record(
     decision: Decision | uuid.UUID | str,
     name: str,
     value: float | bool,
-    at: datetime | None = None,
+    at: datetime | str | None = None,
     id: uuid.UUID | str | None = None,
 ) -> Written:
     """Store a measured fact about a decision. Raises FeedbackRefused, DecisionUnknown, FeedbackConflict."""
-    check = _Check()
+    check = Check()
     subject = _decision_get(decision)
-    key = _identity(id)
-    if not isinstance(name, str) or not re.fullmatch(SLUG_PATTERN, name):
-        check.fields["name"] = f"expected a slug such as ticket_reopened, found {name!r}"[:200]
+    key = identity_of(id)
+    slug = check.slug("name", name, "ticket_reopened")
     number = check.number("value", float(value) if isinstance(value, bool) else value, -1e308, 1e308)
     if number is None and "value" not in check.fields:
         check.fields["value"] = "expected a number, found nothing"
+    happened = check.time("at", at)
     check.done("outcome")
-    body = {"decision": str(subject.pk), "name": name, "value": number, "at": at}
-    return _write(
+    assert number is not None  # refused above otherwise
+    body = {"decision": str(subject.pk), "name": slug, "value": number, "at": happened}
+    return row_write(
         Outcome(
             id=key,
             decision=subject,
-            name=name,
+            name=slug,
             value=number,
-            at=at or timezone.now(),
-            body_hash=_body_hash(body),
+            at=happened or timezone.now(),
+            body_hash=body_hash(body),
         )
     )

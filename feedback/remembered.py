@@ -1,0 +1,44 @@
+"""What a process remembers for a few seconds, so that not every request asks the database for it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from django.conf import settings
+
+V = TypeVar("V")
+
+_all: list[Remembered[object]] = []
+
+
+class Remembered(Generic[V]):
+    """Values by key, each kept FEEDBACK_REMEMBER_S seconds at most, in this process alone."""
+
+    def __init__(self, size: int = 10_000) -> None:
+        self.size = size
+        self._kept: dict[Hashable, tuple[float, V]] = {}
+        _all.append(self)  # type: ignore[arg-type]
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The value of a key, made anew when it is too old. Two threads may both make it; the later one stays."""
+        now = time.monotonic()
+        kept = self._kept.get(key)
+        if kept is not None and now - kept[0] < settings.FEEDBACK_REMEMBER_S:
+            return kept[1]
+        value = make()
+        if len(self._kept) >= self.size:
+            # a flood of keys nobody sent before must not fill the memory
+            self._kept.clear()
+        self._kept[key] = (now, value)
+        return value
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+def forget_all() -> None:
+    """Ask the database again for everything: after a change in this process, and between tests."""
+    for remembered in _all:
+        remembered.clear()
