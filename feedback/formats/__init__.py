@@ -9,6 +9,7 @@ from feedback.formats import hh, llamafactory, openai, ratchet, simulation, trl
 from feedback.formats.base import Format
 from feedback.formats.files import rows
 from feedback.formats.records import FormatRefused, Record, RowRefused
+from feedback.formats.records import uuid_of as uuid_of
 
 FORMATS: dict[str, Format] = {
     module.FORMAT.name: module.FORMAT

@@ -109,7 +109,7 @@ def preference(
         )
         for response in (chosen, rejected)
     )
-    yield ImportedComparison(line=line, key=key, left=better, right=worse, preference="left")
+    yield ImportedComparison(line=line, key=key, left=better, right=worse, preference="left", ordered=False)
 
 
 def judgement(

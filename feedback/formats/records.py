@@ -92,6 +92,8 @@ class ImportedComparison:
     right: ImportedDecision | uuid.UUID
     preference: str
     """left, right, tie or both_bad."""
+    ordered: bool = True
+    """Whether left and right are as the rater saw them; False where the file only says which one was better."""
     rater: str = ""
     tags: tuple[str, ...] = ()
     notes: str = ""
