@@ -1,0 +1,227 @@
+"""Runs: claimed once, resumed after a kill, ended with a reason; from feedback to a policy in the registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from rl import runs
+from rl.datasets import DatasetRefused
+from rl.models import Policy, RunMetric, Snapshot, TrainingRun
+from rl.recipes import RecipeError
+from rl.simulation import simulate
+from tests.tiny import tiny_model
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICK = {"max_steps": 4, "batch_size": 4, "logging_steps": 1, "lora_r": 2, "lora_alpha": 4, "max_length": 256}
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("base") / "llama")
+
+
+def order(base: Path, **changes: Any) -> runs.TrainOrder:
+    facts: dict[str, Any] = {
+        "agent": "widgets",
+        "config": "cpu",
+        "base_model": str(base),
+        "knobs": QUICK,
+        **changes,
+    }
+    return runs.TrainOrder(**facts)
+
+
+def run_row(**facts: Any) -> TrainingRun:
+    return TrainingRun.objects.create(agent="widgets", method="dpo", base_model="bundled", **facts)
+
+
+@pytest.mark.django_db
+def test_a_queued_run_is_claimed_once() -> None:
+    run = run_row()
+    claimed = runs.run_claim(run.pk)
+    assert (claimed.status, claimed.worker.split(":")[:2]) == (
+        "running",
+        [socket.gethostname(), str(os.getpid())],
+    )
+    with pytest.raises(runs.RunRefused, match="is running"):
+        runs.run_claim(run.pk)
+
+
+@pytest.mark.django_db
+def test_a_run_of_a_living_worker_is_not_resumed() -> None:
+    run = run_row()
+    runs.run_claim(run.pk)
+    with pytest.raises(runs.RunRefused, match="still being trained by"):
+        runs.run_claim(run.pk, resume=True)
+
+
+@pytest.mark.django_db
+def test_a_run_of_a_dead_worker_is_resumed() -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    run = run_row(status="running", worker=f"{socket.gethostname()}:{dead.pid}:1")
+    assert runs.run_claim(run.pk, resume=True).status == "running"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("silent_for", "lives"), [(timedelta(seconds=10), True), (timedelta(minutes=10), False)]
+)
+def test_another_hosts_worker_lives_by_its_heartbeat(silent_for: timedelta, lives: bool) -> None:
+    run = run_row(status="running", worker="elsewhere:17:1", heartbeat_at=timezone.now() - silent_for)
+    if lives:
+        with pytest.raises(runs.RunRefused, match="elsewhere"):
+            runs.run_claim(run.pk, resume=True)
+    else:
+        assert runs.run_claim(run.pk, resume=True).worker.startswith(socket.gethostname())
+
+
+@pytest.mark.django_db
+def test_a_finished_run_is_not_resumed() -> None:
+    run = run_row(status="succeeded", finished_at=timezone.now())
+    with pytest.raises(runs.RunRefused, match="is succeeded"):
+        runs.run_claim(run.pk, resume=True)
+
+
+@pytest.mark.django_db
+def test_an_unknown_run_names_the_newest() -> None:
+    known = run_row()
+    with pytest.raises(runs.RunRefused, match=rf"there is no run {known.pk + 1}.*{known.pk}"):
+        runs.run_claim(known.pk + 1)
+
+
+@pytest.mark.django_db
+def test_too_few_samples_say_how_many_and_how_many_are_needed(base: Path) -> None:
+    simulate("widgets", scenarios=4, rated=True)
+    with pytest.raises(DatasetRefused, match=r"500"):
+        runs.train(order(base, min_samples=500))
+    assert not TrainingRun.objects.exists()
+    assert not Snapshot.objects.exists()
+
+
+@pytest.mark.django_db
+def test_an_unknown_knob_is_refused_before_anything_is_made(base: Path) -> None:
+    simulate("widgets", scenarios=4, rated=True)
+    with pytest.raises(RecipeError, match="no knob 'lerning_rate'"):
+        runs.train(order(base, knobs={"lerning_rate": 1}))
+    assert not TrainingRun.objects.exists()
+
+
+@pytest.mark.django_db
+def test_the_operators_file_lies_between_preset_and_command_line(settings: Any) -> None:
+    settings.RATCHET_CONFIG = {"dpo": {"beta": 0.3, "epochs": 2}}
+    hardware = runs.hardware_detect()
+    _, recipe = runs.recipe_for(runs.TrainOrder(agent="widgets", config="cpu", knobs={"epochs": 5}), hardware)
+    assert (recipe.beta, recipe.epochs) == (0.3, 5.0)
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) -> None:
+    simulate("widgets", scenarios=40, rated=True)
+    steps: list[int] = []
+    report = runs.train(order(base), lambda done, total, figure: steps.append(done))
+    policy = Policy.objects.get(name=report["policy"])
+    run = policy.run
+    assert run is not None
+    assert steps == [1, 2, 3, 4]
+    assert (policy.name, policy.stage) == ("widgets-v480", "candidate")
+    assert (ratchet_home / policy.adapter_path / "adapter_model.safetensors").is_file()
+    assert (run.status, run.steps_done, run.steps_total) == ("succeeded", 4, 4)
+    assert run.base_model_hash == policy.base_model_hash != ""
+    assert set(RunMetric.objects.filter(run=run).values_list("step", flat=True)) >= {1, 2, 3, 4}
+    assert json.loads((ratchet_home / "runs" / str(run.pk) / "result.json").read_text())["steps"] == 4
+    assert (ratchet_home / "runs" / str(run.pk) / "training.png").stat().st_size > 10_000
+    assert report["simulated_share"] == 1.0
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate("widgets", scenarios=40, rated=True)
+    monkeypatch.setattr(
+        runs, "_policy_enter", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
+    with pytest.raises(OSError, match="No space left"):
+        runs.train(order(base))
+    run = TrainingRun.objects.get()
+    assert (run.status, Policy.objects.count()) == ("failed", 0)
+    assert "No space left" in run.reason
+    # nothing is lost: the same run goes on from its checkpoint and enters the registry
+    monkeypatch.undo()
+    assert runs.train_resume(run.pk, actor="test")["policy"] == "widgets-v480"
+
+
+def manage(*arguments: str, home: Path, start_only: bool = False) -> Any:
+    environment = {**os.environ, "RATCHET_HOME": str(home), "DJANGO_SETTINGS_MODULE": "backend.settings"}
+    process = subprocess.Popen(
+        [sys.executable, "manage.py", *arguments], cwd=ROOT, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    if start_only:
+        return process
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+TRAINING = (
+    "train_dpo --agent widgets --config cpu --max-steps 30 --batch-size 4 --lora-r 2 --max-length 256 "
+    "--set save_steps=5 --set logging_steps=1 --json"
+).split()  # noqa: SIM905 (reads as it is typed)
+
+
+@pytest.fixture(scope="module")
+def rated_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder of a real SQLite file with rated decisions in it."""
+    home = tmp_path_factory.mktemp("rated")
+    assert manage("migrate", "--verbosity", "0", home=home).returncode == 0
+    done = manage("simulate", "widgets", "--scenarios", "40", "--rate", "simulated", home=home)
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+def interrupted(home: Path, base: Path, number: signal.Signals) -> tuple[int, str]:
+    """Start a training, send a signal once a checkpoint is there, and return the run's id and what stderr said."""
+    before = set((home / "runs").glob("*")) if (home / "runs").exists() else set()
+    process = manage(*TRAINING, "--model", str(base), home=home, start_only=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if fresh := [
+            p for f in set((home / "runs").glob("*")) - before for p in f.rglob("checkpoint-5/complete.json")
+        ]:
+            process.send_signal(number)
+            _, err = process.communicate(timeout=120)
+            return int(fresh[0].relative_to(home / "runs").parts[0]), err
+        time.sleep(0.01)
+    out, err = process.communicate()
+    raise AssertionError(f"no checkpoint to interrupt at: rc {process.returncode}, {out} {err}")
+
+
+@pytest.mark.training
+def test_a_killed_run_resumes_and_ends_with_the_same_number_of_steps(rated_home: Path, base: Path) -> None:
+    run, _ = interrupted(rated_home, base, signal.SIGKILL)
+    resumed = manage("train_dpo", "--resume", str(run), "--json", home=rated_home)
+    assert resumed.returncode == 0, resumed.stderr
+    report = json.loads(resumed.stdout)
+    assert (report["run"], report["status"], report["steps"]) == (run, "succeeded", 30)
+
+
+@pytest.mark.training
+def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_resume(rated_home: Path, base: Path) -> None:
+    run, err = interrupted(rated_home, base, signal.SIGINT)
+    assert f"go on with: python manage.py train_dpo --resume {run}" in err
+    assert "Traceback" not in err
+    resumed = manage("train_dpo", "--resume", str(run), "--json", home=rated_home)
+    assert json.loads(resumed.stdout)["steps"] == 30
