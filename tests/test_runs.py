@@ -176,10 +176,26 @@ def manage(*arguments: str, home: Path, start_only: bool = False) -> Any:
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
-TRAINING = (
-    "train_dpo --agent widgets --config cpu --max-steps 30 --batch-size 4 --lora-r 2 --max-length 256 "
-    "--set save_steps=5 --set logging_steps=1 --json"
-).split()  # noqa: SIM905 (reads as it is typed)
+TRAINING = [
+    "train_dpo",
+    "--agent",
+    "widgets",
+    "--config",
+    "cpu",
+    "--max-steps",
+    "30",
+    "--batch-size",
+    "4",
+    "--lora-r",
+    "2",
+    "--max-length",
+    "256",
+    "--set",
+    "save_steps=5",
+    "--set",
+    "logging_steps=1",
+    "--json",
+]
 
 
 @pytest.fixture(scope="module")
