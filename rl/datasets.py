@@ -20,6 +20,7 @@ from django.db import transaction
 
 from feedback import selectors
 from feedback.formats.records import FormatRefused
+from rl.dataset_stats import feedback_stats, pair_stats
 from rl.evidence import DatabaseEvidence, EvidenceSource, FileEvidence, Prompt
 from rl.models import Snapshot
 from rl.pairs import SOURCES, SPLITS, Completion, Pair, PairSet, pairs_from_evidence, sampled
@@ -119,26 +120,23 @@ def prepare_training_dataset(
         raise DatasetRefused(
             f"an agent is a slug of 1 to 64 lower-case letters, digits, - and _; found {agent!r}"
         )
-    margin = DATASET_CONFIG["rating_margin"] if rating_margin is None else rating_margin
-    cap = DATASET_CONFIG["max_pairs_per_prompt"] if max_pairs_per_prompt is None else max_pairs_per_prompt
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
+    knobs: dict[str, Any] = {
+        "rating_margin": DATASET_CONFIG["rating_margin"] if rating_margin is None else rating_margin,
+        "max_pairs_per_prompt": (
+            DATASET_CONFIG["max_pairs_per_prompt"] if max_pairs_per_prompt is None else max_pairs_per_prompt
+        ),
+    }
     left_out: Counter[str] = Counter()
     try:
         given = _source(agent, source, data_file, ratings_file, file_format)
-        pairs = pairs_from_evidence(given.evidence(left_out), rating_margin=margin, max_pairs_per_prompt=cap)
+        pairs = pairs_from_evidence(given.evidence(left_out), **knobs)
         if max_samples is not None:
             pairs = sampled(pairs, max_samples)
     except (RecipeError, FormatRefused) as error:
         raise DatasetRefused(str(error)) from error
     left_out.update(pairs.left_out)
-    query = {
-        "agent": agent,
-        "source": source,
-        "rating_margin": margin,
-        "max_pairs_per_prompt": cap,
-        "max_samples": max_samples,
-        **given.query(),
-    }
+    query = {"agent": agent, "source": source, **knobs, "max_samples": max_samples, **given.query()}
     share = given.simulated_count / given.feedback_count if given.feedback_count else 0.0
 
     tally = _Tally()
@@ -180,12 +178,30 @@ def prepare_training_dataset(
     )
 
 
+def get_training_stats(agent: str | None = None) -> dict[str, Any]:
+    """What an agent's feedback holds and what pairs it would give; without an agent, {"agents": {slug: ...}} of all.
+
+    Keys: decisions, ratings, comparisons, corrections, simulated_share, balance (verdicts above and below neutral),
+    scores (mean, std, histogram over [0, 1]), raters, duplicate_responses, pairs per split, sources, prompts,
+    length_chars, chosen_longer, left_out. Raises DatasetRefused for an agent nobody has heard of.
+    """
+    if agent is None:
+        return {"agents": {slug: get_training_stats(slug) for slug in selectors.agents_known()}}
+    given = _source(agent, "db")
+    left_out: Counter[str] = Counter()
+    knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
+    pairs = pairs_from_evidence(given.evidence(left_out), **knobs)
+    left_out.update(pairs.left_out)
+    found = {"agent": agent, **feedback_stats(agent), **pair_stats(_rows(agent, given, pairs, left_out))}
+    return {**found, "left_out": dict(left_out)}
+
+
 def _source(
     agent: str,
     source: str,
-    data_file: str | Path | None,
-    ratings_file: str | Path | None,
-    file_format: str,
+    data_file: str | Path | None = None,
+    ratings_file: str | Path | None = None,
+    file_format: str = "auto",
 ) -> EvidenceSource:
     if source == "db":
         known = selectors.agents_known()

@@ -1,0 +1,137 @@
+"""What an agent's feedback looks like before anybody trains on it: counts, balance, lengths, raters, duplicates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from feedback import selectors
+from rl.evidence import SIMULATED
+from rl.pairs import NEUTRAL, SOURCES, SPLITS, rating_value
+from rl.statistics import wilson_interval
+
+BINS = 10
+"""Bars of the score histogram, equally wide over [0, 1]; 1 falls into the last."""
+
+
+@dataclass
+class _Rater:
+    ratings: int = 0
+    comparisons: int = 0
+    simulated: bool = False
+    values: list[float] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "ratings": self.ratings,
+            "comparisons": self.comparisons,
+            "simulated": self.simulated,
+            "mean_value": _mean(self.values),
+        }
+
+
+def feedback_stats(agent: str) -> dict[str, Any]:
+    """Counts of decisions, ratings and comparisons; balance and histogram of the verdicts; per rater; duplicates."""
+    counts = selectors.feedback_counts(agent)
+    raters: dict[str, _Rater] = {}
+    values: list[float] = []
+    for rating in selectors.rating_facts(agent):
+        rater = raters.setdefault(rating.rater, _Rater())
+        rater.ratings += 1
+        rater.simulated |= rating.rater_kind == SIMULATED
+        value = rating_value(rating.thumb, rating.stars, rating.score)
+        if value is not None:
+            rater.values.append(value)
+            values.append(value)
+    for comparison in selectors.comparison_facts(agent):
+        rater = raters.setdefault(comparison.rater, _Rater())
+        rater.comparisons += 1
+        rater.simulated |= comparison.rater_kind == SIMULATED
+    above, below = sum(value > NEUTRAL for value in values), sum(value < NEUTRAL for value in values)
+    histogram = Counter(min(int(value * BINS), BINS - 1) for value in values)
+    return {
+        "decisions": counts.decisions,
+        "ratings": counts.ratings,
+        "comparisons": counts.comparisons,
+        "corrections": counts.corrections,
+        "simulated_share": counts.simulated / counts.feedback if counts.feedback else 0.0,
+        "balance": {
+            "good": above,
+            "bad": below,
+            "neutral": len(values) - above - below,
+            "good_share": wilson_interval(above, above + below).as_dict(),
+        },
+        "scores": {
+            "n": len(values),
+            "mean": _mean(values),
+            "std": _std(values),
+            "histogram": [histogram[bar] for bar in range(BINS)],
+        },
+        "raters": {name: raters[name].as_dict() for name in sorted(raters)},
+        "duplicate_responses": _duplicates(agent),
+    }
+
+
+def _duplicates(agent: str) -> int:
+    """Judged decisions whose response somebody or something had given to the same prompt before."""
+    seen: set[tuple[str, str]] = set()
+    judged = 0
+    for fact in selectors.response_facts(agent):
+        if fact.judged:
+            judged += 1
+            seen.add((fact.prompt_hash, fact.response))
+    return judged - len(seen)
+
+
+def pair_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Pairs per split and source, and how long prompts and responses are, in characters."""
+    counts: Counter[str] = Counter()
+    sources: Counter[str] = Counter()
+    prompts: set[str] = set()
+    lengths: dict[str, list[int]] = {"prompt": [], "chosen": [], "rejected": []}
+    longer = 0
+    for row in rows:
+        counts[row["split"]] += 1
+        sources[row["source"]] += 1
+        prompts.add(row["prompt_hash"])
+        for side, found in lengths.items():
+            found.append(_characters(row[side]))
+        longer += lengths["chosen"][-1] > lengths["rejected"][-1]
+    return {
+        "pairs": {split: counts[split] for split in SPLITS},
+        "sources": {source: sources[source] for source in SOURCES if sources[source]},
+        "prompts": len(prompts),
+        "length_chars": {side: _spread(found) for side, found in lengths.items()},
+        # a policy that learns only to write more would win this share of its pairs
+        "chosen_longer": wilson_interval(longer, len(lengths["chosen"])).as_dict(),
+    }
+
+
+def _characters(said: str | list[dict[str, Any]]) -> int:
+    if isinstance(said, str):
+        return len(said)
+    return sum(len(message.get("content") or "") for message in said)
+
+
+def _spread(found: list[int]) -> dict[str, int] | None:
+    if not found:
+        return None
+    order = sorted(found)
+    # the smallest length that so many per cent of all do not exceed
+    at = {q: order[max(math.ceil(q / 100 * len(order)) - 1, 0)] for q in (50, 95)}
+    return {"min": order[0], "median": at[50], "p95": at[95], "max": order[-1]}
+
+
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _std(values: list[float]) -> float | None:
+    """Sample standard deviation (n - 1); None below two values."""
+    if len(values) < 2:
+        return None
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
