@@ -24,7 +24,8 @@ for name in (
     "DEBUG",
 ):
     os.environ[name] = ""
-os.environ.update(RATCHET_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+# Tiny models gain nothing from threads, and two busy-waiting OpenMP threads on a shared machine cost seven times as much.
+os.environ.update(RATCHET_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
 
 
 @pytest.fixture(autouse=True)
