@@ -12,7 +12,9 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
 from unfold.admin import ModelAdmin, TabularInline
+from unfold.decorators import display
 from unfold.paginator import InfinitePaginator
 
 
@@ -37,6 +39,11 @@ class FactAdmin(ReadOnly, ModelAdmin):
     list_per_page = 50
     list_filter_submit = False
     compressed_fields = True
+
+    @display(description="created", ordering="created_at")
+    def created(self, row: Any) -> SafeString:
+        at = localtime(row.created_at)
+        return format_html('<span class="ratchet-time">{}</span> {}', f"{at:%Y-%m-%d}", f"{at:%H:%M}")
 
 
 class FactInline(ReadOnly, TabularInline):

@@ -96,9 +96,9 @@ class DecisionAdmin(FactAdmin):
         "asked",
         "answered",
         "policy",
-        "ratings_human",
+        "rated",
         "source",
-        "created_at",
+        "created",
     ]
     list_filter = [ByAgent, "source"]
     search_fields = ["response", "policy", "unit", "run_id"]
@@ -120,7 +120,7 @@ class DecisionAdmin(FactAdmin):
             return queryset.defer("state", "candidates", "metadata", "tags")
         return queryset
 
-    @display(description="decision", ordering="id")
+    @display(description="decision")
     def shown_id(self, decision: Decision) -> str:
         return str(decision.pk)[:8]
 
@@ -132,6 +132,10 @@ class DecisionAdmin(FactAdmin):
     def answered(self, decision: Decision) -> str:
         return _short(decision.response)
 
+    @display(description="ratings by people", ordering="ratings_human")
+    def rated(self, decision: Decision) -> str:
+        return f"{decision.ratings_human} of {decision.ratings_wanted}"
+
     @display(description="prompt")
     def conversation(self, decision: Decision) -> str:
         return "\n\n".join(f"{turn.role}: {turn.text}" for turn in turns_of(decision.messages))
@@ -139,7 +143,7 @@ class DecisionAdmin(FactAdmin):
 
 @admin.register(Rating)
 class RatingAdmin(FactAdmin):
-    list_display = ["created_at", "of_decision", "rater", "kind", "verdict", "tags", "said", "stands"]
+    list_display = ["created", "of_decision", "rater", "kind", "verdict", "tags", "said", "stands"]
     list_filter = [ByAgentOfDecision, "rater_kind", "thumb", Standing]
     search_fields = ["rater", "notes", "correction"]
     ordering = ["-created_at", "-id"]
@@ -180,7 +184,7 @@ class RatingAdmin(FactAdmin):
 
 @admin.register(Comparison)
 class ComparisonAdmin(FactAdmin):
-    list_display = ["created_at", "of_left", "of_right", "rater", "kind", "preference", "stands"]
+    list_display = ["created", "of_left", "of_right", "rater", "kind", "preference", "stands"]
     list_filter = [ByAgentOfLeft, "rater_kind", "preference", Standing]
     search_fields = ["rater", "notes"]
     ordering = ["-created_at", "-id"]
@@ -217,7 +221,7 @@ class ComparisonAdmin(FactAdmin):
 
 @admin.register(Outcome)
 class OutcomeAdmin(FactAdmin):
-    list_display = ["at", "of_decision", "name", "value", "created_at"]
+    list_display = ["at", "of_decision", "name", "value", "created"]
     list_filter = [ByAgentOfDecision]
     search_fields = ["name"]
     ordering = ["-at", "-id"]
@@ -238,7 +242,7 @@ class OutcomeAdmin(FactAdmin):
 
 @admin.register(Trace)
 class TraceAdmin(FactAdmin):
-    list_display = ["created_at", "agent", "run_id", "started_at", "finished_at"]
+    list_display = ["created", "agent", "run_id", "started_at", "finished_at"]
     list_filter = [ByAgent]
     search_fields = ["run_id"]
     readonly_fields = ["created_at"]

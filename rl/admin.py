@@ -61,14 +61,14 @@ class PolicyAdmin(FactAdmin):
     """Stage, lineage, figures, files and history of a policy; the moves go through rl.registry."""
 
     list_display = [
-        "name",
+        "named",
         "agent",
         "staged",
         "accuracy",
         "gain",
-        "feedback_count",
+        "learnt_from",
         "parent_link",
-        "created_at",
+        "created",
     ]
     list_filter = [ByAgent, "stage"]
     search_fields = ["name", "base_model", "adapter_sha256"]
@@ -85,15 +85,23 @@ class PolicyAdmin(FactAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Policy]:
         return super().get_queryset(request).select_related("parent")
 
+    @display(description="name", ordering="name")
+    def named(self, policy: Policy) -> SafeString:
+        return format_html('<span class="ratchet-time">{}</span>', policy.name)
+
+    @display(description="from ratings", ordering="feedback_count")
+    def learnt_from(self, policy: Policy) -> int:
+        return policy.feedback_count
+
     @display(description="stage", ordering="stage", label=STAGE_COLOURS)
     def staged(self, policy: Policy) -> str:
         return policy.stage
 
-    @display(description="preference accuracy [95 %]")
+    @display(description="accuracy [95 %]")
     def accuracy(self, policy: Policy) -> str:
         return _percent(policy.metrics, "preference_accuracy")
 
-    @display(description="gain in points [95 %]")
+    @display(description="gain, points [95 %]")
     def gain(self, policy: Policy) -> str:
         difference = share_of(policy.metrics, "difference")
         if difference is None:
@@ -192,7 +200,7 @@ class TrainingRunAdmin(FactAdmin):
         "progress",
         "base_model",
         "policy_link",
-        "created_at",
+        "created",
     ]
     list_filter = [ByAgent, "status", "method"]
     search_fields = ["agent", "base_model", "reason", "output"]
@@ -248,7 +256,7 @@ class TrainingRunAdmin(FactAdmin):
 
 @admin.register(Snapshot)
 class SnapshotAdmin(FactAdmin):
-    list_display = ["shown_id", "agent", "kind", "rows", "feedback_count", "simulated", "path", "created_at"]
+    list_display = ["shown_id", "agent", "kind", "rows", "feedback_count", "simulated", "path", "created"]
     list_filter = [ByAgent, "kind"]
     search_fields = ["path", "sha256"]
     ordering = ["-id"]
@@ -269,7 +277,7 @@ class SnapshotAdmin(FactAdmin):
 
 @admin.register(Evaluation)
 class EvaluationAdmin(FactAdmin):
-    list_display = ["shown_id", "agent", "subject", "split", "samples", "accuracy", "against", "created_at"]
+    list_display = ["shown_id", "agent", "subject", "split", "samples", "accuracy", "against", "created"]
     list_filter = [ByAgent, "split"]
     search_fields = ["checkpoint", "base_model", "against"]
     ordering = ["-id"]
@@ -294,7 +302,7 @@ class EvaluationAdmin(FactAdmin):
 @admin.register(PolicyEvent)
 class PolicyEventAdmin(FactAdmin):
     list_display = [
-        "created_at",
+        "created",
         "policy_link",
         "kind",
         "from_stage",
@@ -318,7 +326,7 @@ class PolicyEventAdmin(FactAdmin):
 
 @admin.register(Artifact)
 class ArtifactAdmin(FactAdmin):
-    list_display = ["path", "policy_link", "format", "quantization", "size", "sha256", "created_at"]
+    list_display = ["path", "policy_link", "format", "quantization", "size", "sha256", "created"]
     list_filter = [ByAgentOfPolicy, "format"]
     search_fields = ["path", "sha256", "policy__name"]
     ordering = ["-id"]

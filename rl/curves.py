@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 420, 170
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 24
+WIDTH, HEIGHT = 320, 150
+LEFT, RIGHT, TOP, BOTTOM = 50, 8, 10, 24
 MAX_POINTS = 400
 """Points drawn at most; longer histories are thinned by means of equal stretches."""
 
@@ -62,15 +62,20 @@ def curve_of(title: str, points: Points, *, share: bool = False) -> Curve | None
         path="M" + " L".join(f"{x} {y}" for x, y in shown),
         dot=shown[-1],
         ticks=[
-            Tick(at(first, low + part * (high - low))[1], f"{low + part * (high - low):.3g}")
+            Tick(at(first, low + part * (high - low))[1], _words(low + part * (high - low)))
             for part in (0, 0.5, 1)
         ],
         first_step=first,
         last_step=last,
-        last=f"{values[-1]:.4g}",
+        last=_words(values[-1]),
         summary=f"{title}: from {values[0]:.4g} at step {first} to {values[-1]:.4g} at step {last}, "
         f"lowest {min(values):.4g}, highest {max(values):.4g}",
     )
+
+
+def _words(value: float) -> str:
+    """Three figures, without an exponent where a plain number is short enough."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
 def _thinned(points: Points) -> list[tuple[float, float]]:

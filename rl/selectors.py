@@ -39,7 +39,7 @@ class Share:
 
     @property
     def percent(self) -> str:
-        return f"{100 * self.value:.1f} %"
+        return f"{100 * self.value:.1f}\u202f%"  # a narrow space that does not break
 
     @property
     def interval(self) -> str:

@@ -71,7 +71,8 @@ class Canvas:
 
     def svg(self) -> SafeString:
         """The drawing as one element. Every text and attribute in it was escaped when it was added."""
+        wide = " wide" if self.width > 400 else ""
         return mark_safe(  # noqa: S308
-            f'<svg class="drawing" role="img" aria-label="{escape(self.label)}" width="{self.width}" '
+            f'<svg class="drawing{wide}" role="img" aria-label="{escape(self.label)}" width="{self.width}" '
             f'height="{self.height}" viewBox="0 0 {self.width} {self.height}">{"".join(self._parts)}</svg>'
         )

@@ -235,8 +235,10 @@ def treemap(figures: Figures) -> Canvas:
         cell_wide, cell_high = (wide * part, high) if across else (wide, high * part)
         canvas.rect(x, y, cell_wide - 3, cell_high - 3, f"d-{index + 1}")
         if cell_wide > 44 and cell_high > 20:
-            name = figures.names[index] if cell_wide > 80 else figures.names[index][-1]
-            canvas.text(x + 8, y + 18, f"{name} {100 * share:.0f} %", "on-1", size=11)
+            words = f"{figures.names[index]} {100 * share:.0f} %"
+            if len(words) * 6.4 > cell_wide - 16:
+                words = f"{figures.names[index][-1]} {100 * share:.0f} %"
+            canvas.text(x + 8, y + 18, words, "on-1", size=11)
         if across:
             x, wide = x + cell_wide, wide - cell_wide
         else:

@@ -93,6 +93,13 @@ class Figures:
         return PLACES[:5]
 
     @cached_property
+    def heat(self) -> list[int]:
+        """60 heats from 1 to 5: five rows of twelve, warmer in the rows of larger shares."""
+        random = Random(f"{self.seed}/heat")
+        rows = (share / self.shares[0] for share in self.shares)
+        return [1 + min(4, int(5 * row * random.uniform(0.2, 1.1))) for row in rows for _ in range(12)]
+
+    @cached_property
     def states(self) -> list[int]:
         """24 states, 0 good, 1 warning, 2 bad; mostly good."""
         random = Random(f"{self.seed}/states")

@@ -115,8 +115,8 @@ def gauge(figures: Figures) -> Canvas:
 
 def _events(figures: Figures, label: str, *, only_bad: bool) -> Canvas:
     width = figures.width
-    canvas = panel(width, 204, label)
     states = [state for state in figures.states if state or not only_bad][:5]
+    canvas = panel(width, 34 + 34 * max(1, len(states)), label)
     for index, state in enumerate(states):
         y = 32 + index * 34
         name = figures.names[(index * 3) % 5]
@@ -126,7 +126,7 @@ def _events(figures: Figures, label: str, *, only_bad: bool) -> Canvas:
         canvas.text(width - 16, y, f"{3 + index * 7} min ago", "dim", size=11, anchor="end")
         canvas.line(16, y + 14, width - 16, y + 14)
     if not states:
-        canvas.text(width / 2, 100, "Nothing to report", "dim", size=13, anchor="middle")
+        canvas.text(width / 2, 40, "Nothing to report", "dim", size=13, anchor="middle")
     return canvas
 
 
@@ -202,8 +202,7 @@ def heatmap(figures: Figures) -> Canvas:
         y = 16 + row * 34
         canvas.text(14, y + 20, short(place, 9), "t", size=12)
         for column in range(12):
-            value = figures.series[(row * 7 + column * 3) % figures.points]
-            heat = 1 + min(4, int(value * figures.shares[row] * 5 / 40))
+            heat = figures.heat[row * 12 + column]
             canvas.rect(82 + column * cell, y, cell - 2, 30, f"heat-{heat}", round=2)
     canvas.text(82, 202, "then", "dim", size=11)
     canvas.text(width - 14, 202, "now", "dim", size=11, anchor="end")
