@@ -1,0 +1,159 @@
+"""How every endpoint says no: one shape, {"error": {"code", "message", "fields"}}, never HTML, never a traceback."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
+from django.views import defaults
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework import exceptions
+from rest_framework.response import Response
+from rest_framework.views import set_rollback
+
+logger = logging.getLogger("backend.rest")
+
+RETRY_S = 2
+"""Seconds a client is asked to wait when the database cannot be reached."""
+
+API_PATHS = ("/api/", "/v1/")
+"""Addresses that answer JSON, whatever happens."""
+
+STATUSES = {"invalid": 400, "not_found": 404, "conflict": 409}
+"""Codes of a service's refusal -> HTTP status."""
+
+
+class BodyTooLarge(exceptions.APIException):
+    status_code = 413
+    default_code = "too_large"
+
+
+class LengthRequired(exceptions.APIException):
+    status_code = 411
+    default_code = "length_required"
+    default_detail = "expected a Content-Length header, found a chunked body; send the body in one piece"
+
+
+class Refused(exceptions.APIException):
+    """A refusal with a code, a status and faults per field."""
+
+    def __init__(
+        self, message: str, *, code: str = "invalid", status: int = 400, fields: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message, code)
+        self.status_code = status
+        self.fields = dict(fields or {})
+
+
+def error_body(code: str, message: str, fields: Mapping[str, str] | None = None) -> dict[str, Any]:
+    shown = {_sendable(name): _sendable(fault) for name, fault in (fields or {}).items()}
+    return {"error": {"code": code, "message": _sendable(message), "fields": shown}}
+
+
+def _sendable(text: str) -> str:
+    """Text that may repeat what a client sent, without what no answer can carry."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def refusal_of(error: Exception) -> tuple[int, dict[str, Any]] | None:
+    """Status and body of a service's refusal: an error that has a code of STATUSES and faults per field."""
+    code, fields = getattr(error, "code", None), getattr(error, "fields", None)
+    if not isinstance(error, ValueError) or code not in STATUSES or not isinstance(fields, dict):
+        return None
+    return STATUSES[code], error_body(code, str(error), fields)
+
+
+def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
+    """Any exception of a view as an answer. What nobody expected is logged with its traceback, and answers 500."""
+    set_rollback()
+    if (refusal := refusal_of(error)) is not None:
+        return Response(refusal[1], status=refusal[0])
+    if isinstance(error, exceptions.APIException):
+        return _api_exception(error)
+    for kind, status, code, message in EXPECTED:
+        if isinstance(error, kind):
+            return Response(error_body(code, message), status=status)
+    request = context.get("request")
+    where = f"{request.method} {request.path}" if request is not None else "a request"
+    if isinstance(error, (OperationalError, InterfaceError)):
+        logger.error("%s: the database cannot be reached", where, exc_info=error)
+        message = f"the database cannot be reached; send it again in {RETRY_S} s, with the same id"
+        return Response(
+            error_body("unavailable", message), status=503, headers={"Retry-After": str(RETRY_S)}
+        )
+    logger.error("%s failed", where, exc_info=error)
+    return Response(error_body("internal", INTERNAL), status=500)
+
+
+INTERNAL = "something failed that should not have; it was logged. Sending it again with the same id is safe"
+
+EXPECTED: tuple[tuple[type[Exception], int, str, str], ...] = (
+    (Http404, 404, "not_found", "nothing is at this address"),
+    (PermissionDenied, 403, "forbidden", "you may not do this"),
+    (RequestDataTooBig, 413, "too_large", "the body is too large"),
+    (SuspiciousOperation, 400, "invalid", "the request cannot be read"),
+    (UnreadablePostError, 400, "invalid", "the body broke off before its end"),
+)
+
+CODES = {
+    "not_authenticated": "unauthorized",
+    "authentication_failed": "unauthorized",
+    "permission_denied": "forbidden",
+    "parse_error": "invalid",
+    "unsupported_media_type": "unsupported_media_type",
+    "method_not_allowed": "method_not_allowed",
+    "throttled": "throttled",
+    "not_found": "not_found",
+}
+"""DRF's codes -> ours, where they differ or are promised to clients."""
+
+
+def _api_exception(error: exceptions.APIException) -> Response:
+    headers = {}
+    if header := getattr(error, "auth_header", None):
+        headers["WWW-Authenticate"] = header
+    wait = getattr(error, "wait", None)
+    if wait is not None:
+        headers["Retry-After"] = str(math.ceil(wait))
+    code = error.get_codes() if isinstance(error.detail, str) else error.default_code
+    message = str(error.detail)
+    if isinstance(error, exceptions.NotAuthenticated):
+        message = "expected an Authorization: Bearer <key> header, or a signed-in session; found neither"
+    return Response(
+        error_body(CODES.get(str(code), str(code)), message, getattr(error, "fields", None)),
+        status=error.status_code,
+        headers=headers,
+    )
+
+
+# --- Where no view of ours was reached ----------------------------------------------------------------------
+
+
+@csrf_exempt
+def no_such_address(request: HttpRequest) -> HttpResponse:
+    """The end of the list of API addresses."""
+    hint = "" if request.path.endswith("/") else " (most end with a slash)"
+    message = f"nothing is at {request.path[:200]}{hint}; see /api/docs/"
+    return JsonResponse(error_body("not_found", message), status=404)
+
+
+def _instead_of(page: Callable[..., HttpResponse], status: int, code: str, message: str) -> Callable[..., HttpResponse]:
+    """A root error handler: JSON under an API address, Django's page elsewhere."""
+
+    def handler(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if request.path.startswith(API_PATHS):
+            return JsonResponse(error_body(code, message), status=status)
+        return page(request, *args, **kwargs)
+
+    return handler
+
+
+handler400 = _instead_of(defaults.bad_request, 400, "invalid", "the request cannot be read")
+handler403 = _instead_of(defaults.permission_denied, 403, "forbidden", "you may not do this")
+handler404 = _instead_of(defaults.page_not_found, 404, "not_found", "nothing is at this address")
+handler500 = _instead_of(defaults.server_error, 500, "internal", INTERNAL)

@@ -1,0 +1,106 @@
+"""How endpoints are described in the OpenAPI schema: components by name, the same errors everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+
+Schema = dict[str, Any]
+
+ERROR: Schema = {
+    "type": "object",
+    "description": "Why a request was refused, in the same shape everywhere.",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "fields"],
+            "additionalProperties": False,
+            "properties": {
+                "code": {"type": "string", "description": "For programs: invalid, not_found, conflict, throttled, ..."},
+                "message": {"type": "string", "description": "For people: what was expected and what was found"},
+                "fields": {
+                    "type": "object",
+                    "description": "Field or parameter -> what is wrong with it",
+                    "additionalProperties": {"type": "string"},
+                },
+            },
+        }
+    },
+}
+
+REFUSALS = {
+    400: "The request cannot be read, or a field is wrong",
+    401: "No key and no signed-in session, or a key that is unknown or revoked",
+    403: "The key or role lacks the scope",
+    404: "Nothing is at this address",
+    405: "Another method is expected; see Allow",
+    409: "The id was used for another write",
+    413: "The body is larger than 10 MB",
+    415: "Another type of body than application/json in UTF-8",
+    429: "Too many requests; see Retry-After",
+    503: "The database cannot be reached; see Retry-After",
+}
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def listed(schema: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": schema, **more}
+
+
+def paged(schema: Schema) -> Schema:
+    """A page of a list, as backend.rest.pages answers."""
+    link = {"type": ["string", "null"], "format": "uri"}
+    return {
+        "type": "object",
+        "required": ["next", "previous", "results"],
+        "properties": {"next": link, "previous": link, "results": listed(schema)},
+    }
+
+
+def parameter(name: str, schema: Schema, description: str, *, where: str = "query") -> OpenApiParameter:
+    return OpenApiParameter(name, schema, where, description=description, required=where == "path")
+
+
+def described(
+    summary: str,
+    answers: Mapping[int, tuple[str, Schema]],
+    *,
+    body: Schema | None = None,
+    parameters: tuple[OpenApiParameter, ...] = (),
+    refusals: tuple[int, ...] = (),
+    tag: str,
+    operation: str,
+    description: str = "",
+) -> Callable[[Any], Any]:
+    """Describe one method of a view: its answers, and the refusals it shares with all others beside its own."""
+    expected = sorted({400, 401, 403, 429, 503, *((415, 413) if body else ()), *refusals})
+    return extend_schema(
+        operation_id=operation,
+        summary=summary,
+        description=description,
+        tags=[tag],
+        parameters=list(parameters),
+        request={"application/json": body} if body else None,
+        responses={
+            **{status: OpenApiResponse(schema, text) for status, (text, schema) in answers.items()},
+            **{status: OpenApiResponse(ref("Error"), REFUSALS[status]) for status in expected},
+        },
+    )
+
+
+def add_components(schemas: Mapping[str, Schema]) -> Callable[..., Schema]:
+    """A drf-spectacular hook that adds named components to the schema."""
+
+    def hook(result: Schema, generator: Any, request: Any, public: bool) -> Schema:
+        components = result.setdefault("components", {}).setdefault("schemas", {})
+        components.update({"Error": ERROR, **schemas})
+        return result
+
+    return hook

@@ -1,0 +1,46 @@
+"""What people may do: rater, operator, admin, and how the REST scopes follow from a role's permissions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser, Group, User
+from django.db import transaction
+
+RATER, OPERATOR, ADMIN = "rater", "operator", "admin"
+ROLES = {
+    RATER: "rates and compares what is in the queue; sees neither the policy behind a decision nor others' ratings",
+    OPERATOR: "finds and reads all feedback, imports and exports, sets what is collected, trains and promotes",
+    ADMIN: "what an operator may do, and people, roles and API keys",
+}
+"""The groups made by the migration, and what each is for."""
+
+SCOPE_PERMISSIONS = {
+    "ingest": "feedback.add_decision",
+    "rate": "feedback.add_rating",
+    "read": "feedback.view_decision",
+    "operate": "feedback.change_agentsettings",
+}
+"""REST scope -> the Django permission a signed-in person needs for it."""
+
+
+class RoleUnknown(ValueError):
+    """A role that does not exist; the message names those that do."""
+
+
+def role_give(user: User, role: str) -> None:
+    """Make this person's role this one alone. Operators and admins may open the admin. Raises RoleUnknown."""
+    if role not in ROLES:
+        raise RoleUnknown(f"no role {role!r}; there are {', '.join(ROLES)}")
+    with transaction.atomic():
+        user.groups.remove(*Group.objects.filter(name__in=ROLES))
+        user.groups.add(Group.objects.get(name=role))
+        user.is_staff = user.is_superuser or role != RATER
+        user.save(update_fields=["is_staff"])
+
+
+def user_scopes(user: User | AnonymousUser | Any) -> frozenset[str]:
+    """What a signed-in person may do over REST; nothing for an account that is switched off."""
+    return frozenset(
+        scope for scope, permission in SCOPE_PERMISSIONS.items() if user.is_active and user.has_perm(permission)
+    )
