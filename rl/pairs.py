@@ -34,7 +34,7 @@ ENDS = 32
 all pairs of 10,000 answers to one prompt would be 50 million, of which the cap keeps a handful."""
 
 _TOLERANCE = 1e-9
-"""0.6 - 0.35 is a hair under 0.25 in binary; a margin is met all the same."""
+"""0.35 - 0.1 is a hair under 0.25 in binary; a margin is met all the same."""
 
 _AS_MESSAGES = "\x00"
 """First character of the key of a completion made of messages. No stored text may contain it."""
