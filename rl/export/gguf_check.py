@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ def gguf_check(
     stop: Collection[int] = (),
     answer_tokens: int = 0,
     lora: Path | None = None,
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Open a GGUF file and compare it with what the original said; the figures, or ExportRefused.
 
     quantization: as named by users; f32, f16 and bf16 must stay below PLAIN_BAR, of the others the figures are only
     returned. tensors: how many the file must hold. stop, answer_tokens: for greedy answers, where `reference` has
-    any. lora: a LoRA in GGUF to open on top.
+    any. lora: a LoRA in GGUF to open on top. notes: what may explain a difference, told in the refusal.
 
     Returns `architecture`, `tensors`, `tokens_equal` and `prompts`; where the original was asked also `positions`,
     `logprob_mean_abs_diff`, `logprob_max_abs_diff` (nats), `top1_agreement` (share in [0, 1]) and, with answers,
@@ -60,8 +61,9 @@ def gguf_check(
     if not np.isfinite(mean) or (bar is not None and mean > bar):
         raise ExportRefused(
             f"expected the {quantization} GGUF to answer like the original (mean absolute log-probability difference "
-            f"at most {bar if bar is not None else 'finite'}), found {mean:.4f} over {checked['positions']} positions of "
-            f"{checked['prompts']} prompts; the export was thrown away, export the model as merged instead"
+            f"at most {bar if bar is not None else 'finite'}), found {mean:.4f} over {checked['positions']} positions "
+            f"of {checked['prompts']} prompts; the export was thrown away, export the model as merged instead"
+            + "".join(f" ({note})" for note in notes)
         )
     return checked
 

@@ -14,7 +14,7 @@ import numpy as np
 from llama_cpp import _logger
 
 from rl.export.artifact import ExportRefused, space_check
-from rl.export.reference import FloatArray
+from rl.export.reference import SMALL_BYTES, FloatArray
 
 FILE_TYPES: dict[str, int] = {
     "f32": llama_cpp.LLAMA_FTYPE_ALL_F32,
@@ -65,17 +65,24 @@ def threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def idle_cores() -> int:
+    """Cores not already busy, at least one: llama.cpp's threads spin at every layer until the slowest has arrived."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return max(1, threads() - round(load))
+
+
 @contextmanager
 def llama_opened(path: Path, context: int, lora: Path | None = None) -> Iterator[llama_cpp.Llama]:
     """A GGUF file opened on the CPU, with a LoRA in GGUF where one is given; `context` in tokens.
 
     Raises ExportRefused with llama.cpp's own words where it does not open.
     """
+    cores = idle_cores() if path.stat().st_size >= SMALL_BYTES else 1
     with llama_quiet() as errors:
         try:
             llama = llama_cpp.Llama(
-                str(path), n_ctx=context, n_batch=context, n_ubatch=context, n_threads=threads(),
-                n_threads_batch=threads(), logits_all=True, verbose=False, n_gpu_layers=0,
+                str(path), n_ctx=context, n_batch=context, n_ubatch=context, n_threads=cores,
+                n_threads_batch=cores, logits_all=True, verbose=False, n_gpu_layers=0,
                 lora_path=str(lora) if lora is not None else None,
             )  # fmt: skip
         except (ValueError, RuntimeError) as error:

@@ -25,6 +25,7 @@ from rl.export.reference import (
     CHECK_TOKENS,
     Reference,
     check_prompts,
+    cores_for,
     log_probabilities,
     positions_kept,
     reference_make,
@@ -32,7 +33,7 @@ from rl.export.reference import (
 )
 from rl.export.source import Source, source_open
 
-SHARD_BYTES = 1024**3
+SHARD_BYTES = 512 * 1024**2
 """Size of a weight file at most, and with it the memory writing takes beside one tensor."""
 
 MERGED_BAR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
@@ -54,7 +55,7 @@ def export_merged(
     reference = reference_make(source, check_prompts(source.tokenizer()))
     with staged_folder(output, source.weights.base.total_bytes) as folder:
         merged_write(source, folder, progress)
-        checked = _check(folder, reference, source.weights.base.main_dtype)
+        checked = _check(folder, reference, source.weights.base.main_dtype, source.weights.base.total_bytes)
         notes = [f"log-probabilities were not compared: {reference.skipped}"] if reference.skipped else []
         files = [exported_file(path) for path in sorted(folder.iterdir())]
         manifest_write(folder, ExportResult("merged", files, checked, notes))
@@ -96,7 +97,7 @@ def merged_write(source: Source, folder: Path, progress: Progress = silent) -> N
     source.copy_tokenizer(folder)
 
 
-def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, Any]:
+def _check(folder: Path, reference: Reference, dtype: torch.dtype, size: int) -> dict[str, Any]:
     if reference.skipped:
         return {"loaded": False, "compared": False, "reason": reference.skipped}
     with transformers_quiet():
@@ -104,15 +105,16 @@ def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, 
     model.eval()
     worst, total, count, same_top = 0.0, 0.0, 0, 0
     positions = positions_kept(model, len(reference.prompts))
-    for prompt, expected in zip(reference.prompts, reference.log_probs, strict=True):
-        found = log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions)
-        difference = np.abs(found - expected)
-        worst, total, count = (
-            max(worst, float(difference.max())),
-            total + float(difference.sum()),
-            count + difference.size,
-        )
-        same_top += int((found.argmax(-1) == expected.argmax(-1)).sum())
+    with cores_for(size):
+        for prompt, expected in zip(reference.prompts, reference.log_probs, strict=True):
+            found = log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions)
+            difference = np.abs(found - expected)
+            worst, total, count = (
+                max(worst, float(difference.max())),
+                total + float(difference.sum()),
+                count + difference.size,
+            )
+            same_top += int((found.argmax(-1) == expected.argmax(-1)).sum())
     del model
     gc.collect()
     mean = total / count

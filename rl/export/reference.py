@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,9 @@ CHECK_TEXTS = (
 
 CHECK_TOKENS = 256
 """Tokens of a prompt that are compared at most."""
+
+SMALL_BYTES = 64 * 1024**2
+"""Weights below this are multiplied by one core: on a busy machine several would mostly wait for each other."""
 
 POSITIONS_BYTES = 256 * 1024**2
 """Memory for the kept log-probabilities; a large vocabulary keeps fewer positions of each prompt, the last ones."""
@@ -113,8 +117,8 @@ def original_model(source: Source) -> Iterator[Any]:
 
     float32 matters: computed in bfloat16, the original would differ from itself by more than an export may.
     """
-    stored = str(source.weights.base.main_dtype).removeprefix("torch.")
-    hardware = replace(detect(), device="cpu", dtype=stored)
+    base = source.weights.base
+    hardware = replace(_machine(), device="cpu", dtype=str(base.main_dtype).removeprefix("torch."))
     try:
         with transformers_quiet():
             adapter = source.adapter.path if source.adapter is not None else None
@@ -125,10 +129,26 @@ def original_model(source: Source) -> Iterator[Any]:
         if any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters(recurse=False)):
             _compute_in_float32(module)
     try:
-        yield model
+        with cores_for(base.total_bytes):
+            yield model
     finally:
         del model
         gc.collect()
+
+
+_machine = functools.cache(detect)
+
+
+@contextmanager
+def cores_for(weights_bytes: int) -> Iterator[None]:
+    """Inside, torch multiplies small weights on one core; see SMALL_BYTES."""
+    threads = torch.get_num_threads()
+    if weights_bytes < SMALL_BYTES:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _compute_in_float32(module: torch.nn.Module) -> None:

@@ -181,9 +181,10 @@ class MergedWeights:
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor with the adapter merged: float32 where it changes something, else exactly as stored."""
-        if name in self._replaced:
-            return self._adapter_tensor(self._replaced[name])
-        stored = self.base.tensor(name)
+        # PEFT may bring a whole embedding table and a LoRA on it
+        stored = (
+            self._adapter_tensor(self._replaced[name]) if name in self._replaced else self.base.tensor(name)
+        )
         if name not in self._pairs:
             return stored
         # in place: a large tensor is held once in float32, beside its delta
@@ -255,7 +256,8 @@ class MergedWeights:
             if touched:
                 raise ExportRefused(
                     f"expected an adapter that leaves tied embeddings alone, found one that changes "
-                    f"{', '.join(touched)} of a base whose input and output embeddings are one tensor; train without these modules"
+                    f"{', '.join(touched)} of a base whose input and output embeddings are one tensor; "
+                    "train without these modules"
                 )
 
     def _target(self, name: str, key: str) -> str:
@@ -294,7 +296,8 @@ def _weight_files(folder: Path) -> list[Path]:
         )
         raise ExportRefused(
             f"expected a model's weights as safetensors in {folder} ({', '.join(missing) or 'none listed'} missing), "
-            f"found {', '.join(found) or 'no weights'}; other formats are not read, save it with safe_serialization=True"
+            f"found {', '.join(found) or 'no weights'}; other formats are not read, "
+            "save it with safe_serialization=True"
         )
     return files
 
