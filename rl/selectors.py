@@ -176,7 +176,7 @@ class PolicyOverview:
 def policy_overview(policy: Policy) -> PolicyOverview:
     """What the registry page shows of a policy, newest things first."""
     metrics = policy.metrics
-    run = TrainingRun.objects.select_related("snapshot").filter(pk=policy.run_id).first()
+    run = TrainingRun.objects.select_related("snapshot").filter(policy=policy).first()
     reward = metrics.get("average_reward")
     reward = reward.get("value") if isinstance(reward, Mapping) else reward
     p_value = metrics.get("p_value")
