@@ -263,7 +263,8 @@ def rating_submit(
         "notes": check.text("notes", notes, limit=20_000),
     }
     said = [values["thumb"], values["tags"], values["notes"]]
-    if not any(said) and all(values[name] is None for name in ("stars", "score", "correction")):
+    # what was sent and is wrong is no silence: it has its own fault
+    if not any(said) and (stars, score, correction) == (None, None, None):
         check.fields.setdefault(
             "thumb", "expected at least one of thumb, stars, score, correction, tags, notes"
         )
