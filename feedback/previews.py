@@ -157,7 +157,7 @@ def text_blocks(text: str) -> list[Block]:
 
 def _template_name(kind: str) -> str:
     names = ["feedback/preview/text.html"]
-    if re.fullmatch(r"[a-z0-9_-]+", kind):
+    if re.fullmatch(r"[a-z0-9][a-z0-9_-]*", kind):
         names.insert(0, f"feedback/preview/{kind}.html")
     return str(select_template(names).template.name)
 

@@ -1,0 +1,358 @@
+"""The admin: every model to look at, no fact to touch, and the policy registry's moves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.contrib.staticfiles import finders
+from django.db import connection
+from django.db.models import Model
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from backend.facts_admin import FactAdmin
+from feedback.models import AgentSettings, ApiKey, Comparison, Decision, Lease, Outcome, Rating, Trace
+from feedback.services import (
+    comparison_submit,
+    decision_record,
+    outcome_record,
+    rating_submit,
+    rating_withdraw,
+)
+from rl import registry
+from rl.models import Artifact, Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
+
+pytestmark = pytest.mark.django_db
+
+FACTS = [
+    Decision, Rating, Comparison, Outcome, Trace, Snapshot, TrainingRun, Evaluation, Policy, PolicyEvent, Artifact,
+]  # fmt: skip
+GAIN = {"value": 0.4, "low": 0.3, "high": 0.5}
+
+
+@pytest.fixture
+def operator(client: Client) -> Client:
+    client.force_login(User.objects.create_superuser("ada"))
+    return client
+
+
+def make(count: int, agent: str = "widgets") -> None:
+    """`count` rows of every fact."""
+    for number in range(count):
+        left, right = (
+            decision_record(agent=agent, messages=f"prompt {number}", response=f"answer {side} {number}").row
+            for side in ("a", "b")
+        )
+        rating = rating_submit(decision=left, rater="ada", thumb="up").row
+        rating_submit(decision=right, rater="ada", stars=3, notes="so so")
+        if number % 2:
+            rating_withdraw(rating)
+        comparison_submit(left=left, right=right, preference="left", rater="ada")
+        outcome_record(decision=left, name="reopened", value=1)
+        Trace.objects.create(agent=agent, steps=[{"kind": "tool"}])
+        policy = make_policy(agent)
+        Evaluation.objects.create(
+            agent=agent, policy=policy, base_model="bundled", samples=9, figures={"preference_accuracy": 0.9}
+        )
+        registry.artifact_register(
+            policy, actor="test", path=f"exports/{policy.name}.gguf", format="gguf", bytes=10, sha256="1" * 64
+        )
+
+
+def make_policy(agent: str = "widgets", difference: dict[str, float] | None = None) -> Policy:
+    snapshot = Snapshot.objects.create(
+        agent=agent, kind="pairs", path="s.jsonl", sha256="a" * 64, counts={"train": 8},
+        feedback_count=9, simulated_share=0.5,
+    )  # fmt: skip
+    run = TrainingRun.objects.create(
+        agent=agent, method="dpo", status="succeeded", snapshot=snapshot, base_model="bundled",
+        finished_at=timezone.now(),
+    )  # fmt: skip
+    RunMetric.objects.create(run=run, step=1, values={"loss": 0.69})
+    policy = registry.policy_register(
+        run, name=registry.policy_name_next(agent, 9), adapter=registry.home_path("a"),
+        adapter_sha256="b" * 64, feedback_count=9, actor="train_dpo",
+    )  # fmt: skip
+    if difference is not None:
+        Policy.objects.filter(pk=policy.pk).update(
+            metrics={
+                "preference_accuracy": {"value": 0.934, "low": 0.87, "high": 0.97, "n": 96},
+                "against": "base",
+                "against_preference_accuracy": {"value": 0.534, "low": 0.43, "high": 0.63, "n": 96},
+                "difference": difference,
+                "p_value": 0.00031,
+            }
+        )
+        policy.refresh_from_db()
+    return policy
+
+
+def listing(model: type[Model]) -> str:
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
+
+
+def page(row: Model, action: str = "change") -> str:
+    return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_{action}", args=[row.pk])
+
+
+# --- Every model --------------------------------------------------------------------------------------------
+
+
+def test_every_model_stands_in_the_admin() -> None:
+    ours = {model for app in ("feedback", "rl") for model in apps.get_app_config(app).get_models()}
+    # a metric is shown within its run, a lease lives for minutes; keys get pages with the API that uses them
+    elsewhere = {RunMetric, Lease, ApiKey}
+    assert ours - set(admin.site._registry) - elsewhere == set()
+
+
+@pytest.mark.parametrize("model", FACTS, ids=lambda model: model.__name__)
+def test_lists_and_pages_open(operator: Client, model: type[Model]) -> None:
+    make(2)
+    assert operator.get(listing(model)).status_code == 200
+    assert operator.get(f"{listing(model)}?q=widgets&agent=widgets").status_code == 200
+    answer = operator.get(page(model._default_manager.all()[0]))
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("model", FACTS, ids=lambda model: model.__name__)
+def test_a_list_takes_as_many_queries_for_twelve_rows_as_for_two(
+    operator: Client, model: type[Model]
+) -> None:
+    def queries() -> int:
+        with CaptureQueriesContext(
+            connection,
+        ) as captured:
+            assert operator.get(listing(model)).status_code == 200
+        return len(captured)
+
+    make(2)
+    queries()  # the first page also warms what is remembered per process
+    few = queries()
+    make(10)
+    assert queries() == few
+
+
+@pytest.mark.parametrize("model", FACTS, ids=lambda model: model.__name__)
+def test_a_list_is_not_counted(operator: Client, model: type[Model]) -> None:
+    make(1)
+    with CaptureQueriesContext(connection) as captured:
+        operator.get(listing(model))
+    counts = [q["sql"] for q in captured if re.search(rf"COUNT\(.*FROM \"{model._meta.db_table}\"", q["sql"])]
+    assert counts == []
+
+
+@pytest.mark.parametrize("model", FACTS, ids=lambda model: model.__name__)
+def test_facts_are_neither_added_changed_nor_deleted(operator: Client, model: type[Model]) -> None:
+    make(1)
+    row = model._default_manager.all()[0]
+    before = model._default_manager.count()
+    assert isinstance(admin.site._registry[model], FactAdmin)
+    assert operator.get(listing(model) + "add/").status_code == 403
+    assert operator.post(page(row), {"agent": "other", "notes": "other"}).status_code == 403
+    assert operator.post(page(row, "delete"), {"post": "yes"}).status_code == 403
+    operator.post(
+        listing(model), {"action": "delete_selected", "_selected_action": str(row.pk), "post": "yes"}
+    )
+    assert model._default_manager.count() == before
+    assert 'name="_save"' not in operator.get(page(row)).text
+
+
+def test_an_operator_sets_what_is_wanted_of_an_agent(operator: Client) -> None:
+    answer = operator.post(
+        reverse("admin:feedback_agentsettings_add"),
+        {
+            "agent": "widgets", "collection_rate": "0.5", "ratings_wanted": "2", "overlap_share": "0.1",
+            "overlap_ratings": "3", "aggregation": "majority",
+        },
+    )  # fmt: skip
+    assert answer.status_code == 302
+    assert AgentSettings.objects.get().ratings_wanted == 2
+
+
+def test_the_filter_by_agent_is_applied(operator: Client) -> None:
+    make(1, agent="widgets")
+    make(1, agent="helpdesk")
+    html = operator.get(f"{listing(Policy)}?agent=helpdesk").text
+    assert "helpdesk-v9" in html
+    assert "widgets-v9" not in html
+    rows = {model: operator.get(f"{listing(model)}?agent=helpdesk").text for model in (Rating, Comparison)}
+    ids = {
+        agent: [str(d.pk)[:8] for d in Decision.objects.filter(agent=agent)]
+        for agent in ("widgets", "helpdesk")
+    }
+    for html in rows.values():
+        assert all(pk in html for pk in ids["helpdesk"])
+        assert not any(pk in html for pk in ids["widgets"])
+
+
+def test_a_list_of_ratings_says_who_is_simulated_and_what_stands(operator: Client) -> None:
+    decision = decision_record(agent="widgets", messages="p", response="r").row
+    rating_withdraw(rating_submit(decision=decision, rater="ada", thumb="up").row)
+    rating_submit(decision=decision, rater="sim", thumb="down", rater_kind="simulated")
+    html = operator.get(listing(Rating)).text
+    assert "simulated" in html
+    assert "taken back" in html
+    stands = operator.get(f"{listing(Rating)}?standing=yes").text
+    assert len(re.findall(r"field-stands", stands)) == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["admin:index", "admin:rl_policy_changelist", "admin:auth_user_changelist"]
+)
+def test_every_static_file_of_a_page_exists(operator: Client, address: str) -> None:
+    html = operator.get(reverse(address)).text
+    files = set(re.findall(r'(?:src|href)="/static/([^"?]+)', html))
+    assert {"rl/admin.css", "favicon.svg", "unfold/css/styles.css"} <= files
+    assert [file for file in sorted(files) if finders.find(file) is None] == []
+
+
+def test_the_admin_loads_nothing_from_elsewhere(operator: Client) -> None:
+    html = operator.get(listing(Policy)).text
+    assert re.findall(r'(?:src|href)="(?:https?:)?//[^"]*"', html) == []
+
+
+# --- The registry -------------------------------------------------------------------------------------------
+
+
+def test_a_policy_page_shows_stage_lineage_figures_files_and_history(operator: Client) -> None:
+    parent = make_policy(difference=GAIN)
+    registry.policy_promote(parent, "champion", actor="eve", reason="clearly better")
+    child = make_policy()
+    registry.artifact_register(
+        parent, actor="export", path="exports/w.gguf", format="gguf", quantization="q4_k_m",
+        bytes=2_400_000, sha256="c" * 64,
+    )  # fmt: skip
+    text = re.sub(r"[ \n]+", " ", operator.get(page(parent)).text)
+    assert 'rt-champion">champion<' in text
+    assert "93.4\u202f%" in text
+    assert "[87.0 to 97.0]" in text
+    assert "+40.0" in text
+    assert "[+30.0 to +50.0]" in text
+    assert "50 % of the feedback it learnt from is simulated" in text
+    assert "c" * 64 in text
+    assert "2.3\xa0MB" in text
+    assert "clearly better" in text
+    assert page(child) in text
+    assert page(parent) in operator.get(page(child)).text
+
+
+def test_a_policy_without_figures_says_how_to_get_them(operator: Client) -> None:
+    html = operator.get(page(make_policy())).text
+    assert "manage.py evaluate_model --policy widgets-v9 --compare-base" in html
+
+
+Move = Callable[..., Any]
+
+
+@pytest.fixture
+def move(operator: Client) -> Move:
+    def post(policy: Policy, to: str, **more: str) -> str:
+        answer = operator.post(page(policy, "move"), {"move": to, **more}, follow=True)
+        assert answer.status_code == 200
+        policy.refresh_from_db()
+        return answer.text
+
+    return post
+
+
+@pytest.mark.parametrize(
+    ("to", "stage", "kind"),
+    [
+        ("champion", "champion", "promoted"),
+        ("challenger", "challenger", "promoted"),
+        ("retired", "retired", "retired"),
+        ("rejected", "rejected", "rejected"),
+    ],
+)
+def test_a_move_is_made_in_the_name_of_who_pressed_it(move: Move, to: str, stage: str, kind: str) -> None:
+    policy = make_policy(difference=GAIN)
+    html = move(policy, to, reason="as agreed")
+    assert policy.stage == stage
+    event = PolicyEvent.objects.filter(policy=policy).latest("id")
+    assert (event.kind, event.actor, event.reason) == (kind, "ada", "as agreed")
+    assert f"widgets-v9 is {stage} now." in html
+
+
+def test_a_refused_promotion_shows_why_and_changes_nothing(move: Move) -> None:
+    policy = make_policy(difference={"value": 0.01, "low": -0.05, "high": 0.07})
+    html = move(policy, "champion")
+    assert policy.stage == "candidate"
+    assert "no gain over base is shown" in html
+
+
+def test_a_promotion_by_force_needs_a_reason(move: Move) -> None:
+    policy = make_policy()
+    assert "needs a reason" in move(policy, "champion", force="on")
+    assert policy.stage == "candidate"
+    move(policy, "champion", force="on", reason="demo tomorrow")
+    assert policy.stage == "champion"
+    assert PolicyEvent.objects.filter(policy=policy, kind="promoted").get().forced
+
+
+def test_a_rejection_needs_a_reason(move: Move) -> None:
+    policy = make_policy()
+    assert "needs a reason" in move(policy, "rejected")
+    assert policy.stage == "candidate"
+
+
+def test_the_champion_before_is_put_back(move: Move) -> None:
+    first = make_policy()
+    assert "has no champion to roll back from" in move(first, "rollback")
+    move(first, "champion", force="on", reason="first")
+    second = make_policy()
+    move(second, "champion", force="on", reason="second")
+    move(second, "rollback", reason="worse in practice")
+    first.refresh_from_db()
+    assert (first.stage, second.stage) == ("champion", "retired")
+
+
+@pytest.mark.parametrize("to", ["", "emperor", "candidate"])
+def test_an_unknown_move_is_refused(move: Move, to: str) -> None:
+    policy = make_policy(difference=GAIN)
+    assert "expected one of" in move(policy, to)
+    assert policy.stage == "candidate"
+
+
+def test_only_possible_moves_are_offered(operator: Client) -> None:
+    policy = make_policy()
+    offered = re.findall(r'name="move" value="(\w+)"', operator.get(page(policy)).text)
+    assert offered == ["challenger", "champion", "rejected", "retired"]
+    registry.policy_reject(policy, actor="eve", reason="no")
+    assert 'name="move"' not in operator.get(page(policy)).text
+
+
+def test_a_policy_moves_by_post_alone(operator: Client) -> None:
+    policy = make_policy(difference=GAIN)
+    assert operator.get(page(policy, "move") + "?move=champion").status_code == 405
+    policy.refresh_from_db()
+    assert policy.stage == "candidate"
+
+
+def test_an_unknown_policy_does_not_move(operator: Client) -> None:
+    assert operator.post("/admin/rl/policy/777/move/", {"move": "champion"}).status_code == 404
+
+
+def test_staff_who_may_only_look_cannot_move(client: Client) -> None:
+    user = User.objects.create_user("bob", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_policy"))
+    client.force_login(user)
+    policy = make_policy(difference=GAIN)
+    assert 'name="move"' not in client.get(page(policy)).text
+    assert client.post(page(policy, "move"), {"move": "champion"}).status_code == 403
+
+
+def test_a_rater_has_no_admin(client: Client) -> None:
+    client.force_login(User.objects.create_user("bob"))
+    policy = make_policy(difference=GAIN)
+    assert client.get(page(policy)).status_code == 302
+    assert client.post(page(policy, "move"), {"move": "champion"}).status_code == 302
+    policy.refresh_from_db()
+    assert policy.stage == "candidate"
