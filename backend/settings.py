@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,8 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_q",
     "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
     "feedback",
     "rl",
 ]
@@ -201,11 +204,61 @@ STATIC_ROOT = RATCHET_HOME / "static"
 WHITENOISE_USE_FINDERS = True
 
 # --- REST -------------------------------------------------------------------------------------------------
+def _rates(knobs: dict[str, Any]) -> dict[str, str]:
+    """Requests per scope and caller that one server process takes; `throttle_<scope>` in RATCHET_CONFIG changes one."""
+    rates = {"ingest": "60000/min", "rate": "60000/min", "read": "6000/min", "operate": "120/min"}
+    for name, rate in knobs.items():
+        scope = name.removeprefix("throttle_")
+        if scope == name:
+            continue
+        if scope not in rates or not re.fullmatch(r"[1-9]\d*/(s|sec|min|hour|day)", str(rate)):
+            raise ImproperlyConfigured(
+                f"RATCHET_CONFIG: expected throttle_{'|'.join(rates)} such as 600/min, found {name}: {rate!r}"
+            )
+        rates[scope] = str(rate)
+    return rates
+
+
 REST_FRAMEWORK: dict[str, Any] = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "feedback.authentication.KeyAuthentication",
+        "feedback.authentication.RoleAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["backend.rest.access.HasScope"],
+    "DEFAULT_THROTTLE_CLASSES": ["backend.rest.access.ScopeThrottle"],
+    "DEFAULT_THROTTLE_RATES": _rates(RATCHET_CONFIG.get("feedback", {})),
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["backend.rest.reading.StrictJSONParser"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "backend.rest.reading.AlwaysJSON",
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    # without it an OPTIONS request is answered 405 like any other method that is not there
+    "DEFAULT_METADATA_CLASS": None,
+    "EXCEPTION_HANDLER": "backend.rest.errors.exception_handler",
+    # `format` is a parameter of exports here, not a way to ask for a renderer
+    "URL_FORMAT_OVERRIDE": None,
+}
+SPECTACULAR_SETTINGS: dict[str, Any] = {
+    "TITLE": "Ratchet",
+    "DESCRIPTION": "Decisions in, ratings in, better policies out. Every error is "
+    '`{"error": {"code", "message", "fields"}}`; docs/api.md explains the endpoints with examples.',
+    "VERSION": RATCHET_VERSION,
+    "OAS_VERSION": "3.1.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "DISABLE_DOCSTRING_DESCRIPTIONS": True,
+    "SERVE_AUTHENTICATION": [],
+    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
+    "POSTPROCESSING_HOOKS": ["feedback.api.schemas.hook"],
+    # the pages' scripts come from the package, not from a CDN
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+}
+# Counters of the throttle, per process
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "OPTIONS": {"MAX_ENTRIES": 10_000},
+    }
 }
 
 # --- Background work --------------------------------------------------------------------------------------
@@ -239,6 +292,7 @@ LOGGING = {
     "loggers": {
         "feedback": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
         "rl": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        "backend": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
     },
 }
 

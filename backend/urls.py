@@ -2,11 +2,16 @@
 
 from django.contrib import admin
 from django.contrib.auth import views as auth_views
-from django.urls import include, path
+from django.urls import include, path, re_path
+
+from backend.rest import errors
 
 urlpatterns = [
     path("", include("feedback.urls")),
     path("", include("rl.urls")),
+    path("api/", include("feedback.api_urls")),
+    # last of the API: whatever else is asked for there gets JSON too
+    re_path("^api/", errors.no_such_address),
     path("admin/", admin.site.urls),
     path(
         "accounts/login/",
@@ -15,3 +20,8 @@ urlpatterns = [
     ),
     path("accounts/logout/", auth_views.LogoutView.as_view(), name="logout"),
 ]
+
+handler400 = errors.handler400
+handler403 = errors.handler403
+handler404 = errors.handler404
+handler500 = errors.handler500

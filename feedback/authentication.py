@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
-from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -30,7 +29,9 @@ class KeyAuthentication(BaseAuthentication):
             return None
         key = key_check(secret.strip())
         if key is None:
-            raise AuthenticationFailed("this key is unknown or revoked; make one with `manage.py api_key create`")
+            raise AuthenticationFailed(
+                "this key is unknown or revoked; make one with `manage.py api_key create`"
+            )
         return KeyHolder(), Grant(key.name, f"key:{key.pk}", frozenset(key.scopes), is_person=False)
 
     def authenticate_header(self, request: Request) -> str:
@@ -46,28 +47,3 @@ class RoleAuthentication(SessionAuthentication):
             return None
         user = found[0]
         return user, Grant(user.get_username(), f"user:{user.pk}", user_scopes(user), is_person=True)
-
-
-class KeyScheme(OpenApiAuthenticationExtension):
-    target_class = "feedback.authentication.KeyAuthentication"
-    name = "key"
-
-    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {
-            "type": "http",
-            "scheme": "bearer",
-            "description": "A key made with `manage.py api_key create NAME --scopes ...` or in the admin.",
-        }
-
-
-class RoleScheme(OpenApiAuthenticationExtension):
-    target_class = "feedback.authentication.RoleAuthentication"
-    name = "session"
-
-    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {
-            "type": "apiKey",
-            "in": "cookie",
-            "name": "sessionid",
-            "description": "The session of a signed-in person; writes also need the X-CSRFToken header.",
-        }

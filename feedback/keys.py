@@ -19,7 +19,7 @@ from feedback.remembered import Remembered
 
 PREFIX = "rk_"
 SECRET_BYTES = 30
-"""Random bytes in a key: 240 bits, written as 40 characters. Nothing that can be guessed, so a plain SHA-256 keeps it."""
+"""Random bytes in a key, written as 40 characters: 240 bits cannot be guessed, so a plain SHA-256 keeps them."""
 SHOWN = 11
 """First characters of a key, kept to tell keys apart; the other 32 hold 192 random bits."""
 USED_EVERY = timedelta(minutes=1)
@@ -46,7 +46,9 @@ def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
         found = ", ".join(map(str, unknown)) or "none"
         check.fields["scopes"] = f"expected one or more of {', '.join(ApiKey.SCOPES)}; found {found}"
     if check.fields:
-        raise KeyRefused("; ".join(f"{field}: {fault}" for field, fault in check.fields.items()), check.fields)
+        raise KeyRefused(
+            "; ".join(f"{field}: {fault}" for field, fault in check.fields.items()), check.fields
+        )
     secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     ordered = [scope for scope in ApiKey.SCOPES if scope in wanted]
     try:

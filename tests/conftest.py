@@ -24,7 +24,7 @@ for name in (
     "DEBUG",
 ):
     os.environ[name] = ""
-# Tiny models gain nothing from threads, and two busy-waiting OpenMP threads on a shared machine cost seven times as much.
+# Tiny models gain nothing from threads, and busy-waiting OpenMP threads on a shared machine cost seven times as much.
 os.environ.update(RATCHET_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
 
 
@@ -34,6 +34,14 @@ def ratchet_home(settings: Any, tmp_path: Path) -> Path:
     settings.RATCHET_HOME = tmp_path / "home"
     settings.RATCHET_HOME.mkdir()
     return settings.RATCHET_HOME
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> None:
+    """What the process remembers of keys and agents' settings belongs to the test before."""
+    from feedback.remembered import forget_all
+
+    forget_all()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.cache import cache
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.settings import api_settings
 from rest_framework.throttling import SimpleRateThrottle
-from rest_framework.views import APIView
+
+if TYPE_CHECKING:  # DRF's views import the default classes, which are here
+    from rest_framework.views import APIView
 
 SCOPES = ("ingest", "rate", "read", "operate")
 """What a key or a role may do: record decisions, outcomes and traces; rate and compare; read; train and promote."""
@@ -37,6 +39,8 @@ class HasScope(BasePermission):
     def has_permission(self, request: Request, view: APIView) -> bool:
         if not isinstance(request.auth, Grant):
             return False  # not signed in, which DRF answers with 401
+        if not hasattr(view, "scopes"):
+            return False
         scope = scope_of(view, request.method)
         self.message = f"this needs the scope {scope}, and the caller has {_list(request.auth.scopes)}"
         return scope is None or scope in request.auth.scopes
@@ -44,7 +48,7 @@ class HasScope(BasePermission):
 
 def scope_of(view: Any, method: str | None) -> str | None:
     """The scope a method of a view needs; None where the view has no such method (405 is its answer)."""
-    scopes: dict[str, str] = view.scopes
+    scopes: dict[str, str] = getattr(view, "scopes", {})
     return scopes.get("GET" if method == "HEAD" else method or "")
 
 
@@ -67,7 +71,9 @@ class ScopeThrottle(SimpleRateThrottle):
         grant = request.auth
         if scope is None or not isinstance(grant, Grant):
             return True
-        limit, seconds = self.parse_rate(api_settings.DEFAULT_THROTTLE_RATES[scope])
+        limit, seconds = self.parse_rate(str(api_settings.DEFAULT_THROTTLE_RATES[scope]))
+        assert limit is not None  # only a rate of None has none
+        assert seconds is not None
         window, into = divmod(time.time(), seconds)
         key = f"throttle:{scope}:{grant.ident}:{seconds}:{window:.0f}"
         # add does nothing where the counter is there already

@@ -14,7 +14,6 @@ from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.response import Response
-from rest_framework.views import set_rollback
 
 logger = logging.getLogger("backend.rest")
 
@@ -43,7 +42,12 @@ class Refused(exceptions.APIException):
     """A refusal with a code, a status and faults per field."""
 
     def __init__(
-        self, message: str, *, code: str = "invalid", status: int = 400, fields: Mapping[str, str] | None = None
+        self,
+        message: str,
+        *,
+        code: str = "invalid",
+        status: int = 400,
+        fields: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, code)
         self.status_code = status
@@ -70,7 +74,6 @@ def refusal_of(error: Exception) -> tuple[int, dict[str, Any]] | None:
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     """Any exception of a view as an answer. What nobody expected is logged with its traceback, and answers 500."""
-    set_rollback()
     if (refusal := refusal_of(error)) is not None:
         return Response(refusal[1], status=refusal[0])
     if isinstance(error, exceptions.APIException):
@@ -83,9 +86,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     if isinstance(error, (OperationalError, InterfaceError)):
         logger.error("%s: the database cannot be reached", where, exc_info=error)
         message = f"the database cannot be reached; send it again in {RETRY_S} s, with the same id"
-        return Response(
-            error_body("unavailable", message), status=503, headers={"Retry-After": str(RETRY_S)}
-        )
+        return Response(error_body("unavailable", message), status=503, headers={"Retry-After": str(RETRY_S)})
     logger.error("%s failed", where, exc_info=error)
     return Response(error_body("internal", INTERNAL), status=500)
 
@@ -124,6 +125,8 @@ def _api_exception(error: exceptions.APIException) -> Response:
     message = str(error.detail)
     if isinstance(error, exceptions.NotAuthenticated):
         message = "expected an Authorization: Bearer <key> header, or a signed-in session; found neither"
+    elif isinstance(error, exceptions.UnsupportedMediaType):
+        message = "expected a body of type application/json in UTF-8; set the Content-Type header to it"
     return Response(
         error_body(CODES.get(str(code), str(code)), message, getattr(error, "fields", None)),
         status=error.status_code,
@@ -142,7 +145,9 @@ def no_such_address(request: HttpRequest) -> HttpResponse:
     return JsonResponse(error_body("not_found", message), status=404)
 
 
-def _instead_of(page: Callable[..., HttpResponse], status: int, code: str, message: str) -> Callable[..., HttpResponse]:
+def _instead_of(
+    page: Callable[..., HttpResponse], status: int, code: str, message: str
+) -> Callable[..., HttpResponse]:
     """A root error handler: JSON under an API address, Django's page elsewhere."""
 
     def handler(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:

@@ -80,11 +80,14 @@ def _decode(model: type[Model], names: Sequence[str], text: str) -> tuple[bool, 
         if back not in (0, 1) or len(values) != len(names) or not all(isinstance(v, str) for v in values):
             raise ValueError(text)
         position = [
-            model._meta.get_field(name).to_python(value) for name, value in zip(names, values, strict=True)
+            model._meta.get_field(name).to_python(value)  # type: ignore[union-attr]
+            for name, value in zip(names, values, strict=True)
         ]
         for value in position:
             # a date at the edge of the calendar cannot be moved to another time zone
-            if value is None or (isinstance(value, datetime) and not (value.tzinfo and 1900 < value.year < 2300)):
+            if value is None or (
+                isinstance(value, datetime) and not (value.tzinfo and 1900 < value.year < 2300)
+            ):
                 raise ValueError(text)
     except (ValueError, TypeError, RecursionError, OverflowError, ValidationError):
         raise Refused(

@@ -49,7 +49,7 @@ class AlwaysJSON(BaseContentNegotiation):
         kind = (request.content_type or "").partition(";")[0].strip().lower()
         return next((parser for parser in parsers if parser.media_type == kind), None)
 
-    def select_renderer(self, request: Request, renderers: list[Any], format_suffix: str | None = None) -> Any:  # type: ignore[override]
+    def select_renderer(self, request: Request, renderers: Any, format_suffix: str | None = None) -> Any:
         return renderers[0], renderers[0].media_type
 
 
@@ -67,9 +67,11 @@ def object_in(data: Any, *, required: Collection[str], optional: Collection[str]
 
 def parameters(request: Request, allowed: Collection[str]) -> dict[str, str]:
     """Query parameters. Refuses (400) unknown ones, which would otherwise be a filter that silently does nothing."""
-    given: dict[str, str] = {name: value for name, value in request.query_params.items() if value != ""}
+    given = {name: str(value) for name, value in request.query_params.items() if value != ""}
     fields = {name[:80]: "unknown parameter" for name in given if name not in allowed}
-    fields |= {name: "expected text without NUL characters" for name in allowed if "\x00" in given.get(name, "")}
+    fields |= {
+        name: "expected text without NUL characters" for name in allowed if "\x00" in given.get(name, "")
+    }
     if fields:
         raise Refused(f"expected the parameters {', '.join(allowed) or '(none)'}", fields=fields)
     return given

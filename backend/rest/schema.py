@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
+from drf_spectacular.renderers import OpenApiJsonRenderer2, OpenApiYamlRenderer
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from drf_spectacular.views import SpectacularAPIView
+from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.renderers import JSONRenderer
 
 Schema = dict[str, Any]
 
@@ -20,8 +24,14 @@ ERROR: Schema = {
             "required": ["code", "message", "fields"],
             "additionalProperties": False,
             "properties": {
-                "code": {"type": "string", "description": "For programs: invalid, not_found, conflict, throttled, ..."},
-                "message": {"type": "string", "description": "For people: what was expected and what was found"},
+                "code": {
+                    "type": "string",
+                    "description": "For programs: invalid, not_found, conflict, throttled, ...",
+                },
+                "message": {
+                    "type": "string",
+                    "description": "For people: what was expected and what was found",
+                },
                 "fields": {
                     "type": "object",
                     "description": "Field or parameter -> what is wrong with it",
@@ -64,7 +74,9 @@ def paged(schema: Schema) -> Schema:
     }
 
 
-def parameter(name: str, schema: Schema, description: str, *, where: str = "query") -> OpenApiParameter:
+def parameter(
+    name: str, schema: Schema, description: str, *, where: Literal["query", "path"] = "query"
+) -> OpenApiParameter:
     return OpenApiParameter(name, schema, where, description=description, required=where == "path")
 
 
@@ -104,3 +116,10 @@ def add_components(schemas: Mapping[str, Schema]) -> Callable[..., Schema]:
         return result
 
     return hook
+
+
+class SchemaView(SpectacularAPIView):
+    """The OpenAPI schema, open to everyone: JSON, or YAML where a client accepts application/vnd.oai.openapi alone."""
+
+    renderer_classes = [JSONRenderer, OpenApiJsonRenderer2, OpenApiYamlRenderer]
+    content_negotiation_class = DefaultContentNegotiation

@@ -1,0 +1,1 @@
+"""The REST endpoints of feedback: decisions, ratings, comparisons, outcomes, traces, exports."""

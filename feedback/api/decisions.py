@@ -1,0 +1,155 @@
+"""Decisions over REST: record one or many, find, read."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.errors import Refused, error_body
+from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
+from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
+from backend.rest.reading import object_in, parameters
+from backend.rest.schema import described, paged, parameter, ref
+from backend.rest.views import ApiView
+from feedback.api.schemas import DECISION_OPTIONAL, SLUG
+from feedback.api.shown import decision_shown, outcome_shown, rating_shown
+from feedback.checks import Check, DecisionUnknown, FeedbackRefused
+from feedback.ingest import MAX_BULK, Ingested, decision_ingest, decisions_ingest
+from feedback.search import decision_whole, decisions_found
+
+REQUIRED = ("agent", "messages", "response")
+OPTIONAL = tuple(DECISION_OPTIONAL)
+FILTERS = ("agent", "policy", "rated", "since", "q")
+
+
+class Decisions(ApiView):
+    scopes = {"GET": "read", "POST": "ingest"}
+
+    @described(
+        "Record a decision, or a list of up to 1,000",
+        {
+            201: ("Recorded; of a list, at least one and none refused",
+                  {"oneOf": [ref("Decision"), ref("DecisionsAnswer")]}),
+            200: ("Recorded before, with the same body", {"oneOf": [ref("Decision"), ref("DecisionsAnswer")]}),
+            202: ("Left out by the agent's collection_rate", ref("DecisionLeftOut")),
+            207: ("Of a list, some were refused: see each result", ref("DecisionsAnswer")),
+        },
+        body={"oneOf": [ref("DecisionSent"), ref("DecisionsSent")]},
+        refusals=(409,),
+        tag="decisions",
+        operation="decisions_record",
+        description="A list is answered item by item: a refused one does not hold back the others.",
+    )  # fmt: skip
+    def post(self, request: Request) -> Response:
+        if isinstance(request.data, list):
+            return _bulk(request.data)
+        done = decision_ingest(**object_in(request.data, required=REQUIRED, optional=OPTIONAL))
+        if not done.stored:
+            return Response({"id": str(done.row.pk), "stored": False}, status=202)
+        return Response({**decision_shown(done.row), "stored": True}, status=201 if done.created else 200)
+
+    @described(
+        "Find decisions, newest first",
+        {200: ("A page of them", paged(ref("DecisionFound")))},
+        parameters=(
+            parameter("agent", SLUG, "Of this agent"),
+            parameter("policy", {"type": "string"}, "Answered by this policy"),
+            parameter("rated", {"type": "boolean"}, "true: with a rating that stands; false: without"),
+            parameter("since", {"type": "string", "format": "date-time"}, "Recorded at or after"),
+            parameter(
+                "q", {"type": "string"}, "Text in the prompt or the response, upper and lower case alike"
+            ),
+            parameter("cursor", {"type": "string"}, "Where to go on: from next or previous of an answer"),
+            parameter(
+                "page_size",
+                {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE, "default": PAGE_SIZE},
+                "Rows",
+            ),
+        ),
+        tag="decisions",
+        operation="decisions_find",
+    )
+    def get(self, request: Request) -> Response:
+        found = decisions_found(**_filters(parameters(request, (*FILTERS, *PAGE_PARAMETERS))))
+        return Response(page_of(found, request, decision_shown))
+
+
+class DecisionOne(ApiView):
+    scopes = {"GET": "read"}
+
+    @described(
+        "Read one decision with its ratings and outcomes",
+        {200: ("The decision", ref("DecisionWhole"))},
+        refusals=(404,),
+        tag="decisions",
+        operation="decisions_read",
+    )
+    def get(self, request: Request, pk: uuid.UUID) -> Response:
+        parameters(request, ())
+        found = decision_whole(pk)
+        if found is None:
+            raise DecisionUnknown(f"no decision {pk}", {"id": "does not exist"})
+        return Response(
+            {
+                **decision_shown(found.decision),
+                "ratings": [rating_shown(row) for row in found.ratings],
+                "outcomes": [outcome_shown(row) for row in found.outcomes],
+            }
+        )
+
+
+def _filters(given: dict[str, str]) -> dict[str, Any]:
+    """Query parameters as `decisions_found` takes them. Raises FeedbackRefused with a fault per parameter."""
+    check = Check()
+    found: dict[str, Any] = {"policy": given.get("policy", ""), "q": given.get("q", "")}
+    if "agent" in given:
+        found["agent"] = check.agent(given["agent"])
+    if "since" in given:
+        # a + that was not encoded arrives as a space
+        found["since"] = check.time(
+            "since", given["since"].replace(" ", "+") if "T" in given["since"] else given["since"]
+        )
+    if "rated" in given:
+        found["rated"] = check.choice("rated", given["rated"].lower(), ("true", "false")) == "true"
+    check.done("search")
+    return found
+
+
+def _bulk(items: list[Any]) -> Response:
+    if not 1 <= len(items) <= MAX_BULK:
+        raise Refused(f"expected a list of 1 to {MAX_BULK:,} decisions, found {len(items):,}")
+    readable: list[dict[str, Any]] = []
+    answers: list[dict[str, Any] | None] = []
+    for item in items:
+        try:
+            readable.append(object_in(item, required=REQUIRED, optional=OPTIONAL))
+            answers.append(None)
+        except Refused as refusal:
+            answers.append(_refused("invalid", str(refusal.detail), refusal.fields))
+    done = iter(decisions_ingest(readable))
+    results = [answer or _result(next(done)) for answer in answers]
+    counts = Counter(result["status"] for result in results)
+    refused = counts[400] + counts[409]
+    body = {
+        "created": counts[201],
+        "repeated": counts[200],
+        "left_out": counts[202],
+        "refused": refused,
+        "results": results,
+    }
+    return Response(body, status=207 if refused else 201 if counts[201] else 200)
+
+
+def _result(done: Ingested | FeedbackRefused) -> dict[str, Any]:
+    if isinstance(done, FeedbackRefused):
+        return _refused(done.code, str(done), done.fields)
+    status = 201 if done.created else 200 if done.stored else 202
+    return {"status": status, "id": str(done.row.pk), "stored": done.stored}
+
+
+def _refused(code: str, message: str, fields: dict[str, str]) -> dict[str, Any]:
+    return {"status": 409 if code == "conflict" else 400, **error_body(code, message, fields)}

@@ -1,0 +1,92 @@
+"""What people and the world said of decisions, over REST: ratings, comparisons, outcomes."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.access import Grant
+from backend.rest.errors import Refused
+from backend.rest.reading import object_in
+from backend.rest.schema import described, ref
+from backend.rest.views import ApiView
+from feedback.api.schemas import COMPONENTS, RATING_OPTIONAL
+from feedback.api.shown import comparison_shown, outcome_shown, rating_shown
+from feedback.services import Written, comparison_submit, outcome_record, rating_submit
+
+COMPARISON_REQUIRED = tuple(COMPONENTS["ComparisonSent"]["required"])
+COMPARISON_OPTIONAL = ("id", "tags", "notes", "rater", "rater_kind")
+
+
+def rater_of(request: Request, facts: dict[str, Any]) -> str:
+    """Who rated: whom an app names, or its key; a signed-in person rates as themselves and simulates nobody."""
+    grant = request.auth
+    assert isinstance(grant, Grant)  # the permission let nobody else through
+    said = facts.pop("rater", grant.who)
+    if grant.is_person and said != grant.who:
+        raise Refused(
+            f"signed in as {grant.who}, one rates as oneself; to send others' ratings use an API key",
+            fields={"rater": "expected your own name, or nothing"},
+        )
+    if grant.is_person and facts.get("rater_kind", "human") != "human":
+        raise Refused("expected a person's rating", fields={"rater_kind": "expected human, found another"})
+    rater: str = said
+    return rater
+
+
+def _answer(written: Written, shown: dict[str, Any]) -> Response:
+    return Response(shown, status=201 if written.created else 200)
+
+
+class Ratings(ApiView):
+    scopes = {"POST": "rate"}
+
+    @described(
+        "Rate a decision",
+        {201: ("Stored", ref("Rating")), 200: ("Stored before, with the same body", ref("Rating"))},
+        body=ref("RatingSent"),
+        refusals=(404, 409),
+        tag="ratings",
+        operation="ratings_submit",
+    )
+    def post(self, request: Request, pk: uuid.UUID) -> Response:
+        facts = object_in(request.data, required=(), optional=RATING_OPTIONAL)
+        written = rating_submit(decision=pk, rater=rater_of(request, facts), **facts)
+        return _answer(written, rating_shown(written.row))
+
+
+class Comparisons(ApiView):
+    scopes = {"POST": "rate"}
+
+    @described(
+        "Compare two decisions on the same prompt",
+        {201: ("Stored", ref("Comparison")), 200: ("Stored before, with the same body", ref("Comparison"))},
+        body=ref("ComparisonSent"),
+        refusals=(404, 409),
+        tag="ratings",
+        operation="comparisons_submit",
+    )
+    def post(self, request: Request) -> Response:
+        facts = object_in(request.data, required=COMPARISON_REQUIRED, optional=COMPARISON_OPTIONAL)
+        written = comparison_submit(rater=rater_of(request, facts), **facts)
+        return _answer(written, comparison_shown(written.row))
+
+
+class Outcomes(ApiView):
+    scopes = {"POST": "ingest"}
+
+    @described(
+        "Record a measured fact about a decision",
+        {201: ("Stored", ref("Outcome")), 200: ("Stored before, with the same body", ref("Outcome"))},
+        body=ref("OutcomeSent"),
+        refusals=(404, 409),
+        tag="decisions",
+        operation="outcomes_record",
+    )
+    def post(self, request: Request, pk: uuid.UUID) -> Response:
+        facts = object_in(request.data, required=("name", "value"), optional=("id", "at"))
+        written = outcome_record(decision=pk, **facts)
+        return _answer(written, outcome_shown(written.row))

@@ -1,0 +1,43 @@
+"""A response and its score in one request, for apps that have both at once."""
+
+from __future__ import annotations
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.reading import object_in
+from backend.rest.schema import described, parameter, ref
+from backend.rest.views import ApiView
+from feedback.api.ratings import rater_of
+from feedback.api.schemas import SLUG
+from feedback.ingest import scored_response_record
+
+
+class Feedback(ApiView):
+    scopes = {"POST": "rate"}
+
+    @described(
+        "Record a response with its score",
+        {201: ("Stored", ref("Feedback")), 200: ("Stored before, with the same body", ref("Feedback"))},
+        body=ref("FeedbackSent"),
+        parameters=(parameter("agent", SLUG, "Whose response it is", where="path"),),
+        refusals=(409,),
+        tag="ratings",
+        operation="feedback_record",
+        description="Becomes a decision and a rating; with a runId, the rating of a decision recorded under it.",
+    )
+    def post(self, request: Request, agent: str) -> Response:
+        facts = object_in(
+            request.data, required=("prompt", "response", "score"), optional=("id", "runId", "notes")
+        )
+        written = scored_response_record(
+            agent=agent, rater=rater_of(request, {}), run_id=facts.pop("runId", ""), **facts
+        )
+        rating = written.row
+        body = {
+            "id": str(rating.pk),
+            "agentId": agent,
+            "score": rating.score,
+            "createdAt": rating.created_at.isoformat(),
+        }
+        return Response(body, status=201 if written.created else 200)

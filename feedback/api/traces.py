@@ -1,0 +1,42 @@
+"""Execution traces over REST, as feedback/collector.py sends them."""
+
+from __future__ import annotations
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.reading import object_in
+from backend.rest.schema import described, ref
+from backend.rest.views import ApiView
+from feedback.api.shown import trace_shown
+from feedback.traces import trace_record
+
+
+class Traces(ApiView):
+    scopes = {"POST": "ingest"}
+
+    @described(
+        "Record an agent's execution trace and the decisions in it",
+        {
+            201: ("Stored", ref("Trace")),
+            200: ("Stored before, with the same body", ref("Trace")),
+            202: ("Left out by the agent's collection_rate", ref("DecisionLeftOut")),
+        },
+        body=ref("TraceSent"),
+        refusals=(409,),
+        tag="traces",
+        operation="traces_record",
+        description="The trace and its decisions are stored together or not at all.",
+    )
+    def post(self, request: Request) -> Response:
+        done = trace_record(
+            **object_in(
+                request.data,
+                required=("agent", "steps"),
+                optional=("id", "run_id", "started_at", "finished_at", "metadata"),
+            )
+        )
+        if not done.stored:
+            return Response({"id": str(done.trace.pk), "stored": False}, status=202)
+        body = {**trace_shown(done.trace), "stored": True, "decisions": [str(pk) for pk in done.decisions]}
+        return Response(body, status=201 if done.created else 200)

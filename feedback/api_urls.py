@@ -1,0 +1,25 @@
+"""Addresses of the REST API of feedback, below /api/, and of its description."""
+
+from __future__ import annotations
+
+from django.urls import path
+from drf_spectacular.views import SpectacularRedocView, SpectacularSwaggerView
+
+from backend.rest.schema import SchemaView
+from feedback.api.decisions import DecisionOne, Decisions
+from feedback.api.ratings import Comparisons, Outcomes, Ratings
+from feedback.api.scores import Feedback
+from feedback.api.traces import Traces
+
+urlpatterns = [
+    path("decisions/", Decisions.as_view(), name="api-decisions"),
+    path("decisions/<uuid:pk>/", DecisionOne.as_view(), name="api-decision"),
+    path("decisions/<uuid:pk>/ratings/", Ratings.as_view(), name="api-ratings"),
+    path("decisions/<uuid:pk>/outcomes/", Outcomes.as_view(), name="api-outcomes"),
+    path("comparisons/", Comparisons.as_view(), name="api-comparisons"),
+    path("traces/", Traces.as_view(), name="api-traces"),
+    path("policies/feedback/<str:agent>", Feedback.as_view(), name="api-feedback"),
+    path("schema/", SchemaView.as_view(), name="api-schema"),
+    path("docs/", SpectacularSwaggerView.as_view(url_name="api-schema"), name="api-docs"),
+    path("docs/redoc/", SpectacularRedocView.as_view(url_name="api-schema"), name="api-redoc"),
+]
