@@ -129,10 +129,10 @@ class Encoder:
         """
         prompts, chosen, rejected, weights = [], [], [], []
         for number, row in enumerate(rows):
-            prompt = _messages(row, number)
+            prompt = prompt_messages(row, number)
             prompts.append(prompt)
-            chosen.append(_response(row, "chosen", number))
-            rejected.append(_response(row, "rejected", number))
+            chosen.append(response_text(row, "chosen", number))
+            rejected.append(response_text(row, "rejected", number))
             weight = row.get("weight")
             weights.append(1.0 if weight is None else float(weight))
             if not 0 < weights[-1] < float("inf"):
@@ -247,7 +247,8 @@ def _common(one: list[int], two: list[int]) -> list[int]:
     return one[:length]
 
 
-def _messages(row: Any, number: int) -> list[Message]:
+def prompt_messages(row: Any, number: int) -> list[Message]:
+    """The prompt of a pair. Raises ValueError unless it is a list of messages."""
     prompt = row.get("prompt") if hasattr(row, "get") else None
     if (
         not isinstance(prompt, (list, tuple))
@@ -262,7 +263,8 @@ def _messages(row: Any, number: int) -> list[Message]:
     return list(prompt)
 
 
-def _response(row: Any, side: str, number: int) -> str:
+def response_text(row: Any, side: str, number: int) -> str:
+    """The `chosen` or `rejected` response of a pair. Raises ValueError unless it is a text or one message."""
     value = row.get(side)
     if isinstance(value, str):
         return value

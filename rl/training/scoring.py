@@ -11,7 +11,7 @@ import torch
 from trl.kernels import ChunkedLogProbFunction
 
 from rl.agents.base import Message
-from rl.training.encoding import EncodedResponse
+from rl.training.encoding import EncodedResponse, prompt_messages, response_text
 from rl.training.policy import LoadedPolicy, matmul
 
 TILE = 32768
@@ -67,8 +67,12 @@ def score_pairs(
     batch_size: int = 16,
     adapter: bool = True,
 ) -> list[tuple[ResponseScore, ResponseScore]]:
-    """Score the chosen and the rejected response of rows {"prompt", "chosen", "rejected"} (texts)."""
-    items = [(row["prompt"], row[side]) for row in rows for side in ("chosen", "rejected")]
+    """Score the chosen and the rejected response of rows {"prompt", "chosen", "rejected"} as training takes them."""
+    items = [
+        (prompt_messages(row, number), response_text(row, side, number))
+        for number, row in enumerate(rows)
+        for side in ("chosen", "rejected")
+    ]
     scores = score_responses(policy, items, batch_size=batch_size, adapter=adapter)
     return list(zip(scores[::2], scores[1::2], strict=True))
 
@@ -76,8 +80,10 @@ def score_pairs(
 def score_encoded(
     policy: LoadedPolicy, items: Sequence[EncodedResponse], *, batch_size: int = 16
 ) -> list[float]:
-    """Summed log-probability of each response that is already tokens, in nats."""
-    order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids) + len(items[i].response_ids))
+    """Summed log-probability of each response that is already tokens, in nats. The same item is scored once."""
+    firsts: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    same = [firsts.setdefault((tuple(a.prompt_ids), tuple(a.response_ids)), i) for i, a in enumerate(items)]
+    order = sorted(firsts.values(), key=lambda i: len(items[i].prompt_ids) + len(items[i].response_ids))
     logps = [0.0] * len(items)
     was_training = policy.model.training
     policy.model.eval()
@@ -92,7 +98,7 @@ def score_encoded(
                     logps[i] = value
     finally:
         policy.model.train(was_training)
-    return logps
+    return [logps[i] for i in same]
 
 
 def collate(items: Sequence[EncodedResponse], pad_token_id: int) -> dict[str, torch.Tensor]:
