@@ -292,6 +292,8 @@ LOGGING = {
     "loggers": {
         "feedback": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
         "rl": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        # says at every import that an optional kernel package is not there
+        "bitsandbytes": {"level": "ERROR"},
         "backend": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
     },
 }
