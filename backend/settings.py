@@ -277,6 +277,8 @@ Q_CLUSTER: dict[str, Any] = {
 # --- What feedback asks of the rest, without importing it ---------------------------------------------------
 # Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).
 FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
+# Dotted path of a callable {agent: prompt hashes} -> the training snapshots that hold these prompts.
+FEEDBACK_SNAPSHOTS_CONTAINING = "rl.forgetting.snapshots_containing"
 
 # Seconds a process may go by what it read of API keys and of agents' settings: a revoked key ends within them.
 FEEDBACK_REMEMBER_S = 5.0

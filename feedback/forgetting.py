@@ -1,0 +1,135 @@
+"""Removing what is known of one unit, a user or a session: the only place where feedback is deleted."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils.module_loading import import_string
+
+from feedback.models import Comparison, Decision, Lease, Outcome, Rating, Trace
+
+CHUNK = 400
+"""Ids named in one statement; a comparison names each twice, and SQLite takes 999 values."""
+
+KEPT_OF_STEP = ("kind", "name", "at", "n", "parent", "duration_ms")
+"""What remains of a step whose content is forgotten: that it was, and when."""
+
+SnapshotFinder = Callable[[Mapping[str, set[str]]], list[dict[str, Any]]]
+"""Agent -> prompt hashes; returns what is known of each snapshot that holds one of these prompts."""
+
+
+class UnitUnknown(ValueError):
+    """Nothing is recorded of the unit."""
+
+
+@dataclass
+class Forgotten:
+    """What was removed of a unit, or with dry_run what would be."""
+
+    unit: str
+    dry_run: bool
+    decisions: int = 0
+    ratings: int = 0
+    comparisons: int = 0
+    outcomes: int = 0
+    traces: int = 0
+    traces_emptied: int = 0
+    """Traces that hold decisions of other units too: these stay, the unit's steps in them lose their content."""
+    snapshots: list[dict[str, Any]] = field(default_factory=list)
+    """Training snapshots that hold the unit's prompts: files that never change, and what was trained on them."""
+
+
+def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
+    """Remove a unit's decisions with everything said of them, and list the snapshots that hold its prompts.
+
+    One transaction: all of it or nothing. Raises UnitUnknown where nothing is recorded of the unit.
+    """
+    done = Forgotten(unit, dry_run)
+    with transaction.atomic():
+        rows = list(Decision.objects.filter(unit=unit).values_list("pk", "agent", "prompt_hash"))
+        ids = [pk for pk, _, _ in rows]
+        traces = _traces(unit, ids)
+        if not rows and not traces:
+            raise UnitUnknown(
+                f"nothing is recorded of the unit {unit!r}; units are written exactly as the app sent them"
+            )
+        done.decisions = len(ids)
+        for chunk in _chunks(ids):
+            done.comparisons += _remove(
+                Comparison.objects.filter(Q(left__in=chunk) | Q(right__in=chunk)), dry_run
+            )
+            done.ratings += _remove(Rating.objects.filter(decision__in=chunk), dry_run)
+            done.outcomes += _remove(Outcome.objects.filter(decision__in=chunk), dry_run)
+            _remove(Lease.objects.filter(decision__in=chunk), dry_run)
+            _remove(Decision.objects.filter(pk__in=chunk), dry_run)
+        # after the decisions: those that are left are others'
+        shared = _shared(traces, set(ids))
+        for trace in Trace.objects.filter(pk__in=shared):
+            if not dry_run:
+                trace.steps = [
+                    _emptied(trace.pk, n, step, unit, set(ids)) for n, step in enumerate(trace.steps)
+                ]
+                trace.metadata = {k: v for k, v in trace.metadata.items() if v != unit}
+                trace.save(update_fields=["steps", "metadata"])
+        done.traces_emptied = len(shared)
+        for chunk in _chunks([pk for pk in traces if pk not in shared]):
+            done.traces += _remove(Trace.objects.filter(pk__in=chunk), dry_run)
+    prompts: dict[str, set[str]] = defaultdict(set)
+    for _, agent, prompt in rows:
+        prompts[agent].add(prompt)
+    if settings.FEEDBACK_SNAPSHOTS_CONTAINING:
+        find: KEPT_OF_STEP = ("kind", "name", "at", "n", "parent", "duration_ms")
+"""What remains of a step whose content is forgotten: that it was, and when."""
+
+SnapshotFinder = import_string(settings.FEEDBACK_SNAPSHOTS_CONTAINING)
+        done.snapshots = find(prompts)
+    return done
+
+
+def _traces(unit: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
+    """Traces with a decision of the unit, or that the collector says were its."""
+    found = dict.fromkeys(Trace.objects.filter(metadata__unit=unit).values_list("pk", flat=True))
+    for chunk in _chunks(ids):
+        of = Decision.objects.filter(pk__in=chunk, trace__isnull=False).order_by()
+        found |= dict.fromkeys(of.values_list("trace_id", flat=True).distinct())
+    return list(found)
+
+
+def _shared(traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> set[uuid.UUID]:
+    """Of these traces, those that decisions of other units belong to."""
+    shared: set[uuid.UUID] = set()
+    for chunk in _chunks(traces):
+        of = Decision.objects.filter(trace__in=chunk).order_by().values_list("trace_id", "pk")
+        shared |= {trace for trace, pk in of if trace is not None and pk not in ids}
+    return shared
+
+
+def _emptied(
+    trace: uuid.UUID, index: int, step: dict[str, Any], unit: str, ids: set[uuid.UUID]
+) -> dict[str, Any]:
+    """A step of a shared trace: without its content where it is a decision of the unit."""
+    if step["kind"] != "decision":
+        return step
+    own = uuid.UUID(step["id"]) if step.get("id") else uuid.uuid5(trace, str(index))
+    if own not in ids and step.get("unit") != unit:
+        return step
+    kept: dict[str, Any] = {name: step[name] for name in KEPT_OF_STEP if name in step}
+    return kept | {"forgotten": True}
+
+
+def _remove(rows: QuerySet[Any], dry_run: bool) -> int:
+    """Delete rows, or count them. Straight in SQL: the models protect rows that others point to, and a chain of
+    ratings points to itself; whoever calls this removes all that points here."""
+    return rows.count() if dry_run else rows._raw_delete(rows.db)
+
+
+def _chunks(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]

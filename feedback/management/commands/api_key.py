@@ -1,0 +1,81 @@
+"""Make, list and revoke the keys of apps and scripts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from django.core.management.base import CommandParser
+from rich.table import Table
+
+from backend.command import RatchetCommand
+from feedback.keys import key_create, key_revoke, keys_all
+from feedback.models import ApiKey
+
+
+class Command(RatchetCommand):
+    help = (
+        "Make, list and revoke API keys. A key is printed once, when it is made; only its hash is kept. "
+        "Example: manage.py api_key create support-app --scopes ingest,rate"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke")
+        create = actions.add_parser("create", help="Make a key and print it, this once.")
+        create.add_argument("name", help="What it is for; unique. Example: support-app")
+        create.add_argument(
+            "--scopes",
+            required=True,
+            metavar="SCOPES",
+            help="What it may do, separated by commas: ingest (record decisions, outcomes, traces), rate (rate and "
+            "compare), read (find, read, export), operate (train, promote). Example: --scopes ingest,rate",
+        )
+        listing = actions.add_parser(
+            "list", help="Show every key: its scopes, when it was used last, revoked or not."
+        )
+        revoke = actions.add_parser("revoke", help="End a key, within seconds and for good.")
+        revoke.add_argument("name", help="The key's name. Example: support-app")
+        for sub in (create, listing, revoke):
+            sub.add_argument(
+                "--json", action="store_true", default=argparse.SUPPRESS, help="As before the action."
+            )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        if options["action"] == "create":
+            scopes = [scope.strip() for scope in options["scopes"].split(",") if scope.strip()]
+            row, secret = key_create(options["name"], scopes)
+            return {"action": "create", "key": secret, **_shown(row)}
+        if options["action"] == "revoke":
+            return {"action": "revoke", **_shown(key_revoke(options["name"]))}
+        return {"action": "list", "keys": [_shown(row) for row in keys_all()]}
+
+    def show(self, result: dict[str, Any]) -> None:
+        if result["action"] == "create":
+            self.note(f"Key {result['name']}, scopes {', '.join(result['scopes'])}. It is not shown again:")
+            self.stdout.write(result["key"])
+        elif result["action"] == "revoke":
+            self.stdout.write(f"Key {result['name']} is revoked.")
+        elif not result["keys"]:
+            self.stdout.write(
+                "No keys yet. Make one: python manage.py api_key create NAME --scopes ingest,rate"
+            )
+        else:
+            table = Table(box=None, padding=(0, 2, 0, 0))
+            for column in ("name", "begins", "scopes", "made", "used last", "revoked"):
+                table.add_column(column)
+            for key in result["keys"]:
+                times = [str(key[name] or "")[:16] for name in ("created_at", "last_used_at", "revoked_at")]
+                table.add_row(key["name"], key["prefix"], ", ".join(key["scopes"]), *times)
+            self.console.print(table)
+
+
+def _shown(row: ApiKey) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "prefix": row.prefix,
+        "scopes": row.scopes,
+        "created_at": row.created_at,
+        "last_used_at": row.last_used_at,
+        "revoked_at": row.revoked_at,
+    }
