@@ -40,8 +40,17 @@ SENTENCES = [
 # The pre-tokenizers as published with the models of each family (their tokenizer.json).
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3_REGEX = _WORDS + r"\p{N}{1,3}" + _REST
-QWEN2_REGEX = _WORDS + r"\p{N}" + _REST
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_REST_SLASH = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+REGEXES = {
+    "llama3": _WORDS + r"\p{N}{1,3}" + _REST,
+    "qwen2": _WORDS + r"\p{N}" + _REST,
+    "tekken": f"{_CASED[0]}|{_CASED[1]}|" + r"\p{N}" + _REST_SLASH,
+    "gpt4o": f"{_CASED[0]}{_ENDINGS}|{_CASED[1]}{_ENDINGS}|" + r"\p{N}{1,3}" + _REST_SLASH,
+}
+"""Kind of tokenizer -> the pattern it splits text by."""
 
 TOKENIZERS = {
     "llama": "llama3",
@@ -71,7 +80,7 @@ def tiny_model(
     """Write a random model of an architecture (a key of TOKENIZERS) and its tokenizer into `path`; return it.
 
     The weights are large enough for a wrong rotation, bias or norm to change the answers visibly. `tokenizer`
-    is gpt2, llama3, qwen2, sentencepiece or gemma; `config` replaces keys of the architecture's config.
+    is a kind `tiny_tokenizer` knows; `config` replaces keys of the architecture's config.
     GPT-2 and OPT get no chat template, as published. The same arguments always give the same files.
     """
     arguments = (
@@ -124,7 +133,7 @@ def tiny_adapter(base: Path, path: Path, seed: int = 0, **lora: Any) -> Path:
 
 
 def tiny_tokenizer(kind: str = "gpt2") -> PreTrainedTokenizerFast:
-    """A tokenizer of about 420 tokens: byte-level (gpt2, llama3, qwen2) or byte fallback (the others)."""
+    """A tokenizer of about 420 tokens: byte-level (gpt2, smollm, a key of REGEXES), or sentencepiece, gemma."""
     tokenizer = Tokenizer.from_str(_trained(kind))
     bos = "<s>" if kind == "sentencepiece" else "<bos>" if kind == "gemma" else None
     unk = "<unk>" if bos else None
@@ -143,15 +152,18 @@ def tiny_tokenizer(kind: str = "gpt2") -> PreTrainedTokenizerFast:
 def _trained(kind: str) -> str:
     if kind in ("sentencepiece", "gemma"):
         return _sentencepiece(kind)
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "gpt2")
-    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind not in REGEXES)
+    # Mistral's tekken takes a word that is a token as it is, without merging its way there
+    tokenizer = Tokenizer(models.BPE(ignore_merges=kind == "tekken"))
     if kind == "gpt2":
         tokenizer.pre_tokenizer = byte_level
     else:
-        regex = {"llama3": LLAMA3_REGEX, "qwen2": QWEN2_REGEX}[kind]
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(regex), "isolated"), byte_level]
+        first = (
+            pre_tokenizers.Digits(individual_digits=True)
+            if kind == "smollm"
+            else pre_tokenizers.Split(Regex(REGEXES[kind]), "isolated")
         )
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, byte_level])
     if kind == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
@@ -181,7 +193,14 @@ def _sentencepiece(kind: str) -> str:
     learnt = json.loads(trained.to_str())["model"]
     tokens = [PAD, END, bos, "<unk>", USER, ASSISTANT, SYSTEM, *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += [token for token in sorted(learnt["vocab"], key=learnt["vocab"].get) if token not in tokens]
-    merges = [tuple(pair) for pair in learnt["merges"]]
+    # sentencepiece knows no merges, only tokens: every split of a token into two others counts, in order of rank
+    merges = [
+        (token[:cut], token[cut:])
+        for token in tokens
+        if token in learnt["vocab"]
+        for cut in range(1, len(token))
+        if token[:cut] in learnt["vocab"] and token[cut:] in learnt["vocab"]
+    ]
     tokenizer = Tokenizer(
         models.BPE(
             {token: i for i, token in enumerate(tokens)},

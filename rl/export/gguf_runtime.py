@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from llama_cpp import _logger
 
 from rl.export.artifact import ExportRefused, space_check
-from rl.export.reference import SMALL_BYTES, FloatArray
+from rl.export.reference import FloatArray, cores_for, cores_here
 
 FILE_TYPES: dict[str, int] = {
     "f32": llama_cpp.LLAMA_FTYPE_ALL_F32,
@@ -60,24 +59,13 @@ def llama_quiet() -> Iterator[list[str]]:
         _logger.logger.setLevel(level)
 
 
-def threads() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def idle_cores() -> int:
-    """Cores not already busy, at least one: llama.cpp's threads spin at every layer until the slowest has arrived."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return max(1, threads() - round(load))
-
-
 @contextmanager
 def llama_opened(path: Path, context: int, lora: Path | None = None) -> Iterator[llama_cpp.Llama]:
     """A GGUF file opened on the CPU, with a LoRA in GGUF where one is given; `context` in tokens.
 
     Raises ExportRefused with llama.cpp's own words where it does not open.
     """
-    cores = idle_cores() if path.stat().st_size >= SMALL_BYTES else 1
+    cores = cores_for(path.stat().st_size)
     with llama_quiet() as errors:
         try:
             llama = llama_cpp.Llama(
@@ -124,7 +112,7 @@ def quantise(source: Path, target: Path, quantization: str) -> None:
     """Quantise a plain GGUF file in this process. Raises ExportRefused with llama.cpp's own words."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = FILE_TYPES[quantization]
-    params.nthread = threads()
+    params.nthread = cores_here()
     params.max_buf_size = _BUFFER_BYTES
     with llama_quiet() as errors:
         code = llama_cpp.llama_model_quantize(

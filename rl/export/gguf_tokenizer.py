@@ -15,7 +15,7 @@ from rl.export.artifact import ExportRefused
 from rl.training.encoding import Encoder
 
 # Pre-tokenizers as they stand in tokenizer.json, and what llama.cpp calls them. Where llama.cpp has two names for one
-# pattern, the second merges pieces also where a whole word is a token ("ignore_merges" is off).
+# pattern, one takes a word that is a token as it is (tokenizer.json's ignore_merges), the other merges its pieces.
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -31,15 +31,15 @@ def _cased(ending: str) -> str:
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _DIGITS = r"\p{N}"
 
-PRE_TOKENIZERS: dict[tuple[str, ...], tuple[str, str]] = {
-    (_GPT2,): ("gpt-2", "gpt-2"),
-    (_DIGITS, _GPT2): ("smollm", "smollm"),
-    (_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _TAIL,): ("llama-bpe", "smaug-bpe"),
-    (_CONTRACTIONS + _WORDS + r"\p{N}" + _TAIL,): ("qwen2", "qwen2"),
-    (_cased("") + r"\p{N}" + _SLASH_TAIL,): ("tekken", "tekken"),
-    (_cased(_CONTRACTIONS + "?") + r"\p{N}{1,3}" + _SLASH_TAIL,): ("gpt-4o", "gpt-4o"),
+PRE_TOKENIZERS: dict[tuple[str, ...], dict[bool, str]] = {
+    (_GPT2,): {False: "gpt-2"},
+    (_DIGITS, _GPT2): {False: "smollm"},
+    (_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _TAIL,): {True: "llama-bpe", False: "smaug-bpe"},
+    (_CONTRACTIONS + _WORDS + r"\p{N}" + _TAIL,): {False: "qwen2"},
+    (_cased("") + r"\p{N}" + _SLASH_TAIL,): {True: "tekken"},
+    (_cased(_CONTRACTIONS + "?") + r"\p{N}{1,3}" + _SLASH_TAIL,): {False: "gpt-4o"},
 }
-"""The patterns text is split by, in order -> llama.cpp's name with and without ignore_merges."""
+"""The patterns text is split by, in order -> whether a word that is a token is taken whole -> llama.cpp's name."""
 
 
 @dataclass
@@ -133,7 +133,7 @@ def _byte_level(facts: dict[str, Any], rows: int) -> Vocabulary:
     if patterns not in PRE_TOKENIZERS:
         raise ExportRefused(
             "expected a pre-tokenizer llama.cpp knows ("
-            + ", ".join(sorted({name for pair in PRE_TOKENIZERS.values() for name in pair}))
+            + ", ".join(sorted(name for names in PRE_TOKENIZERS.values() for name in names.values()))
             + f"), found {json.dumps(facts.get('pre_tokenizer'), ensure_ascii=False)[:400]}; "
             "give LLAMA_CPP_PATH to use llama.cpp's own conversion"
         )
@@ -141,12 +141,21 @@ def _byte_level(facts: dict[str, Any], rows: int) -> Vocabulary:
         raise ExportRefused(
             "expected a byte-level tokenizer without add_prefix_space, found one with it, which llama.cpp cannot do"
         )
-    ignoring, merging = PRE_TOKENIZERS[patterns]
+    names, whole = PRE_TOKENIZERS[patterns], bool(model.get("ignore_merges"))
+    pre = names.get(whole, next(iter(names.values())))
     tokens, types = _tokens(facts, rows)
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    vocabulary = Vocabulary(
-        "gpt2", ignoring if model.get("ignore_merges") else merging, tokens, types, merges=merges
-    )
+    vocabulary = Vocabulary("gpt2", pre, tokens, types, merges=merges)
+    if whole not in names:
+        vocabulary.notes.append(
+            f"llama.cpp's {pre} takes a word that is a token {'by merging its pieces' if whole else 'as it is'}, the "
+            f"original {'as it is' if whole else 'by merging its pieces'}: rare words may be split otherwise"
+        )
+    if pre in ("tekken", "gpt-4o"):
+        vocabulary.notes.append(
+            f"llama.cpp's {pre} knows capitals of the Latin alphabet only: words of other scripts with capitals inside "
+            "may be split otherwise"
+        )
     if facts.get("normalizer"):
         vocabulary.notes.append(
             f"llama.cpp does not normalise text ({facts['normalizer'].get('type')}) before it is split into tokens"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from rl.export.artifact import (
     ExportRefused,
@@ -25,18 +23,17 @@ from rl.export.reference import (
     CHECK_TOKENS,
     Reference,
     check_prompts,
-    cores_for,
     log_probabilities,
+    original_model,
     positions_kept,
     reference_make,
-    transformers_quiet,
 )
 from rl.export.source import Source, source_open
 
 SHARD_BYTES = 512 * 1024**2
 """Size of a weight file at most, and with it the memory writing takes beside one tensor."""
 
-MERGED_BAR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
+MERGED_BAR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """Largest mean absolute log-probability difference from base + adapter, by the base's own type (what it rounds to)."""
 
 
@@ -55,7 +52,7 @@ def export_merged(
     reference = reference_make(source, check_prompts(source.tokenizer()))
     with staged_folder(output, source.weights.base.total_bytes) as folder:
         merged_write(source, folder, progress)
-        checked = _check(folder, reference, source.weights.base.main_dtype, source.weights.base.total_bytes)
+        checked = _check(folder, reference, source.weights.base.main_dtype)
         notes = [f"log-probabilities were not compared: {reference.skipped}"] if reference.skipped else []
         files = [exported_file(path) for path in sorted(folder.iterdir())]
         manifest_write(folder, ExportResult("merged", files, checked, notes))
@@ -97,28 +94,21 @@ def merged_write(source: Source, folder: Path, progress: Progress = silent) -> N
     source.copy_tokenizer(folder)
 
 
-def _check(folder: Path, reference: Reference, dtype: torch.dtype, size: int) -> dict[str, Any]:
+def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, Any]:
     if reference.skipped:
         return {"loaded": False, "compared": False, "reason": reference.skipped}
-    with transformers_quiet():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True)
-    model.eval()
     worst, total, count, same_top = 0.0, 0.0, 0, 0
-    positions = positions_kept(model, len(reference.prompts))
-    with cores_for(size):
+    with original_model(source_open(str(folder), None)) as model:
+        positions = positions_kept(model, len(reference.prompts))
         for prompt, expected in zip(reference.prompts, reference.log_probs, strict=True):
             found = log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions)
             difference = np.abs(found - expected)
-            worst, total, count = (
-                max(worst, float(difference.max())),
-                total + float(difference.sum()),
-                count + difference.size,
-            )
+            worst = max(worst, float(difference.max()))
+            total += float(difference.sum(dtype=np.float64))
+            count += difference.size
             same_top += int((found.argmax(-1) == expected.argmax(-1)).sum())
-    del model
-    gc.collect()
     mean = total / count
-    bar = MERGED_BAR.get(dtype, 0.3)
+    bar = MERGED_BAR.get(dtype, 0.25)
     if not mean <= bar:
         raise ExportRefused(
             f"expected the merged model to answer like base + adapter (mean log-probability difference at most {bar}), "

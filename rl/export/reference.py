@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ CHECK_TOKENS = 256
 """Tokens of a prompt that are compared at most."""
 
 SMALL_BYTES = 64 * 1024**2
-"""Weights below this are multiplied by one core: on a busy machine several would mostly wait for each other."""
+"""Weights below this are multiplied by one core."""
 
 POSITIONS_BYTES = 256 * 1024**2
 """Memory for the kept log-probabilities; a large vocabulary keeps fewer positions of each prompt, the last ones."""
@@ -129,7 +130,7 @@ def original_model(source: Source) -> Iterator[Any]:
         if any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters(recurse=False)):
             _compute_in_float32(module)
     try:
-        with cores_for(base.total_bytes):
+        with torch_cores(cores_for(base.total_bytes)):
             yield model
     finally:
         del model
@@ -139,12 +140,27 @@ def original_model(source: Source) -> Iterator[Any]:
 _machine = functools.cache(detect)
 
 
-@contextmanager
-def cores_for(weights_bytes: int) -> Iterator[None]:
-    """Inside, torch multiplies small weights on one core; see SMALL_BYTES."""
-    threads = torch.get_num_threads()
+def cores_here() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_for(weights_bytes: int) -> int:
+    """Cores to compare a model on: one for small weights, else those that are not busy.
+
+    Threads wait for each other at every layer: on a busy machine, or with little to do, two are slower than one.
+    """
     if weights_bytes < SMALL_BYTES:
-        torch.set_num_threads(1)
+        return 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return max(1, cores_here() - round(load))
+
+
+@contextmanager
+def torch_cores(count: int) -> Iterator[None]:
+    """Inside, torch multiplies on at most `count` cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, count))
     try:
         yield
     finally:
