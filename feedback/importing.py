@@ -6,7 +6,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from feedback.formats.records import (
     RowRefused,
     RowSkipped,
 )
-from feedback.models import Comparison, Decision, Rating
+from feedback.models import Comparison, Decision, RaterKind, Rating
 
 NAMESPACE = uuid.UUID("c0b84a52-94a1-4b0e-8f5b-2d4f4d3a7a11")
 """Ids of rows that bring none of their own are UUIDv5 of their content in this namespace: the same row is the same
@@ -90,13 +90,15 @@ def file_import(
     format: str = "auto",
     agent: str | None = None,
     ratings_path: str | Path | None = None,
+    simulated: bool = False,
     skip_bad: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ImportReport:
     """Read a file of any known format into the database, in one transaction.
 
-    agent: whose decisions they are (default: what the file says, else DEFAULT_AGENT). skip_bad: leave out rows that
+    agent: whose decisions they are (default: what the file says, else DEFAULT_AGENT). simulated: the verdicts were
+    given by a model or a script, and are marked so whatever the file says. skip_bad: leave out rows that
     cannot be read instead of refusing the file. dry_run: do it all and take it back. Reading a file again adds
     nothing. Raises FormatRefused for a file that cannot be read, ImportRefused for rows that cannot.
     """
@@ -105,7 +107,8 @@ def file_import(
     report = ImportReport(str(path), name)
 
     def records() -> Iterator[Record]:
-        return formats.read(path, name, ratings_path)
+        found = formats.read(path, name, ratings_path)
+        return map(_by_a_machine, found) if simulated else found
 
     # Read once without the database, so that a bad file holds no lock that others wait for
     total = 0
@@ -128,6 +131,18 @@ def file_import(
         if dry_run:
             transaction.set_rollback(True)
     return report
+
+
+def _by_a_machine(record: Record) -> Record:
+    """The record with its verdicts marked as simulated."""
+    if isinstance(record, ImportedDecision):
+        ratings = tuple(replace(rating, rater_kind=RaterKind.SIMULATED) for rating in record.ratings)
+        return replace(record, ratings=ratings)
+    if isinstance(record, ImportedComparison):
+        return replace(record, rater_kind=RaterKind.SIMULATED)
+    if isinstance(record, ImportedReference):
+        return replace(record, rating=replace(record.rating, rater_kind=RaterKind.SIMULATED))
+    return record
 
 
 def _check(report: ImportReport, total: int) -> None:
@@ -247,7 +262,7 @@ class _Import:
     ) -> bool:
         """Write what a record says; whether anything was new."""
         if isinstance(record, ImportedReference):
-            return self._rating(self._referred(record.reference), record.rating)
+            return self._rating(self._referred(record.reference, *record.also), record.rating)
         if isinstance(record, ImportedComparison):
             left, right = self._side(record.left, stored), self._side(record.right, stored)
             return self._comparison(record, left, right)
@@ -263,6 +278,7 @@ class _Import:
                 name=outcome.name,
                 value=outcome.value,
                 at=outcome.at,
+                created_at=outcome.created_at,
                 id=outcome.id or _content_id([written.row.pk, outcome.name, outcome.value, outcome.at]),
             ).created
             self.report.outcomes += made
@@ -282,23 +298,25 @@ class _Import:
         decision: Decision = written.row
         return decision
 
-    def _referred(self, reference: str) -> Decision:
-        """The decision a rating in another file speaks of: by its id, or by the app's own name for its run."""
+    def _referred(self, *references: str) -> Decision:
+        """The decision a rating in another file speaks of: by its id, or by the app's own name for its run; the first
+        reference that is known."""
         decisions = (
             Decision.objects.all() if self.agent is None else Decision.objects.filter(agent=self.agent)
         )
-        own = formats.uuid_of(reference)
-        if own and (found := decisions.filter(pk=own).first()):
-            return found
-        same_run = list(decisions.filter(run_id=reference)[:2])
-        if len(same_run) == 1:
-            return same_run[0]
-        if same_run:
-            raise services.FeedbackRefused(
-                f"run {reference!r} holds several decisions: which one is meant cannot be told"
-            )
+        for reference in filter(None, references):
+            own = formats.uuid_of(reference)
+            if own and (found := decisions.filter(pk=own).first()):
+                return found
+            same_run = list(decisions.filter(run_id=reference)[:2])
+            if len(same_run) > 1:
+                raise services.FeedbackRefused(
+                    f"run {reference!r} holds several decisions: which one is meant cannot be told"
+                )
+            if same_run:
+                return same_run[0]
         raise services.DecisionUnknown(
-            f"no decision has the id or run_id {reference!r}; import the decisions first"
+            f"no decision has the id or run_id {references[0]!r}; import the decisions first"
         )
 
     def _rating(self, decision: Decision, rating: ImportedRating) -> bool:

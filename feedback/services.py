@@ -371,6 +371,7 @@ def outcome_record(
     value: float | bool,
     at: datetime | str | None = None,
     id: uuid.UUID | str | None = None,
+    created_at: datetime | None = None,
 ) -> Written:
     """Store a measured fact about a decision. Raises FeedbackRefused, DecisionUnknown, FeedbackConflict."""
     check = Check()
@@ -392,5 +393,6 @@ def outcome_record(
             value=number,
             at=happened or timezone.now(),
             body_hash=body_hash(body),
+            created_at=created_at or timezone.now(),
         )
     )

@@ -219,7 +219,8 @@ class FileEvidence:
                     named[record.left, record.right, record.rater] = record
                 else:
                     yield from self._compared(record, decisions, left_out)
-            elif record.agent and record.agent != self.agent:
+            elif self.format == "ratchet" and record.agent != self.agent:
+                # other formats only suggest an agent
                 left_out["other_agent"] += 1
             else:
                 try:

@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from feedback.formats import hh, llamafactory, openai, ratchet, simulation, trl
+from feedback.formats import (
+    argilla,
+    feedback_collector,
+    hh,
+    label_studio,
+    langfuse,
+    librechat,
+    llamafactory,
+    oasst,
+    open_webui,
+    openai,
+    pandalm,
+    ratchet,
+    simulation,
+    tensorzero,
+    trl,
+    vw,
+)
 from feedback.formats.base import Format
 from feedback.formats.files import rows
 from feedback.formats.records import FormatRefused, Record, RowRefused
@@ -14,7 +31,24 @@ from feedback.formats.records import uuid_of as uuid_of
 FORMATS: dict[str, Format] = {
     module.FORMAT.name: module.FORMAT
     # in the order they are asked whether a row is theirs: the ones with keys of their own first
-    for module in (ratchet, simulation, hh, openai, llamafactory, trl)
+    for module in (
+        ratchet,
+        simulation,
+        feedback_collector,
+        open_webui,
+        librechat,
+        langfuse,
+        tensorzero,
+        vw,
+        oasst,
+        label_studio,
+        argilla,
+        pandalm,
+        hh,
+        openai,
+        llamafactory,
+        trl,
+    )
 }
 
 SAMPLE = 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -56,7 +57,7 @@ def each_row(path: Path, records: RowRecords) -> Iterator[Record]:
         elif not isinstance(row.value, Mapping):
             yield RowRefused(row.line, "", f"expected an object, found {shown(row.value)}")
         else:
-            yield from attempt(row.line, key_of(row.value), lambda row=row: records(row.value, row.line))  # type: ignore[misc]
+            yield from attempt(row.line, key_of(row.value), partial(records, row.value, row.line))
 
 
 def attempt(line: int, key: str, records: Callable[[], Iterable[Record]]) -> Iterator[Record]:
@@ -133,6 +134,31 @@ def judgement(
         metadata=dict(metadata or {}),
         ratings=(ImportedRating(thumb="up" if label else "down"),),
     )
+
+
+UP = (
+    "up",
+    "good",
+    "accept",
+    "accepted",
+    "like",
+    "liked",
+    "positive",
+    "thumbs_up",
+    "thumbsup",
+    "thumb_up",
+    "approve",
+)
+DOWN = (
+    "down", "bad", "reject", "rejected", "dislike", "disliked", "negative", "thumbs_down", "thumbsdown", "thumb_down",
+    "disapprove",
+)  # fmt: skip
+
+
+def thumb_of(word: Any) -> str:
+    """up or down, where a word says one of them in any of the usual ways; else ""."""
+    said = word.strip().lower().replace(" ", "_").replace("-", "_") if isinstance(word, str) else ""
+    return "up" if said in UP else "down" if said in DOWN else ""
 
 
 DEMONSTRATION = "demonstration"

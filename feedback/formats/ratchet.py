@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import IO, Any
 
@@ -44,7 +44,7 @@ RATING = (
 COMPARISON = (
     "id", "left", "right", "preference", "rater", "rater_kind", "tags", "notes", "withdrawn", "created_at",
 )  # fmt: skip
-OUTCOME = ("id", "name", "value", "at")
+OUTCOME = ("id", "name", "value", "at", "created_at")
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
@@ -131,6 +131,7 @@ def _outcome(row: Mapping[str, Any], where: str) -> ImportedOutcome:
         name=text_of(row.get("name"), f"{where}name", required=True),
         value=float(value),
         at=time_of(row.get("at"), f"{where}at"),
+        created_at=time_of(row.get("created_at"), f"{where}created_at"),
     )
 
 
@@ -189,8 +190,8 @@ def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:
     return value
 
 
-def write(file: IO[str], decisions: Iterator[Any], comparisons: Iterator[Any]) -> int:
-    """Write decisions (with `all_ratings` and `all_outcomes` lists on them) and comparisons. Returns the lines."""
+def write(file: IO[str], decisions: Iterable[Any], comparisons: Iterable[Any]) -> int:
+    """Write the histories that selectors.decisions_history and comparisons_history give. Returns the lines written."""
     written = 0
     for decision in decisions:
         line = {

@@ -45,6 +45,7 @@ class ImportedOutcome:
     name: str
     value: float
     at: datetime | None = None
+    created_at: datetime | None = None
     id: uuid.UUID | None = None
 
 
@@ -112,6 +113,8 @@ class ImportedReference:
     reference: str
     """A decision's id, or the run_id of exactly one decision."""
     rating: ImportedRating
+    also: tuple[str, ...] = ()
+    """Where it may stand instead, when nothing has the reference."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,11 @@ class Command(RatchetCommand):
             help="The ratings, where the format keeps them in a second file. Example: --ratings-file ratings.json",
         )
         parser.add_argument(
+            "--simulated",
+            action="store_true",
+            help="The verdicts were given by a model or a script: mark them so (default: by people).",
+        )
+        parser.add_argument(
             "--skip-bad",
             action="store_true",
             help="Leave out rows that cannot be read, instead of refusing their file (default: refuse).",
@@ -63,6 +68,7 @@ class Command(RatchetCommand):
                         format=options["format"],
                         agent=options["agent"],
                         ratings_path=options["ratings_file"],
+                        simulated=options["simulated"],
                         skip_bad=options["skip_bad"],
                         dry_run=options["dry_run"],
                         progress=bar.update,

@@ -1,0 +1,88 @@
+"""Langfuse scores: verdicts on traces that stand elsewhere, named by trace or observation.
+
+A decision is found by its id or its run_id: record the trace's id as one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from feedback.formats.base import Format, attempt, each_row, has, key_of
+from feedback.formats.records import (
+    ImportedRating,
+    ImportedReference,
+    Record,
+    RowError,
+    list_of,
+    mapping_of,
+    shown,
+    text_of,
+    time_of,
+)
+
+TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "CORRECTION", "TEXT")
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    if isinstance(row.get("data"), list) and "meta" in row:
+        return True
+    return has(row, "traceId", "name", "dataType")
+
+
+def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    if "dataType" in row:
+        yield _score(row, line)
+        return
+    for index, item in enumerate(list_of(row.get("data"), "data")):
+        score = mapping_of(item, f"data[{index}]")
+        yield from attempt(line, key_of(score), partial(records, {"dataType": None, **score}, line))
+
+
+def _score(row: Mapping[str, Any], line: int) -> ImportedReference:
+    name = text_of(row.get("name"), "name", required=True)
+    kind, value = row.get("dataType"), row.get("value")
+    said: dict[str, Any] = {"tags": (name[:100],), "notes": text_of(row.get("comment") or "", "comment")}
+    if kind == "NUMERIC":
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise RowError(f"value: expected a score in [0, 1], found {shown(value)} of unknown scale")
+        said["score"] = float(value)
+    elif kind == "BOOLEAN":
+        if value not in (0, 1):
+            raise RowError(f"value: expected 0 or 1, found {shown(value)}")
+        said["thumb"] = "up" if value else "down"
+    elif kind == "CATEGORICAL":
+        category = text_of(row.get("stringValue"), "stringValue", required=True)
+        said["tags"] = (f"{name}: {category}"[:100],)
+    elif kind == "CORRECTION":
+        said["correction"] = text_of(row.get("stringValue") or value, "stringValue", required=True)
+    elif kind == "TEXT":
+        said["notes"] = text_of(row.get("stringValue") or value, "stringValue", required=True)
+    else:
+        raise RowError(f"dataType: expected one of {', '.join(TYPES)}; found {shown(kind)}")
+    author = row.get("authorUserId")
+    source = text_of(row.get("source") or "API", "source")
+    # scores of different names by one author are different questions, and none supersedes the other
+    rater = f"{author if isinstance(author, str) and author else source.lower()}: {name}"
+    target = row.get("observationId") or row.get("traceId")
+    return ImportedReference(
+        line,
+        key_of(row),
+        text_of(target, "traceId", required=True),
+        ImportedRating(
+            rater=rater[:200],
+            rater_kind="simulated" if source == "EVAL" else "human",
+            created_at=time_of(row.get("timestamp"), "timestamp"),
+            **said,
+        ),
+        also=(text_of(row.get("traceId") or "", "traceId"),),
+    )
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    return each_row(path, records)
+
+
+FORMAT = Format("langfuse", "Langfuse scores", recognises, read)

@@ -1,0 +1,117 @@
+"""LibreChat messages: conversations as trees, with thumbs on responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from feedback.formats.base import Format, attempt, has, key_of
+from feedback.formats.files import rows
+from feedback.formats.records import (
+    ImportedDecision,
+    ImportedRating,
+    Message,
+    Record,
+    RowError,
+    RowRefused,
+    RowSkipped,
+    list_of,
+    mapping_of,
+    shown,
+    text_of,
+    time_of,
+)
+
+THUMBS = {"thumbsUp": "up", "thumbsDown": "down"}
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    return has(row, "messageId", "conversationId", "isCreatedByUser")
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    # a message may stand before the one it answers: all are read before the first is understood
+    messages: dict[str, Mapping[str, Any]] = {}
+    rated: list[tuple[int, Mapping[str, Any]]] = []
+    for row in rows(path):
+        if isinstance(row, RowRefused):
+            yield row
+        elif not isinstance(row.value, Mapping):
+            yield RowRefused(row.line, "", f"expected an object, found {shown(row.value)}")
+        else:
+            messages[str(row.value.get("messageId"))] = row.value
+            if row.value.get("feedback"):
+                rated.append((row.line, row.value))
+            else:
+                yield RowSkipped(row.line, key_of(row.value), "a message without feedback")
+    for line, message in rated:
+        yield from attempt(line, key_of(message), partial(_rated, messages, message, line))
+
+
+def _rated(
+    messages: Mapping[str, Mapping[str, Any]], message: Mapping[str, Any], line: int
+) -> Iterator[Record]:
+    feedback = mapping_of(message["feedback"], "feedback")
+    thumb = THUMBS.get(str(feedback.get("rating")))
+    if thumb is None:
+        raise RowError(
+            f"feedback.rating: expected thumbsUp or thumbsDown, found {shown(feedback.get('rating'))}"
+        )
+    tag = feedback.get("tag")
+    if isinstance(tag, Mapping):  # some deployments store the whole choice
+        tag = tag.get("key")
+    user = message.get("user")
+    yield ImportedDecision(
+        line=line,
+        key=key_of(message),
+        messages=_before(messages, message),
+        response=_text(message),
+        policy=text_of(message.get("model") or "", "model"),
+        run_id=text_of(message.get("messageId"), "messageId", required=True),
+        unit=text_of(message.get("conversationId") or "", "conversationId"),
+        created_at=time_of(message.get("createdAt"), "createdAt"),
+        ratings=(
+            ImportedRating(
+                rater=user if isinstance(user, str) else "",
+                thumb=thumb,
+                tags=(tag,) if isinstance(tag, str) and tag else (),
+                notes=text_of(feedback.get("text") or "", "feedback.text"),
+                created_at=time_of(message.get("updatedAt"), "updatedAt"),
+            ),
+        ),
+    )
+
+
+def _before(messages: Mapping[str, Mapping[str, Any]], message: Mapping[str, Any]) -> list[Message]:
+    """The turns that lead to a message, first one first."""
+    turns: list[Message] = []
+    seen: set[str] = set()
+    parent = str(message.get("parentMessageId"))
+    while parent in messages and parent not in seen:
+        seen.add(parent)
+        turn = messages[parent]
+        turns.append({"role": "user" if turn.get("isCreatedByUser") else "assistant", "content": _text(turn)})
+        parent = str(turn.get("parentMessageId"))
+    if not turns:
+        raise RowError("the message it answers is not in the file")
+    return turns[::-1]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """A message's words: `text`, or in newer versions the text parts of `content`."""
+    if message.get("text") or not message.get("content"):
+        return text_of(message.get("text"), "text")
+    parts: list[str] = []
+    for index, item in enumerate(list_of(message["content"], "content")):
+        part = mapping_of(item, f"content[{index}]")
+        if part.get("type") == "text":
+            value = part.get("text")
+            parts.append(
+                text_of(value.get("value") if isinstance(value, Mapping) else value, f"content[{index}]")
+            )
+    return "".join(parts)
+
+
+FORMAT = Format("librechat", "LibreChat messages with thumbs", recognises, read)

@@ -1,0 +1,93 @@
+"""OpenAssistant conversation trees: replies to one prompt, ranked; rank 0 is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+from feedback.formats.base import key_of, row_format
+from feedback.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    Message,
+    Record,
+    RowError,
+    RowSkipped,
+    list_of,
+    mapping_of,
+    shown,
+    text_of,
+)
+
+ROLES = {"prompter": "user", "assistant": "assistant"}
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    return "message_tree_id" in row and isinstance(row.get("prompt"), Mapping)
+
+
+def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    root = mapping_of(row.get("prompt"), "prompt")
+    found = False
+    # depth first with a stack of our own: a long conversation must not exhaust Python's
+    waiting: list[tuple[Mapping[str, Any], list[Message]]] = [(root, [])]
+    while waiting:
+        node, before = waiting.pop()
+        messages = [*before, _message(node)]
+        replies = [mapping_of(reply, "replies") for reply in list_of(node.get("replies") or [], "replies")]
+        replies = [reply for reply in replies if not reply.get("deleted")]
+        for comparison in _ranked(replies, messages, line):
+            found = True
+            yield comparison
+        waiting += [(reply, messages) for reply in reversed(replies)]
+    if not found:
+        yield RowSkipped(line, key_of(row), "no two ranked replies to one prompt")
+
+
+def _ranked(
+    replies: list[Mapping[str, Any]], messages: list[Message], line: int
+) -> Iterator[ImportedComparison]:
+    """The better over the worse of each two ranked replies."""
+    ranked = sorted(
+        (r for r in replies if _rank(r) is not None), key=lambda r: (_rank(r), str(r.get("message_id")))
+    )
+    decisions = [
+        (
+            ImportedDecision(
+                line=line,
+                key=str(reply.get("message_id") or ""),
+                messages=messages,
+                response=_message(reply)["content"],
+                metadata={"message_id": str(reply.get("message_id") or "")},
+            ),
+            _rank(reply),
+        )
+        for reply in ranked
+    ]
+    for (better, best), (worse, rank) in combinations(decisions, 2):
+        yield ImportedComparison(
+            line=line,
+            key=better.key,
+            left=better,
+            right=worse,
+            preference="tie" if best == rank else "left",
+            ordered=False,
+        )
+
+
+def _rank(node: Mapping[str, Any]) -> int | None:
+    rank = node.get("rank")
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
+        raise RowError(f"rank: expected a whole number, found {shown(rank)}")
+    return rank
+
+
+def _message(node: Mapping[str, Any]) -> Message:
+    role = node.get("role")
+    if role not in ROLES:
+        raise RowError(f"role: expected prompter or assistant, found {shown(role)}")
+    return {"role": ROLES[role], "content": text_of(node.get("text"), "text")}
+
+
+FORMAT = row_format("oasst", "OpenAssistant trees of ranked replies", recognises, records)

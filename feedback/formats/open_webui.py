@@ -1,0 +1,141 @@
+"""Open WebUI feedback exports: a thumb (and a 1 to 10) on one message of a chat that comes along as a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from feedback.formats.base import Format, each_row, has, key_of
+from feedback.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    ImportedRating,
+    ImportedReference,
+    Message,
+    Record,
+    RowError,
+    RowSkipped,
+    content_of,
+    mapping_of,
+    shown,
+    tags_of,
+    text_of,
+    time_of,
+)
+
+THUMBS = {"1": "up", "-1": "down"}
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    return has(row, "data", "meta", "type") and isinstance(row["data"], Mapping) and "rating" in row["data"]
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    # what names a message of a chat that another row brings along can only be placed after that row
+    later: list[ImportedReference] = []
+    for record in each_row(path, _records):
+        if isinstance(record, ImportedReference):
+            later.append(record)
+        else:
+            yield record
+    yield from later
+
+
+def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    key = key_of(row)
+    if row.get("type") != "rating":
+        yield RowSkipped(line, key, f"feedback of type {shown(row.get('type'))}")
+        return
+    data, meta = mapping_of(row.get("data"), "data"), mapping_of(row.get("meta"), "meta")
+    rating = _rating(row, data)
+    own = text_of(meta.get("message_id"), "meta.message_id", required=True)
+    chat = _messages(row.get("snapshot"))
+    if own not in chat:
+        # without the chat only the message's id is known: perhaps it was recorded before
+        yield ImportedReference(line, key, own, rating)
+        return
+    parent = str(chat[own].get("parentId"))
+    prompt = _before(chat, parent)
+    siblings = [
+        name
+        for name, message in chat.items()
+        if name != own and str(message.get("parentId")) == parent and message.get("role") == "assistant"
+    ]
+
+    def decision(name: str, ratings: tuple[ImportedRating, ...] = ()) -> ImportedDecision:
+        return ImportedDecision(
+            line=line,
+            key=key,
+            messages=prompt,
+            response=content_of(chat[name].get("content"), "content"),
+            policy=text_of(chat[name].get("model") or "", "model"),
+            run_id=name,
+            unit=text_of(meta.get("chat_id") or "", "meta.chat_id"),
+            created_at=time_of(chat[name].get("timestamp"), "timestamp"),
+            ratings=ratings,
+        )
+
+    yield decision(own, (rating,))
+    for name in siblings:
+        yield decision(name)
+        # in the arena two models answered blindly side by side, and the thumb chose between them
+        if meta.get("arena"):
+            yield ImportedComparison(
+                line=line,
+                key=key,
+                left=decision(own),
+                right=decision(name),
+                preference="left" if rating.thumb == "up" else "right",
+                ordered=False,
+                rater=rating.rater,
+                created_at=rating.created_at,
+            )
+
+
+def _rating(row: Mapping[str, Any], data: Mapping[str, Any]) -> ImportedRating:
+    thumb = THUMBS.get(str(data.get("rating")))
+    if thumb is None:
+        raise RowError(f"data.rating: expected 1 or -1, found {shown(data.get('rating'))}")
+    details = (data.get("details") or {}).get("rating") if isinstance(data.get("details"), Mapping) else None
+    score: float | None = None
+    if details is not None:
+        if isinstance(details, bool) or not isinstance(details, (int, float)) or not 1 <= details <= 10:
+            raise RowError(f"data.details.rating: expected 1 to 10, found {shown(details)}")
+        score = (details - 1) / 9
+    # the reason is the label of a button in the user's language: words to read, not a tag to count
+    remarks = [text_of(data.get(name) or "", f"data.{name}") for name in ("reason", "comment")]
+    return ImportedRating(
+        rater=text_of(row.get("user_id") or "", "user_id"),
+        thumb=thumb,
+        score=score,
+        tags=tags_of(data.get("tags"), "data.tags"),
+        notes="\n".join(remark for remark in remarks if remark),
+        created_at=time_of(row.get("updated_at") or row.get("created_at"), "created_at"),
+    )
+
+
+def _messages(snapshot: Any) -> dict[str, Mapping[str, Any]]:
+    """The messages of the chat by id; none where the export came without."""
+    value = snapshot
+    for key in ("chat", "chat", "history", "messages"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return {str(name): mapping_of(message, "messages") for name, message in (value or {}).items()}
+
+
+def _before(chat: Mapping[str, Mapping[str, Any]], last: str) -> list[Message]:
+    """The turns up to and with the one named, first one first."""
+    turns: list[Message] = []
+    seen: set[str] = set()
+    while last in chat and last not in seen:
+        seen.add(last)
+        message = chat[last]
+        role = text_of(message.get("role"), "role", required=True)
+        turns.append({"role": role, "content": content_of(message.get("content"), "content")})
+        last = str(message.get("parentId"))
+    if not turns:
+        raise RowError("the message it answers is not in the snapshot")
+    return turns[::-1]
+
+
+FORMAT = Format("open_webui", "Open WebUI feedback export", recognises, read)

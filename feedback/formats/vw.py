@@ -1,0 +1,76 @@
+"""Vowpal Wabbit dsjson: a choice among listed actions, with its probability and its cost (the negative reward)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from feedback.formats.base import has, key_of, row_format
+from feedback.formats.records import (
+    ImportedDecision,
+    ImportedOutcome,
+    Record,
+    RowError,
+    check_json,
+    list_of,
+    mapping_of,
+    shown,
+    text_of,
+    time_of,
+    uuid_of,
+)
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    return has(row, "c", "a", "p") and isinstance(row["c"], Mapping) and "_multi" in row["c"]
+
+
+def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    context = mapping_of(check_json(row.get("c"), "c"), "c")
+    actions = [_said(action) for action in list_of(context.get("_multi"), "c._multi")]
+    shared = {key: value for key, value in context.items() if key != "_multi"}
+    event = text_of(row.get("EventId") or "", "EventId")
+    cost, probability = row.get("_label_cost"), row.get("_label_probability")
+    yield ImportedDecision(
+        line=line,
+        key=key_of(row),
+        id=uuid_of(event),
+        # a bandit has no words of its own: what it saw and what it could do are the prompt
+        messages=[{"role": "user", "content": _said({**shared, "actions": context["_multi"]})}],
+        response=actions[_chosen(row, len(actions))],
+        state=shared,
+        candidates=list(actions),
+        propensity=None if probability is None else _number(probability, "_label_probability"),
+        run_id=event,
+        created_at=time_of(row.get("Timestamp"), "Timestamp"),
+        outcomes=() if cost is None else (ImportedOutcome("reward", 0.0 - _number(cost, "_label_cost")),),
+    )
+
+
+def _chosen(row: Mapping[str, Any], count: int) -> int:
+    """Index of the action taken: `_label_Action` counts from 1, `_labelIndex` from 0, `a` lists the choice first."""
+    number, index = row.get("_label_Action"), row.get("_labelIndex")
+    listed = list_of(row.get("a"), "a")
+    if number is None:
+        number = listed[0] if listed else None
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= count:
+        raise RowError(f"_label_Action: expected 1 to {count}, found {shown(number)}")
+    if index is not None and index != number - 1:
+        raise RowError(
+            f"_labelIndex: expected {number - 1} beside _label_Action {number}, found {shown(index)}"
+        )
+    return number - 1
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RowError(f"{what}: expected a number, found {shown(value)}")
+    return float(value)
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+FORMAT = row_format("vw", "Vowpal Wabbit dsjson", recognises, records)
