@@ -8,9 +8,9 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any, cast
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 from rich.console import Console
 from rich.progress import (
@@ -53,7 +53,8 @@ class Bar:
 
     def update(self, done: int, total: int, suffix: str = "") -> None:
         """Set how much is done; `suffix` is a short figure shown beside it, kept until the next one."""
-        self.total = total
+        if total != self.total:
+            self.total, self._lines = total, 0  # the next stage of the same work
         self._suffix = suffix or self._suffix
         if self._live is not None:
             self._live.update(self._task, completed=done, total=total, suffix=self._suffix)
@@ -128,8 +129,8 @@ class RatchetCommand(BaseCommand):
     @property
     def console(self) -> Console:
         """Tables and colours on stdout, for `show`."""
-        stream = self.stdout._out if isinstance(self.stdout, OutputWrapper) else self.stdout
-        return Console(file=stream, highlight=False, soft_wrap=False)
+        stream = cast(IO[str], getattr(self.stdout, "_out", self.stdout))
+        return Console(file=stream, highlight=False, width=None if stream.isatty() else 120)
 
     @contextmanager
     def bar(self, label: str) -> Iterator[Bar]:

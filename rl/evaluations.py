@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,14 +143,23 @@ def _held_out(
 
 
 def _agent_of(checkpoint: Path | None) -> str:
-    from rl.training.policy import adapter_facts
+    from rl.training.policy import adapter_read
 
     assert checkpoint is not None  # evaluate() checked
-    return str(adapter_facts(checkpoint).get("agent") or "assistant")
+    return str(adapter_read(checkpoint).get("agent") or "assistant")
 
 
 def base_of(adapter: Path) -> str:
     """The base model an adapter folder was trained on, by its own word. Raises PolicyLoadError."""
-    from rl.training.policy import adapter_facts
+    from rl.training.policy import adapter_read
 
-    return str(adapter_facts(adapter)["base_model"])
+    facts = adapter_read(adapter)
+    if "base_model" in facts:
+        return str(facts["base_model"])
+    # an adapter made elsewhere names its base in PEFT's own file
+    named = json.loads((adapter / "adapter_config.json").read_text("utf-8")).get("base_model_name_or_path")
+    if not named:
+        raise EvaluationRefused(
+            f"{adapter} does not say which base model it belongs to; name it with --base-model"
+        )
+    return str(named)

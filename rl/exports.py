@@ -98,7 +98,7 @@ def _write(
     name: str,
     progress: Callable[[int, int, str], None] | None,
 ) -> ExportResult:
-    report = (lambda done, total: progress(done, total, "")) if progress else None
+    report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
     if order.format == "merged":
         from rl.export.merged import export_merged
 
@@ -106,11 +106,11 @@ def _write(
     if order.format == "lora":
         from rl.export.lora import export_lora
 
-        return export_lora(base_model, adapter, output)
+        return export_lora(base_model, adapter, output, progress=report)
     if order.format == "gguf-lora":
         from rl.export.gguf_lora import export_gguf_lora
 
-        return export_gguf_lora(base_model, adapter, output)
+        return export_gguf_lora(base_model, adapter, output, progress=report)
     if order.format == "gguf":
         from rl.export.gguf import export_gguf
 

@@ -52,7 +52,7 @@ class LlamaPolicy:
         """Answer a prompt; with a JSON schema, decoding is constrained to it."""
         started = time.perf_counter()
         completion: Any = self._llama.create_chat_completion(
-            messages=[dict(message) for message in messages],  # type: ignore[misc]
+            messages=[dict(message) for message in messages],
             max_tokens=max_tokens,
             temperature=temperature,
             response_format={"type": "json_object", "schema": response_schema} if response_schema else None,

@@ -80,7 +80,7 @@ class Command(RatchetCommand):
     def show(self, result: dict[str, Any]) -> None:
         comparison = result.get("comparison")
         table = Table(box=None, padding=(0, 2, 0, 0))
-        table.add_column("on the same held-out prompts")
+        table.add_column("held out")
         table.add_column(result["policy"], justify="right")
         if comparison:
             table.add_column(comparison["against"], justify="right")

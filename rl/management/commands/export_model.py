@@ -66,7 +66,11 @@ class Command(RatchetCommand):
     def show(self, result: dict[str, Any]) -> None:
         for file in result["files"]:
             self.stdout.write(f"{file['path']}  {file['bytes'] / 1e6:,.1f} MB  sha256 {file['sha256'][:16]}")
-        checks = ", ".join(f"{name} {value}" for name, value in result["checked"].items())
+        checks = ", ".join(
+            f"{name.replace('_', ' ')} {f'{value:.3g}' if isinstance(value, float) else value}"
+            for name, value in result["checked"].items()
+            if not isinstance(value, dict)
+        )
         self.stdout.write(f"checked against the original: {checks}")
         for note in result["notes"]:
             self.stdout.write(f"note: {note}")
