@@ -85,10 +85,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
     for _, agent, prompt in rows:
         prompts[agent].add(prompt)
     if settings.FEEDBACK_SNAPSHOTS_CONTAINING:
-        find: KEPT_OF_STEP = ("kind", "name", "at", "n", "parent", "duration_ms")
-"""What remains of a step whose content is forgotten: that it was, and when."""
-
-SnapshotFinder = import_string(settings.FEEDBACK_SNAPSHOTS_CONTAINING)
+        find: SnapshotFinder = import_string(settings.FEEDBACK_SNAPSHOTS_CONTAINING)
         done.snapshots = find(prompts)
     return done
 

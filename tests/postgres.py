@@ -1,0 +1,127 @@
+"""A PostgreSQL cluster of the tests' own: made, started and thrown away; reached through a socket in its own folder."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+START_S = 30.0
+"""Seconds a new cluster is given to answer."""
+
+HARMLESS = ("postgres", "nobody")
+"""Whom the server runs as where the tests run as root, which it refuses."""
+
+
+class NoPostgres(Exception):
+    """There is no PostgreSQL server on this machine, or it cannot be run."""
+
+
+def binaries() -> Path:
+    """The folder of initdb and postgres: on the PATH, or where Debian puts them. Raises NoPostgres."""
+    folders = [
+        Path(found).resolve().parent for name in ("initdb", "postgres") if (found := shutil.which(name))
+    ]
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for folder in folders:
+        if all((folder / name).exists() for name in ("initdb", "postgres", "pg_ctl")):
+            return folder
+    raise NoPostgres(
+        "neither initdb on the PATH nor a /usr/lib/postgresql/*/bin: install the package postgresql"
+    )
+
+
+def _runner() -> tuple[list[str], pwd.struct_passwd | None]:
+    """What a command starts with to run as somebody who is not root, and who that is."""
+    if os.geteuid() != 0:
+        return [], None
+    for name in HARMLESS:
+        try:
+            person = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if setpriv := shutil.which("setpriv"):
+            return [
+                setpriv,
+                f"--reuid={person.pw_uid}",
+                f"--regid={person.pw_gid}",
+                "--clear-groups",
+                "--",
+            ], person
+        if su := shutil.which("su"):
+            return [su, "-s", "/bin/sh", name, "-c", 'exec "$0" "$@"', "--"], person
+    raise NoPostgres("the tests run as root, which PostgreSQL refuses, and neither setpriv nor su is there")
+
+
+@contextmanager
+def cluster(settings: Sequence[str] = ("fsync=off",)) -> Iterator[str]:
+    """Run a new cluster; gives its DATABASE_URL, to a database `postgres` of a user `ratchet`. Raises NoPostgres.
+
+    settings: lines of postgresql.conf. fsync=off keeps what a killed client did, and loses it only with the machine.
+    """
+    folder, (before, person) = binaries(), _runner()
+    # not below pytest's own folders, which others may not enter
+    home = Path(tempfile.mkdtemp(prefix="ratchet-pg-"))
+    try:
+        if person:
+            os.chown(home, person.pw_uid, person.pw_gid)
+        data = home / "data"
+        made = subprocess.run(
+            [*before, folder / "initdb", "-D", data, "-U", "ratchet", "-A", "trust", "-E", "UTF8", "--no-sync"],
+            capture_output=True, text=True, cwd=home, check=False,
+        )  # fmt: skip
+        if made.returncode != 0:
+            raise NoPostgres(f"initdb failed: {made.stderr.strip()}")
+        options = [part for setting in settings for part in ("-c", setting)]
+        with (home / "log").open("w") as log:
+            server = subprocess.Popen(
+                [*before, folder / "postgres", "-D", data, "-k", home, "-c", "listen_addresses=",
+                 "-c", "max_connections=200", *options],
+                stdout=log, stderr=log, cwd=home,
+            )  # fmt: skip
+        try:
+            _wait(server, home)
+            yield f"postgres://ratchet@{quote(str(home), safe='')}/postgres"
+        finally:
+            # at once, clients or not: what is in it is thrown away
+            stop = [*before, folder / "pg_ctl", "stop", "-D", data, "-m", "immediate"]
+            subprocess.run(stop, capture_output=True, cwd=home, check=False)
+            server.wait(timeout=START_S)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _wait(server: subprocess.Popen[bytes], home: Path) -> None:
+    import psycopg
+
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            psycopg.connect(host=str(home), user="ratchet", dbname="postgres").close()
+            return
+        except psycopg.OperationalError as error:
+            if server.poll() is not None or time.monotonic() > deadline:
+                said = (home / "log").read_text()[-2000:]
+                raise NoPostgres(f"the server does not answer: {error}\n{said}") from None
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """DATABASE_URL of a cluster for this test run. Skips with the reason where there is none; fails under CI=true."""
+    try:
+        with cluster() as url:
+            yield url
+    except NoPostgres as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"needs PostgreSQL: {error}")
