@@ -13,6 +13,13 @@ from feedback.models import Decision, Thumb
 STARS = ("1", "2", "3", "4", "5")
 
 
+def tags_sent(sent: Any) -> list[str]:
+    """The tags of a form: those ticked, and those written with commas between."""
+    ticked = sent.getlist("tag") if isinstance(sent, QueryDict) else []
+    written = str(sent.get("other_tags", "")).split(",")
+    return [*ticked, *(tag.strip() for tag in written if tag.strip())]
+
+
 class RatingForm(forms.Form):
     """One press of a button on the rating page.
 
@@ -31,7 +38,6 @@ class RatingForm(forms.Form):
     def facts(self, decision: Decision) -> dict[str, Any]:
         """Keyword arguments of rating_submit, without the rater. Only for a valid form."""
         verdict = self.cleaned_data["verdict"]
-        tags = self.data.getlist("tag") if isinstance(self.data, QueryDict) else []
         correction = self.cleaned_data["correction"].replace("\r\n", "\n")
         changed = bool(correction.strip()) and correction != decision.response.replace("\r\n", "\n")
         return {
@@ -40,7 +46,7 @@ class RatingForm(forms.Form):
             "thumb": verdict if verdict in Thumb.values else "",
             "stars": int(verdict) if verdict in STARS else None,
             "correction": correction if changed else None,
-            "tags": [*tags, *self.cleaned_data["other_tags"].split(",")],
+            "tags": tags_sent(self.data),
             "notes": self.cleaned_data["notes"],
         }
 

@@ -81,6 +81,11 @@ class Preview:
     tree: list[Folder] = field(default_factory=list)
 
     @property
+    def chooses(self) -> bool:
+        """Whether a correction is another of the listed responses; free text is corrected by editing it."""
+        return bool(self.options) and not self.template.endswith("/text.html")
+
+    @property
     def others(self) -> list[Option]:
         return [option for option in self.options if not option.chosen]
 
@@ -129,6 +134,30 @@ def preview_of(decision: Decision, kind: str) -> Preview:
         drawing=drawing,
         screen=screen if (screen := str(context.get("on", "")).replace(" ", "-")) in SCREENS else "",
         tree=_tree([option.label for option in options] or [choice], choice) if kind == "folder" else [],
+    )
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt, parted into what is folded away and what a rater reads first."""
+
+    system: list[Turn]
+    earlier: list[Turn]
+    recent: list[Turn]
+
+
+RECENT_TURNS = 4
+"""Turns of a conversation shown unfolded: what was asked last, and what led to it."""
+
+
+def conversation_of(messages: Any) -> Conversation:
+    """The prompt's messages, with system prompts and all but the last turns set apart."""
+    turns = turns_of(messages)
+    spoken = [turn for turn in turns if turn.role != "system"]
+    return Conversation(
+        system=[turn for turn in turns if turn.role == "system"],
+        earlier=spoken[:-RECENT_TURNS],
+        recent=spoken[-RECENT_TURNS:],
     )
 
 

@@ -16,10 +16,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
-from feedback.forms import RatingForm, rating_id
+from feedback.forms import RatingForm, rating_id, tags_sent
 from feedback.models import SLUG_PATTERN, Decision, Rating
 from feedback.people import signin_link_check, signin_link_redeem
-from feedback.previews import agent_facts, preview_of, turns_of
+from feedback.previews import agent_facts, conversation_of, preview_of, turns_of
 from feedback.queue import next_decision, queue_progress, rating_last
 from feedback.selectors import agents_known, decision_get
 from feedback.services import FeedbackConflict, FeedbackRefused, rating_submit, rating_withdraw
@@ -78,11 +78,11 @@ def _card(
     if decision is not None:
         facts = agent_facts(decision.agent)
         kept = kept if kept is not None else _kept(rater, decision)
-        turns = turns_of(decision.messages)
         context |= {
             "facts": facts,
             "preview": preview_of(decision, facts.preview),
-            "turns": turns,
+            "turns": turns_of(decision.messages),
+            "conversation": conversation_of(decision.messages),
             "rating_id": rating_id(),
             "kept": kept,
             "tags": [(tag, tag in kept["tags"]) for tag in facts.suggested_tags],
@@ -160,7 +160,7 @@ def _rate_store(request: HttpRequest, agent: str | None) -> HttpResponse:
     decision = _decision_asked(request.POST.get("decision", ""))
     form = RatingForm(request.POST)
     kept = {
-        "tags": request.POST.getlist("tag"),
+        "tags": tags_sent(request.POST),
         "notes": request.POST.get("notes", ""),
         "correction": request.POST.get("correction", ""),
         "verdict": "",

@@ -91,6 +91,14 @@ def test_the_system_prompt_is_folded_away_and_the_user_prominent(rater: Client) 
     assert "The password" in html
 
 
+def test_of_a_long_conversation_the_last_turns_are_unfolded(rater: Client) -> None:
+    record(messages=[{"role": "user", "content": f"turn {number}"} for number in range(9)])
+    folded, _, shown = rater.get("/rate/").text.partition("</details>")
+    assert "5 earlier messages" in folded
+    assert re.findall(r"turn (\d)<", folded) == list("01234")
+    assert re.findall(r"turn (\d)<", shown) == list("5678")
+
+
 @pytest.mark.parametrize(
     ("slug", "sign"),
     [
@@ -309,6 +317,13 @@ def test_saving_an_untouched_response_as_correction_is_refused(rater: Client) ->
     assert "change it first" in answer.text
     assert ">kept</textarea>" in answer.text
     assert not Rating.objects.exists()
+
+
+def test_free_text_is_corrected_by_editing_it_also_where_drafts_are_listed(rater: Client) -> None:
+    record(**scenario("assistant"))
+    html = rater.get("/rate/").text
+    assert '<textarea name="correction"' in html
+    assert '<select name="correction"' not in html
 
 
 def test_where_responses_are_listed_a_correction_is_chosen_among_them(rater: Client) -> None:

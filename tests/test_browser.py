@@ -1,0 +1,412 @@
+"""The rating page in a real browser: by keyboard alone, by touch, with scripts blocked, small and dark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from feedback.models import Decision, Rating
+from feedback.selectors import ratings_standing
+from feedback.services import decision_record
+from rl import simulation
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not os.path.exists(CHROMIUM):  # noqa: PTH110
+        reason = "Chromium was not found: install Debian's package `chromium`"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    # playwright's synchronous API runs an event loop in this thread, where Django would refuse the database
+    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+    os.environ.pop("DJANGO_ALLOW_ASYNC_UNSAFE")
+    if before is not None:
+        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = before
+
+
+Opener = Callable[..., Page]
+
+
+@pytest.fixture
+def opener(browser: Browser, live_server: Any) -> Iterator[Opener]:
+    """Opens a page of the running server in a window of its own, signed in as ada."""
+    client = Client()
+    client.force_login(User.objects.create_superuser("ada"))
+    session = client.cookies["sessionid"].value
+    windows = []
+
+    def open_page(path: str = "/rate/", **options: Any) -> Page:
+        window = browser.new_context(**({"viewport": {"width": 1100, "height": 800}} | options))
+        window.add_cookies([{"name": "sessionid", "value": session, "url": live_server.url}])
+        window.set_default_timeout(10_000)
+        windows.append(window)
+        page = window.new_page()
+        page.complaints = []  # type: ignore[attr-defined]
+        page.on("console", lambda m: m.type == "error" and page.complaints.append(m.text))  # type: ignore[attr-defined]
+        page.on("pageerror", lambda e: page.complaints.append(str(e)))  # type: ignore[attr-defined]
+        page.goto(live_server.url + path)
+        return page
+
+    yield open_page
+    for window in windows:
+        window.close()
+
+
+def record(number: int = 1, **facts: Any) -> Decision:
+    known = {"agent": "assistant", "messages": f"question {number}", "response": f"answer {number}"}
+    return decision_record(**(known | facts)).row
+
+
+def standing() -> list[Rating]:
+    return list(ratings_standing().select_related("decision"))
+
+
+def rated(page: Page, count: int) -> None:
+    """Wait until the page says so many were rated today."""
+    expect(page.locator(".progress strong").first).to_have_text(str(count))
+
+
+def test_twenty_decisions_are_rated_by_keyboard_alone(opener: Opener) -> None:
+    for number in range(20):
+        record(number)
+    page = opener()
+    keys = ["ArrowUp", "ArrowDown", "1", "2", "3", "4", "5"]
+    for number in range(20):
+        expect(page.locator(".turn.response")).to_contain_text(f"answer {number}")
+        page.keyboard.press(keys[number % len(keys)])
+        rated(page, number + 1)
+    verdicts = [rating.thumb or str(rating.stars) for rating in standing()]
+    assert verdicts == [["up", "down", "1", "2", "3", "4", "5"][n % 7] for n in range(20)]
+    assert [rating.decision.response for rating in standing()] == [f"answer {n}" for n in range(20)]
+    expect(page.locator("h1")).to_have_text("All rated")
+    assert page.complaints == []  # type: ignore[attr-defined]
+
+
+def test_u_takes_back_and_the_page_can_be_rated_again(opener: Opener) -> None:
+    record(1)
+    record(2)
+    page = opener()
+    page.keyboard.press("ArrowDown")
+    rated(page, 1)
+    page.keyboard.press("u")
+    rated(page, 0)
+    expect(page.locator(".turn.response")).to_contain_text("answer 1")
+    assert standing() == []
+    page.keyboard.press("ArrowUp")
+    rated(page, 1)
+    assert [rating.thumb for rating in standing()] == ["up"]
+
+
+def test_tags_and_notes_by_keyboard_and_no_key_acts_while_typing(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    page.keyboard.press("t")
+    page.keyboard.press("Space")
+    page.keyboard.press("n")
+    page.keyboard.type("15 stars? cut sus")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowDown")
+    assert Rating.objects.count() == 0
+    expect(page.locator("textarea[name=notes]")).to_have_value("15 stars? cut sus")
+    expect(page.locator("#keys")).to_be_hidden()
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowDown")
+    rated(page, 1)
+    rating = standing()[0]
+    assert (rating.thumb, rating.notes, rating.tags) == ("down", "15 stars? cut sus", ["wrong"])
+
+
+def test_enter_in_the_field_for_tags_gives_no_verdict(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    page.locator("input[name=other_tags]").fill("rude")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowDown")
+    rated(page, 1)
+    assert [(rating.thumb, rating.tags) for rating in standing()] == [("down", ["rude"])]
+    assert Rating.objects.count() == 1
+
+
+def test_a_correction_by_keyboard_alone(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    page.keyboard.press("c")
+    expect(page.locator("textarea[name=correction]")).to_be_focused()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("Better.")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    rated(page, 1)
+    assert [(rating.correction, rating.thumb) for rating in standing()] == [("Better.", "")]
+
+
+def test_a_correction_among_listed_responses_is_a_choice(opener: Opener) -> None:
+    simulation.simulate("widgets", scenarios=1)
+    page = opener()
+    page.keyboard.press("c")
+    expect(page.locator("select[name=correction]")).to_be_focused()
+    listed = page.locator("select[name=correction] option").evaluate_all("all => all.map(o => o.value)")
+    page.locator("select[name=correction]").select_option(index=1)
+    page.keyboard.press("ArrowDown")
+    assert Rating.objects.count() == 0
+    page.locator("button[value=correct]").click()
+    rated(page, 1)
+    assert standing()[0].correction in listed[1:]
+
+
+def test_s_skips_and_leaves_no_rating(opener: Opener) -> None:
+    record(1)
+    record(2)
+    page = opener()
+    page.keyboard.press("s")
+    expect(page.locator(".turn.response")).to_contain_text("answer 2")
+    page.keyboard.press("s")
+    page.get_by_role("button", name="Bring them back").click()
+    expect(page.locator(".turn.response")).to_contain_text("answer 1")
+    assert Rating.objects.count() == 0
+
+
+def test_the_list_of_keys_opens_and_holds_the_keys_back(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Escape")
+    expect(page.locator("#keys")).to_be_hidden()
+    assert Rating.objects.count() == 0
+    page.keyboard.press("ArrowUp")
+    rated(page, 1)
+
+
+def test_keys_of_the_browser_are_left_alone(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    for key in ("Control+1", "Alt+ArrowUp", "Meta+s", "Control+u"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(200)
+    assert Rating.objects.count() == 0
+
+
+def test_two_clicks_at_once_store_one_rating(opener: Opener) -> None:
+    record(1)
+    record(2)
+    page = opener()
+    page.evaluate("() => { const b = document.querySelector('[value=up]'); b.click(); b.click(); }")
+    rated(page, 1)
+    assert len(standing()) == 1
+
+
+def test_without_a_connection_the_page_says_so_and_stores_later_once(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    page.context.set_offline(True)
+    page.keyboard.press("ArrowUp")
+    expect(page.locator(".said")).to_contain_text("Not saved")
+    page.context.set_offline(False)
+    page.keyboard.press("ArrowUp")
+    rated(page, 1)
+    assert Rating.objects.count() == 1
+
+
+def test_who_was_signed_out_meanwhile_is_asked_to_sign_in(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    page.context.clear_cookies(name="sessionid")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_url("**/accounts/login/?next=**")
+    assert Rating.objects.count() == 0
+
+
+def test_a_refused_rating_keeps_what_was_typed(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    page.locator("input[name=other_tags]").fill("t" * 101)
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator(".fault")).to_contain_text("at most 100 characters")
+    expect(page.locator("input[name=other_tags]")).to_have_value("t" * 101)
+    page.locator("input[name=other_tags]").fill("fine")
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowUp")
+    rated(page, 1)
+
+
+def test_after_an_undo_a_reload_shows_the_queue(opener: Opener, live_server: Any) -> None:
+    first = record(1)
+    record(2)
+    page = opener(f"/rate/?decision={first.pk}")
+    page.keyboard.press("ArrowUp")
+    rated(page, 1)
+    assert page.url == live_server.url + "/rate/"
+
+
+def test_everything_works_with_scripts_blocked(opener: Opener) -> None:
+    for number in range(1, 4):
+        record(number)
+    page = opener(java_script_enabled=False)
+    expect(page.locator(".only-scripted")).to_be_hidden()
+    page.get_by_label("too long").check()
+    page.locator("textarea[name=notes]").fill("Two words")
+    page.locator("button[value=down]").click()
+    expect(page.locator(".said")).to_have_text("Saved: bad")
+    page.locator("button[value='4']").click()
+    page.get_by_role("button", name="Skip").click()
+    expect(page.locator("h1")).to_have_text("Only those you skipped are left")
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".said")).to_have_text("Taken back")
+    page.get_by_text("Correct it").click()
+    page.locator("textarea[name=correction]").fill("Better.")
+    page.get_by_role("button", name="Save the correction").click()
+    first, second = standing()
+    assert (first.thumb, first.tags, first.notes) == ("down", ["too long"], "Two words")
+    assert (second.stars, second.correction) == (None, "Better.")
+
+
+AGENTS = ("widgets", "fixtures", "filer", "assistant")
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_nothing_sticks_out_at_phone_width(opener: Opener, agent: str) -> None:
+    simulation.simulate(agent, scenarios=1)
+    page = opener(
+        "/rate/?agent=" + agent, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True
+    )
+    for _ in range(4):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        good = page.locator("button[value=up]")
+        expect(good).to_be_in_viewport(ratio=1)
+        box = good.bounding_box()
+        assert box
+        assert min(box["width"], box["height"]) >= 44
+        before = Rating.objects.count()
+        good.tap()
+        rated(page, before + 1)
+    for path in ("/", "/runs/"):
+        page.goto(page.url.split("/rate/")[0] + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+CONTRAST = """() => {
+  const channel = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const parse = (c) => { const m = c.match(/[\\d.]+/g).map(Number); return { rgb: m.slice(0, 3), a: m[3] ?? 1 }; };
+  const light = (rgb) => 0.2126 * channel(rgb[0]) + 0.7152 * channel(rgb[1]) + 0.0722 * channel(rgb[2]);
+  const ground = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.a === 1) return c.rgb;
+    }
+    return [255, 255, 255];
+  };
+  const seen = { visibilityProperty: true, opacityProperty: true };
+  const poor = [];
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.checkVisibility(seen) || e.closest("svg, option, :disabled")) continue;
+    const [a, b] = [light(parse(getComputedStyle(e).color).rgb), light(ground(e))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    const wanted = parseFloat(getComputedStyle(e).fontSize) >= 24 ? 3 : 4.5;
+    if (ratio < wanted) poor.push([e.tagName, e.className, ratio.toFixed(2), e.textContent.trim().slice(0, 40)]);
+  }
+  return poor;
+}"""
+"""Texts whose contrast is under 4.5 (3 for large ones), as WCAG 2.2 criterion 1.4.3 computes it."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_from_their_ground(opener: Opener, scheme: str) -> None:
+    for agent in AGENTS:
+        simulation.simulate(agent, scenarios=1, rated=agent == "widgets")
+    page = opener(color_scheme=scheme)
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(244, 243, 239)", "dark": "rgb(18, 22, 27)"}[scheme]
+    home = page.url.split("/rate/")[0]
+    for path in ("/", "/runs/", "/accounts/link/a/b/", *(f"/rate/?agent={agent}" for agent in AGENTS)):
+        page.goto(home + path)
+        assert page.evaluate(CONTRAST) == [], path
+
+
+def test_every_control_is_reached_by_tab_with_visible_focus_and_a_name(opener: Opener) -> None:
+    simulation.simulate("widgets", scenarios=1)
+    page = opener()
+    controls = (
+        "a[href], button:not(:disabled):not([hidden]), input:not([type=hidden]), textarea, select, summary"
+    )
+    wanted = page.locator(f"main >> css={controls}").evaluate_all(
+        "all => all.filter(e => e.checkVisibility()).length"
+    )
+    reached = set()
+    page.locator(".to-content").focus()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        found = page.evaluate(
+            """() => {
+              const e = document.activeElement;
+              if (!e.closest("main") || !e.matches("a, button, input, textarea, select, summary")) return null;
+              const shown = e.matches(".tag input") ? e.nextElementSibling : e;
+              e.dataset.seen ??= Math.random();
+              const name = e.ariaLabel || e.textContent.trim() || e.closest("label")?.textContent.trim();
+              return [e.dataset.seen, getComputedStyle(shown).outlineStyle, name || ""];
+            }"""
+        )
+        if found is not None:
+            seen, outline, name = found
+            assert outline == "solid", name
+            assert name
+            reached.add(seen)
+    assert wanted > 12
+    assert len(reached) == wanted
+
+
+def test_no_page_complains_to_the_console(opener: Opener) -> None:
+    """Broken scripts, files that are missing, and whatever the content security policy stopped."""
+    simulation.simulate("widgets", scenarios=1)
+    page = opener()
+    home = page.url.split("/rate/")[0]
+    for path in (
+        "/",
+        "/runs/",
+        "/rate/?agent=widgets",
+        "/admin/",
+        "/admin/rl/policy/",
+        "/admin/feedback/decision/",
+    ):
+        page.goto(home + path)
+        page.wait_for_load_state("networkidle")
+    assert page.complaints == []  # type: ignore[attr-defined]
+
+
+def test_a_link_opens_the_door_in_the_browser(browser: Browser, live_server: Any) -> None:
+    from feedback.people import signin_link
+
+    page = browser.new_context().new_page()
+    link = signin_link("grace", live_server.url)
+    page.goto(link.url)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.locator(".who")).to_contain_text("grace")
+    page.get_by_role("button", name="Sign out").click()
+    page.goto(link.url)
+    expect(page.locator("h1")).to_have_text("This link is used up")
+    page.context.close()

@@ -1,0 +1,261 @@
+"""The start page and the runs: what is shown of an agent and of a training run."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from feedback.services import decision_record, rating_submit
+from rl import registry
+from rl.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
+from rl.models import Policy, RunMetric, Snapshot, TrainingRun
+from rl.selectors import Share, share_of
+from rl.templatetags.ratchet import duration
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def rater(client: Client) -> Client:
+    client.force_login(User.objects.create_user("ada"))
+    return client
+
+
+def make_run(agent: str = "widgets", **facts: Any) -> TrainingRun:
+    known = {"method": "dpo", "status": "succeeded", "base_model": "bundled", "finished_at": timezone.now()}
+    return TrainingRun.objects.create(agent=agent, **(known | facts))
+
+
+def make_policy(agent: str = "widgets", **metrics: Any) -> Policy:
+    policy = registry.policy_register(
+        make_run(agent), name=registry.policy_name_next(agent, 9), adapter=registry.home_path("a"),
+        adapter_sha256="b" * 64, feedback_count=9, actor="train_dpo",
+    )  # fmt: skip
+    Policy.objects.filter(pk=policy.pk).update(metrics=metrics)
+    policy.refresh_from_db()
+    return policy
+
+
+def words(html: str) -> str:
+    """The text a person reads, without tags."""
+    return re.sub(r"[ \n]+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+# --- The start page -----------------------------------------------------------------------------------------
+
+
+def test_without_decisions_the_start_page_says_how_to_begin(rater: Client) -> None:
+    html = rater.get("/").text
+    assert "manage.py demo" in html
+    assert "manage.py simulate widgets" in html
+
+
+def test_a_card_counts_decisions_and_ratings_and_says_which_are_simulated(rater: Client) -> None:
+    for number in range(3):
+        decision = decision_record(agent="widgets", messages=f"prompt {number}", response="r").row
+        rating_submit(decision=decision, rater="sim", thumb="up", rater_kind="simulated")
+    rating_submit(decision=decision, rater="bob", thumb="down")
+    text = words(rater.get("/").text)
+    assert "decisions 3" in text
+    assert "ratings 4" in text
+    assert "3 of these are simulated, not from people" in text
+
+
+def test_where_people_rated_nothing_is_called_simulated(rater: Client) -> None:
+    decision = decision_record(agent="widgets", messages="p", response="r").row
+    rating_submit(decision=decision, rater="bob", thumb="down")
+    assert "simulated" not in rater.get("/").text
+
+
+def test_the_champion_is_shown_with_its_accuracy_against_the_base(rater: Client) -> None:
+    champion = make_policy(
+        preference_accuracy={"value": 0.934, "low": 0.871, "high": 0.968, "n": 96},
+        against="base",
+        against_preference_accuracy={"value": 0.534, "low": 0.43, "high": 0.63, "n": 96},
+        difference={"value": 0.4, "low": 0.3, "high": 0.5},
+    )
+    registry.policy_promote(champion, "champion", actor="eve")
+    newer = make_policy()
+    html = rater.get("/").text
+    text = words(html)
+    assert "champion widgets-v9 " in text
+    assert newer.name not in text
+    assert "93.4\u202f% [87.1 to 96.8] of 96 held-out pairs" in text
+    assert "base in 53.4\u202f% (+40.0 points)" in text
+    # 0.871 to 0.968 on a scale 300 wide
+    assert '<rect class="range" x="261.3" y="9" width="29.1"' in html
+
+
+def test_without_a_champion_the_newest_policy_is_shown(rater: Client) -> None:
+    make_policy()
+    make_policy()
+    text = words(rater.get("/").text)
+    assert "candidate widgets-v9.2" in text
+    assert "evaluate_model --policy widgets-v9.2 --compare-base" in text
+
+
+def test_the_newest_run_is_shown_with_its_status(rater: Client) -> None:
+    make_run()
+    refused = make_run(status="refused", reason="too little")
+    html = rater.get("/").text
+    assert f'href="/runs/{refused.pk}/"' in html
+    assert "status-refused" in html
+
+
+def test_a_rater_gets_no_links_into_the_admin(rater: Client) -> None:
+    make_policy()
+    assert "/admin/" not in rater.get("/").text
+    User.objects.update(is_staff=True)
+    assert "/admin/rl/policy/" in rater.get("/").text
+
+
+def test_ten_policies_take_as_many_queries_as_one(
+    rater: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    for _ in range(10):
+        make_policy()
+    # session, user, slugs of decisions and of runs, newest runs, newest policies, champions, four counts
+    with django_assert_max_num_queries(11):
+        rater.get("/")
+
+
+# --- Runs ---------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_runs_is_paged_and_filtered(rater: Client) -> None:
+    for _ in range(31):
+        make_run()
+    other = make_run("helpdesk")
+    first = rater.get("/runs/").text
+    assert first.count("<tr>") == 31  # 30 and the head
+    assert "page 1 of 2" in first
+    assert rater.get("/runs/?page=2").text.count("<tr>") == 3
+    assert rater.get("/runs/?page=nonsense").status_code == 200
+    only = rater.get("/runs/?agent=helpdesk").text
+    assert f"/runs/{other.pk}/" in only
+    assert only.count("<tr>") == 2
+
+
+@pytest.mark.parametrize("address", ["/runs/77/", "/runs/?agent=No%20Slug", "/runs/?agent=a%00b"])
+def test_what_is_not_there_is_not_found(rater: Client, address: str) -> None:
+    assert rater.get(address).status_code == 404
+
+
+def test_the_list_takes_as_many_queries_for_many_runs_as_for_one(
+    rater: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    for _ in range(20):
+        make_policy()
+    with django_assert_max_num_queries(4):  # session, user, count, runs with their policies
+        rater.get("/runs/")
+
+
+def test_a_run_shows_its_curves_recipe_data_and_what_was_left_out(rater: Client) -> None:
+    snapshot = Snapshot.objects.create(
+        agent="widgets", kind="pairs", path="s.jsonl", sha256="a" * 64, counts={"train": 812, "holdout": 96},
+        left_out={"no contrast": 44}, feedback_count=9, simulated_share=1.0,
+    )  # fmt: skip
+    run = make_run(
+        snapshot=snapshot, recipe={"beta": 0.1}, seed=7, steps_total=3, steps_done=3,
+        libraries={"trl": "1.16.0"}, hardware={"device": "cpu"}, started_at=timezone.now() - timedelta(seconds=93),
+    )  # fmt: skip
+    for step, loss in enumerate((0.69, 0.5, 0.25), start=1):
+        RunMetric.objects.create(run=run, step=step, values={"loss": loss, "note": "text", "kl": None})
+    html = rater.get(f"/runs/{run.pk}/").text
+    text = words(html)
+    assert html.count('class="learning"') == 1
+    assert "Loss: from 0.69 at step 1 to 0.25 at step 3, lowest 0.25, highest 0.69" in html
+    for shown in (
+        "beta 0.1",
+        "seed 7",
+        "train 812",
+        "no contrast 44",
+        "trl 1.16.0",
+        "device cpu",
+        "1 min 33 s",
+    ):
+        assert shown in text
+    assert "All of the feedback it learnt from is simulated" in text
+
+
+def test_a_failed_run_says_why_escaped(rater: Client) -> None:
+    run = make_run(status="failed", reason="<b>out of memory</b>")
+    html = rater.get(f"/runs/{run.pk}/").text
+    assert "&lt;b&gt;out of memory&lt;/b&gt;" in html
+
+
+# --- Curves and figures: worked by hand ---------------------------------------------------------------------
+
+
+def test_a_curve_runs_from_corner_to_corner() -> None:
+    curve = curve_of("Loss", [(10, 3.0), (20, 2.0), (30, 1.0)])
+    assert curve is not None
+    floor, middle = HEIGHT - 24, (TOP + HEIGHT - 24) / 2
+    right = WIDTH - RIGHT
+    assert curve.path == f"M{LEFT}.0 {TOP}.0 L{(LEFT + right) / 2} {middle} L{right}.0 {floor}.0"
+    assert [tick.label for tick in curve.ticks] == ["1", "2", "3"]
+    assert (curve.first_step, curve.last_step, curve.last) == (10, 30, "1")
+
+
+def test_a_share_is_drawn_on_the_whole_scale() -> None:
+    curve = curve_of("Accuracy", [(1, 0.5), (2, 0.5)], share=True)
+    assert curve is not None
+    assert [tick.label for tick in curve.ticks] == ["0", "0.5", "1"]
+    assert curve.dot[1] == (TOP + HEIGHT - 24) / 2
+
+
+def test_a_flat_curve_runs_through_the_middle() -> None:
+    curve = curve_of("KL", [(1, 0.0), (2, 0.0)])
+    assert curve is not None
+    assert curve.dot[1] == (TOP + HEIGHT - 24) / 2
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    assert curve_of("Loss", [(1, math.nan), (2, math.inf)]) is None
+    assert curve_of("Loss", []) is None
+    curve = curve_of("Loss", [(1, math.nan), (2, 1.0), (3, 2.0)])
+    assert curve is not None
+    assert curve.first_step == 2
+
+
+def test_a_long_history_is_thinned_by_means() -> None:
+    points = [(step, float(step)) for step in range(10_000)]
+    curve = curve_of("Loss", points)
+    assert curve is not None
+    assert curve.path.count("L") + 1 == MAX_POINTS
+    assert curve.ticks[0].label == "12"  # the mean of the first 25
+
+
+def test_shares_are_read_from_numbers_and_from_intervals() -> None:
+    assert share_of({"a": 0.5}, "a") == Share(0.5)
+    assert share_of({"a": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10}}, "a") == Share(0.5, 0.4, 0.6, 10)
+    for missing in ({}, {"a": None}, {"a": {"value": None, "n": 0}}, {"a": True}, {"a": "much"}):
+        assert share_of(missing, "a") is None
+
+
+def test_differences_carry_their_sign() -> None:
+    share = Share(-0.051, -0.1, 0.002)
+    assert (share.points, share.points_interval) == ("-5.1", "-10.0 to +0.2")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, ""),
+        (0.0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (42.4, "42 s"),
+        (185.0, "3 min 5 s"),
+        (7800.0, "2 h 10 min"),
+    ],
+)
+def test_durations_in_words(seconds: float | None, shown: str) -> None:
+    assert duration(seconds) == shown
