@@ -1,0 +1,138 @@
+"""The pictures in docs/images, taken from the running pages: `python docs/screenshots.py`.
+
+A server of its own on a data folder of its own, with simulated decisions; --home takes the pages of policies and runs
+from a data folder in which something was trained (after `manage.py demo`, say).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+def django_setup(home: Path) -> None:
+    os.environ.update(RATCHET_HOME=str(home), DJANGO_SETTINGS_MODULE="backend.settings")
+    sys.path.insert(0, str(ROOT))
+    import django
+
+    django.setup()
+
+
+def server_start() -> tuple[subprocess.Popen[bytes], str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "manage.py", "runserver", "--noreload", "--insecure", f"127.0.0.1:{port}"]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+    base = f"http://127.0.0.1:{port}"
+    for _ in range(100):
+        try:
+            urllib.request.urlopen(f"{base}/accounts/login/")  # noqa: S310
+            return server, base
+        except urllib.error.URLError:
+            time.sleep(0.2)
+    server.kill()
+    raise SystemExit(
+        f"the server did not answer at {base} within 20 s: run `python manage.py runserver` to see why"
+    )
+
+
+def decision_shown(agent: str, response: str, **context: Any) -> str:
+    """The address of a simulated decision with this response and context that nobody rated."""
+    from feedback.models import Decision
+
+    unrated = Decision.objects.filter(agent=agent, response=response, source="simulation", ratings_human=0)
+    for decision in unrated.order_by("id"):
+        known = (decision.state or {}).get("context", {})
+        if all(known.get(name) == value for name, value in context.items()):
+            return f"/rate/?agent={agent}&decision={decision.pk}"
+    raise SystemExit(f"no simulated decision of {agent} answered {response} with {context}")
+
+
+def pictures() -> list[tuple[str, str, dict[str, Any]]]:
+    """Name, address and window of each picture."""
+    from rl.models import Policy, TrainingRun
+
+    wide, phone = {"width": 1080, "height": 1040}, {"width": 390, "height": 780}
+    line = decision_shown("widgets", '{"widget": "line_chart"}', on="desktop")
+    folder = decision_shown("filer", '{"folder": "Reports/2024"}')
+    found: list[tuple[str, str, dict[str, Any]]] = [
+        ("rating-page", line, {"viewport": wide}),
+        ("rating-page-dark", folder, {"viewport": wide | {"height": 900}, "color_scheme": "dark"}),
+        ("rating-page-phone", line, {"viewport": phone, "has_touch": True, "is_mobile": True}),
+    ]
+    if policy := Policy.objects.exclude(metrics={}).first():
+        found.append(("start-page", "/", {"viewport": wide}))
+        found.append(
+            ("policy", f"/admin/rl/policy/{policy.pk}/change/", {"viewport": {"width": 1280, "height": 980}})
+        )
+    if run := TrainingRun.objects.filter(status="succeeded").first():
+        found.append(("run", f"/runs/{run.pk}/", {"viewport": wide}))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", type=Path, help="A data folder to photograph (default: a new one)")
+    parser.add_argument("--chromium", default=shutil.which("chromium") or "/usr/bin/chromium")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as new:
+        django_setup(options.home or Path(new))
+        from django.core.management import call_command
+        from playwright.sync_api import sync_playwright
+
+        from feedback.models import Decision
+        from feedback.people import signin_link
+        from feedback.services import rating_submit
+        from rl import simulation
+
+        call_command("migrate", verbosity=0)
+        if options.home is None:
+            # a data folder that somebody uses is looked at and left as it is
+            simulation.simulate("widgets", scenarios=150)
+            simulation.simulate("filer")
+            for decision in Decision.objects.filter(agent="widgets").order_by("-id")[:90]:
+                rating_submit(decision=decision, rater="admin", thumb="up")
+        server, base = server_start()
+        try:
+            wanted = pictures()
+            link = signin_link("admin", base).url
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=options.chromium, args=ARGUMENTS)
+                door = browser.new_context()
+                page = door.new_page()
+                page.goto(link)
+                page.get_by_role("button", name="Sign in").click()
+                page.wait_for_url(f"{base}/")
+                for name, path, window in wanted:
+                    page = browser.new_context(storage_state=door.storage_state(), **window).new_page()
+                    page.goto(base + path)
+                    page.wait_for_load_state("networkidle")
+                    target = IMAGES / f"{name}.png"
+                    page.screenshot(path=target)
+                    sys.stdout.write(f"{target.relative_to(ROOT)}: {target.stat().st_size / 1000:.0f} kB\n")
+                browser.close()
+        finally:
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    main()
