@@ -140,15 +140,11 @@ class _Window:
         self.text, self.at, self.line, self.column = "", 0, 1, 1
         self.ended = False
 
-    def more(self) -> bool:
-        """Read on; False at the end of the file. The text before `at` is forgotten."""
-        if self.ended:
-            return False
-        self.text, self.at = self.text[self.at :], 0
-        chunk = self.file.read(max(CHUNK, len(self.text)))
+    def more(self) -> None:
+        """Read on, and forget the text before `at`: indexes into the old text are void afterwards."""
+        chunk = self.file.read(max(CHUNK, len(self.text) - self.at))
         self.ended = not chunk
-        self.text += chunk
-        return not self.ended
+        self.text, self.at = self.text[self.at :] + chunk, 0
 
     def advance(self, to: int) -> None:
         """Go on to an index of the text, counting lines."""
@@ -169,8 +165,9 @@ class _Window:
             self.advance(end)
             if self.at < len(self.text):
                 return self.text[self.at]
-            if not self.more():
+            if self.ended:
                 return ""
+            self.more()
 
     def refused(self, fault: str) -> FormatRefused:
         return FormatRefused(f"{self.path} line {self.line} column {self.column}: not JSON: {fault}")
@@ -210,14 +207,15 @@ def _element(window: _Window) -> Any:
         except json.JSONDecodeError as error:
             # cut off at the window's edge, or wrong? Only the first is cured by more text
             cut = error.pos >= len(window.text) - 8 or error.msg.startswith("Unterminated string")
-            size = len(window.text) - window.at
-            if cut and size < MAX_ROW and window.more():
+            if cut and not window.ended and len(window.text) - window.at < MAX_ROW:
+                window.more()
                 continue
             window.advance(min(error.pos, len(window.text)))
             raise window.refused(error.msg) from error
         except (ValueError, RecursionError) as error:
             raise window.refused(str(error)) from error
-        if end == len(window.text) and isinstance(value, (int, float)) and window.more():
-            continue  # a number may go on
+        if end == len(window.text) and not window.ended:
+            window.more()  # a number may go on
+            continue
         window.advance(end)
         return value
