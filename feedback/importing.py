@@ -19,13 +19,14 @@ from feedback.formats.records import (
     FormatRefused,
     ImportedComparison,
     ImportedDecision,
+    ImportedOutcome,
     ImportedRating,
     ImportedReference,
     Record,
     RowRefused,
     RowSkipped,
 )
-from feedback.models import Comparison, Decision, RaterKind, Rating
+from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 
 NAMESPACE = uuid.UUID("c0b84a52-94a1-4b0e-8f5b-2d4f4d3a7a11")
 """Ids of rows that bring none of their own are UUIDv5 of their content in this namespace: the same row is the same
@@ -273,17 +274,25 @@ class _Import:
         for rating in record.ratings:
             added |= self._rating(written.row, rating)
         for outcome in record.outcomes:
-            made = services.outcome_record(
-                decision=written.row,
-                name=outcome.name,
-                value=outcome.value,
-                at=outcome.at,
-                created_at=outcome.created_at,
-                id=outcome.id or _content_id([written.row.pk, outcome.name, outcome.value, outcome.at]),
-            ).created
-            self.report.outcomes += made
-            added |= made
+            added |= self._outcome(written.row, outcome)
         return added
+
+    def _outcome(self, decision: Decision, outcome: ImportedOutcome) -> bool:
+        key = outcome.id or _content_id([decision.pk, outcome.name, outcome.value, outcome.at])
+        same = {"pk": key, "decision": decision, "name": outcome.name, "value": outcome.value}
+        # an app that gave no time is told one in the export, which a body hash would take for another write
+        if outcome.at is not None and Outcome.objects.filter(**same, at=outcome.at).exists():
+            return False
+        made = services.outcome_record(
+            decision=decision,
+            name=outcome.name,
+            value=outcome.value,
+            at=outcome.at,
+            id=key,
+            created_at=outcome.created_at,
+        ).created
+        self.report.outcomes += made
+        return made
 
     def _side(
         self,
