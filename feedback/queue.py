@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from django.db.models import Exists, F, OuterRef, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from feedback.models import Decision, Rating
@@ -18,6 +18,9 @@ COUNT_LIMIT = 10_000
 SAME_PROMPT_RUN = 12
 """Responses to one prompt shown in a row, before another prompt gets its turn."""
 
+SAME_PROMPT_LOOK = 500
+"""Waiting responses to one prompt among which the next is chosen."""
+
 
 def decisions_queued(rater: str, agent: str | None = None) -> QuerySet[Decision]:
     """Decisions this rater has no standing rating on, and which people have not rated as often as wanted.
@@ -25,7 +28,9 @@ def decisions_queued(rater: str, agent: str | None = None) -> QuerySet[Decision]
     Simulated ratings do not count: they stand in for people who have not rated yet, and take no work off them.
     """
     mine = ratings_standing().filter(decision=OuterRef("pk"), rater=rater).order_by()
-    queued = Decision.objects.filter(~Exists(mine), ratings_human__lt=F("ratings_wanted"))
+    # nobody rated it, so this rater did not either: the look at the ratings is saved for most of a long queue
+    not_by_me = Q(ratings_human=0) | ~Exists(mine)
+    queued = Decision.objects.filter(not_by_me, ratings_human__lt=F("ratings_wanted"))
     return queued if agent is None else queued.filter(agent=agent)
 
 
@@ -41,26 +46,25 @@ def next_decision(
 
     skip: ids put aside in this session, passed over.
     """
-    queued = (
-        decisions_queued(rater, agent)
-        .exclude(pk__in=list(skip))
-        # in the order of the indexes `decision_queue` and `decision_queue_by_agent`
-        .order_by("ratings_human", "created_at", "id")
-    )
+    queued = decisions_queued(rater, agent).exclude(pk__in=list(skip))
+    # in the order of the indexes `decision_queue` and `decision_queue_by_agent`
+    ordered = queued.order_by("ratings_human", "created_at", "id")
     latest = list(
-        Rating.objects.filter(rater=rater, superseded_by__isnull=True, withdrawn=False)
-        .filter(**({} if agent is None else {"decision__agent": agent}))
+        ratings_standing()
+        .filter(rater=rater)
         .order_by("-created_at", "-id")
         .values_list("decision__agent", "decision__prompt_hash")[:SAME_PROMPT_RUN]
     )
-    if latest:
+    if latest and agent in (None, latest[0][0]):
         slug, prompt = latest[0]
-        same = queued.filter(agent=slug, prompt_hash=prompt)
         if latest == [(slug, prompt)] * SAME_PROMPT_RUN:
-            return queued.exclude(agent=slug, prompt_hash=prompt).first() or same.first()
-        if (found := same.first()) is not None:
-            return found
-    return queued.first()
+            return ordered.exclude(agent=slug, prompt_hash=prompt).first() or ordered.first()
+        # sorted here: asked to sort, SQLite walks the whole queue in the order of its index to find one prompt
+        same = queued.filter(agent=slug, prompt_hash=prompt).order_by()
+        found = same.values_list("ratings_human", "created_at", "pk")[:SAME_PROMPT_LOOK]
+        if waiting := sorted(found):
+            return Decision.objects.get(pk=waiting[0][2])
+    return ordered.first()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from django.db.models import Max, Prefetch, QuerySet
 
-from feedback.selectors import FeedbackCounts, agents_known, feedback_counts
+from feedback.selectors import FeedbackCounts, feedback_counts_by_agent
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
@@ -109,9 +109,15 @@ class AgentCard:
         return share_of(self.policy.metrics, "difference") if self.policy else None
 
 
+NO_FEEDBACK = FeedbackCounts(
+    decisions=0, ratings=0, comparisons=0, corrections=0, simulated=0, newest_at=None
+)
+
+
 def agent_cards() -> list[AgentCard]:
     """A card for every agent that decided anything or was trained, in alphabetical order."""
-    slugs = {*agents_known(), *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
+    counts = feedback_counts_by_agent()
+    slugs = {*counts, *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
     newest_runs = TrainingRun.objects.filter(
         pk__in=TrainingRun.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
     )
@@ -123,7 +129,7 @@ def agent_cards() -> list[AgentCard]:
     for policy in [*newest_policies, *Policy.objects.filter(stage=Policy.Stage.CHAMPION)]:
         policies[policy.agent] = policy
     return [
-        AgentCard(agent_facts(slug), feedback_counts(slug), policies.get(slug), runs.get(slug))
+        AgentCard(agent_facts(slug), counts.get(slug, NO_FEEDBACK), policies.get(slug), runs.get(slug))
         for slug in sorted(slugs)
     ]
 

@@ -13,7 +13,8 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from feedback.services import decision_record, rating_submit
+from feedback.selectors import feedback_counts, feedback_counts_by_agent
+from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import registry
 from rl.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
@@ -259,3 +260,20 @@ def test_differences_carry_their_sign() -> None:
 )
 def test_durations_in_words(seconds: float | None, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+def test_counts_of_all_agents_are_those_of_each() -> None:
+    for agent in ("widgets", "helpdesk"):
+        one, two = (decision_record(agent=agent, messages="p", response=text).row for text in "ab")
+        rating_submit(decision=one, rater="ada", thumb="up")
+        rating_submit(decision=one, rater="ada", correction="better")
+        rating_submit(decision=two, rater="sim", thumb="down", rater_kind="simulated")
+        comparison_submit(left=one, right=two, preference="left", rater="ada")
+    decision_record(agent="silent", messages="p", response="r")
+    counts = feedback_counts_by_agent()
+    assert counts == {agent: feedback_counts(agent) for agent in ("helpdesk", "silent", "widgets")}
+    assert (counts["widgets"].ratings, counts["widgets"].corrections, counts["widgets"].simulated) == (
+        2,
+        1,
+        1,
+    )
