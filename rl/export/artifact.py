@@ -171,10 +171,12 @@ def _refusals(parent: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        # numpy's tofile reports a short write without saying why
+        short = error.errno is None and shutil.disk_usage(parent).free < FREE_MARGIN
+        if short or error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ExportRefused(
-                f"the disk of {parent} became full while exporting ({error.strerror}); nothing was left behind, "
-                "free some space or choose an output on another disk"
+                f"the disk of {parent} became full while exporting ({error.strerror or error}); nothing was left "
+                "behind, free some space or choose an output on another disk"
             ) from error
         denied = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
         if error.errno in denied and not os.access(parent, os.W_OK | os.X_OK):

@@ -204,7 +204,8 @@ def _sentencepiece(facts: dict[str, Any], rows: int, chat: bool) -> Vocabulary:
     vocabulary.strips_after_special = any(
         token["special"] and token["rstrip"] for token in facts["added_tokens"]
     )
-    unlisted = _unlisted_merges(facts["model"]["vocab"], set(merges), rank)
+    pieces = [token for token, kind in zip(tokens, types, strict=True) if kind == gguf.TokenType.NORMAL]
+    unlisted = _unlisted_merges(pieces, set(merges))
     if unlisted:
         vocabulary.notes.append(
             f"llama.cpp can form {unlisted} tokens from pairs the original does not merge; "
@@ -213,14 +214,15 @@ def _sentencepiece(facts: dict[str, Any], rows: int, chat: bool) -> Vocabulary:
     return vocabulary
 
 
-def _unlisted_merges(vocab: dict[str, int], merges: set[tuple[str, ...]], rank: dict[str, int]) -> int:
-    """How many tokens have a split into two tokens that is no merge: sentencepiece's own conversion leaves none."""
+def _unlisted_merges(pieces: list[str], merges: set[tuple[str, ...]]) -> int:
+    """How many pieces have a split into two pieces that is no merge: sentencepiece's own conversion leaves none."""
+    known = set(pieces)
     return sum(
         any(
-            token[:cut] in vocab and token[cut:] in vocab and (token[:cut], token[cut:]) not in merges
-            for cut in range(1, len(token))
+            piece[:cut] in known and piece[cut:] in known and (piece[:cut], piece[cut:]) not in merges
+            for cut in range(1, len(piece))
         )
-        for token in rank
+        for piece in pieces
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from rl.export.artifact import (
@@ -83,7 +86,7 @@ def merged_write(source: Source, folder: Path, progress: Progress = silent) -> N
             tensors[name] = weights.tensor(name).to(base.dtype(name)).contiguous()
             done += base.bytes(name)
             progress("merging", done, base.total_bytes)
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        _save(tensors, folder / file)
     if len(shards) > 1:
         index = {
             "metadata": {"total_size": base.total_bytes},
@@ -92,6 +95,17 @@ def merged_write(source: Source, folder: Path, progress: Progress = silent) -> N
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
     source.copy_config(folder)
     source.copy_tokenizer(folder)
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # its input and output errors carry the system's number in their text only
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,0 +1,571 @@
+"""GGUF exports say in llama.cpp what the original says in transformers, or are refused and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from rl.agents import get_agent
+from rl.export import artifact, gguf_names, gguf_write
+from rl.export import gguf as gguf_export
+from rl.export.artifact import ExportRefused
+from rl.export.gguf import QUANTIZATIONS, export_gguf
+from rl.export.gguf_lora import export_gguf_lora
+from rl.export.gguf_names import FAMILIES, llama3_factors, permute_rows
+from rl.export.gguf_runtime import llama_opened
+from rl.export.gguf_tokenizer import vocabulary_of
+from tests.tiny import tiny_adapter, tiny_model, tiny_tokenizer
+
+SIX_BITS = {"q6_k", "q8_0", "f16", "bf16", "f32"}
+
+
+@pytest.fixture(autouse=True)
+def one_core() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("llama") / "base", "llama")
+
+
+@pytest.fixture(scope="module")
+def llama_lora(llama: Path) -> Path:
+    return tiny_adapter(llama, llama.parent / "lora")
+
+
+def field(path: Path, key: str) -> Any:
+    found = gguf.GGUFReader(path).get_field(key)
+    return None if found is None else found.contents()
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.name != "home")
+
+
+# --- families ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+def test_a_family_answers_in_llama_cpp_as_in_transformers(architecture: str, tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", architecture)
+    adapter = tiny_adapter(base, tmp_path / "lora")
+    result = export_gguf(None, adapter, tmp_path / "out.gguf", quantization="f16")
+    assert result.checked["logprob_mean_abs_diff"] <= 0.05
+    assert result.checked["top1_agreement"] >= 0.98
+    assert result.checked["tokens_equal"] is True
+    assert result.checked["prompts"] == 10
+    assert result.checked["positions"] > 400
+    assert result.files[0].path == tmp_path / "out.gguf"
+    assert field(tmp_path / "out.gguf", "general.architecture") == FAMILIES[architecture].name
+
+
+ROPE = {
+    "llama3": (
+        "llama",
+        {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 64},
+    ),
+    "linear": ("mistral", {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    "yarn": (
+        "qwen2",
+        {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512},
+    ),
+    "longrope": (
+        "phi3",
+        {"rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [1.0, 2, 3, 4, 5, 6, 7, 8],
+         "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "original_max_position_embeddings": 512},
+    ),
+    "partial": ("phi3", {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(ROPE))
+def test_scaled_positions_survive(kind: str, tmp_path: Path) -> None:
+    architecture, rope = ROPE[kind]
+    base = tiny_model(tmp_path / "base", architecture, rope_parameters=rope)
+    checked = export_gguf(str(base), None, tmp_path / "out.gguf", quantization="f32").checked
+    assert checked["logprob_mean_abs_diff"] <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("architecture", "knobs"),
+    [
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+        ("llama", {"head_dim": 32}),
+        ("qwen3", {"dtype": "bfloat16", "tie_word_embeddings": True}),
+        ("mistral", {"num_key_value_heads": 1, "tokenizer": "tekken"}),
+    ],
+    ids=["tied with biases", "wide heads", "bfloat16", "one key head"],
+)
+def test_variants_of_a_family_survive(architecture: str, knobs: dict[str, Any], tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", architecture, **knobs)
+    adapter = tiny_adapter(base, tmp_path / "lora", use_rslora=True)
+    checked = export_gguf(None, adapter, tmp_path / "out.gguf", quantization="f16").checked
+    assert checked["logprob_mean_abs_diff"] <= 0.01
+
+
+def test_rows_of_a_head_become_neighbouring_pairs() -> None:
+    # two heads of four rows: halves (0, 1 | 2, 3) of each are interleaved
+    rows = torch.arange(8).reshape(8, 1)
+    assert permute_rows(rows, 2).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_llama3_factors_are_those_of_transformers(tmp_path: Path) -> None:
+    rope = ROPE["llama3"][1]
+    config = AutoConfig.from_pretrained(tiny_model(tmp_path / "base", "llama", rope_parameters=rope))
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 1.0 / (500.0 ** (torch.arange(0, 16, 2) / 16))
+    torch.testing.assert_close(llama3_factors(rope, 16), plain / scaled, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "broken"),
+    [("llama", "permute_rows"), ("gemma", "norm_shift")],
+)
+def test_a_file_written_wrongly_is_refused_and_removed(
+    architecture: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tiny_model(tmp_path / "base", architecture)
+    if broken == "permute_rows":
+        monkeypatch.setattr(gguf_names, "permute_rows", lambda tensor, heads: tensor)
+    else:
+        object.__setattr__(FAMILIES["gemma"], "norm_shift", 0.0)
+    try:
+        with pytest.raises(ExportRefused, match=r"to answer like the original .* at most 0\.05\), found \d"):
+            export_gguf(str(base), None, tmp_path / "out" / "a.gguf", quantization="q8_0")
+    finally:
+        object.__setattr__(FAMILIES["gemma"], "norm_shift", 1.0)
+    assert not (tmp_path / "out").exists()
+
+
+# --- quantisation ------------------------------------------------------------------------------------------------
+
+
+def agent_prompts(**counts: int) -> list[list[dict[str, str]]]:
+    """Prompts of the built-in agents, so many of each, always the same ones."""
+    return [
+        get_agent(slug).render(scenario.state)
+        for slug, count in counts.items()
+        for scenario in random.Random(0).sample(get_agent(slug).scenarios(), count)
+    ]
+
+
+def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path: Path) -> None:
+    asked = agent_prompts(widgets=2, fixtures=1, filer=1)
+    sizes, worst = {}, {}
+    for quantization in QUANTIZATIONS:
+        result = export_gguf("bundled", None, tmp_path, quantization=quantization, prompts=asked)
+        assert result.files[0].path == tmp_path / f"bundled_model-{quantization}.gguf"
+        assert result.notes == []  # every row of the bundled model is a multiple of 256 wide
+        sizes[quantization] = result.files[0].bytes
+        worst[quantization] = result.checked["logprob_mean_abs_diff"]
+        if quantization not in ("f32", "f16", "bf16"):
+            assert result.checked["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
+    assert len(QUANTIZATIONS) == 14
+    bits = ["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k"]
+    assert [sizes[name] for name in bits] == sorted((sizes[name] for name in bits), reverse=True)
+    assert [worst[name] for name in bits[1:]] == sorted(worst[name] for name in bits[1:])
+    assert all(worst[name] < 0.2 for name in SIX_BITS)
+    assert leftovers(tmp_path) == sorted(f"bundled_model-{name}.gguf" for name in QUANTIZATIONS)
+
+
+def test_the_bundled_model_answers_its_agents_as_before(tmp_path: Path) -> None:
+    prompts = agent_prompts(widgets=34, fixtures=33, filer=33)
+    checked = export_gguf(
+        "bundled", None, tmp_path / "q8.gguf", quantization="q8_0", prompts=prompts, answer_tokens=24
+    ).checked
+    assert checked["prompts"] == 100
+    assert checked["greedy_equal"] >= 0.95
+    assert checked["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
+
+
+def test_matrices_too_narrow_for_a_block_are_reported(llama: Path, tmp_path: Path) -> None:
+    result = export_gguf(str(llama), None, tmp_path / "out.gguf", quantization="q4_k_m")
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
+    # 64 wide, where q4_k needs 256: llama.cpp takes q5_0 instead
+    assert tensors["blk.0.attn_q.weight"].tensor_type == gguf.GGMLQuantizationType.Q5_0
+    assert any("64 wide as q5_0" in note for note in result.notes)
+
+
+def test_weights_beyond_float16_need_another_type(llama: Path, tmp_path: Path) -> None:
+    large = shutil.copytree(llama, tmp_path / "large")
+    tensors = load_file(large / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = 1e5
+    save_file(tensors, large / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ExportRefused, match=r"float16's range .*blk\.0\.ffn_down\.weight; use --quantization bf16"
+    ):
+        export_gguf(str(large), None, tmp_path / "f16.gguf", quantization="f16")
+    checked = export_gguf(str(large), None, tmp_path / "q8.gguf", quantization="q8_0").checked
+    assert checked["before_quantization"]["type"] == "bf16"
+
+
+# --- tokenizers --------------------------------------------------------------------------------------------------
+
+ALPHABETS = [
+    "abcdefgh ", "ABCdef 'stREve", "0123456789 ,.", " \n\t\r", "äöüßñ ", "привет мир ", "今日はの東京 ",
+    "👍🏽🚀 ", "!?/\\-_=+{}[]\"' ", "كم عدد ",
+]  # fmt: skip
+
+
+def texts(seed: int, count: int) -> list[str]:
+    chance = random.Random(seed)
+    made = []
+    for number in range(count):
+        alphabet = chance.choice(ALPHABETS) if number % 2 else "".join(ALPHABETS)
+        text = "".join(chance.choice(alphabet) for _ in range(chance.randint(1, 30)))
+        made.append(f"<|user|>{text}<|end|>" if number % 3 == 0 else text)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "pre"),
+    [
+        ("gpt2", "gpt-2"),
+        ("llama3", "smaug-bpe"),
+        ("qwen2", "qwen2"),
+        ("smollm", "smollm"),
+        ("sentencepiece", "default"),
+        ("gemma", "default"),
+    ],
+)
+def test_any_text_becomes_the_same_tokens(kind: str, pre: str, tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "llama", tokenizer=kind)
+    export_gguf(str(base), None, tmp_path / "out.gguf", quantization="f16")
+    assert field(tmp_path / "out.gguf", "tokenizer.ggml.pre") == pre
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    with llama_opened(tmp_path / "out.gguf", 64) as opened:
+        for text in texts(seed=1, count=400):
+            expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert opened.tokenize(text.encode(), add_bos=False, special=True) == expected, text
+
+
+@pytest.mark.parametrize(("kind", "pre"), [("tekken", "tekken"), ("gpt4o", "gpt-4o")])
+def test_a_nearly_equal_pre_tokenizer_comes_with_a_note(kind: str, pre: str) -> None:
+    vocabulary = vocabulary_of(tiny_tokenizer(kind), 420)
+    assert vocabulary.pre == pre
+    assert "capitals of the Latin alphabet only" in vocabulary.notes[0]
+
+
+def test_llama3_words_taken_whole_are_llama_bpe() -> None:
+    tokenizer = rebuilt(tiny_tokenizer("llama3"), lambda facts: facts["model"].update(ignore_merges=True))
+    assert vocabulary_of(tokenizer, 420).pre == "llama-bpe"
+
+
+def rebuilt(tokenizer: PreTrainedTokenizerFast, change: Any, **special: str) -> PreTrainedTokenizerFast:
+    """The tokenizer with its tokenizer.json changed."""
+    facts = json.loads(tokenizer.backend_tokenizer.to_str())
+    change(facts)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(facts)), eos_token=tokenizer.eos_token, **special
+    )
+
+
+def test_an_unknown_pre_tokenizer_is_refused_naming_it(llama: Path, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer("gpt2")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"[aeiou]+"), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)]
+    )
+    odd = shutil.copytree(llama, tmp_path / "odd")
+    tokenizer.save_pretrained(odd)
+    with pytest.raises(ExportRefused, match=r"pre-tokenizer llama\.cpp knows \(.*qwen2.*found .*\[aeiou\]\+"):
+        export_gguf(str(odd), None, tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_sentencepiece_scores_follow_the_order_of_merges() -> None:
+    vocabulary = vocabulary_of(tiny_tokenizer("sentencepiece"), 443)
+    merges = json.loads(tiny_tokenizer("sentencepiece").backend_tokenizer.to_str())["model"]["merges"]
+    first, last = ("".join(merges[0]), "".join(merges[-1]))
+    score = dict(zip(vocabulary.tokens, vocabulary.scores, strict=True))
+    assert score[first] == 0.0
+    assert score[last] < score[first]
+    assert vocabulary.types[vocabulary.tokens.index("<0x41>")] == gguf.TokenType.BYTE
+    assert vocabulary.types[vocabulary.tokens.index("<unk>")] == gguf.TokenType.UNKNOWN
+    assert vocabulary.types[vocabulary.tokens.index("<|user|>")] == gguf.TokenType.CONTROL
+
+
+def test_merges_sentencepiece_would_not_have_are_noted() -> None:
+    def drop(facts: dict[str, Any]) -> None:
+        facts["model"]["merges"] = [
+            pair for pair in facts["model"]["merges"] if pair != facts["model"]["merges"][-1]
+        ]
+
+    vocabulary = vocabulary_of(rebuilt(tiny_tokenizer("sentencepiece"), drop), 443)
+    whole = vocabulary_of(tiny_tokenizer("sentencepiece"), 443)
+    assert whole.notes == []
+    assert any("pairs the original does not merge" in note for note in vocabulary.notes)
+
+
+def test_embedding_rows_without_a_token_are_unused() -> None:
+    vocabulary = vocabulary_of(tiny_tokenizer("gpt2"), 448)
+    assert vocabulary.tokens[420:422] == ["[PAD420]", "[PAD421]"]
+    assert set(vocabulary.types[420:]) == {gguf.TokenType.UNUSED}
+    with pytest.raises(ExportRefused, match="at most 400 tokens"):
+        vocabulary_of(tiny_tokenizer("gpt2"), 400)
+
+
+def test_white_space_after_special_tokens_is_dropped_as_phi3_does(tmp_path: Path) -> None:
+    """Phi-3's special tokens strip what follows; llama.cpp does so by the model's name, and knows these names."""
+
+    def like_phi3(facts: dict[str, Any]) -> None:
+        names = {"<|pad|>": "</s>", "<s>": "<s>", "<|system|>": "<|endoftext|>"}
+        for token in facts["added_tokens"]:
+            token["rstrip"] = token["content"] not in ("<unk>", "<s>", "<|system|>")
+        text = json.dumps(facts)
+        for old, new in names.items():
+            text = text.replace(old, new)
+        facts.update(json.loads(text))
+
+    base = tiny_model(tmp_path / "base", "phi3")
+    tokenizer = rebuilt(
+        tiny_tokenizer("sentencepiece"), like_phi3, pad_token="</s>", bos_token="<s>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|user|>\n{{ m.content }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    tokenizer.save_pretrained(base)
+    result = export_gguf(str(base), None, tmp_path / "out.gguf", quantization="f16", model_name="support")
+    assert result.checked["tokens_equal"] is True
+    assert field(tmp_path / "out.gguf", "general.name") == "support (phi-3)"
+
+
+def test_a_name_like_phi3_does_not_break_another_tokenizer(llama: Path, tmp_path: Path) -> None:
+    export_gguf(str(llama), None, tmp_path / "out.gguf", quantization="f16", model_name="like-phi-3-v2")
+    assert field(tmp_path / "out.gguf", "general.name") == "like-phi 3-v2"
+
+
+# --- what else the file says ----------------------------------------------------------------------------------------
+
+
+def test_the_file_carries_name_template_and_special_tokens(
+    llama: Path, llama_lora: Path, tmp_path: Path
+) -> None:
+    export_gguf(None, llama_lora, tmp_path / "out.gguf", quantization="f16", model_name="widgets-v3")
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    assert field(tmp_path / "out.gguf", "general.name") == "widgets-v3"
+    assert field(tmp_path / "out.gguf", "tokenizer.chat_template") == tokenizer.chat_template
+    assert field(tmp_path / "out.gguf", "tokenizer.ggml.eos_token_id") == tokenizer.eos_token_id
+    assert field(tmp_path / "out.gguf", "tokenizer.ggml.padding_token_id") == tokenizer.pad_token_id
+    assert field(tmp_path / "out.gguf", "tokenizer.ggml.add_bos_token") is False
+    assert field(tmp_path / "out.gguf", "llama.context_length") == 2048
+
+
+def test_a_system_prompt_is_said_where_none_is_given(llama: Path, tmp_path: Path) -> None:
+    said = 'Answer "briefly" — always'
+    export_gguf(str(llama), None, tmp_path / "out.gguf", quantization="f16", system_prompt=said)
+    template = field(tmp_path / "out.gguf", "tokenizer.chat_template")
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    user = {"role": "user", "content": "hi"}
+    own = {"role": "system", "content": "Be long."}
+    render = tokenizer.apply_chat_template
+    assert (
+        render([user], chat_template=template, tokenize=False) == f"<|system|>{said}<|end|><|user|>hi<|end|>"
+    )
+    assert render([own, user], chat_template=template, tokenize=False) == render([own, user], tokenize=False)
+
+
+def test_a_system_prompt_without_a_template_is_refused(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "gpt2")
+    with pytest.raises(ExportRefused, match="chat template to carry the system prompt"):
+        export_gguf(str(base), None, tmp_path / "out.gguf", system_prompt="Be brief.")
+
+
+def test_a_window_shorter_than_the_context_is_noted(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "mistral", sliding_window=512)
+    result = export_gguf(str(base), None, tmp_path / "out.gguf", quantization="f16")
+    assert any("looks back 512 tokens" in note for note in result.notes)
+
+
+# --- adapters as GGUF ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "phi3", "gpt2"])
+def test_a_gguf_adapter_on_its_base_answers_as_under_peft(architecture: str, tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", architecture)
+    adapter = tiny_adapter(base, tmp_path / "lora")
+    result = export_gguf_lora(None, adapter, tmp_path / "out")
+    assert result.files[0].path == tmp_path / "out" / "lora-lora.gguf"
+    assert result.checked["logprob_mean_abs_diff"] <= 0.01
+    assert leftovers(tmp_path / "out") == ["lora-lora.gguf"]
+
+
+def test_a_gguf_adapter_keeps_the_scale_of_each_module(llama: Path, tmp_path: Path) -> None:
+    adapter = tiny_adapter(
+        llama, tmp_path / "lora", alpha_pattern={"q_proj": 3}, rank_pattern={"down_proj": 4}
+    )
+    result = export_gguf_lora(None, adapter, tmp_path / "out.gguf")
+    assert result.checked["logprob_mean_abs_diff"] <= 0.01
+
+
+def test_a_gguf_adapter_cannot_hold_whole_modules(llama: Path, tmp_path: Path) -> None:
+    adapter = tiny_adapter(llama, tmp_path / "lora", modules_to_save=["lm_head"])
+    with pytest.raises(ExportRefused, match=r"LoRA pairs only.*lm_head\.weight"):
+        export_gguf_lora(None, adapter, tmp_path / "out.gguf")
+
+
+# --- other architectures ------------------------------------------------------------------------------------------
+
+
+def test_other_architectures_need_a_llama_cpp_checkout(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "opt")
+    families = "llama, mistral, qwen2, qwen3, phi3, gemma, gpt2"
+    with pytest.raises(ExportRefused, match=f"families {families} for GGUF, found 'opt'; set LLAMA_CPP_PATH"):
+        export_gguf(str(base), None, tmp_path / "out.gguf")
+    with pytest.raises(ExportRefused, match=r"checkout with convert_hf_to_gguf\.py in LLAMA_CPP_PATH"):
+        export_gguf(str(base), None, tmp_path / "out.gguf", llama_cpp_path=str(tmp_path))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A stand-in for llama.cpp's converter: same arguments, and this project's writer inside."""
+    script = tmp_path / "llama.cpp" / "convert_hf_to_gguf.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import argparse, pathlib\n"
+        "from rl.export.source import source_open\n"
+        "from rl.export.gguf_write import writer_for\n"
+        "p = argparse.ArgumentParser()\n"
+        "p.add_argument('folder'); p.add_argument('--outfile'); p.add_argument('--outtype')\n"
+        "p.add_argument('--model-name')\n"
+        "a = p.parse_args()\n"
+        "writer_for(source_open(a.folder, None)).write(pathlib.Path(a.outfile), a.outtype, a.model_name, print)\n"
+    )
+    return script.parent
+
+
+def test_a_llama_cpp_checkout_converts_what_is_not_known_here(
+    llama_lora: Path, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_write, "FAMILIES", {})
+    monkeypatch.setattr(gguf_write, "layout_of", lambda config: None)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    result = export_gguf(
+        None, llama_lora, tmp_path / "out" / "a.gguf", quantization="q8_0", llama_cpp_path=str(checkout)
+    )
+    assert "convert_hf_to_gguf.py" in result.notes[0]
+    assert result.checked["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
+    assert leftovers(tmp_path / "out") == ["a.gguf"]
+
+
+def test_a_converter_that_fails_is_quoted(
+    llama_lora: Path, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_write, "layout_of", lambda config: None)
+    (checkout / "convert_hf_to_gguf.py").write_text(
+        "raise SystemExit('Model OptForCausalLM is not supported')\n"
+    )
+    with pytest.raises(ExportRefused, match="ended with code 1: Model OptForCausalLM is not supported"):
+        export_gguf(None, llama_lora, tmp_path / "out" / "a.gguf", llama_cpp_path=str(checkout))
+    assert not (tmp_path / "out").exists()
+
+
+# --- refusals, memory, silence -----------------------------------------------------------------------------------
+
+
+def test_an_unknown_quantisation_is_refused_with_the_list(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportRefused, match=r"q4_k_m.*found 'q4'"):
+        export_gguf(str(llama), None, tmp_path / "out.gguf", quantization="q4")
+
+
+def test_a_crash_keeps_the_earlier_file(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any) -> None:
+        raise RuntimeError("power cut")
+
+    output = tmp_path / "out.gguf"
+    output.write_bytes(b"earlier")
+    monkeypatch.setattr(gguf_export, "quantise", crash)
+    with pytest.raises(RuntimeError, match="power cut"):
+        export_gguf(str(llama), None, output, quantization="q8_0")
+    assert output.read_bytes() == b"earlier"
+    assert leftovers(tmp_path) == ["out.gguf"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the f16 file (about 280 kB) does not fit the first disk, it and the quantised one not the second
+    monkeypatch.setattr(artifact, "space_check", lambda *_: None)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    for size, words in (("128k", "became full"), ("340k", "free some space")):
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+        if subprocess.run(command, capture_output=True).returncode != 0:
+            pytest.skip("mounting a small tmpfs is not allowed here")
+        try:
+            with pytest.raises(ExportRefused, match=words):
+                export_gguf(str(llama), None, disk / "out.gguf", quantization="q8_0")
+            assert leftovers(disk) == []
+        finally:
+            subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_file_llama_cpp_refuses_is_quoted(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "no-such-architecture")
+    writer.add_tensor("a", np.zeros(4, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ExportRefused, match="no-such-architecture"), llama_opened(tmp_path / "odd.gguf", 64):
+        pass
+
+
+def test_without_memory_for_the_original_the_result_says_so(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "rl.export.reference.psutil.virtual_memory", lambda: type("M", (), {"available": 1000})
+    )
+    result = export_gguf(str(llama), None, tmp_path / "out.gguf", quantization="f16")
+    assert "of memory" in result.checked["not_compared"]
+    assert "logprob_mean_abs_diff" not in result.checked
+    assert result.checked["tokens_equal"] is True
+    assert any("were not compared" in note for note in result.notes)
+
+
+MEASURED = """
+import re, sys
+from pathlib import Path
+import llama_cpp, torch, rl.export.gguf as room
+
+def peak_mb():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+before = peak_mb()
+ask = [[{"role": "user", "content": "question: where does this go?"}]]
+room.export_gguf(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), quantization="q8_0", prompts=ask)
+print(peak_mb() - before, file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_memory_stays_near_one_copy_and_stdout_stays_silent(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "llama", hidden=768, layers=4, intermediate_size=3072)
+    adapter = tiny_adapter(base, tmp_path / "lora")
+    weights_mb = (base / "model.safetensors").stat().st_size / 1024**2
+    assert weights_mb > 100
+    command = [sys.executable, "-c", MEASURED, str(base), str(adapter), str(tmp_path / "out.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert float(done.stderr.split()[-1]) < 1.6 * weights_mb
