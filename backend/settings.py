@@ -203,6 +203,7 @@ STATIC_ROOT = RATCHET_HOME / "static"
 # Serves straight from the source folders, so that a clone works without collectstatic
 WHITENOISE_USE_FINDERS = True
 
+
 # --- REST -------------------------------------------------------------------------------------------------
 def _rates(knobs: dict[str, Any]) -> dict[str, str]:
     """Requests per scope and caller that one server process takes; `throttle_<scope>` in RATCHET_CONFIG changes one."""
@@ -252,13 +253,6 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
-}
-# Counters of the throttle, per process
-CACHES = {
-    "default": {
-        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
-        "OPTIONS": {"MAX_ENTRIES": 10_000},
-    }
 }
 
 # --- Background work --------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ from django.urls import include, path, re_path
 from backend.rest import errors
 
 urlpatterns = [
+    # first, because it is asked most often
+    path("api/", include("feedback.api_urls")),
+    # whatever else is asked for there gets JSON too
+    re_path("^api/", errors.no_such_address),
     path("", include("feedback.urls")),
     path("", include("rl.urls")),
-    path("api/", include("feedback.api_urls")),
-    # last of the API: whatever else is asked for there gets JSON too
-    re_path("^api/", errors.no_such_address),
     path("admin/", admin.site.urls),
     path(
         "accounts/login/",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
@@ -44,8 +44,8 @@ class Written:
     created: bool
 
 
-def identity_of(value: uuid.UUID | str | None) -> uuid.UUID:
-    """The id of a write: the client's, or a new one. Raises FeedbackRefused where it is no UUID."""
+def identity_of(value: uuid.UUID | str | None, name: str = "id") -> uuid.UUID:
+    """The id that a field names: the client's, or a new one. Raises FeedbackRefused where it is no UUID."""
     if value is None:
         return uuid.uuid4()
     if isinstance(value, uuid.UUID):
@@ -54,7 +54,7 @@ def identity_of(value: uuid.UUID | str | None) -> uuid.UUID:
         return uuid.UUID(value)
     except (ValueError, AttributeError, TypeError) as error:
         raise FeedbackRefused(
-            "id refused: expected a UUID", {"id": f"expected a UUID, found {shown(value)}"}
+            f"{name} refused: expected a UUID", {name: f"expected a UUID, found {shown(value)}"}
         ) from error
 
 
@@ -184,46 +184,74 @@ def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[Written]:
     return written
 
 
-def _decision_get(decision: Decision | uuid.UUID | str) -> Decision:
+class _Subject(NamedTuple):
+    """What a write must know of the decision it is about; the rest of it may be a megabyte."""
+
+    pk: uuid.UUID
+    agent: str
+    prompt_hash: str
+
+
+def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> _Subject:
+    """The decision that the field `name` names. Raises FeedbackRefused, DecisionUnknown."""
     if isinstance(decision, Decision):
-        return decision
-    # not the prompt and the response, which may be a megabyte each
-    found = Decision.objects.only("agent", "prompt_hash").filter(pk=identity_of(decision)).first()
-    if found is None:
-        raise DecisionUnknown(f"no decision {decision}", {"decision": "does not exist"})
-    return found
+        return _Subject(decision.pk, decision.agent, decision.prompt_hash)
+    key = identity_of(decision, name)
+    found = Decision.objects.filter(pk=key).order_by().values_list("pk", "agent", "prompt_hash")[:1]
+    for row in found:
+        return _Subject(*row)
+    raise _unknown(key, name)
 
 
 def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
     """Append to the chain of one rater's words on one subject; the newest row of a chain is the current one.
 
-    Two writers at once would both name the same predecessor: the one-to-one `supersedes` (and the unique first
-    row) lets one of them in, and the other looks again.
+    Most raters say one thing of one subject: so the row is first written as the first of its chain, and only where
+    the database refuses a second first one is the chain looked up. Two writers at once would both name the same
+    predecessor: the one-to-one `supersedes` lets one of them in, and the other looks again.
     """
     model = type(row)
+    newest = (
+        model._default_manager.filter(**chain, superseded_by__isnull=True)
+        .order_by()
+        .values_list("pk", "withdrawn", "rater_kind")[:1]
+    )
+    counted = False
     for _ in range(20):
-        row.supersedes = model._default_manager.filter(**chain, superseded_by__isnull=True).first()
         try:
             with transaction.atomic():
                 row.save(force_insert=True)
                 if isinstance(row, Rating):
-                    _count_human(row)
+                    _count_human(row, counted)
             return Written(row, created=True)
         except IntegrityError:
             if (earlier := _earlier(row)) is not None:
                 return earlier
+        row.supersedes_id, counted = None, False
+        for pk, withdrawn, kind in newest.all():
+            row.supersedes_id, counted = pk, not withdrawn and kind == RaterKind.HUMAN
     raise FeedbackRefused(
         f"{model.__name__.lower()} refused: too many writers at once on {chain}; send it again"
     )
 
 
-def _count_human(row: Rating) -> None:
+def _count_human(row: Rating, before: bool) -> None:
     """Keep the decision's number of standing ratings by people true. A change, not a recount: the row's place in its
-    chain is certain, while a recount would miss what another transaction is about to commit."""
-    before = int(row.supersedes is not None and not row.supersedes.withdrawn and _human(row.supersedes))
-    change = int(not row.withdrawn and _human(row)) - before
-    if change:
-        Decision.objects.filter(pk=row.decision_id).update(ratings_human=F("ratings_human") + change)
+    chain is certain, while a recount would miss what another transaction is about to commit.
+
+    before: whether the row it supersedes was counted. Raises DecisionUnknown where there is no decision to count on.
+    """
+    change = int(not row.withdrawn and _human(row)) - int(before)
+    counted = Decision.objects.filter(pk=row.decision_id)
+    if change and not counted.update(ratings_human=F("ratings_human") + change):
+        raise _unknown(row.decision_id)
+
+
+def _unknown(pk: uuid.UUID, name: str = "decision") -> DecisionUnknown:
+    return DecisionUnknown(
+        f"no decision {pk}: it was never recorded, or left out by its agent's collection_rate",
+        {name: "does not exist"},
+    )
 
 
 def _human(row: Rating) -> bool:
@@ -250,7 +278,7 @@ def rating_submit(
     at least one of them. Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
     """
     check = Check()
-    subject = _decision_get(decision)
+    subject = decision.pk if isinstance(decision, Decision) else identity_of(decision, "decision")
     key = identity_of(id)
     values: dict[str, Any] = {
         "rater": check.text("rater", rater, limit=200, required=True),
@@ -269,11 +297,13 @@ def rating_submit(
             "thumb", "expected at least one of thumb, stars, score, correction, tags, notes"
         )
     check.done("rating")
+    if values["rater_kind"] != RaterKind.HUMAN:
+        _subject(decision)  # a person's rating finds out when it is counted
     row = Rating(
         id=key,
-        decision=subject,
+        decision_id=subject,
         **values,
-        body_hash=body_hash({"decision": str(subject.pk), **values}),
+        body_hash=body_hash({"decision": str(subject), **values}),
         created_at=created_at or timezone.now(),
     )
     return _append(row, {"decision": subject, "rater": values["rater"]})
@@ -312,8 +342,8 @@ def _withdraw(
     try:
         with transaction.atomic():
             written = row_write(row)
-            if written.created and isinstance(row, Rating):
-                _count_human(row)
+            if written.created and isinstance(said, Rating) and isinstance(row, Rating):
+                _count_human(row, not said.withdrawn and _human(said))
             return written
     except IntegrityError:
         name = type(said).__name__.lower()
@@ -339,7 +369,7 @@ def comparison_submit(
     Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
     """
     check = Check()
-    one, other = _decision_get(left), _decision_get(right)
+    one, other = _subject(left, "left"), _subject(right, "right")
     key = identity_of(id)
     if one.pk == other.pk:
         check.fields["right"] = "expected another decision than left"
@@ -355,13 +385,13 @@ def comparison_submit(
     check.done("comparison")
     row = Comparison(
         id=key,
-        left=one,
-        right=other,
+        left_id=one.pk,
+        right_id=other.pk,
         **values,
         body_hash=body_hash({"left": str(one.pk), "right": str(other.pk), **values}),
         created_at=created_at or timezone.now(),
     )
-    return _append(row, {"left": one, "right": other, "rater": values["rater"]})
+    return _append(row, {"left": one.pk, "right": other.pk, "rater": values["rater"]})
 
 
 def outcome_record(
@@ -375,7 +405,7 @@ def outcome_record(
 ) -> Written:
     """Store a measured fact about a decision. Raises FeedbackRefused, DecisionUnknown, FeedbackConflict."""
     check = Check()
-    subject = _decision_get(decision)
+    subject = _subject(decision)
     key = identity_of(id)
     slug = check.slug("name", name, "ticket_reopened")
     number = check.number("value", float(value) if isinstance(value, bool) else value, -1e308, 1e308)
@@ -388,7 +418,7 @@ def outcome_record(
     return row_write(
         Outcome(
             id=key,
-            decision=subject,
+            decision_id=subject.pk,
             name=slug,
             value=number,
             at=happened or timezone.now(),

@@ -1,0 +1,95 @@
+"""The real thing: gunicorn serving this project to tests and benchmarks, to be killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+START_S = 60.0
+"""Seconds a server is given to answer."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """gunicorn with its workers on a port of its own; `DATABASE_URL` and `RATCHET_HOME` as given."""
+
+    def __init__(self, database_url: str, home: Path, *, workers: int = 2, threads: int = 4) -> None:
+        self.home = home
+        self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.workers, self.threads = workers, threads
+        # nothing of the developer's or of the tests' own settings
+        names = ("PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "VIRTUAL_ENV")
+        self.environment = {name: os.environ[name] for name in names if name in os.environ} | {
+            "DATABASE_URL": database_url,
+            "RATCHET_HOME": str(home),
+            "SECRET_KEY": "of-a-server-that-lives-for-a-minute",
+            "DJANGO_SETTINGS_MODULE": "backend.settings",
+        }
+        self._log: IO[bytes] = (home / "server.log").open("ab")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def manage(self, *arguments: str) -> str:
+        """Run a command of the project; returns what it printed on stdout."""
+        done = subprocess.run(
+            [sys.executable, ROOT / "manage.py", *arguments],
+            env=self.environment, capture_output=True, text=True, check=False, cwd=ROOT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def migrate(self) -> None:
+        self.manage("migrate", "--verbosity", "0")
+
+    def key(self, *scopes: str) -> str:
+        made = json.loads(self.manage("api_key", "create", "the-app", "--scopes", ",".join(scopes), "--json"))
+        key: str = made["key"]
+        return key
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gunicorn", "backend.wsgi", "--bind", f"127.0.0.1:{self.port}",
+             "--workers", str(self.workers), "--threads", str(self.threads), "--log-level", "warning"],
+            env=self.environment, stdout=self._log, stderr=self._log, cwd=ROOT,
+            start_new_session=True,  # a group of its own, to be killed as one
+        )  # fmt: skip
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                assert self._process.poll() is None, self.log()
+                assert time.monotonic() < deadline, self.log()
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it as a power cut would: every process at once, nothing finished."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def log(self) -> str:
+        return (self.home / "server.log").read_text("utf-8", "replace")[-5000:]
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.kill()
+        self._log.close()
