@@ -1,0 +1,209 @@
+"""A decision as the client reports it: read from what the app has, checked as the server checks it, never cut."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from feedback.collecting.values import plain, shown
+
+AGENT_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?"
+MAX_DECISION = 900_000
+"""Characters of JSON of a whole decision: a server takes 1,000,000 in one value."""
+MAX_NAME = 200
+MAX_TAGS = 50
+
+_ROLES = {"human": "user", "ai": "assistant"}
+_PROMPT_KEYS = ("input", "query", "prompt", "question", "message", "text", "task")
+_RESPONSE_KEYS = ("output", "response", "answer", "content", "text", "result")
+
+
+def agent_checked(agent: str) -> str:
+    """The slug itself; raises ValueError for one the server would not take."""
+    if not isinstance(agent, str) or not re.fullmatch(AGENT_PATTERN, agent):
+        raise ValueError(f"expected an agent of 1 to 64 lower-case letters, digits, - and _, found {agent!r}")
+    return agent
+
+
+def decision_facts(
+    *,
+    id: str,
+    messages: Any,
+    response: Any,
+    candidates: Any = None,
+    propensity: float | None = None,
+    latency_ms: float | None = None,
+    tokens_in: int | None = None,
+    tokens_out: int | None = None,
+    tags: Sequence[str] = (),
+    state: Any = None,
+    metadata: Mapping[str, Any] | None = None,
+    **names: str,
+) -> dict[str, Any]:
+    """The decision's part of a step; what is None or empty is left out.
+
+    names: unit, policy, arm, run_id, texts of at most 200 characters. Raises ValueError, one line per fault, for what
+    the server would refuse: a training example must not be cut or bent to fit.
+    """
+    facts: dict[str, Any] = {
+        "id": str(UUID(id)),
+        "messages": messages_of(messages),
+        "response": response_text(response),
+        "candidates": None if candidates is None else [_candidate(item) for item in candidates],
+        "propensity": _number("propensity", propensity, above=0.0, up_to=1.0),
+        "latency_ms": _number("latency_ms", latency_ms, above=-math.ulp(0.0)),
+        "tokens_in": _count("tokens_in", tokens_in),
+        "tokens_out": _count("tokens_out", tokens_out),
+        "tags": _tags(tags),
+        "state": _whole(state),
+        "metadata": _whole(dict(metadata or {})),
+    }
+    facts |= {name: _named(name, value, MAX_NAME) for name, value in names.items()}
+    facts = {
+        name: value for name, value in facts.items() if value not in (None, "", [], {}) or name == "response"
+    }
+    size = len(json.dumps(facts))
+    if size > MAX_DECISION:
+        raise ValueError(
+            f"expected a decision of at most {MAX_DECISION:,} characters of JSON, found {size:,}"
+        )
+    return facts
+
+
+def messages_of(value: Any) -> list[dict[str, Any]]:
+    """Chat messages from one text, or from a list of {role, content}, (role, content) or objects with these."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": _whole(value)}]
+    if isinstance(value, Mapping) or not isinstance(value, Sequence) or not value:
+        raise ValueError(
+            f"expected messages as a text or a list of {{role, content}}, found {shown(value)[:200]}"
+        )
+    return [_message(message) for message in value]
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if isinstance(message, Mapping):
+        found = dict(message)
+    elif isinstance(message, tuple) and len(message) == 2:
+        found = {"role": message[0], "content": message[1]}
+    else:
+        role = getattr(message, "role", None) or getattr(message, "type", None)
+        found = {"role": role, "content": getattr(message, "content", None)}
+        if calls := getattr(message, "tool_calls", None):
+            found["tool_calls"] = calls
+    role = found.get("role")
+    if not isinstance(role, str) or not isinstance(found.get("content"), (str, list, type(None))):
+        raise ValueError(f"expected a message with role and content, found {shown(message)[:200]}")
+    found["role"] = _ROLES.get(role, role)
+    found.setdefault("content", None)
+    whole: dict[str, Any] = _whole(found)
+    return whole
+
+
+def _candidate(item: Any) -> Any:
+    if isinstance(item, Mapping) and isinstance(item.get("response"), str):
+        score = _number("score", item.get("score"), above=-math.ulp(0.0), up_to=1.0)
+        return (
+            _whole(item["response"])
+            if score is None
+            else {"response": _whole(item["response"]), "score": score}
+        )
+    return response_text(item)
+
+
+def response_text(value: Any) -> str:
+    """A response as text: a text as it is, data as JSON. Raises ValueError for what is neither."""
+    if isinstance(value, str):
+        return str(_whole(value))
+    if isinstance(value, (Mapping, list, tuple, int, float)):
+        return json.dumps(_whole(value), ensure_ascii=False)
+    content = getattr(value, "content", None)
+    if isinstance(content, str):
+        return str(_whole(content))
+    raise ValueError(f"expected a response of text or JSON data, found {shown(value)[:200]}")
+
+
+def _whole(value: Any) -> Any:
+    """As JSON, nothing cut; what is far too large fails the check of the whole."""
+    return plain(value, text=2 * MAX_DECISION, items=MAX_DECISION, depth=40, total=4 * MAX_DECISION)
+
+
+def _number(name: str, value: Any, *, above: float, up_to: float = 1e12) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not above < number <= up_to:
+        raise ValueError(f"expected {name} in {'(0' if above == 0 else '[0'}, {up_to:g}], found {value!r}")
+    return number
+
+
+def _count(name: str, value: Any) -> int | None:
+    number = _number(name, value, above=-math.ulp(0.0), up_to=2**31 - 1)
+    if number is not None and number != int(number):
+        raise ValueError(f"expected {name} as a whole number, found {value!r}")
+    return None if number is None else int(number)
+
+
+def _tags(tags: Sequence[str]) -> list[str]:
+    if isinstance(tags, str) or len(tags) > MAX_TAGS:
+        raise ValueError(f"expected a list of at most {MAX_TAGS} tags, found {shown(tags)[:200]}")
+    return [_named("tag", tag, 100) for tag in tags]
+
+
+def _named(name: str, value: Any, limit: int) -> str:
+    text = plain("" if value is None else str(value))
+    if len(text) > limit:
+        raise ValueError(f"expected a {name} of at most {limit} characters, found {len(text):,}")
+    return str(text)
+
+
+# --- Reading prompt and response from a call ---------------------------------------------------------------
+
+
+def prompt_found(arguments: Mapping[str, Any]) -> Any:
+    """The prompt among a run's arguments: the first text or list of messages, or what a mapping calls its input."""
+    for value in arguments.values():
+        if isinstance(value, str) and value.strip():
+            return value
+        if isinstance(value, Mapping):
+            if _is_messages(value.get("messages")):
+                return value["messages"]
+            texts = (value.get(key) for key in _PROMPT_KEYS)
+            if text := next((t for t in texts if isinstance(t, str) and t.strip()), None):
+                return text
+        if _is_messages(value):
+            return value
+    return None
+
+
+def response_found(result: Any) -> str | None:
+    """The response in a run's result: a text, what a mapping calls its output, or else the mapping as JSON."""
+    if isinstance(result, str):
+        return result
+    if isinstance(result, Mapping):
+        texts = (result.get(key) for key in _RESPONSE_KEYS)
+        if text := next((t for t in texts if isinstance(t, str)), None):
+            return text
+        if _is_messages(result.get("messages")):
+            content = messages_of(result["messages"])[-1]["content"]
+            return content if isinstance(content, str) else None
+        return response_text(result)
+    content = getattr(result, "content", None)
+    return content if isinstance(content, str) else None
+
+
+def _is_messages(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    try:
+        messages_of(value)
+    except ValueError:
+        return False
+    return True

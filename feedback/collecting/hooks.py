@@ -1,0 +1,311 @@
+"""Watch an agent without touching its code: its run and tool methods, on one instance, until unhooked."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+from feedback.collecting.decisions import prompt_found, response_found
+from feedback.collecting.traces import Recorder, Span, Trace, quietly, trace_current
+from feedback.collecting.watching import Begins, is_watched, watch
+from feedback.collecting.wrapping import Begin, Call
+
+RUN_METHODS = (
+    "run",
+    "arun",
+    "invoke",
+    "ainvoke",
+    "stream",
+    "astream",
+    "execute",
+    "chat",
+    "achat",
+    "__call__",
+)
+"""Methods that run an agent, where it has them; `__call__` only where it has none of the others."""
+TOOL_DISPATCHERS = ("call_tool", "use_tool", "run_tool", "execute_tool", "invoke_tool", "acall_tool")
+"""Methods whose first argument names the tool they call."""
+
+
+class ToolCall:
+    """A call of a tool: a step of the trace it happens in, or of a trace of its own."""
+
+    def __init__(self, trace: Trace, name: str, arguments: Any, *, own: bool) -> None:
+        self._trace, self._own = trace, own
+        self._span: Span = trace.tool_call(name, arguments)
+
+    def inside(self) -> AbstractContextManager[None]:
+        return self._span.inside()
+
+    def done(self, result: Any) -> None:
+        self._span.result(result)
+        if self._own:
+            self._trace.finish()
+
+    def failed(self, error: BaseException) -> None:
+        self._span.error(error)
+        if self._own:
+            self._trace.finish(error)
+
+
+class RunCall:
+    """A run of the agent: a trace with a task; a run within a run is a step of it."""
+
+    def __init__(self, hook: Hook, trace: Trace, name: str, arguments: dict[str, Any], *, own: bool) -> None:
+        self._hook, self._trace, self._own = hook, trace, own
+        self._arguments = arguments
+        self._prompt = hook.prompt_of(arguments) if own else None
+        self._span = Span(trace, "task" if own else "step", name, {"arguments": arguments})
+        self._span.start()
+
+    def inside(self) -> AbstractContextManager[None]:
+        return self._span.inside()
+
+    def done(self, result: Any) -> None:
+        self._span.note(**({"status": "completed"} if self._own else {}), result=result)
+        self._span.finish()
+        if self._own:
+            self._hook.decide(self._trace, self._prompt, result)
+            self._trace.finish()
+            self._hook.run_over(self._trace)
+
+    def failed(self, error: BaseException) -> None:
+        self._span.note(**({"status": "failed"} if self._own else {}))
+        self._span.error(error)
+        self._span.finish()
+        if self._own:
+            self._trace.finish(error)
+            self._hook.run_over(self._trace)
+
+
+class Hook:
+    """A hooked agent; `unhook()`, or leaving it as a context manager, restores the agent exactly."""
+
+    def __init__(
+        self,
+        agent: Any,
+        collector: Recorder,
+        *,
+        prompt: Callable[..., Any] | None,
+        response: Callable[[Any], Any] | None,
+        unit: str | Callable[..., str],
+        policy: str,
+        decisions: bool,
+    ) -> None:
+        self.agent, self.collector, self.problems = agent, collector, collector.problems
+        self._prompt, self._response, self._unit = prompt, response, unit
+        self._policy, self._decisions = policy, decisions
+        self._runs: list[Trace] = []
+        self._lock = threading.Lock()
+        self._undo: list[Callable[[], bool]] = []
+        self.methods: tuple[str, ...] = ()
+        """Names of the methods that are watched."""
+
+    # --- Calls --------------------------------------------------------------------------------------------
+
+    def begin_run(self, name: str, function: Callable[..., Any], takes_self: bool) -> Begin:
+        named = Arguments(function, takes_self)
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+            return self._run_begun(name, named.of(args, kwargs))
+
+        return begin
+
+    def begin_tool(self, name: str, function: Callable[..., Any], takes_self: bool) -> Begin:
+        named = Arguments(function, takes_self)
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+            return self._tool_begun(name, named.of(args, kwargs))
+
+        return begin
+
+    @quietly
+    def _run_begun(self, name: str, arguments: dict[str, Any]) -> Call:
+        current = trace_current(self.collector)
+        if current is not None:
+            return RunCall(self, current, name, arguments, own=False)
+        unit = self._unit_of(arguments) if callable(self._unit) else self._unit
+        trace = self.collector.trace(unit=unit or "", policy=self._policy)
+        with self._lock:
+            self._runs.append(trace)
+        return RunCall(self, trace, name, arguments, own=True)
+
+    @quietly
+    def _unit_of(self, arguments: dict[str, Any]) -> str:
+        assert callable(self._unit)
+        return str(self._unit(**arguments))
+
+    @quietly
+    def _tool_begun(self, name: str, arguments: dict[str, Any]) -> Call:
+        first = next(iter(arguments.values()), None)
+        if name in TOOL_DISPATCHERS and isinstance(first, str):
+            name = first
+        trace = trace_current(self.collector)
+        if trace is None:
+            # a thread the agent started does not know the run it belongs to; with one run going on there is no doubt
+            with self._lock:
+                trace = self._runs[0] if len(self._runs) == 1 else None
+        if trace is not None:
+            return ToolCall(trace, name, arguments, own=False)
+        return ToolCall(self.collector.trace(policy=self._policy), name, arguments, own=True)
+
+    @quietly
+    def prompt_of(self, arguments: dict[str, Any]) -> Any:
+        """What the run was asked; read before it runs, for it may change what it was given."""
+        if not self._decisions:
+            return None
+        return prompt_found(arguments) if self._prompt is None else self._prompt(**arguments)
+
+    @quietly
+    def decide(self, trace: Trace, prompt: Any, result: Any) -> None:
+        """Record the run as a decision, where it has a prompt and a response and recorded none itself."""
+        if prompt is None or trace.has_decision:
+            return
+        response = response_found(result) if self._response is None else self._response(result)
+        if response is not None:
+            trace.decision(prompt, response)
+
+    def run_over(self, trace: Trace) -> None:
+        with self._lock:
+            self._runs = [run for run in self._runs if run is not trace]
+
+    # --- The agent's methods ------------------------------------------------------------------------------
+
+    def attach(self, begins: dict[str, Begins]) -> None:
+        """Watch these methods; raises TypeError or AttributeError where the object cannot be changed."""
+        for put_back in watch(self.agent, begins):
+            self._undo.append(put_back)
+        self.methods = tuple(begins)
+
+    def unhook(self) -> None:
+        """Restore the agent; runs that are going on are recorded to their end. A second call does nothing."""
+        while self._undo:
+            if not self._undo.pop()():
+                self.problems.say(
+                    "unhook",
+                    f"{self.agent!r} was changed by others while watched; that part is left as it is",
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unhook()
+
+
+class Arguments:
+    """Arguments by the names the function gives them, without self."""
+
+    def __init__(self, function: Callable[..., Any], takes_self: bool) -> None:
+        self._signature: inspect.Signature | None
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            self._signature = None  # some built-in callables have none
+        self._first = 1 if takes_self else 0
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self._signature is not None:
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError:
+                pass  # the call itself is about to fail with this; show what was given
+            else:
+                named: dict[str, Any] = {}
+                for name, value in list(bound.arguments.items())[self._first :]:
+                    kind = self._signature.parameters[name].kind
+                    named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+                return named
+        return {**{f"argument {i + 1}": value for i, value in enumerate(args[self._first :])}, **kwargs}
+
+
+def hook_into_agent(
+    agent: Any,
+    collector: Recorder,
+    run_methods: Sequence[str] | None = None,
+    tool_methods: Sequence[str] | None = None,
+    *,
+    prompt: Callable[..., Any] | None = None,
+    response: Callable[[Any], Any] | None = None,
+    unit: str | Callable[..., str] = "",
+    policy: str = "",
+    decisions: bool = True,
+) -> Hook:
+    """Record every run of this one object, and what its tools do meanwhile, until `unhook()`.
+
+    run_methods: those of RUN_METHODS that it has, when left out. tool_methods: those of TOOL_DISPATCHERS and every
+    public method named `tool_...` or `..._tool`. Sync, async, generators and asynchronous generators alike; a run
+    called by a run is a step of it; runs in several tasks or threads are kept apart.
+
+    The outermost run becomes a decision where a prompt and a response are found in its arguments and result: by
+    `prompt(**arguments)` and `response(result)`, or else the first text or list of messages given and the text returned
+    (None: no decision). unit: of its decisions, or unit(**arguments). decisions=False records none.
+
+    Raises ValueError where the object has none of these methods, is watched already, or cannot be changed.
+    """
+    if is_watched(agent):
+        raise ValueError(f"{agent!r} is watched already: unhook it first")
+    runs = _named(agent, run_methods) if run_methods is not None else _runs_of(agent)
+    tools = _named(agent, tool_methods) if tool_methods is not None else _tools_of(agent, runs)
+    if not runs and not tools:
+        raise ValueError(
+            f"expected {type(agent).__name__} to have one of the methods {', '.join(RUN_METHODS)}, found "
+            f"{', '.join(_public(agent)) or 'no public method'}: name them with run_methods and tool_methods"
+        )
+    hook = Hook(
+        agent,
+        collector,
+        prompt=prompt,
+        response=response,
+        unit=unit,
+        policy=policy,
+        decisions=decisions,
+    )
+    try:
+        hook.attach({**dict.fromkeys(tools, hook.begin_tool), **dict.fromkeys(runs, hook.begin_run)})
+    except (TypeError, AttributeError) as error:
+        hook.unhook()
+        raise ValueError(f"the methods of {type(agent).__name__} cannot be replaced: {error}") from error
+    return hook
+
+
+def _public(agent: Any) -> list[str]:
+    return [name for name in dir(type(agent)) if not name.startswith("_") and _callable(agent, name)]
+
+
+def _callable(agent: Any, name: str) -> bool:
+    # looked up without asking the attribute: a property may run the app's code. And without the metaclass, whose
+    # __call__ every class seems to have.
+    places = (getattr(agent, "__dict__", {}), *(vars(base) for base in type(agent).__mro__))
+    raw = next((place[name] for place in places if name in place), None)
+    return callable(raw) or isinstance(raw, (staticmethod, classmethod))
+
+
+def _named(agent: Any, names: Iterable[str]) -> list[str]:
+    found = list(names)
+    if missing := [name for name in found if not callable(getattr(agent, name, None))]:
+        raise ValueError(
+            f"expected methods of {type(agent).__name__}, found no {', '.join(missing)}; it has "
+            f"{', '.join(_public(agent)) or 'no public method'}"
+        )
+    return found
+
+
+def _runs_of(agent: Any) -> list[str]:
+    found = [name for name in RUN_METHODS[:-1] if _callable(agent, name)]
+    return found or ([RUN_METHODS[-1]] if _callable(agent, RUN_METHODS[-1]) else [])
+
+
+def _tools_of(agent: Any, runs: Sequence[str]) -> list[str]:
+    names = {*dir(type(agent)), *getattr(agent, "__dict__", {})}
+    return sorted(
+        name
+        for name in names
+        if not name.startswith("_")
+        and name not in runs
+        and (name in TOOL_DISPATCHERS or name.startswith("tool_") or name.endswith("_tool"))
+        and _callable(agent, name)
+    )

@@ -1,0 +1,373 @@
+"""One execution of the observed app: its steps in the order they began, gathered from any thread or task."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from functools import wraps
+from types import TracebackType
+from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+
+from feedback.collecting.decisions import MAX_NAME, decision_facts
+from feedback.collecting.problems import Problems
+from feedback.collecting.values import cut, error_text, plain
+
+PART_SIZE = 700_000
+"""Characters of steps in one part of a trace, unless one step alone is longer: a server takes 1,000,000."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Recorder(Protocol):
+    """Where traces come from, and go when they are finished: a TraceCollector."""
+
+    agent: str
+    problems: Problems
+
+    def add(self, trace: dict[str, Any]) -> bool: ...
+
+    def trace(self, run_id: str = "", *, unit: str = "", policy: str = "") -> Trace: ...
+
+
+@contextmanager
+def _inside(trace: Trace, step: int | None) -> Iterator[None]:
+    token = _here.set(Here(trace, step, _here.get()))
+    try:
+        yield
+    finally:
+        try:
+            _here.reset(token)
+        except ValueError:
+            # closed by another task than the one that opened it (an abandoned generator): that context is gone
+            _here.set(None)
+
+
+class Here(NamedTuple):
+    """Where in a trace the running code is, and where it was before it got there."""
+
+    trace: Trace
+    step: int | None
+    outer: Here | None
+
+
+_here: ContextVar[Here | None] = ContextVar("ratchet_here", default=None)
+last_decision: ContextVar[str | None] = ContextVar("ratchet_last_decision", default=None)
+"""Id of the decision recorded last in this thread or task."""
+
+
+def trace_current(recorder: Recorder) -> Trace | None:
+    """The innermost open trace of this recorder that the running code is in."""
+    here = _here.get()
+    while here is not None and here.trace.recorder is not recorder:
+        here = here.outer
+    return here.trace if here is not None and not here.trace.finished else None
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def quietly(method: Callable[P, R]) -> Callable[P, R | None]:
+    """Never raise into the observed app: what goes wrong in recording is logged, and None returned."""
+
+    @wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            problems: Problems = args[0].problems  # type: ignore[attr-defined]
+            problems.say(method.__qualname__, f"{method.__qualname__} recorded nothing: {error!r}", error)
+            return None
+
+    return guarded
+
+
+class Span:
+    """A step of a trace. As a context manager it takes the time, the error, and what happens inside as its own.
+
+    A tool call is open until its result, its error or `finish`; any other step is done at once unless entered.
+    """
+
+    def __init__(self, trace: Trace, kind: str, name: str, details: Mapping[str, Any]) -> None:
+        self.trace = trace
+        self.problems = trace.problems
+        self.record: dict[str, Any] = {}
+        self._began = time.perf_counter()
+        self._entered: list[Any] = []
+        self._begin(kind, name, details)
+
+    @quietly
+    def _begin(self, kind: str, name: str, details: Mapping[str, Any]) -> None:
+        kept = {key: plain(value) for key, value in details.items() if value is not None}
+        self.record = {"kind": kind, "name": cut(str(plain(name)), MAX_NAME), "at": now(), **kept}
+        self.trace.append(self.record)
+        if kind != "tool_call":
+            self.trace.step_done(self.record, None)
+
+    @quietly
+    def result(self, value: Any) -> None:
+        """What came of it."""
+        self.record["result"] = plain(value)
+        if not self._entered:
+            self.finish()
+
+    @quietly
+    def error(self, error: BaseException | str) -> None:
+        """What went wrong."""
+        self.record["error"] = error_text(error)
+        if not self._entered:
+            self.finish()
+
+    @quietly
+    def note(self, **details: Any) -> None:
+        """Anything else worth seeing in the timeline."""
+        self.record |= {key: plain(value) for key, value in details.items()}
+
+    @quietly
+    def start(self) -> None:
+        """The time runs from now until `finish`."""
+        self.trace.step_open(self.record)
+        self._began = time.perf_counter()
+
+    @quietly
+    def finish(self) -> None:
+        """It is over: note how long it took. Once finished it stays so."""
+        self.trace.step_done(self.record, (time.perf_counter() - self._began) * 1000)
+
+    def inside(self) -> AbstractContextManager[None]:
+        """What is recorded by the code within belongs to this step."""
+        return _inside(self.trace, self.record.get("n"))
+
+    def __enter__(self) -> Self:
+        self.start()
+        context = self.inside()
+        context.__enter__()
+        self._entered.append(context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._entered.pop().__exit__(None, None, None)
+        if error is not None:
+            self.error(error)
+        self.finish()
+
+
+class Trace:
+    """One run of an agent. Use as a context manager, or call `finish`; then it goes to the spool.
+
+    `run_id` is the app's own id of the run (the trace's id without one), `unit` and `policy` stand for its decisions
+    where these do not say otherwise. Methods may be called from any thread; none raises.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        run_id: str = "",
+        unit: str = "",
+        policy: str = "",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.recorder = recorder
+        self.problems = recorder.problems
+        self.id = str(uuid.uuid4())
+        self.run_id = cut(str(run_id), MAX_NAME) if run_id else self.id
+        self.unit, self.policy = unit, policy
+        self.finished = False
+        self._metadata: dict[str, Any] = {}
+        self._started_at = now()
+        self._steps: list[dict[str, Any]] = []
+        self._open: set[int] = set()  # numbers of the steps that may still change
+        self._size = self._parts = 0
+        self._numbers = itertools.count()
+        self._lock = threading.RLock()
+        self._entered: list[Any] = []
+        self.has_decision = False
+        self.note(**({"unit": unit} if unit else {}), **dict(metadata or {}))
+
+    # --- What is recorded ---------------------------------------------------------------------------------
+
+    def step(self, name: str, **details: Any) -> Span:
+        """Something the agent did. `with trace.step("plan"):` takes its time and what happens inside."""
+        return Span(self, "step", name, details)
+
+    def reasoning(self, text: str, **details: Any) -> Span:
+        """What the agent thought."""
+        return Span(self, "reasoning", "", {"text": text, **details})
+
+    def tool_call(self, name: str, arguments: Any = None) -> Span:
+        """A call of a tool: `with trace.tool_call("search", {"q": 1}) as call: call.result(search(1))`."""
+        return Span(self, "tool_call", name, {"arguments": arguments})
+
+    def task_completed(self, name: str, result: Any = None) -> None:
+        """A task the agent was given is done."""
+        Span(self, "task", name, {"status": "completed", "result": result})
+
+    def task_failed(self, name: str, error: BaseException | str | None = None) -> None:
+        """A task the agent was given failed."""
+        said = None if error is None else error_text(error)
+        Span(self, "task", name, {"status": "failed", "error": said})
+
+    def decision(
+        self,
+        messages: Any,
+        response: Any,
+        *,
+        id: str | uuid.UUID | None = None,
+        name: str = "",
+        candidates: Sequence[Any] | None = None,
+        propensity: float | None = None,
+        unit: str | None = None,
+        policy: str | None = None,
+        arm: str = "",
+        state: Any = None,
+        latency_ms: float | None = None,
+        tokens_in: int | None = None,
+        tokens_out: int | None = None,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A prompt and the response given to it; returns the decision's id, to rate it by.
+
+        messages: one text, or a list of {role, content}. response: text; data becomes JSON. candidates: the options it
+        was chosen among, texts or {response, score}; propensity in (0, 1]. One the server would refuse is not
+        recorded, and the log says why.
+        """
+        key = str(id or uuid.uuid4())
+        self._decide(
+            name,
+            {
+                "id": key,
+                "messages": messages,
+                "response": response,
+                "candidates": candidates,
+                "propensity": propensity,
+                "unit": self.unit if unit is None else unit,
+                "policy": self.policy if policy is None else policy,
+                "arm": arm,
+                "run_id": self.run_id,
+                "state": state,
+                "latency_ms": latency_ms,
+                "tokens_in": tokens_in,
+                "tokens_out": tokens_out,
+                "tags": tags,
+                "metadata": metadata,
+            },
+        )
+        return key
+
+    @quietly
+    def _decide(self, name: str, facts: dict[str, Any]) -> None:
+        try:
+            checked = decision_facts(**facts)
+        except ValueError as error:
+            self.problems.say("decision", f"a decision of {self.recorder.agent} was not recorded: {error}")
+            Span(self, "step", "decision not recorded", {"error": str(error)})
+            return
+        step = {"kind": "decision", "name": cut(str(name), MAX_NAME), "at": now(), **checked}
+        self.append(step)
+        self.step_done(step, checked.get("latency_ms"))
+        self.has_decision = True
+        last_decision.set(checked["id"])
+
+    @quietly
+    def note(self, **metadata: Any) -> None:
+        """Facts about the run as a whole."""
+        self._metadata |= {key: plain(value) for key, value in metadata.items()}
+
+    # --- Steps --------------------------------------------------------------------------------------------
+
+    def append(self, step: dict[str, Any]) -> None:
+        """Add a step, open, under the one the running code is in; `n` numbers it within the trace."""
+        here = _here.get()
+        with self._lock:
+            step["n"] = next(self._numbers)
+            step["parent"] = here.step if here is not None and here.trace is self else None
+            if not self.finished:
+                self._steps.append(step)
+                self._open.add(step["n"])
+            else:
+                self.problems.say("finished", f"a step {step['name']!r} came after its trace was finished")
+
+    def step_open(self, step: dict[str, Any]) -> None:
+        """A step is going on."""
+        with self._lock:
+            if any(known is step for known in reversed(self._steps)):
+                self._open.add(step["n"])
+
+    def step_done(self, step: dict[str, Any], duration_ms: float | None) -> None:
+        """A step will not change any more."""
+        with self._lock:
+            if step.get("n") not in self._open:
+                return
+            if duration_ms is not None:
+                step["duration_ms"] = round(duration_ms, 3)
+            size = len(json.dumps(step))
+            if self._size and self._size + size > PART_SIZE:
+                self._send_part()
+            self._open.discard(step["n"])
+            self._size += size
+
+    def _send_part(self) -> None:
+        """Hand over the steps that are done; those still open go with a later part."""
+        done = [step for step in self._steps if step["n"] not in self._open]
+        self._steps = [step for step in self._steps if step["n"] in self._open]
+        self._size = 0
+        self._parts += 1
+        # the last part has the trace's own id; those before it are named after it, so that a retry is the same write
+        part = uuid.uuid5(uuid.UUID(self.id), f"part {self._parts}")
+        self.recorder.add(self._payload(str(part), done, {"trace": self.id, "part": self._parts}))
+
+    def _payload(self, id: str, steps: list[dict[str, Any]], metadata: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": id,
+            "agent": self.recorder.agent,
+            "run_id": self.run_id,
+            "started_at": self._started_at,
+            "finished_at": now(),
+            "steps": steps,
+            "metadata": {**self._metadata, **metadata},
+        }
+
+    @quietly
+    def finish(self, error: BaseException | str | None = None) -> None:
+        """The run is over: to the spool with it. `error` says that it failed, and why."""
+        with self._lock:
+            if self.finished:
+                return
+            for step in [step for step in self._steps if step["n"] in self._open]:
+                step["unfinished"] = True  # still running when the trace ended
+                self.step_done(step, None)
+            self._metadata.setdefault("status", "completed" if error is None else "failed")
+            if error is not None:
+                self._metadata["error"] = error_text(error)
+            self.finished = True
+            more = {"part": self._parts + 1, "trace": self.id} if self._parts else {}
+            payload = self._payload(self.id, self._steps, more)
+        self.recorder.add(payload)
+
+    def inside(self) -> AbstractContextManager[None]:
+        """What is recorded by the code within belongs to this trace; does not finish it."""
+        return _inside(self, None)
+
+    def __enter__(self) -> Self:
+        context = self.inside()
+        context.__enter__()
+        self._entered.append(context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._entered.pop().__exit__(None, None, None)
+        self.finish(error)

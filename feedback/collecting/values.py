@@ -1,0 +1,160 @@
+"""Any Python value as bounded JSON: what an app hands to its tools need be neither small nor JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import numbers
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+MAX_TEXT = 20_000
+"""Characters kept of one text in a step; the rest is cut and counted."""
+MAX_ITEMS = 200
+"""Items kept of one list or mapping in a step."""
+MAX_DEPTH = 8
+MAX_VALUE = 200_000
+"""Characters kept of one value with everything in it."""
+
+_AS_TEXT = (UUID, PurePath, date, time, Decimal)
+_LISTS = (list, tuple, set, frozenset, deque)
+
+
+def plain(
+    value: Any,
+    *,
+    text: int = MAX_TEXT,
+    items: int = MAX_ITEMS,
+    depth: int = MAX_DEPTH,
+    total: int = MAX_VALUE,
+) -> Any:
+    """The value as JSON can hold it, cut to these limits; what is no data becomes its repr. Consumes no iterator.
+
+    text: characters per text; items: per list or mapping; depth: of nesting; total: characters altogether.
+    """
+    return _Plain(text, items, total).of(value, depth)
+
+
+class _Plain:
+    def __init__(self, text: int, items: int, total: int) -> None:
+        self.text, self.items, self.left = text, items, total
+
+    def of(self, value: Any, depth: int) -> Any:
+        if self.left <= 0:
+            return "…"
+        self.left -= 8  # what punctuation and a number take, so that a million small things end too
+        try:
+            return self._of(value, depth)
+        except Exception as error:
+            # a property, a subclass, an iterator of the app's that raises: its fault is what there is to show
+            return f"<{type(value).__name__} that raised {type(error).__name__} when read>"
+
+    def _of(self, value: Any, depth: int) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, enum.Enum):
+            return self.of(value.value, depth)
+        if isinstance(value, str):
+            return self._said(value)
+        if isinstance(value, numbers.Integral):
+            number = int(value)
+            return number if abs(number) < 2**63 else f"<int of {number.bit_length()} bits>"
+        if isinstance(value, numbers.Real):
+            real = float(value)
+            return real if math.isfinite(real) else repr(real)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return f"<{type(value).__name__} of {len(value)}>"
+        if isinstance(value, datetime):
+            return value.isoformat()
+        if isinstance(value, _AS_TEXT):
+            return self._said(str(value))
+        if isinstance(value, BaseException):
+            return self._said(error_text(value))
+        return self._contained(value, depth)
+
+    def _contained(self, value: Any, depth: int) -> Any:
+        pairs: Collection[tuple[Any, Any]]
+        if isinstance(value, Mapping):
+            pairs = value.items()
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            pairs = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+            pairs = value._asdict().items()
+        elif isinstance(value, _LISTS):
+            if depth <= 0:
+                return f"<{type(value).__name__} of {len(value)}>"
+            kept = [self.of(item, depth - 1) for item, _ in zip(value, range(self.items), strict=False)]
+            return kept + ([f"… {len(value) - len(kept)} more"] if len(value) > len(kept) else [])
+        else:
+            return self._said(shown(value))
+        if depth <= 0:
+            return f"<{type(value).__name__} of {len(pairs)}>"
+        found: dict[str, Any] = {}
+        for (name, item), _ in zip(pairs, range(self.items), strict=False):
+            found[self._said(name if isinstance(name, str) else shown(name))] = self.of(item, depth - 1)
+        if len(pairs) > self.items:
+            found["…"] = f"{len(pairs) - self.items} more"
+        return found
+
+    def _said(self, value: str) -> str:
+        said = cut(clean(value), min(self.text, max(self.left, 0)))
+        self.left -= len(said)
+        return said
+
+
+def clean(text: str) -> str:
+    """The text without NUL characters and lone surrogates, which databases refuse; U+FFFD stands for them."""
+    text = str.__str__(text)
+    if "\x00" in text:
+        text = text.replace("\x00", "\ufffd")
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def cut(text: str, limit: int) -> str:
+    """At most about `limit` characters of a text, and how many were left out."""
+    return text if len(text) <= limit else f"{text[:limit]}… [{len(text) - limit:,} more characters]"
+
+
+def shown(value: Any) -> str:
+    """The repr of a value, of a type and its fault where the repr itself fails."""
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+
+
+def error_text(error: BaseException | str) -> str:
+    """`ValueError: what it said`, at most 2,000 characters."""
+    if isinstance(error, str):
+        return cut(clean(error), 2_000)
+    try:
+        said = str(error)
+    except Exception as fault:
+        said = f"<its text raised {type(fault).__name__}>"
+    return cut(clean(f"{type(error).__name__}: {said}" if said else type(error).__name__), 2_000)
+
+
+def redact_keys(*names: str, mask: str = "[redacted]") -> Callable[[Any], Any]:
+    """A `redact` hook that masks the values under these keys, whatever their case, anywhere in a trace.
+
+    It does not look inside texts: for secrets within texts write a hook of your own.
+    """
+    wanted = {name.casefold() for name in names}
+
+    def hidden(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                name: mask if isinstance(name, str) and name.casefold() in wanted else hidden(item)
+                for name, item in value.items()
+            }
+        return [hidden(item) for item in value] if isinstance(value, list) else value
+
+    return hidden

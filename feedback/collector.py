@@ -1,0 +1,243 @@
+"""The client side: records what an agent does and decides, and sends it when it can. Standard library only.
+
+Runs inside the observed app, without Django: copy `feedback/collector.py` and `feedback/collecting/` there, or have
+this project on the path. See docs/collector.md.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feedback.collecting.checkpoints import CheckpointLoader as CheckpointLoader
+from feedback.collecting.checkpoints import CheckpointRefused as CheckpointRefused
+from feedback.collecting.decisions import agent_checked
+from feedback.collecting.functions import records_decision as records_decision
+from feedback.collecting.functions import records_tool as records_tool
+from feedback.collecting.hooks import Hook as Hook
+from feedback.collecting.hooks import hook_into_agent as hook_into_agent
+from feedback.collecting.problems import Problems
+from feedback.collecting.sending import Sender, Server
+from feedback.collecting.spool import Spool
+from feedback.collecting.traces import Span as Span
+from feedback.collecting.traces import Trace as Trace
+from feedback.collecting.traces import last_decision, quietly, trace_current
+from feedback.collecting.values import plain
+from feedback.collecting.values import redact_keys as redact_keys
+
+_collectors: weakref.WeakSet[TraceCollector] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class CollectorStatus:
+    """Where what was collected lies."""
+
+    sent: int
+    """Records the server has, of the days still in the spool."""
+    refused: int
+    """Records it will never take; they lie in `*.refused.jsonl` with the reason."""
+    pending_bytes: int
+    """Bytes in the spool that the server does not have yet."""
+    waiting: int
+    """Records in memory, because the disk takes none."""
+    lost: int
+    """Records lost, because the disk took none for too long."""
+    last_problem: str
+    """Why nothing could be sent last time; empty when it could."""
+
+
+class TraceCollector:
+    """Records traces of one agent: to the spool at once, to the server in the background.
+
+    agent: its slug. url: of the server, such as http://localhost:8000; without one everything stays in the spool until
+    a collector with one opens the same folder. api_key: with the scope `ingest` (and `rate` to send ratings).
+    spool_dir: a folder for one server's records, shared by any number of processes. redact: called with each trace (or
+    rating, as a dict) before it is written; returns what to write, or None to drop it; where it raises, nothing is
+    written. metadata: goes with every trace. fsync=False trades the last moments before a power cut for speed.
+
+    Raises ValueError for an agent or url that cannot be. After that no method raises into the app, and none waits for
+    anything but the spool.
+    """
+
+    def __init__(
+        self,
+        agent: str,
+        url: str | None = None,
+        api_key: str | None = None,
+        spool_dir: str | Path = "spool",
+        *,
+        redact: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timeout_s: float = 10.0,
+        exit_timeout_s: float = 2.0,
+        fsync: bool = True,
+        keep_days: int | None = 30,
+    ) -> None:
+        self.agent = agent_checked(agent)
+        self.problems = Problems()
+        self.spool = Spool(Path(spool_dir).absolute(), self.problems, fsync=fsync, keep_days=keep_days)
+        self._sender = Sender(self.spool, Server(url, api_key, timeout_s), self.problems) if url else None
+        self._redact = redact
+        self._metadata = dict(metadata or {})
+        self._exit_timeout_s = exit_timeout_s
+        _collectors.add(self)
+        if self._sender is not None:
+            self._wake_if_pending(self._sender)
+
+    @quietly
+    def _wake_if_pending(self, sender: Sender) -> None:
+        """What an earlier process left behind is sent without waiting for the first new record."""
+        if self.spool.unhandled():
+            sender.wake()
+
+    # --- Recording ----------------------------------------------------------------------------------------
+
+    def trace(
+        self,
+        run_id: str = "",
+        *,
+        unit: str = "",
+        policy: str = "",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Trace:
+        """A new trace: `with collector.trace(run_id="42", unit="user-7") as trace: trace.step("plan")`.
+
+        run_id: the app's own id of the run. unit: the user or session it is for. policy: the name of what decides.
+        """
+        return Trace(
+            self, run_id=run_id, unit=unit, policy=policy, metadata={**self._metadata, **(metadata or {})}
+        )
+
+    def current(self) -> Trace | None:
+        """The trace the running code is in, if any."""
+        return trace_current(self)
+
+    def decision(
+        self, messages: Any, response: Any, *, unit: str = "", policy: str = "", **facts: Any
+    ) -> str:
+        """Record one decision, in the current trace or in one of its own; returns its id. Facts: as Trace.decision."""
+        trace = self.current()
+        if trace is not None:
+            return trace.decision(messages, response, unit=unit or None, policy=policy or None, **facts)
+        alone = self.trace(str(facts.pop("run_id", "")), unit=unit, policy=policy)
+        key = alone.decision(messages, response, **facts)
+        alone.finish()
+        return key
+
+    @property
+    def last_decision_id(self) -> str | None:
+        """Id of the decision recorded last in this thread or task, to rate it by."""
+        return last_decision.get()
+
+    def rate(
+        self,
+        decision: str | uuid.UUID,
+        *,
+        rater: str,
+        thumb: str | None = None,
+        stars: int | None = None,
+        score: float | None = None,
+        correction: str | None = None,
+        tags: Sequence[str] = (),
+        notes: str = "",
+    ) -> None:
+        """Send what a person thought of a decision: thumb "up" or "down", stars 1..5, score 0..1, a correction."""
+        said = {"thumb": thumb, "stars": stars, "score": score, "correction": correction, "notes": notes}
+        self._follow(
+            "rating",
+            decision,
+            {"rater": rater, **{k: v for k, v in said.items() if v not in (None, "")}, "tags": list(tags)},
+        )
+
+    def outcome(self, decision: str | uuid.UUID, name: str, value: float, *, at: str | None = None) -> None:
+        """Send a measured fact about a decision, such as `ticket_reopened`; at: ISO time, now when left out."""
+        self._follow("outcome", decision, {"name": name, "value": value} | ({"at": at} if at else {}))
+
+    @quietly
+    def _follow(self, kind: str, decision: str | uuid.UUID, body: dict[str, Any]) -> None:
+        whole = {"id": str(uuid.uuid4()), **plain(body, text=1_000_000, total=2_000_000)}
+        self._put(kind, whole, decision=str(uuid.UUID(str(decision))))
+
+    @quietly
+    def _add(self, trace: dict[str, Any]) -> bool:
+        return self._put("trace", trace)
+
+    def add(self, trace: dict[str, Any]) -> bool:
+        """Spool a finished trace, as CheckpointLoader gives them. True when it is on disk."""
+        return bool(self._add(trace))
+
+    def _put(self, kind: str, body: dict[str, Any], **more: str) -> bool:
+        if self._redact is not None:
+            try:
+                redacted = self._redact(body)
+            except Exception as error:
+                # what could not be redacted must not be written down
+                self.problems.say("redact", f"the redact hook raised; a {kind} was dropped: {error!r}", error)
+                return False
+            if redacted is None:
+                return False
+            body = redacted
+        written = self.spool.put({"kind": kind, **more, "body": body})
+        if self._sender is not None:
+            self._sender.wake()
+        return written
+
+    # --- Sending ------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until the server has (or refused) everything in the spool; without a url, until it is on disk.
+
+        False when time ran out: what is left stays in the spool and is sent later.
+        """
+        return bool(self._flush(timeout_s))
+
+    @quietly
+    def _flush(self, timeout_s: float) -> bool:
+        return self.spool.write_waiting() if self._sender is None else self._sender.flush(timeout_s)
+
+    @quietly
+    def status(self) -> CollectorStatus:
+        """Counts over the days in the spool."""
+        days = [(self.spool.progress(day), day.stat().st_size) for day in self.spool.days()]
+        return CollectorStatus(
+            sent=sum(progress.sent for progress, _ in days),
+            refused=sum(progress.refused for progress, _ in days),
+            pending_bytes=sum(size - progress.position for progress, size in days),
+            waiting=self.spool.waiting,
+            lost=self.spool.lost,
+            last_problem=self._sender.last_problem if self._sender is not None else "",
+        )
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Flush and end the background thread. What is recorded afterwards goes to the spool alone."""
+        sent = self.flush(timeout_s)
+        _collectors.discard(self)
+        if self._sender is not None:
+            self._sender.stop(timeout_s)
+        return sent
+
+    def __enter__(self) -> TraceCollector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def exit_timeout_s(self) -> float:
+        """Seconds the end of the process may wait for the server."""
+        return self._exit_timeout_s
+
+
+@atexit.register
+def _close_all() -> None:
+    for collector in list(_collectors):
+        if not collector.close(collector.exit_timeout_s):
+            logging.getLogger("feedback.collector").info(
+                "%s keeps what was not sent; the next collector on it sends it", collector.spool.folder
+            )

@@ -1,0 +1,95 @@
+"""A server of Ratchet's on a real socket, and what a collector left behind: for the tests of the client side."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from feedback.collector import (
+    TraceCollector,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Ratchet:
+    """A server on a real socket: takes what it is sent, and answers what `answer` says (None: as the real one)."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, Any] = {}
+        self.requests: list[tuple[str, str, Any]] = []
+        self.answer: Callable[[str, dict[str, Any]], int | None] = lambda path, body: None
+        self.headers: dict[str, str] = {}
+        ratchet = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                ratchet.requests.append((self.path, self.headers.get("Authorization", ""), body))
+                status = ratchet.answer(self.path, body)
+                if status is None:
+                    known = ratchet.taken.get(body["id"])
+                    status = 201 if known is None else 200 if known == body else 409
+                    ratchet.taken.setdefault(body["id"], body)
+                text = json.dumps({"status": status}).encode()
+                self.send_response(status)
+                for name, value in ratchet.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.handler = Handler
+        self.server: ThreadingHTTPServer | None = None
+        self.port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), self.handler)
+        self.server.daemon_threads = True
+        self.port = self.server.server_address[1]
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.shutdown()
+            self.server.server_close()
+            self.server = None
+
+    @property
+    def runs(self) -> Counter[str]:
+        return Counter(body["run_id"] for body in self.taken.values() if "run_id" in body)
+
+
+def spooled(collector: TraceCollector) -> list[dict[str, Any]]:
+    """What the spool holds, in the order it was written."""
+    lines = [line for day in collector.spool.days() for line in day.read_text().splitlines()]
+    return [json.loads(line)["body"] for line in lines]
+
+
+def steps(collector: TraceCollector) -> list[dict[str, Any]]:
+    (trace,) = spooled(collector)
+    found: list[dict[str, Any]] = trace["steps"]
+    return found
+
+
+def refused(collector: TraceCollector) -> list[dict[str, Any]]:
+    files = collector.spool.folder.glob("*.refused.jsonl")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]

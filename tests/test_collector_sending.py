@@ -1,0 +1,456 @@
+"""From the spool to the server: nothing lost, nothing twice, through dead servers, kills and forks."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedback.collecting import sending, spool
+from feedback.collecting.sending import Answer, Attempt, Fate, Server, judge
+from feedback.collector import (
+    TraceCollector,
+)
+from tests.listening import ROOT, Ratchet, refused
+
+
+@pytest.fixture
+def ratchet() -> Iterator[Ratchet]:
+    server = Ratchet()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def connected(ratchet: Ratchet, tmp_path: Path) -> Iterator[TraceCollector]:
+    with TraceCollector("support-bot", ratchet.url, "key", tmp_path / "spool", fsync=False) as found:
+        yield found
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What the collector logs; the project's own logging keeps it from the root, where pytest listens."""
+    monkeypatch.setattr(logging.getLogger("feedback"), "propagate", True)
+    return caplog
+
+
+# --- Sending --------------------
+
+
+def test_everything_arrives_once_in_order_with_the_key(ratchet: Ratchet, connected: TraceCollector) -> None:
+    for i in range(20):
+        with connected.trace(f"run-{i}") as trace:
+            trace.step("plan")
+    assert connected.flush(10)
+    assert [body["run_id"] for _, _, body in ratchet.requests] == [f"run-{i}" for i in range(20)]
+    assert {(path, key) for path, key, _ in ratchet.requests} == {("/api/traces/", "Bearer key")}
+    assert connected.status().sent == 20  # type: ignore[union-attr]
+
+
+def test_ratings_and_outcomes_follow_their_decision(ratchet: Ratchet, connected: TraceCollector) -> None:
+    key = connected.decision("Where?", "There")
+    connected.rate(key, rater="user-7", thumb="up", tags=["short"])
+    connected.outcome(key, "ticket_reopened", 1)
+    assert connected.flush(10)
+    assert [path for path, _, _ in ratchet.requests] == [
+        "/api/traces/",
+        f"/api/decisions/{key}/ratings/",
+        f"/api/decisions/{key}/outcomes/",
+    ]
+    rating, outcome = ratchet.requests[1][2], ratchet.requests[2][2]
+    assert {k: v for k, v in rating.items() if k != "id"} == {
+        "rater": "user-7",
+        "thumb": "up",
+        "tags": ["short"],
+    }
+    assert (outcome["name"], outcome["value"]) == ("ticket_reopened", 1)
+
+
+def test_a_dead_server_loses_nothing(ratchet: Ratchet, tmp_path: Path) -> None:
+    ratchet.stop()
+    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path, fsync=False) as collector:
+        for i in range(5):
+            collector.trace(f"run-{i}").finish()
+        assert collector.flush(0.5) is False
+        assert "no answer" in collector.status().last_problem  # type: ignore[union-attr]
+        ratchet.start()
+        assert collector.flush(20)
+    assert ratchet.runs == Counter({f"run-{i}": 1 for i in range(5)})
+
+
+def test_a_new_process_sends_what_an_old_one_left(ratchet: Ratchet, tmp_path: Path) -> None:
+    TraceCollector("support-bot", spool_dir=tmp_path).trace("left behind").finish()
+    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path) as collector:
+        assert collector.flush(10)
+    assert ratchet.runs == Counter(["left behind"])
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 408, 429, 500, 502, 503, 301])
+def test_what_may_pass_is_kept_and_sent_later(
+    ratchet: Ratchet, connected: TraceCollector, status: int
+) -> None:
+    ratchet.answer = lambda path, body: status
+    for i in range(3):
+        connected.trace(f"run-{i}").finish()
+    assert connected.flush(0.5) is False
+    assert refused(connected) == []
+    ratchet.answer = lambda path, body: None
+    assert connected.flush(20)
+    assert ratchet.runs == Counter({f"run-{i}": 1 for i in range(3)})
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_what_is_refused_for_good_is_kept_apart_with_the_reason(
+    ratchet: Ratchet, connected: TraceCollector, status: int
+) -> None:
+    ratchet.answer = lambda path, body: status if body["run_id"] == "bad" else None
+    connected.trace("bad").finish()
+    connected.trace("good").finish()
+    assert connected.flush(10)
+    assert ratchet.runs == Counter(["good"])
+    (entry,) = refused(connected)
+    assert entry["record"]["body"]["run_id"] == "bad"
+    assert entry["reason"].startswith(f"HTTP {status}")
+
+
+def test_known_with_another_body_counts_as_sent_with_a_warning(
+    ratchet: Ratchet, connected: TraceCollector, said: pytest.LogCaptureFixture
+) -> None:
+    ratchet.answer = lambda path, body: 409
+    connected.trace("known").finish()
+    assert connected.flush(10)
+    assert len(ratchet.requests) == 1
+    assert [r.levelname for r in said.records if "another body" in r.message] == ["WARNING"]
+
+
+def test_one_trace_the_server_fails_on_does_not_hold_up_the_others(
+    ratchet: Ratchet, connected: TraceCollector
+) -> None:
+    ratchet.answer = lambda path, body: 500 if body["run_id"] == "poison" else None
+    for run in ("a", "poison", "b"):
+        connected.trace(run).finish()
+    assert connected.flush(1) is False
+    assert ratchet.runs == Counter(["a", "b"])
+    ratchet.answer = lambda path, body: None
+    assert connected.flush(20)
+    assert ratchet.runs == Counter(["a", "b", "poison"])
+
+
+def test_yesterdays_poison_does_not_hold_up_today(ratchet: Ratchet, tmp_path: Path) -> None:
+    earlier = TraceCollector("support-bot", spool_dir=tmp_path)
+    earlier.trace("poison").finish()
+    (day,) = earlier.spool.days()
+    day.rename(day.with_name("2020-02-29.jsonl"))
+    ratchet.answer = lambda path, body: 500 if body["run_id"] == "poison" else None
+    collector = TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path, keep_days=None)
+    collector.trace("today").finish()
+    assert collector.close(1) is False
+    assert ratchet.runs == Counter(["today"])
+
+
+def test_a_rating_waits_for_a_trace_that_is_held_up(ratchet: Ratchet, connected: TraceCollector) -> None:
+    ratchet.answer = lambda path, body: (
+        500
+        if path == "/api/traces/" and "run_id" in body and body["run_id"] == "slow"
+        else (404 if "ratings" in path else None)
+    )
+    with connected.trace("slow") as trace:
+        key = trace.decision("Where?", "There")
+    connected.rate(key, rater="u", thumb="up")
+    connected.trace("other").finish()
+    assert connected.flush(1) is False
+    assert refused(connected) == []
+    ratchet.answer = lambda path, body: None
+    assert connected.flush(20)
+    assert [path for path, _, body in ratchet.requests if body["id"] in ratchet.taken][
+        -1
+    ] == f"/api/decisions/{key}/ratings/"
+    assert len(ratchet.taken) == 3
+
+
+def test_a_rating_of_an_unknown_decision_is_refused(ratchet: Ratchet, connected: TraceCollector) -> None:
+    ratchet.answer = lambda path, body: 404 if "ratings" in path else None
+    connected.rate(uuid.uuid4(), rater="u", thumb="up")
+    assert connected.flush(10)
+    assert [entry["record"]["kind"] for entry in refused(connected)] == ["rating"]
+
+
+def test_a_torn_line_is_set_apart_and_what_follows_is_sent(ratchet: Ratchet, tmp_path: Path) -> None:
+    earlier = TraceCollector("support-bot", spool_dir=tmp_path)
+    earlier.trace("whole").finish()
+    (day,) = earlier.spool.days()
+    with day.open("ab") as file:
+        file.write(b'{"kind": "trace", "body": {"id": "torn')  # the power went here
+    earlier.trace("after").finish()
+    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path) as collector:
+        assert collector.flush(10)
+        (entry,) = refused(collector)
+    assert ratchet.runs == Counter(["whole", "after"])
+    assert "expected a line of JSON" in entry["reason"]
+    assert "torn" in entry["record"]
+
+
+def test_a_torn_last_line_ends_the_wait(ratchet: Ratchet, tmp_path: Path) -> None:
+    tmp_path.joinpath("2020-02-29.jsonl").write_bytes(b'{"kind": "tra')
+    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path, keep_days=None) as collector:
+        assert collector.flush(10)
+        assert len(refused(collector)) == 1
+
+
+def test_days_long_sent_are_removed_and_refused_ones_stay(ratchet: Ratchet, tmp_path: Path) -> None:
+    body = json.dumps({"kind": "trace", "body": {"id": str(uuid.uuid4()), "run_id": "old"}})
+    tmp_path.joinpath("2020-02-28.jsonl").write_text(body + "\nnot json\n")
+    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path) as collector:
+        collector.trace("new").finish()
+        assert collector.flush(10)
+        names = sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".jsonl")
+    assert ratchet.runs == Counter(["old", "new"])
+    assert names[0] == "2020-02-28.refused.jsonl"
+    assert len(names) == 2
+
+
+def test_a_connection_closed_by_the_server_is_opened_anew(
+    ratchet: Ratchet, connected: TraceCollector
+) -> None:
+    connected.trace("first").finish()
+    assert connected.flush(10)
+    ratchet.stop()
+    ratchet.start()
+    connected.trace("second").finish()
+    assert connected.flush(10)
+    assert ratchet.runs == Counter(["first", "second"])
+
+
+@pytest.mark.parametrize(
+    ("status", "fate"),
+    [
+        (200, Fate.DONE),
+        (201, Fate.DONE),
+        (409, Fate.DONE),
+        (400, Fate.REFUSED),
+        (500, Fate.HELD),
+        (503, Fate.STOP),
+    ],
+)
+def test_what_an_answer_means(status: int, fate: Fate) -> None:
+    assert judge(Answer(status, "", None), "trace", lambda: False).fate is fate
+
+
+def test_delays_double_up_to_a_minute_and_heed_the_server() -> None:
+    stop = Attempt(Fate.STOP)
+    assert [sending._delay(n, stop, lambda: 1.0) for n in (1, 2, 3, 8, 50)] == [0.5, 1.0, 2.0, 60.0, 60.0]
+    assert sending._delay(3, stop, lambda: 0.0) == 1.0
+    assert sending._delay(1, Attempt(Fate.STOP, "", 30.0), lambda: 1.0) == 30.0
+
+
+def test_a_servers_wish_to_wait_is_read(ratchet: Ratchet) -> None:
+    ratchet.answer = lambda path, body: 429
+    ratchet.headers = {"Retry-After": "7"}
+    server = Server(ratchet.url, None, 5)
+    assert server.post("/api/traces/", b'{"id": "x"}').retry_after_s == 7.0
+    server.close()
+
+
+# --- Processes --------------------
+
+CHILD = """
+import sys
+sys.path.insert(0, {root!r})
+from feedback.collector import TraceCollector
+assert not [name for name in sys.modules if name.split(".")[0] in ("django", "rest_framework", "numpy")]
+"""
+
+
+def child(code: str, *arguments: str, root: Path = ROOT) -> subprocess.Popen[str]:
+    """A Python without this project's packages: no site folder, no environment, the standard library alone."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", CHILD.format(root=str(root)) + code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_it_runs_without_django_from_a_copy_of_its_own_files(tmp_path: Path, ratchet: Ratchet) -> None:
+    for name in ("feedback/collector.py", "feedback/collecting"):
+        subprocess.run(["cp", "-r", "--parents", name, str(tmp_path)], cwd=ROOT, check=True)
+    code = """
+collector = TraceCollector("support-bot", sys.argv[1], spool_dir=sys.argv[2])
+with collector.trace("alone") as trace:
+    trace.decision("Where?", "There")
+assert collector.flush(10)
+"""
+    process = child(code, ratchet.url, str(tmp_path / "spool"), root=tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert ratchet.runs == Counter(["alone"])
+
+
+def test_it_imports_the_standard_library_alone() -> None:
+    files = [ROOT / "feedback" / "collector.py", *(ROOT / "feedback" / "collecting").glob("*.py")]
+    assert len(files) > 5
+    imported = {
+        name
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in (
+            [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+        )
+    }
+    outside = {name for name in imported if name.split(".")[0] not in sys.stdlib_module_names}
+    assert {name for name in outside if not name.startswith("feedback.collecting")} == set()
+
+
+def test_the_end_of_a_process_waits_for_what_it_has_to_send(ratchet: Ratchet, tmp_path: Path) -> None:
+    code = """
+collector = TraceCollector("support-bot", sys.argv[1], spool_dir=sys.argv[2], fsync=False, exit_timeout_s=20)
+for i in range(50):
+    collector.trace(f"run-{i}").finish()
+"""
+    process = child(code, ratchet.url, str(tmp_path))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert ratchet.runs == Counter({f"run-{i}": 1 for i in range(50)})
+
+
+def test_a_killed_process_loses_nothing_and_a_restart_sends_the_rest_once(
+    ratchet: Ratchet, tmp_path: Path
+) -> None:
+    code = """
+import time
+collector = TraceCollector("support-bot", sys.argv[1], spool_dir=sys.argv[2], fsync=False)
+i = 0
+while True:
+    collector.trace(f"run-{i}").finish()
+    i += 1
+    time.sleep(0.001)
+"""
+    process = child(code, ratchet.url, str(tmp_path))
+    deadline = time.monotonic() + 30
+    while len(ratchet.taken) < 20 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    spooled_then = {
+        json.loads(line)["body"]["id"]
+        for day in tmp_path.glob("????-??-??.jsonl")
+        for line in day.read_bytes().split(b"\n")[:-1]
+    }
+    assert len(spooled_then) >= 20
+    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path) as collector:
+        assert collector.flush(60)
+        assert len(refused(collector)) <= 1  # the line it was killed in, if any
+    assert set(ratchet.taken) == spooled_then
+    assert set(ratchet.runs.values()) == {1}
+    seen = Counter(body["id"] for _, _, body in ratchet.requests)
+    assert [n for n in seen.values() if n > 1] in ([], [2])  # the one on its way when the process was killed
+
+
+def test_many_processes_and_threads_share_a_spool(ratchet: Ratchet, tmp_path: Path) -> None:
+    code = """
+import threading
+collector = TraceCollector("support-bot", sys.argv[1], spool_dir=sys.argv[2], fsync=False, exit_timeout_s=30)
+def work(t):
+    for i in range(25):
+        with collector.trace(f"{sys.argv[3]}-{t}-{i}") as trace:
+            trace.step("x" * 5000)
+threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
+[t.start() for t in threads]; [t.join() for t in threads]
+"""
+    processes = [child(code, ratchet.url, str(tmp_path), str(p)) for p in range(4)]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path) as collector:
+        assert collector.flush(30)
+        assert refused(collector) == []
+    assert ratchet.runs == Counter({f"{p}-{t}-{i}": 1 for p in range(4) for t in range(4) for i in range(25)})
+    assert len(ratchet.requests) == 400
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_worker_records_and_sends_on_its_own(ratchet: Ratchet, connected: TraceCollector) -> None:
+    connected.trace("parent").finish()
+    assert connected.flush(10)  # the parent's thread runs and its connection is open
+
+    def work() -> None:
+        connected.trace("child").finish()
+        os._exit(0 if connected.flush(20) else 1)
+
+    worker = multiprocessing.get_context("fork").Process(target=work)
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0
+    connected.trace("parent again").finish()
+    assert connected.flush(10)
+    assert ratchet.runs == Counter(["parent", "child", "parent again"])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
+    code = """
+import os, time
+from pathlib import Path
+from typing import Any
+from feedback.collecting.spool import locked
+with locked(Path(sys.argv[1]) / "append.lock"):
+    worker = os.fork()
+    if not worker:
+        print(os.getpid(), flush=True)
+    time.sleep(60)
+"""
+    process = child(code, str(tmp_path))
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    with spool.locked(tmp_path / "append.lock", wait=False) as free:
+        assert not free
+    process.kill()
+    process.wait(30)
+    with spool.locked(tmp_path / "append.lock", wait=False) as free:
+        assert free
+    os.kill(worker, signal.SIGKILL)
+    process.communicate(timeout=30)
+
+
+# --- Ratchet itself -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ratchets_own_api_takes_what_a_collector_sends(live_server: Any, tmp_path: Path) -> None:
+    from feedback.keys import key_create
+    from feedback.models import Decision, Outcome, Rating, Trace
+
+    _, secret = key_create("app", ["ingest", "rate"])
+    with TraceCollector("support-bot", live_server.url, secret, tmp_path) as collector:
+        with collector.trace("run-7", unit="u7", policy="rules-v1") as trace:
+            trace.step("plan")
+            trace.reasoning("think")
+            with trace.tool_call("search", {"q": float("nan")}) as call:
+                call.result("nul \x00 and \ud800")
+            trace.task_failed("close", TimeoutError("busy"))
+            key = trace.decision("Where?", "There", candidates=["There", "Here"], propensity=0.5, tags=["a"])
+        collector.rate(key, rater="u7", thumb="up")
+        collector.outcome(key, "ticket_reopened", 1)
+        assert collector.flush(20)
+        assert refused(collector) == []
+    decision = Decision.objects.get(pk=key)
+    stored = Trace.objects.get()
+    assert decision.trace_id == stored.pk == uuid.UUID(trace.id)
+    assert (decision.unit, decision.policy, decision.propensity) == ("u7", "rules-v1", 0.5)
+    assert [step["kind"] for step in stored.steps] == ["step", "reasoning", "tool_call", "task", "decision"]
+    assert Rating.objects.get().thumb == "up"
+    assert Outcome.objects.get().name == "ticket_reopened"
