@@ -133,6 +133,18 @@ def load_policy(
     return policy
 
 
+def load_shape(base_model: str) -> tuple[Any, Encoder, int]:
+    """A base model's configuration, encoder and number of parameters, without its weights. Raises PolicyLoadError."""
+    source = _source(base_model)
+    config, tokenizer = _config(base_model, source), _tokenizer(base_model, source)
+    try:
+        with torch.device("meta"):
+            parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    except ValueError as error:
+        raise PolicyLoadError(f"{base_model} is no causal language model: {error}") from error
+    return config, Encoder(tokenizer, _context(config)), parameters
+
+
 def generate(
     policy: LoadedPolicy,
     prompts: Sequence[Sequence[Message]],
