@@ -148,6 +148,10 @@ CHUNK = 2000
 """Rows fetched from the database at once."""
 
 
+IDS = 900
+"""Ids named in one statement; older SQLite takes 999 values."""
+
+
 class RatingFact(NamedTuple):
     """A standing rating, without its decision."""
 
@@ -238,8 +242,8 @@ def response_facts(agent: str) -> Iterator[ResponseFact]:
 
 def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
     """The prompts and states of these decisions, in no particular order."""
-    for start in range(0, len(ids), CHUNK):
-        rows = Decision.objects.filter(pk__in=ids[start : start + CHUNK]).order_by()
+    for start in range(0, len(ids), IDS):
+        rows = Decision.objects.filter(pk__in=ids[start : start + IDS]).order_by()
         yield from map(
             PromptFact._make,
             rows.values_list("id", "prompt_hash", "messages", "state", "metadata").iterator(),

@@ -102,6 +102,7 @@ def prepare_training_dataset(
     max_samples: int | None = None,
     rating_margin: float | None = None,
     max_pairs_per_prompt: int | None = None,
+    for_training: bool = True,
     dry_run: bool = False,
 ) -> Prepared:
     """The agent's feedback as preference pairs, written as a snapshot (or only counted, with dry_run).
@@ -110,6 +111,8 @@ def prepare_training_dataset(
     where `file_format` is "auto"), with its `ratings_file` where the format has two. Knobs left None are those of
     DATASET_CONFIG. max_samples draws that many pairs, always the same. The same feedback and knobs give the same
     file, byte for byte; a snapshot of that content is used again.
+
+    for_training: refuse where no pair stands in the train split; an evaluation may be held out as a whole.
 
     Raises DatasetRefused: unknown agent, kind or source, fewer pairs than min_samples, a file that cannot be read, a
     folder that cannot be written to (nothing half-written stays behind).
@@ -144,12 +147,12 @@ def prepare_training_dataset(
     if dry_run:
         for _ in rows:
             pass
-        _check_enough(agent, tally, need, source, left_out)
+        _check_enough(agent, tally, need, source, left_out, for_training)
         snapshot, path = None, None
     else:
         with _temporary_file(settings.RATCHET_HOME / "snapshots" / agent) as file:
             sha256 = _write(file, rows)
-            _check_enough(agent, tally, need, source, left_out)
+            _check_enough(agent, tally, need, source, left_out, for_training)
             path = _keep(file, sha256)
         snapshot = _snapshot_of(
             agent=agent,
@@ -220,9 +223,11 @@ def _source(
     return FileEvidence(agent, Path(data_file), format=file_format, ratings_path=ratings)
 
 
-def _check_enough(agent: str, tally: _Tally, need: int, source: str, left_out: Counter[str]) -> None:
+def _check_enough(
+    agent: str, tally: _Tally, need: int, source: str, left_out: Counter[str], for_training: bool
+) -> None:
     found, train = sum(tally.counts.values()), tally.counts["train"]
-    if found >= need and train:
+    if found >= need and (train or not for_training):
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common(4) if count)
     advice = (

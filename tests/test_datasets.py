@@ -308,6 +308,8 @@ def test_held_out_pairs_alone_cannot_be_trained_on() -> None:
     feed(train=0, eval=2, holdout=2)
     with pytest.raises(DatasetRefused, match="none of them in the train split"):
         prepare_training_dataset("helper", min_samples=1)
+    held = prepare_training_dataset("helper", min_samples=1, for_training=False)
+    assert held.counts == {"train": 0, "eval": 2, "holdout": 2}
 
 
 def test_an_agent_nobody_heard_of_is_refused_with_those_known() -> None:
