@@ -17,7 +17,7 @@ from rl.export.artifact import (
     silent,
     staged_file,
 )
-from rl.export.gguf_check import fallback_notes, gguf_check
+from rl.export.gguf_check import gguf_check, gguf_read
 from rl.export.gguf_names import FAMILIES
 from rl.export.gguf_runtime import FILE_TYPES, PLAIN, quantise
 from rl.export.gguf_write import WIDTH, TooLarge, writer_for
@@ -89,7 +89,6 @@ def export_gguf(
         compare = partial(
             gguf_check,
             reference=reference,
-            tensors=tensors,
             stop=stop,
             answer_tokens=answer_tokens,
             notes=writer.notes,
@@ -98,16 +97,15 @@ def export_gguf(
         if first != staged:
             progress(f"quantising to {quantization}", 0, 1)
             quantise(first, staged, quantization)
-            before = {
-                key: figure for key, figure in checked.items() if key not in ("architecture", "tensors")
-            }
+            before = {"type": plain, **checked}
             checked = compare(staged, quantization=quantization)
-            before["type"] = plain
             checked["before_quantization"] = before
-            notes += fallback_notes(staged, quantization)
+        facts, stored = gguf_read(staged, tensors, quantization)
         progress("checked", 1, 1)
         made = exported_file(staged)
-    return ExportResult("gguf", [ExportedFile(output, made.bytes, made.sha256)], checked, notes)
+    return ExportResult(
+        "gguf", [ExportedFile(output, made.bytes, made.sha256)], {**facts, **checked}, notes + stored
+    )
 
 
 def _needed(source: Source, plain: str, quantization: str) -> int:

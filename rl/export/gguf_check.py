@@ -28,23 +28,22 @@ def gguf_check(
     reference: Reference,
     *,
     quantization: str,
-    tensors: int | None = None,
     stop: Collection[int] = (),
     answer_tokens: int = 0,
     lora: Path | None = None,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Open a GGUF file and compare it with what the original said; the figures, or ExportRefused.
+    """Open a GGUF file in llama.cpp and compare it with what the original said; the figures, or ExportRefused.
 
     quantization: as named by users; f32, f16 and bf16 must stay below PLAIN_BAR, of the others the figures are only
-    returned. tensors: how many the file must hold. stop, answer_tokens: for greedy answers, where `reference` has
+    returned. stop, answer_tokens: for greedy answers, where `reference` has
     any. lora: a LoRA in GGUF to open on top. notes: what may explain a difference, told in the refusal.
 
-    Returns `architecture`, `tensors`, `tokens_equal` and `prompts`; where the original was asked also `positions`,
+    Returns `tokens_equal` and `prompts`; where the original was asked also `positions`,
     `logprob_mean_abs_diff`, `logprob_max_abs_diff` (nats), `top1_agreement` (share in [0, 1]) and, with answers,
     `greedy_equal` (share in [0, 1]); where it was not, `not_compared` says why.
     """
-    checked = _read(path, tensors)
+    checked: dict[str, Any] = {}
     longest = max(len(prompt.ids[:CHECK_TOKENS]) for prompt in reference.prompts)
     if reference.answers:
         longest = max(len(prompt.ids) for prompt in reference.prompts) + answer_tokens
@@ -68,23 +67,12 @@ def gguf_check(
     return checked
 
 
-def fallback_notes(path: Path, quantization: str) -> list[str]:
-    """Which matrices are stored in another type because their rows do not divide into its blocks; [] if none."""
-    block = 256 if "_k" in quantization else 32
-    found: dict[str, list[str]] = {}
-    for tensor in gguf.GGUFReader(path).tensors:
-        width = int(tensor.shape[0])
-        if len(tensor.shape) < 2 or width % block == 0 or tensor.name.startswith("position_embd"):
-            continue
-        found.setdefault(f"{width} wide as {tensor.tensor_type.name.lower()}", []).append(tensor.name)
-    return [
-        f"{quantization} stores rows in blocks of {block}: {len(names)} matrices {kind} instead "
-        f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-        for kind, names in found.items()
-    ]
+def gguf_read(path: Path, tensors: int | None, quantization: str) -> tuple[dict[str, Any], list[str]]:
+    """Open a file with the gguf package: its `architecture` and number of `tensors`, and notes on how they are stored.
 
-
-def _read(path: Path, tensors: int | None) -> dict[str, Any]:
+    tensors: how many there must be, None where nobody counted. A matrix whose rows do not divide into the
+    quantisation's blocks is stored in another type by llama.cpp; the notes name these. Raises ExportRefused.
+    """
     try:
         reader = gguf.GGUFReader(path)
     except (ValueError, OSError, IndexError, KeyError) as error:
@@ -98,7 +86,22 @@ def _read(path: Path, tensors: int | None) -> dict[str, Any]:
             f"expected a GGUF file with an architecture and {tensors} tensors, found {architecture or 'none'} and "
             f"{len(reader.tensors)}"
         )
-    return {"architecture": architecture, "tensors": len(reader.tensors)}
+    return {"architecture": architecture, "tensors": len(reader.tensors)}, _fallbacks(reader, quantization)
+
+
+def _fallbacks(reader: gguf.GGUFReader, quantization: str) -> list[str]:
+    block = 256 if "_k" in quantization else 32 if quantization in ("q4_0", "q8_0") else 1
+    found: dict[str, list[str]] = {}
+    for tensor in reader.tensors:
+        width = int(tensor.shape[0])
+        if len(tensor.shape) < 2 or width % block == 0 or tensor.name.startswith("position_embd"):
+            continue
+        found.setdefault(f"{width} wide as {tensor.tensor_type.name.lower()}", []).append(tensor.name)
+    return [
+        f"{quantization} stores rows in blocks of {block}: {len(names)} matrices {kind} instead "
+        f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for kind, names in found.items()
+    ]
 
 
 def _tokens(llama: llama_cpp.Llama, reference: Reference) -> dict[str, Any]:
