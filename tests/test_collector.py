@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +25,20 @@ from feedback.collector import (
     records_tool,
     redact_keys,
 )
-from tests.listening import spooled, steps
+from tests.listening import ROOT, Ratchet, spooled, steps
 
 
 @pytest.fixture
 def collector(tmp_path: Path) -> TraceCollector:
     """One without a server: what it records is read back from the spool."""
     return TraceCollector("support-bot", spool_dir=tmp_path / "spool", fsync=False)
+
+
+@pytest.fixture
+def ratchet() -> Iterator[Ratchet]:
+    server = Ratchet()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
@@ -407,3 +417,36 @@ def test_a_prompt_that_cannot_be_made_is_logged_and_nobody_elses_problem(
     assert choose("a") == "ok"
     assert "AttributeError" in said.text
     assert [s for s in steps(collector) if s["kind"] == "decision"] == []
+
+
+# --- Documentation ------------------------------------------------------------------------------------------
+
+
+def test_the_documented_examples_run(
+    ratchet: Ratchet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Agent:
+        def run(self, question: str) -> str:
+            return question
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    (tmp_path / "checkpoints" / "1.json").write_text(json.dumps({"session_id": "s", "messages": messages}))
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "collector.md").read_text("utf-8"), re.S)
+    names: dict[str, Any] = {"agent": Agent(), "session": SimpleNamespace(user="u7")}
+    exec("\n".join(examples).replace("http://localhost:8000", ratchet.url), names)
+    names["choose_queue"](SimpleNamespace(text="refund", user="u7"))
+    assert names["collector"].close(20)
+    decisions = [
+        (step["messages"][-1]["content"], step["response"])
+        for body in ratchet.taken.values()
+        for step in body.get("steps", ())
+        if step["kind"] == "decision"
+    ]
+    assert decisions == [
+        ("Where is my order?", "It leaves tomorrow."),
+        ("Where is my order?", "Where is my order?"),
+        ("Hi", "Hello"),
+        ("refund", "billing"),
+    ]
