@@ -124,9 +124,9 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
         .values("left__agent")
         .annotate(n=Count("pk"), simulated=Count("pk", filter=Q(rater_kind=RaterKind.SIMULATED)))
     )
-    rated = {row["decision__agent"]: row for row in ratings}
-    compared = {row["left__agent"]: row for row in comparisons}
-    nothing = {"n": 0, "corrections": 0, "simulated": 0, "newest": None}
+    rated: dict[str, dict[str, Any]] = {row["decision__agent"]: dict(row) for row in ratings}
+    compared: dict[str, dict[str, Any]] = {row["left__agent"]: dict(row) for row in comparisons}
+    nothing: dict[str, Any] = {"n": 0, "corrections": 0, "simulated": 0, "newest": None}
     counts = {}
     for row in decisions:
         slug = row["agent"]

@@ -862,6 +862,57 @@ def test_an_unknown_key_in_a_ratchet_row_is_refused(tmp_path: Path) -> None:
     assert "unknown keys colour" in refusal(tmp_path, row, "ratchet")
 
 
+# --- Odd values, everywhere -------------------------------------------------------------------------------
+
+ODD: list[Any] = [
+    None,
+    0,
+    -1,
+    7.5,
+    True,
+    "",
+    "x",
+    "\ud800",
+    "a\x00b",
+    [],
+    [None],
+    [[]],
+    {},
+    {"x": None},
+    "{",
+    10**400,
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inside for place in places(item, (*path, key)))]
+
+
+def put(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
+    """A copy of a JSON value with another one in a place."""
+    if not path:
+        return odd
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = put(copy[path[0]], path[1:], odd)
+    return copy
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "simulation_ratings.json"])
+def test_no_odd_value_in_any_place_gets_past_as_a_crash(name: str, tmp_path: Path) -> None:
+    items = [row.value for row in rows(HERE / name) if isinstance(row, Row)]
+    mutants = [put(item, place, odd) for item in items for place in places(item) for odd in ODD]
+    lines = 0
+    for record in formats.read(written(tmp_path / "odd.jsonl", mutants), EXAMPLES[name]):
+        lines = max(lines, record.line)
+        assert not isinstance(record, RowRefused) or record.reason
+        if isinstance(record, ImportedDecision):
+            assert record.messages or record.metadata
+            assert isinstance(record.response, (str, list))
+    assert lines > len(mutants) * 0.9, "reading went on to the end"
+
+
 # --- Real files of others ---------------------------------------------------------------------------------
 
 

@@ -84,10 +84,10 @@ def _rank(node: Mapping[str, Any]) -> int | None:
 
 
 def _message(node: Mapping[str, Any]) -> Message:
-    role = node.get("role")
-    if role not in ROLES:
-        raise RowError(f"role: expected prompter or assistant, found {shown(role)}")
-    return {"role": ROLES[role], "content": text_of(node.get("text"), "text")}
+    role = ROLES.get(str(node.get("role")))
+    if role is None:
+        raise RowError(f"role: expected prompter or assistant, found {shown(node.get('role'))}")
+    return {"role": role, "content": text_of(node.get("text"), "text")}
 
 
 FORMAT = row_format("oasst", "OpenAssistant trees of ranked replies", recognises, records)

@@ -120,7 +120,8 @@ def _messages(snapshot: Any) -> dict[str, Mapping[str, Any]]:
     value = snapshot
     for key in ("chat", "chat", "history", "messages"):
         value = value.get(key) if isinstance(value, Mapping) else None
-    return {str(name): mapping_of(message, "messages") for name, message in (value or {}).items()}
+    messages = mapping_of(value or {}, "snapshot messages")
+    return {name: mapping_of(message, f"snapshot message {name}") for name, message in messages.items()}
 
 
 def _before(chat: Mapping[str, Mapping[str, Any]], last: str) -> list[Message]:

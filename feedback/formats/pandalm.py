@@ -39,7 +39,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     )
     for annotator in (name for name in row if name.startswith("annotator")):
         verdict = row[annotator]
-        if isinstance(verdict, bool) or verdict not in VERDICTS:
+        if isinstance(verdict, bool) or not isinstance(verdict, int) or verdict not in VERDICTS:
             raise RowError(f"{annotator}: expected 0, 1 or 2, found {shown(verdict)}")
         yield ImportedComparison(
             line=line,

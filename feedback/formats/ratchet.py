@@ -25,6 +25,7 @@ from feedback.formats.records import (
     list_of,
     mapping_of,
     messages_of,
+    number_of,
     shown,
     tags_of,
     text_of,
@@ -123,13 +124,10 @@ def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
 
 
 def _outcome(row: Mapping[str, Any], where: str) -> ImportedOutcome:
-    value = row.get("value")
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RowError(f"{where}value: expected a number, found {shown(value)}")
     return ImportedOutcome(
         id=_id(row.get("id"), f"{where}id"),
         name=text_of(row.get("name"), f"{where}name", required=True),
-        value=float(value),
+        value=number_of(row.get("value"), f"{where}value"),
         at=time_of(row.get("at"), f"{where}at"),
         created_at=time_of(row.get("created_at"), f"{where}created_at"),
     )
@@ -171,9 +169,7 @@ def _text(row: Mapping[str, Any], name: str, where: str = "") -> str:
 
 def _number(row: Mapping[str, Any], name: str, where: str = "") -> float | None:
     value = row.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise RowError(f"{where}{name}: expected a number, found {shown(value)}")
-    return value
+    return None if value is None else number_of(value, where + name)
 
 
 def _whole(row: Mapping[str, Any], name: str, where: str = "") -> int | None:

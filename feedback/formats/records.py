@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -239,6 +240,19 @@ def completion_of(value: Any, what: str, *, required: bool = False) -> Completio
     if required and not any(m["content"].strip() or m.get("tool_calls") for m in messages):
         raise RowError(f"{what}: is empty")
     return messages
+
+
+def number_of(value: Any, what: str) -> float:
+    """A finite number. Raises RowError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RowError(f"{what}: expected a number, found {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise RowError(f"{what}: expected a number within the range of a double, found {shown(value)}")
+    return number
 
 
 def time_of(value: Any, what: str) -> datetime | None:

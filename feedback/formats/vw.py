@@ -15,6 +15,7 @@ from feedback.formats.records import (
     check_json,
     list_of,
     mapping_of,
+    number_of,
     shown,
     text_of,
     time_of,
@@ -41,10 +42,10 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         response=actions[_chosen(row, len(actions))],
         state=shared,
         candidates=list(actions),
-        propensity=None if probability is None else _number(probability, "_label_probability"),
+        propensity=None if probability is None else number_of(probability, "_label_probability"),
         run_id=event,
         created_at=time_of(row.get("Timestamp"), "Timestamp"),
-        outcomes=() if cost is None else (ImportedOutcome("reward", 0.0 - _number(cost, "_label_cost")),),
+        outcomes=() if cost is None else (ImportedOutcome("reward", 0.0 - number_of(cost, "_label_cost")),),
     )
 
 
@@ -61,12 +62,6 @@ def _chosen(row: Mapping[str, Any], count: int) -> int:
             f"_labelIndex: expected {number - 1} beside _label_Action {number}, found {shown(index)}"
         )
     return number - 1
-
-
-def _number(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RowError(f"{what}: expected a number, found {shown(value)}")
-    return float(value)
 
 
 def _said(value: Any) -> str:
