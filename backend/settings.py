@@ -296,7 +296,13 @@ LOGGING = {
 
 
 def _admin_link(title: str, icon: str, name: str) -> dict[str, Any]:
-    return {"title": title, "icon": icon, "link": reverse_lazy(f"admin:{name}_changelist")}
+    app, _, model = name.partition("_")
+    return {
+        "title": title,
+        "icon": icon,
+        "link": reverse_lazy(f"admin:{name}_changelist"),
+        "permission": lambda request: request.user.has_perm(f"{app}.view_{model}"),
+    }
 
 
 UNFOLD = {
@@ -352,6 +358,7 @@ UNFOLD = {
                 "items": [
                     _admin_link("Users", "person", "auth_user"),
                     _admin_link("Groups", "group", "auth_group"),
+                    _admin_link("API keys", "key", "feedback_apikey"),
                 ],
             },
         ],

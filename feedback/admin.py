@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
-from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
-from django.contrib.auth.models import Group, User
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
-from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
+from feedback import admin_people  # noqa: F401  (Django looks for pages in this file alone)
 from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Trace
 from feedback.previews import turns_of
 from feedback.selectors import agents_known
@@ -267,22 +264,3 @@ class AgentSettingsAdmin(ModelAdmin):
         "aggregation",
     ]
     search_fields = ["agent"]
-
-
-# --- People: Django's own pages in this admin's clothes -----------------------------------------------------
-
-admin.site.unregister(User)
-admin.site.unregister(Group)
-
-
-@admin.register(User)
-class UserAdmin(DjangoUserAdmin, ModelAdmin):
-    form = UserChangeForm
-    add_form = UserCreationForm
-    change_password_form = AdminPasswordChangeForm
-    list_display = ["username", "is_active", "is_staff", "is_superuser", "last_login"]
-
-
-@admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
-    pass

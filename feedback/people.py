@@ -19,6 +19,8 @@ from django.utils import timezone
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_decode, urlsafe_base64_encode
 
+from feedback.roles import ADMIN, RATER, role_give
+
 
 class PeopleRefused(ValueError):
     """A person or link that cannot be made; the message says what was expected and what to do."""
@@ -99,6 +101,7 @@ def _person(username: str) -> tuple[User, bool]:
         if created:
             user.set_unusable_password()
             user.save(update_fields=["password"])
+            role_give(user, ADMIN if first else RATER)
     return user, created
 
 

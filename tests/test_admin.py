@@ -19,7 +19,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from backend.facts_admin import FactAdmin
+from feedback.keys import key_check, key_create
 from feedback.models import AgentSettings, ApiKey, Comparison, Decision, Lease, Outcome, Rating, Trace
+from feedback.roles import role_give
 from feedback.services import (
     comparison_submit,
     decision_record,
@@ -108,8 +110,8 @@ def page(row: Model, action: str = "change") -> str:
 
 def test_every_model_stands_in_the_admin() -> None:
     ours = {model for app in ("feedback", "rl") for model in apps.get_app_config(app).get_models()}
-    # a metric is shown within its run, a lease lives for minutes; keys get pages with the API that uses them
-    elsewhere = {RunMetric, Lease, ApiKey}
+    # a metric is shown within its run, a lease lives for minutes
+    elsewhere = {RunMetric, Lease}
     assert ours - set(admin.site._registry) - elsewhere == set()
 
 
@@ -217,6 +219,69 @@ def test_every_static_file_of_a_page_exists(operator: Client, address: str) -> N
 def test_the_admin_loads_nothing_from_elsewhere(operator: Client) -> None:
     html = operator.get(listing(Policy)).text
     assert re.findall(r'(?:src|href)="(?:https?:)?//[^"]*"', html) == []
+
+
+# --- Keys ---------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_shown_once_where_it_is_made(operator: Client) -> None:
+    answer = operator.post(
+        reverse("admin:feedback_apikey_add"), {"name": "the shop", "scopes": ["ingest", "rate"]}
+    )
+    secret = re.search(r'rt-secret">(rk_[\w-]{40})<', answer.text)
+    assert secret
+    key = key_check(secret[1])
+    assert key is not None
+    assert (key.name, key.scopes) == ("the shop", ["ingest", "rate"])
+    for address in (listing(ApiKey), page(key)):
+        html = operator.get(address).text
+        assert "the shop" in html
+        assert secret[1] not in html
+        assert key.key_hash not in html
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [{}, {"name": "x"}, {"name": "x", "scopes": ["everything"]}, {"name": "taken", "scopes": ["read"]}],
+)
+def test_a_key_without_a_name_of_its_own_and_known_scopes_is_not_made(
+    operator: Client, sent: dict[str, Any]
+) -> None:
+    key_create("taken", ["read"])
+    answer = operator.post(reverse("admin:feedback_apikey_add"), sent)
+    assert 'role="alert"' in answer.text
+    assert ApiKey.objects.count() == 1
+
+
+def test_a_revoked_key_opens_nothing(operator: Client) -> None:
+    key, secret = key_create("the shop", ["read"])
+    assert operator.get(page(key, "revoke")).status_code == 405
+    operator.post(page(key, "revoke"))
+    assert key_check(secret) is None
+    assert "Revoke the shop" not in operator.get(page(key)).text
+
+
+def test_only_who_may_make_keys_makes_and_revokes_them(client: Client) -> None:
+    user = User.objects.create_user("bob")
+    role_give(user, "operator")
+    client.force_login(user)
+    key, _ = key_create("the shop", ["read"])
+    assert client.get(reverse("admin:feedback_apikey_add")).status_code == 403
+    assert client.post(page(key, "revoke")).status_code == 403
+    role_give(user, "admin")
+    assert client.get(reverse("admin:feedback_apikey_add")).status_code == 200
+    assert client.post(page(key, "revoke")).status_code == 302
+
+
+@pytest.mark.parametrize("role", ["operator", "admin"])
+def test_operators_and_admins_open_what_they_may_see(client: Client, role: str) -> None:
+    user = User.objects.create_user("bob")
+    role_give(user, role)
+    client.force_login(user)
+    make(1)
+    for model in FACTS:
+        assert client.get(listing(model)).status_code == 200, model
+    assert 'name="move"' in client.get(page(Policy.objects.all()[0])).text
 
 
 # --- The registry -------------------------------------------------------------------------------------------
