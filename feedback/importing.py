@@ -411,4 +411,5 @@ def _text(response: Completion, metadata: dict[str, Any]) -> tuple[str, dict[str
 
 
 def _content_id(content: Any) -> uuid.UUID:
-    return uuid.uuid5(NAMESPACE, json.dumps(content, sort_keys=True, ensure_ascii=False, default=str))
+    # escaped, so that text no database takes gets as far as being refused
+    return uuid.uuid5(NAMESPACE, json.dumps(content, sort_keys=True, default=str))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from django.core.management import CommandError, call_command
 
 from feedback import formats, selectors
 from feedback.formats import ratchet
+from feedback.formats.files import Row, rows
 from feedback.formats.records import FormatRefused
 from feedback.importing import ImportRefused, file_import
 from feedback.models import Comparison, Decision, Outcome, Rating
@@ -25,6 +27,7 @@ from feedback.services import (
     rating_withdraw,
 )
 from rl.datasets import prepare_training_dataset
+from tests.test_formats import ODD, places, put
 
 pytestmark = pytest.mark.django_db
 
@@ -238,6 +241,19 @@ def test_a_dry_run_counts_and_keeps_nothing(tmp_path: Path) -> None:
     assert (dry.decisions, dry.comparisons) == (2, 1)
     assert everything() == (0, 0, 0, 0)
     assert file_import(path, agent="helper").as_dict() == dry.as_dict()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_odd_values_are_refused_row_by_row_and_the_rest_comes_in(name: str, tmp_path: Path) -> None:
+    items = [row.value for row in rows(HERE / name) if isinstance(row, Row)]
+    mutants = [put(item, place, odd) for item in items for place in places(item) for odd in ODD]
+    chosen = random.Random(3).sample(mutants, min(len(mutants), 100))
+    report = file_import(
+        written(tmp_path / "odd.jsonl", chosen), format=formats.detect(HERE / name), skip_bad=True
+    )
+    assert report.refused
+    assert report.decisions == Decision.objects.count()
+    assert report.comparisons == Comparison.objects.count()
 
 
 # --- Never twice ------------------------------------------------------------------------------------------
