@@ -230,7 +230,8 @@ def main() -> None:
             {
                 "benchmark": "api_writes",
                 "machine": found,
-                "server": f"gunicorn, {options.workers} workers x {options.threads} threads; PostgreSQL, synchronous commits",
+                "server": f"gunicorn, {options.workers} workers x {options.threads} threads",
+                "database": "PostgreSQL, commits reach the disk",
                 "decision_and_rating": single,
                 "bulk_decisions": many,
             },

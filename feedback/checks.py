@@ -27,9 +27,9 @@ TIMES = (datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
-_short = (
-    reprlib.Repr()
-)  # bounded in length and depth: what is shown may be a megabyte, or a thousand lists deep
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+# bounded in length and depth: what is shown may be a megabyte, or a thousand lists deep
+_short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
@@ -112,7 +112,7 @@ class Check:
 
     def json(self, name: str, value: Any) -> Any:
         try:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            text = _encode(value)
         except (TypeError, ValueError, RecursionError) as error:
             self.fields[name] = f"expected JSON, found {error}"
             return None
@@ -120,7 +120,7 @@ class Check:
             self.fields[name] = f"expected at most {MAX_TEXT:,} characters of JSON, found {len(text):,}"
         elif text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
             self.fields[name] = f"expected JSON at most {MAX_DEPTH} levels deep"
-        elif _ESCAPED_NUL.search(text):
+        elif "\\u0000" in text and _ESCAPED_NUL.search(text):
             self.fields[name] = "expected text without NUL characters"
         elif fault := _unstorable(text):
             self.fields[name] = fault

@@ -58,9 +58,12 @@ def identity_of(value: uuid.UUID | str | None, name: str = "id") -> uuid.UUID:
         ) from error
 
 
+_encode = json.JSONEncoder(sort_keys=True, default=str, separators=(",", ":")).encode
+
+
 def body_hash(body: Mapping[str, Any]) -> str:
     """SHA-256 of what a write says: tells a retry from a clash of ids."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(_encode(body).encode()).hexdigest()
 
 
 def row_write(row: Any) -> Written:
@@ -139,12 +142,14 @@ def decision_build(
     }
     at = check.time("created_at", created_at)
     check.done("decision")
+    asked = prompt_hash(values["agent"], values["messages"])
     return Decision(
         id=key,
         **values,
-        trace=trace,
-        prompt_hash=prompt_hash(values["agent"], values["messages"]),
-        body_hash=body_hash(values),
+        trace_id=trace.pk if trace else None,
+        prompt_hash=asked,
+        # the prompt, by far the longest of it, is in there already
+        body_hash=body_hash({**values, "messages": asked}),
         ratings_wanted=ratings_wanted(values["agent"], key),
         created_at=at or timezone.now(),
     )
