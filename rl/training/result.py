@@ -149,7 +149,7 @@ _INK, _FAINT, _TRAIN, _EVAL = "#1f2933", "#d9dfe5", "#2563a8", "#d9730d"
 _PANELS = (
     ("loss", "Loss", "lower is better", None),
     ("rewards/accuracies", "Reward accuracy", "share of pairs; 0.5 is a coin", 0.5),
-    ("rewards/margins", "Reward margin", "chosen minus rejected, in units of β · nats", 0.0),
+    ("rewards/margins", "Reward margin", "β × log-ratio, chosen minus rejected, nats", 0.0),
     ("kl", "Distance from the base", "mean log-ratio per token, nats", 0.0),
 )
 
@@ -157,8 +157,11 @@ _PANELS = (
 def _plot(result: TrainResult, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(10, 6.4), dpi=150, facecolor="white", layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.16, h_pad=0.14, wspace=0.04, hspace=0.05)
+    figure = Figure(figsize=(10, 6.4), dpi=150, facecolor="white", layout=layout)
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2, sharex=True)
     steps = result.history.get("step", [])
@@ -188,7 +191,8 @@ def _plot(result: TrainResult, path: Path) -> Path:
         axis.grid(axis="y", color=_FAINT, linewidth=0.7)
         axis.set_axisbelow(True)
         axis.tick_params(length=0, labelsize=8.5, labelcolor="#52606d")
-        axis.margins(x=0.07)
+        axis.margins(x=0.08)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         for side, spine in axis.spines.items():
             spine.set_visible(side == "bottom")
             spine.set_color("#9aa5b1")
@@ -199,7 +203,7 @@ def _plot(result: TrainResult, path: Path) -> Path:
     figure.suptitle(
         f"{result.method.upper()} on {name} · {result.samples.get('train', 0):,} pairs · "
         f"{result.steps:,} of {result.total_steps:,} steps · {_duration(result.seconds)}{state}",
-        x=0.012, ha="left", fontsize=12.5, color=_INK,
+        x=0.016, ha="left", fontsize=12.5, color=_INK,
     )  # fmt: skip
     if eval_steps:
         figure.text(
@@ -210,7 +214,7 @@ def _plot(result: TrainResult, path: Path) -> Path:
     return path
 
 
-def _smoothed(values: list[float], weight: float = 0.8) -> list[float]:
+def _smoothed(values: list[float], weight: float = 0.7) -> list[float]:
     """Exponential moving average without start-up bias (Adam's correction); gaps (NaN) keep the last value."""
     average, share, smooth = 0.0, 0.0, []
     for value in values:

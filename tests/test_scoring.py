@@ -1,0 +1,259 @@
+"""Log-probabilities of responses, and the tokens they are taken over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl.training.encoding import DEFAULT_CHAT_TEMPLATE, EncodedResponse, Encoder
+from rl.training.hardware import Hardware
+from rl.training.policy import LoadedPolicy, load_policy
+from rl.training.scoring import (
+    ScoringError,
+    causal_model,
+    head_check,
+    head_logps,
+    score_encoded,
+    score_pairs,
+    score_responses,
+)
+from tests.tiny import CHAT_TEMPLATE, TOKENIZERS, tiny_adapter, tiny_model, tiny_tokenizer
+
+HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+
+ASK = [{"role": "system", "content": "Pick one."}, {"role": "user", "content": "Which widget, José?"}]
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedPolicy]:
+    loaded: dict[str, LoadedPolicy] = {}
+
+    def policy(architecture: str) -> LoadedPolicy:
+        if architecture not in loaded:
+            folder = tiny_model(tmp_path_factory.mktemp(architecture), architecture)
+            loaded[architecture] = load_policy(str(folder), hardware=HARDWARE)
+        return loaded[architecture]
+
+    return policy
+
+
+@pytest.fixture
+def llama(policies: Callable[[str], LoadedPolicy]) -> LoadedPolicy:
+    return policies("llama")
+
+
+def by_hand(policy: LoadedPolicy, prompt: list[int], response: list[int]) -> float:
+    """log p of each response token, one at a time, from the model's own logits."""
+    total = 0.0
+    for i, token in enumerate(response):
+        with torch.inference_mode():
+            logits = policy.model(input_ids=torch.tensor([prompt + response[:i]])).logits[0, -1].double()
+        total += float(logits[token]) - math.log(float(logits.exp().sum()))
+    return total
+
+
+@pytest.mark.parametrize("architecture", TOKENIZERS)
+def test_scores_are_the_sum_of_the_models_own_log_probabilities(
+    policies: Callable[[str], LoadedPolicy], architecture: str
+) -> None:
+    policy = policies(architecture)
+    (encoded,) = policy.encoder.responses([(ASK, '{"widget": "table"}')])
+    (score,) = score_responses(policy, [(ASK, '{"widget": "table"}')])
+    assert score.logp == pytest.approx(by_hand(policy, encoded.prompt_ids, encoded.response_ids), abs=1e-3)
+    assert score.tokens == len(encoded.response_ids)
+    assert not score.truncated
+    head_check(policy)
+
+
+def test_the_turn_end_is_scored_with_the_response(llama: LoadedPolicy) -> None:
+    (with_end,) = llama.encoder.responses([(ASK, "table")])
+    assert with_end.response_ids[-1] == llama.tokenizer.convert_tokens_to_ids("<|end|>")
+    without = EncodedResponse(with_end.prompt_ids, with_end.response_ids[:-1])
+    long, short = score_encoded(llama, [with_end, without])
+    last = by_hand(llama, with_end.prompt_ids + without.response_ids, with_end.response_ids[-1:])
+    assert long - short == pytest.approx(last, abs=1e-4)
+
+
+def test_next_token_probabilities_sum_to_1(llama: LoadedPolicy) -> None:
+    model = causal_model(llama.model)
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    hidden = torch.randn(1, model.config.hidden_size).expand(vocabulary, -1)
+    (logps, *_) = head_logps(model, hidden, torch.arange(vocabulary))
+    assert float(logps.exp().sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_padding_and_batching_do_not_change_a_score(llama: LoadedPolicy) -> None:
+    items = [
+        ([{"role": "user", "content": "why " * n}], "because " * m) for n, m in ((1, 9), (30, 1), (7, 4))
+    ]
+    together = score_responses(llama, items, batch_size=3)
+    alone = [score_responses(llama, [item])[0] for item in items]
+    assert [s.logp for s in together] == pytest.approx([s.logp for s in alone], abs=1e-4)
+
+
+def test_a_response_asked_for_twice_gets_the_same_score_in_both_places(llama: LoadedPolicy) -> None:
+    scores = score_responses(llama, [(ASK, "table"), (ASK, "chart"), (ASK, "table")])
+    assert scores[0] == scores[2]
+    assert scores[0] != scores[1]
+
+
+def test_without_its_adapter_a_policy_scores_as_its_base(tmp_path: Path, llama: LoadedPolicy) -> None:
+    adapter = tiny_adapter(Path(llama.base_model), tmp_path / "adapter")
+    adapted = load_policy(llama.base_model, adapter, hardware=HARDWARE)
+    items = [(ASK, "table"), (ASK, "chart")]
+    base = [s.logp for s in score_responses(llama, items)]
+    assert [s.logp for s in score_responses(adapted, items, adapter=False)] == pytest.approx(base, abs=1e-5)
+    assert [s.logp for s in score_responses(adapted, items)] != pytest.approx(base, abs=1e-2)
+
+
+def test_pairs_are_scored_chosen_first(llama: LoadedPolicy) -> None:
+    row = {"prompt": ASK, "chosen": [{"role": "assistant", "content": "table"}], "rejected": "chart"}
+    ((chosen, rejected),) = score_pairs(llama, [row])
+    assert [chosen, rejected] == score_responses(llama, [(ASK, "table"), (ASK, "chart")])
+
+
+def test_an_architecture_with_unknown_logits_is_refused(
+    llama: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = llama.model.lm_head
+    monkeypatch.setattr(head, "forward", lambda hidden: torch.nn.functional.linear(hidden, head.weight) * 0.5)
+    with pytest.raises(ScoringError, match="llama"):
+        head_check(llama)
+
+
+def encoder(template: str | None = CHAT_TEMPLATE, context: int | None = None, kind: str = "gpt2") -> Encoder:
+    tokenizer = tiny_tokenizer(kind)
+    tokenizer.chat_template = template
+    return Encoder(tokenizer, context)
+
+
+def test_a_model_without_a_template_gets_the_plain_one() -> None:
+    plain = encoder(None)
+    assert plain.tokenizer.chat_template == DEFAULT_CHAT_TEMPLATE
+    assert plain.render(ASK) == "Pick one.\n\nUser: Which widget, José?\n\nAssistant:\n"
+    assert "no chat template" in plain.notes[0]
+
+
+def test_a_template_without_a_system_turn_gets_it_in_the_users() -> None:
+    strict = encoder(
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+    )
+    assert strict.render(ASK) == "<|user|>Pick one.\n\nWhich widget, José?<|end|><|assistant|>"
+
+
+def test_a_prompt_no_template_takes_is_refused_with_its_roles() -> None:
+    strict = encoder("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ValueError, match=r"roles must alternate.*system, user"):
+        strict.render(ASK)
+
+
+def test_the_turn_ends_where_the_template_says() -> None:
+    other = encoder(CHAT_TEMPLATE.replace("<|end|>", "<|pad|>"))
+    assert other.turn_end_id == other.tokenizer.convert_tokens_to_ids("<|pad|>")
+    assert other.stop_ids == sorted(other.tokenizer.convert_tokens_to_ids(["<|pad|>", "<|end|>"]))
+
+
+def test_what_a_template_adds_to_past_answers_is_not_trained_on() -> None:
+    thinking = encoder(
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}think{% endif %}"
+        "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    (item,) = thinking.responses([(ASK, "table")])
+    assert thinking.tokenizer.decode(item.prompt_ids).endswith("<|assistant|>")
+    assert thinking.tokenizer.decode(item.response_ids) == "table<|end|>"
+
+
+def test_a_tokenizer_without_padding_gets_an_existing_token() -> None:
+    tokenizer = tiny_tokenizer()
+    before = len(tokenizer)
+    tokenizer.pad_token = None
+    Encoder(tokenizer)
+    assert tokenizer.pad_token == "<|end|>"
+    assert len(tokenizer) == before
+
+
+def test_a_long_prompt_loses_its_oldest_words_and_keeps_the_system_turn() -> None:
+    small = encoder()
+    words = " ".join(f"word{i}" for i in range(100))
+    long = [{"role": "system", "content": "Pick one."}, {"role": "user", "content": words}]
+    (item,) = small.responses([(long, "table")], max_length=64)
+    text = small.tokenizer.decode(item.prompt_ids)
+    assert len(item.prompt_ids) + len(item.response_ids) == 64
+    assert text.startswith("<|system|>Pick one.<|end|><|user|>")
+    assert text.endswith("word98 word99<|end|><|assistant|>")
+    assert item.prompt_cut
+    assert not item.response_cut
+
+
+def test_a_system_turn_that_leaves_no_room_goes_too() -> None:
+    small = encoder()
+    long = [{"role": "system", "content": "rule " * 100}, {"role": "user", "content": "which widget?"}]
+    (item,) = small.responses([(long, "table")], max_length=40)
+    assert small.tokenizer.decode(item.prompt_ids).endswith("<|user|>which widget?<|end|><|assistant|>")
+
+
+def test_a_long_response_loses_its_end_and_its_turn_end() -> None:
+    small = encoder()
+    (item,) = small.responses([(ASK, "word " * 50)], max_length=200, max_response_length=10)
+    assert len(item.response_ids) == 10
+    assert item.response_cut
+    assert small.turn_end_id not in item.response_ids
+
+
+def test_a_long_response_leaves_the_prompt_half_the_length() -> None:
+    small = encoder()
+    long = [{"role": "user", "content": "why " * 100}]
+    (item,) = small.responses([(long, "because " * 100)], max_length=60)
+    assert (len(item.prompt_ids), len(item.response_ids)) == (30, 30)
+
+
+def test_the_models_context_is_a_limit_even_where_none_is_asked_for() -> None:
+    small = encoder(context=48)
+    (item,) = small.responses([([{"role": "user", "content": "why " * 100}], "table")])
+    assert len(item.prompt_ids) + len(item.response_ids) == 48
+
+
+def a_row(chosen: Any, rejected: Any, **more: Any) -> dict[str, Any]:
+    return {"prompt": ASK, "chosen": chosen, "rejected": rejected, **more}
+
+
+def test_both_sides_of_a_pair_share_the_prompts_tokens() -> None:
+    small = encoder()
+    row = {"prompt": [{"role": "user", "content": "why " * 60}], "chosen": "a b c d", "rejected": "e"}
+    (pair,) = small.pairs([row], 50, 20).rows
+    assert len(pair["prompt_ids"]) + max(len(pair["chosen_ids"]), len(pair["rejected_ids"])) == 50
+
+
+def test_truncation_is_counted_per_prompt_and_per_response() -> None:
+    long = {"prompt": [{"role": "user", "content": "why " * 90}], "chosen": "a", "rejected": "b"}
+    pairs = encoder().pairs([long, a_row("x " * 40, "y " * 40), a_row("a", "b")], 64, 12)
+    assert pairs.truncated == {"prompts": 1, "completions": 2}
+    assert len(pairs.rows) == 3
+
+
+def test_only_pairs_that_cannot_teach_are_left_out_and_why_is_counted() -> None:
+    rows = [a_row("same", "same"), a_row("a " * 40 + "x", "a " * 40 + "y"), a_row("left", "right")]
+    pairs = encoder().pairs(rows, 64, 8)
+    assert pairs.left_out == {"identical responses": 1, "identical after truncation": 1}
+    assert [row["index"] for row in pairs.rows] == [2]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"chosen": "a", "rejected": "b"}, r"row 1: expected `prompt`"),
+        ({"prompt": "text", "chosen": "a", "rejected": "b"}, r"row 1: expected `prompt`"),
+        (a_row(None, "b"), r"row 1: expected `chosen`"),
+        (a_row("a", [{"role": "assistant"}]), r"row 1: expected `rejected`"),
+        (a_row("a", "b", weight=0), r"row 1: expected a weight above 0"),
+    ],
+)
+def test_a_row_of_another_shape_is_refused_with_its_number(row: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        encoder().pairs([a_row("a", "b"), row], 64, 8)
