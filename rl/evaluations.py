@@ -116,7 +116,7 @@ def _held_out(
     own = policy.run.snapshot if policy and policy.run else None
     if order.test_data is not None:
         prepared = prepare_training_dataset(
-            agent, source="file", data_file=order.test_data, min_samples=1, dry_run=True
+            agent, source="file", data_file=order.test_data, min_samples=1, for_training=False, dry_run=True
         )
         trained = {row["prompt_hash"] for row in snapshot_rows(own, "train")} if own else set()
         rows = [row for split in ("train", "eval", "holdout") for row in prepared.rows(split)]
@@ -130,7 +130,7 @@ def _held_out(
     if own is not None and own.query.get("source") == "file":
         snapshot = own
     else:
-        prepared = prepare_training_dataset(agent, min_samples=1)
+        prepared = prepare_training_dataset(agent, min_samples=1, for_training=False)
         assert prepared.snapshot is not None  # only a dry run has none
         snapshot = prepared.snapshot
     rows = list(snapshot_rows(snapshot, "holdout"))

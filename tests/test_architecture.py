@@ -111,6 +111,8 @@ def test_training_does_not_know_export() -> None:
     "room",
     [
         "rl.datasets",
+        "rl.evidence",
+        "rl.dataset_stats",
         "rl.registry",
         "rl.models",
         "rl.simulation",
