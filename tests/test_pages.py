@@ -277,3 +277,32 @@ def test_counts_of_all_agents_are_those_of_each() -> None:
         1,
         1,
     )
+
+
+# --- When something is wrong --------------------------------------------------------------------------------
+
+
+def test_a_missing_page_is_said_in_our_own_words(rater: Client) -> None:
+    answer = rater.get("/no/such/page/")
+    assert answer.status_code == 404
+    assert "There is no such page" in answer.text
+
+
+def test_a_form_without_its_token_says_what_to_do() -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(User.objects.create_user("ada"))
+    answer = client.post("/rate/")
+    assert answer.status_code == 403
+    assert "reload the page and send it again" in answer.text
+
+
+def test_a_failure_shows_no_traceback(rater: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("the secret cause")
+
+    monkeypatch.setattr("rl.views.agent_cards", broken)
+    rater.raise_request_exception = False
+    answer = rater.get("/")
+    assert answer.status_code == 500
+    assert "Something went wrong" in answer.text
+    assert "the secret cause" not in answer.text
