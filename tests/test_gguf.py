@@ -112,8 +112,10 @@ def test_scaled_positions_survive(kind: str, tmp_path: Path) -> None:
         ("llama", {"head_dim": 32}),
         ("qwen3", {"dtype": "bfloat16", "tie_word_embeddings": True}),
         ("mistral", {"num_key_value_heads": 1, "tokenizer": "tekken"}),
+        # the sixth layer reads beyond the window, with positions of its own
+        ("gemma3_text", {"layers": 6}),
     ],
-    ids=["tied with biases", "wide heads", "bfloat16", "one key head"],
+    ids=["tied with biases", "wide heads", "bfloat16", "one key head", "windowed layers"],
 )
 def test_variants_of_a_family_survive(architecture: str, knobs: dict[str, Any], tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", architecture, **knobs)
@@ -428,7 +430,7 @@ def test_a_gguf_adapter_cannot_hold_whole_modules(llama: Path, tmp_path: Path) -
 
 def test_other_architectures_need_a_llama_cpp_checkout(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "opt")
-    families = "llama, mistral, qwen2, qwen3, phi3, gemma, gpt2"
+    families = "llama, mistral, qwen2, qwen3, phi3, gemma, gemma2, gemma3_text, gpt2"
     with pytest.raises(ExportRefused, match=f"families {families} for GGUF, found 'opt'; set LLAMA_CPP_PATH"):
         export_gguf(str(base), None, tmp_path / "out.gguf")
     with pytest.raises(ExportRefused, match=r"checkout with convert_hf_to_gguf\.py in LLAMA_CPP_PATH"):

@@ -59,6 +59,8 @@ TOKENIZERS = {
     "qwen3": "qwen2",
     "phi3": "sentencepiece",
     "gemma": "gemma",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
     "gpt2": "gpt2",
     "opt": "gpt2",
 }
@@ -243,8 +245,11 @@ def _config(architecture: str, hidden: int, layers: int, vocabulary: int) -> dic
     if architecture == "opt":
         return {**common, "ffn_dim": 2 * hidden, "word_embed_proj_dim": hidden}
     common |= {"num_key_value_heads": 2, "intermediate_size": 2 * hidden}
-    if architecture in ("qwen3", "gemma", "mistral"):
+    if architecture in ("qwen3", "mistral") or architecture.startswith("gemma"):
         common["head_dim"] = hidden // 4
+    if architecture in ("gemma2", "gemma3_text"):
+        # short enough that a test's prompts reach beyond it
+        common |= {"query_pre_attn_scalar": hidden // 4, "sliding_window": 32}
     if architecture == "phi3":
         common["original_max_position_embeddings"] = CONTEXT
     return common

@@ -66,15 +66,15 @@ def export_gguf(
         output = output / f"{_slug(model_name or source.name)}-{quantization}.gguf"
     tokenizer = source.tokenizer()
     asked = check_prompts(tokenizer, prompts)
-    progress("asking the original", 0, len(asked))
-    reference = reference_make(source, asked, answer_tokens)
     stop = Encoder(tokenizer).stop_ids
     plain = quantization if quantization in PLAIN else "f16"
     notes = list(writer.notes)
-    if reference.skipped:
-        notes.append(f"log-probabilities were not compared: {reference.skipped}")
 
     with staged_file(output, _needed(source, plain, quantization)) as staged:
+        progress("asking the original", 0, len(asked))
+        reference = reference_make(source, asked, answer_tokens)
+        if reference.skipped:
+            notes.append(f"log-probabilities were not compared: {reference.skipped}")
         first = staged if quantization in PLAIN else staged.with_name(f"{plain}.gguf")
         try:
             tensors = writer.write(first, plain, name, progress)

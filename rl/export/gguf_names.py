@@ -121,8 +121,9 @@ def permute_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
-    """How positions are rotated: rope_type, rope_theta and what scales them."""
-    return dict(getattr(config, "rope_parameters", None) or {})
+    """How positions are rotated: rope_type, rope_theta and what scales them (in full-attention layers)."""
+    found = dict(getattr(config, "rope_parameters", None) or {})
+    return dict(found.get("full_attention", found))
 
 
 def head_size(config: Any) -> int:
@@ -230,6 +231,39 @@ def _gemma(writer: gguf.GGUFWriter, config: Any) -> None:
     _rope_scaling(writer, config)
 
 
+def _gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
+    _windowed(config, every=2)
+    _gemma(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_attn_logit_softcapping(float(config.attn_logit_softcapping))
+    writer.add_final_logit_softcapping(float(config.final_logit_softcapping))
+
+
+def _gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
+    _windowed(config, every=6)
+    if config.final_logit_softcapping or config.attn_logit_softcapping:
+        raise ExportRefused(
+            "expected a Gemma 3 model without soft-capped logits, found one with them, which llama.cpp does not do for "
+            "this family; export the model as merged instead"
+        )
+    _gemma(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_freq_base_swa(float(config.rope_parameters["sliding_attention"]["rope_theta"]))
+
+
+def _windowed(config: Any, every: int) -> None:
+    """llama.cpp knows Gemma's pattern of layers, one in `every` reading everything, and its scale of attention."""
+    pattern = [
+        "full_attention" if (i + 1) % every == 0 else "sliding_attention"
+        for i in range(config.num_hidden_layers)
+    ]
+    if list(config.layer_types) != pattern or config.query_pre_attn_scalar != config.head_dim:
+        raise ExportRefused(
+            f"expected full attention in every layer number divisible by {every} and attention scaled by head_dim, "
+            "found another arrangement, which llama.cpp does not do for this family; export the model as merged instead"
+        )
+
+
 def _gpt2(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
         raise ExportRefused(
@@ -254,6 +288,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(_ARCH.QWEN3, _qwen),
     "phi3": Family(_ARCH.PHI3, _phi3),
     "gemma": Family(_ARCH.GEMMA, _gemma, norm_shift=1.0, output_head=False),
+    "gemma2": Family(_ARCH.GEMMA2, _gemma2, norm_shift=1.0, output_head=False),
+    "gemma3_text": Family(_ARCH.GEMMA3, _gemma3, norm_shift=1.0, output_head=False),
     "gpt2": Family(_ARCH.GPT2, _gpt2, conv1d=True),
 }
 """`model_type` -> how it is written. Anything else goes through llama.cpp's own conversion."""

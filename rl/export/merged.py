@@ -52,8 +52,10 @@ def export_merged(
     """
     progress = progress or silent
     source = source_open(base_model, adapter)
-    reference = reference_make(source, check_prompts(source.tokenizer()))
+    asked = check_prompts(source.tokenizer())
     with staged_folder(output, source.weights.base.total_bytes) as folder:
+        progress("asking the original", 0, len(asked))
+        reference = reference_make(source, asked)
         merged_write(source, folder, progress)
         checked = _check(folder, reference, source.weights.base.main_dtype)
         notes = [f"log-probabilities were not compared: {reference.skipped}"] if reference.skipped else []

@@ -98,7 +98,7 @@ def _fetched(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     wanted = [
-        "*.safetensors",
+        "model*.safetensors",
         "model.safetensors.index.json",
         *TOKENIZER_FILES,
         *CONFIG_FILES,

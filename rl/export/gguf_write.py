@@ -1,0 +1,192 @@
+"""Who writes a model's GGUF file: this project tensor by tensor, or a llama.cpp checkout for other architectures."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import gguf
+import numpy as np
+import torch
+
+from rl.export.artifact import ExportRefused, Progress
+from rl.export.gguf_names import FAMILIES, Layout, layout_notes, layout_of
+from rl.export.gguf_runtime import FILE_TYPES
+from rl.export.gguf_tokenizer import Vocabulary, chat_template_with, vocabulary_of
+from rl.export.merged import merged_write
+from rl.export.source import Source
+
+WIDTH = {"f32": 4, "f16": 2, "bf16": 2}
+"""Bytes a weight takes in each plain type."""
+
+_TENSOR_TYPES = {
+    "f32": gguf.GGMLQuantizationType.F32,
+    "f16": gguf.GGMLQuantizationType.F16,
+    "bf16": gguf.GGMLQuantizationType.BF16,
+}
+_CONVERTER = "convert_hf_to_gguf.py"
+
+
+class TooLarge(Exception):
+    """A weight that float16 cannot hold; its argument is the tensor's name."""
+
+
+class GgufWriter(Protocol):
+    """Writes one model as a plain GGUF file."""
+
+    source: Source
+    notes: list[str]
+
+    def general_name(self, name: str) -> str:
+        """What `general.name` must be for a model a person calls `name`."""
+
+    def write(self, path: Path, plain: str, name: str, progress: Progress) -> int | None:
+        """Write the file as f32, f16 or bf16; how many tensors it must hold, None where only the converter knows.
+
+        Raises TooLarge where f16 does not hold a weight, and ExportRefused.
+        """
+
+
+class NativeWriter:
+    """Writes the families this project knows."""
+
+    def __init__(self, source: Source, layout: Layout, vocabulary: Vocabulary) -> None:
+        self.source = source
+        self.layout = layout
+        self.vocabulary = vocabulary
+        self.notes = [*vocabulary.notes, *layout_notes(layout.config)]
+
+    def general_name(self, name: str) -> str:
+        """llama.cpp drops white space after special tokens in models named phi-3, and only there."""
+        looks_like_phi3 = re.search(r"phi-?3", name, re.IGNORECASE) is not None
+        if self.vocabulary.strips_after_special and not looks_like_phi3:
+            return f"{name} (phi-3)"
+        if looks_like_phi3 and not self.vocabulary.strips_after_special:
+            return re.sub(r"(phi)-?3", r"\1 3", name, flags=re.IGNORECASE)
+        return name
+
+    def write(self, path: Path, plain: str, name: str, progress: Progress) -> int:
+        """Write the whole file; the number of tensors in it. One tensor is in memory at a time."""
+        weights, base, layout = self.source.weights, self.source.weights.base, self.layout
+        names, extra = layout.names(base.names), layout.extra()
+        writer = gguf.GGUFWriter(path, layout.family.name)
+        writer.add_type(gguf.GGUFType.MODEL)
+        writer.add_name(name)
+        writer.add_file_type(FILE_TYPES[plain])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        layout.family.parameters(writer, layout.config)
+        self.vocabulary.write(writer)
+        for target, tensor in extra.items():
+            tensor_announce(writer, target, tuple(tensor.shape), "f32")
+        for checkpoint, target in names.items():
+            shape = layout.shape(checkpoint, base.shape(checkpoint))
+            tensor_announce(writer, target, shape, _type_of(target, shape, plain))
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for target, tensor in extra.items():
+                writer.write_tensor_data(tensor_stored(target, tensor, "f32"))
+            for done, (checkpoint, target) in enumerate(names.items()):
+                tensor = layout.tensor(checkpoint, weights.tensor(checkpoint))
+                writer.write_tensor_data(
+                    tensor_stored(target, tensor, _type_of(target, tuple(tensor.shape), plain))
+                )
+                progress(f"writing {plain}", done + 1, len(names))
+        finally:
+            writer.close()
+        return len(names) + len(extra)
+
+
+class ExternalWriter:
+    """Lets a llama.cpp checkout write what this project does not know."""
+
+    def __init__(self, source: Source, script: Path, system_prompt: str | None) -> None:
+        self.source = source
+        self.script = script
+        self.template = chat_template_with(source.tokenizer(), system_prompt) if system_prompt else None
+        self.notes = [f"written by {_CONVERTER} of the llama.cpp checkout in LLAMA_CPP_PATH"]
+
+    def general_name(self, name: str) -> str:
+        return name
+
+    def write(self, path: Path, plain: str, name: str, progress: Progress) -> int | None:
+        """Merge into a folder beside `path`, convert it, throw the folder away."""
+        folder = path.with_name("merged")
+        folder.mkdir()
+        merged_write(self.source, folder, progress)
+        if self.template is not None:
+            (folder / "chat_template.jinja").write_text(self.template, "utf-8")
+        progress("converting", 0, 1)
+        command = [sys.executable, str(self.script), str(folder), "--outfile", str(path), "--outtype", plain]
+        done = subprocess.run(  # noqa: S603 - the operator named this program in the settings
+            [*command, "--model-name", name], capture_output=True, text=True, check=False
+        )
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+        if done.returncode != 0 or not path.is_file():
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise ExportRefused(
+                f"expected {self.script} to convert the merged model, found it ended with code {done.returncode}: "
+                f"{said[-1] if said else 'no message'}"
+            )
+        return None
+
+
+def writer_for(
+    source: Source, system_prompt: str | None = None, llama_cpp_path: str | None = None
+) -> GgufWriter:
+    """The writer for a model's family. Raises ExportRefused where nobody here can write it."""
+    layout = layout_of(source.weights.base.config)
+    if layout is not None:
+        rows = source.weights.base.shape(_embedding(layout, source))[0]
+        return NativeWriter(source, layout, vocabulary_of(source.tokenizer(), rows, system_prompt))
+    kind = source.weights.base.model_type
+    if not llama_cpp_path:
+        raise ExportRefused(
+            f"expected a model of the families {', '.join(FAMILIES)} for GGUF, found {kind!r}; set LLAMA_CPP_PATH to a "
+            f"llama.cpp checkout to use its {_CONVERTER}, or export the model as merged"
+        )
+    given = Path(llama_cpp_path).expanduser()
+    script = given if given.is_file() else given / _CONVERTER
+    if not script.is_file():
+        raise ExportRefused(
+            f"expected a llama.cpp checkout with {_CONVERTER} in LLAMA_CPP_PATH, found none at {script}"
+        )
+    return ExternalWriter(source, script, system_prompt)
+
+
+def _embedding(layout: Layout, source: Source) -> str:
+    for checkpoint, target in layout.names(source.weights.base.names).items():
+        if target == "token_embd.weight":
+            return checkpoint
+    raise ExportRefused(f"expected an embedding table in {source.base}, found none among its tensors")
+
+
+def _type_of(name: str, shape: tuple[int, ...], plain: str) -> str:
+    """llama.cpp reads vectors, norms, positions and rotation factors as float32 only."""
+    kept = len(shape) < 2 or name.endswith("_norm.weight") or name.startswith(("position_embd", "rope_"))
+    return "f32" if kept else plain
+
+
+def tensor_announce(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: str) -> None:
+    """Reserve a tensor's place; its bytes are written later, in the order announced."""
+    size = math.prod(shape) * WIDTH[kind]
+    writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=_TENSOR_TYPES[kind])
+
+
+def tensor_stored(name: str, tensor: torch.Tensor, kind: str) -> np.ndarray[Any, Any]:
+    """A tensor as the bytes GGUF keeps."""
+    if kind == "f32":
+        return tensor.to(torch.float32).contiguous().numpy()
+    if kind == "bf16":
+        return tensor.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
+    half = tensor.to(torch.float16).contiguous()
+    if not bool(torch.isfinite(half).all()) and bool(torch.isfinite(tensor).all()):
+        raise TooLarge(name)
+    return half.numpy()
