@@ -209,6 +209,11 @@ def test_a_merged_folder_is_checked_against_base_and_adapter(
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template is not None
 
 
+def test_weights_are_as_readable_as_the_rest(llama: Path, tmp_path: Path) -> None:
+    export_merged(str(llama), None, tmp_path / "out")
+    assert len({file.stat().st_mode for file in (tmp_path / "out").iterdir()}) == 1
+
+
 def test_a_wrong_merge_is_thrown_away(
     llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +362,5 @@ def test_an_exported_adapter_answers_as_the_original(llama: Path, llama_lora: Pa
         with torch.no_grad():
             answers.append(PeftModel.from_pretrained(base, str(folder))(input_ids=ids).logits)
     assert torch.equal(*answers)
-    readme = (tmp_path / "out" / "README.md").read_text()
-    assert str(llama) in readme
+    assert f"from_pretrained({str(llama)!r}, " in (tmp_path / "out" / "README.md").read_text()
     assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|end|>"

@@ -34,18 +34,16 @@ A LoRA adapter (PEFT). It changes the answers of one base model and is of no use
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder = "."  # where this file lies
-base = AutoModelForCausalLM.from_pretrained({base!r}, dtype="auto", use_safetensors=True)
+{bundled}folder = "."  # where this file lies
+base = AutoModelForCausalLM.from_pretrained({load}, dtype="auto", use_safetensors=True)
 model = PeftModel.from_pretrained(base, folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ```
-{bundled}
+
 The SHA-256 of each file stands in `export.json`.
 """
 
-_BUNDLED = """
-`bundled` is the model that comes with Ratchet; `rl.training.base_model.resolve_base_model("bundled")` gives its folder.
-"""
+_BUNDLED = "from rl.training.base_model import resolve_base_model  # the model that comes with Ratchet\n\n"
 
 
 def export_lora(
@@ -95,6 +93,7 @@ def _readme(source: Source, checked: dict[str, Any]) -> str:
     return _README.format(
         name=source.name,
         base=source.base_name,
+        load='resolve_base_model("bundled")' if source.base_name == "bundled" else repr(source.base_name),
         rank=config.get("r"),
         alpha=config.get("lora_alpha"),
         tensors=checked["tensors"],

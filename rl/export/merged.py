@@ -108,6 +108,10 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    # safetensors keeps its files to their owner; a server under another name must read this one as any other
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, Any]:
