@@ -1,0 +1,52 @@
+"""A client of the REST API in tests: JSON in, JSON out, as a key or as a signed-in person."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib.auth.models import Group, User
+from django.http import HttpResponse
+from django.test import Client
+
+from feedback.keys import key_create
+
+
+class ApiClient:
+    """Sends JSON with a key of the given scopes, or with none."""
+
+    def __init__(self, *scopes: str, key: str = "") -> None:
+        self.key = key or (key_create(f"key-{'-'.join(scopes)}", scopes)[1] if scopes else "")
+        self.client = Client(
+            headers={"Authorization": f"Bearer {self.key}"} if self.key else {}, raise_request_exception=False
+        )
+
+    def post(self, path: str, body: Any, **more: Any) -> HttpResponse:
+        raw = body if isinstance(body, (str, bytes)) else json.dumps(body)
+        return self.client.post(path, raw, content_type="application/json", **more)  # type: ignore[return-value]
+
+    def get(self, path: str, **query: Any) -> HttpResponse:
+        return self.client.get(path, query)  # type: ignore[return-value]
+
+
+def person(name: str, role: str) -> User:
+    """A person with a role made by the migration."""
+    user = User.objects.create_user(name, password="correct horse battery")
+    user.groups.add(Group.objects.get(name=role))
+    return user
+
+
+def decision_body(**more: Any) -> dict[str, Any]:
+    return {"agent": "support-bot", "messages": "Where is my order?", "response": "On its way.", **more}
+
+
+def error_of(response: HttpResponse) -> dict[str, Any]:
+    """The error of a refusal, after checking that it has the one shape and is JSON."""
+    assert response["Content-Type"] == "application/json", response.content[:200]
+    body = json.loads(response.content)
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message", "fields"}
+    assert isinstance(body["error"]["message"], str)
+    assert body["error"]["message"]
+    error: dict[str, Any] = body["error"]
+    return error
