@@ -74,6 +74,7 @@ TOPICS: dict[str, tuple[tuple[str, str, str], str, str]] = {
 PRODUCTS = ("Lumen", "Harbor", "Pocket", "Atlas", "Clover", "Beacon")
 FRIENDLY = ("Happy to help!", "Thanks for asking!", "Sure, gladly!")
 PLAIN = ("Here is how it works.", "This is the answer.", "Read this.")
+DIRECT = ("It is easy: {answer}", "Do it this way: {answer}", "In short: {answer}")
 EVASIVE = (
     "That depends on many things, so it is hard to say.",
     "Please look around in the app until you find it.",
@@ -147,10 +148,11 @@ class Assistant(Agent):
 def state_random(random: Random, topic: str, question: str | None = None) -> dict[str, Any]:
     """A made-up question with four drafts of about one length: two direct, two evasive, each friendly or plain."""
     sayings, fact, answer = TOPICS[topic]
-    direct = answer.format(fact=fact)
+    # as many ways to be direct as to be evasive: neither is the likelier one by being said in fewer ways
+    direct = [phrase.format(answer=answer.format(fact=fact)) for phrase in DIRECT]
     drafts = [
-        f"{random.choice(FRIENDLY)} {direct}",
-        f"{random.choice(PLAIN)} {direct}",
+        f"{random.choice(FRIENDLY)} {random.choice(direct)}",
+        f"{random.choice(PLAIN)} {random.choice(direct)}",
         f"{random.choice(FRIENDLY)} {random.choice(EVASIVE)}",
         f"{random.choice(PLAIN)} {random.choice(EVASIVE)}",
     ]

@@ -94,12 +94,13 @@ class Example:
 def example_random(random: Random) -> Example:
     """One made-up example; the shares below are the mixture the shipped model was trained on."""
     makers: tuple[tuple[float, Callable[[Random], Example]], ...] = (
-        (0.30, widget_example),
-        (0.14, fixture_example),
-        (0.14, filer_example),
-        (0.18, synthetic_example),
-        (0.12, assistant_example),
-        (0.12, text_example),
+        (0.26, widget_example),
+        (0.12, fixture_example),
+        (0.12, filer_example),
+        (0.16, synthetic_example),
+        (0.16, repeat_example),
+        (0.10, assistant_example),
+        (0.08, text_example),
     )
     return random.choices([make for _, make in makers], [share for share, _ in makers])[0](random)
 
@@ -174,6 +175,13 @@ def synthetic_example(random: Random) -> Example:
     )
     lines = [f"{task}: {_sentence(random)}", f"{key}s:", *options]
     return Example(_chat(system, "\n".join(lines)), answer)
+
+
+def repeat_example(random: Random) -> Example:
+    """Words to say again: the one skill all choices rest on, and here every token of the response needs it."""
+    task = random.choice(("Repeat this.", "Say it again.", "Copy the lines."))
+    said = "\n".join(_option(random) for _ in range(random.randint(2, 8)))
+    return Example(_chat(task, said), said)
 
 
 def assistant_example(random: Random) -> Example:

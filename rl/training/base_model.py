@@ -67,6 +67,8 @@ def build_base_model(
     """
     import torch
 
+    from rl.training.base_weights import weights_start
+
     if steps < 1:
         raise ValueError(f"steps must be at least 1, found {steps}")
     output.mkdir(parents=True, exist_ok=True)
@@ -76,9 +78,11 @@ def build_base_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _model(shape, tokenizer)
+        weights_start(model)
         losses = _train(model, tokenizer, seed, steps, batch_size, learning_rate, progress)
     model.to(torch.bfloat16).save_pretrained(output)
     tokenizer.save_pretrained(output)
+    (output / "model.safetensors").chmod(0o644)  # written as a temporary file, which only its owner may read
     last = losses[-max(1, steps // 10) :]
     return {
         "path": str(output),
@@ -166,10 +170,6 @@ def encode(tokenizer: Any, example: Example) -> tuple[list[int], list[int]]:
     return prompt, [*response, tokenizer.eos_token_id]
 
 
-PROMPT_WEIGHT = 0.1
-"""Weight of a prompt token in the loss; a response token weighs 1. Reading prompts teaches the words in them."""
-
-
 def _train(
     model: Any,
     tokenizer: Any,
@@ -179,8 +179,10 @@ def _train(
     learning_rate: float,
     progress: Callable[[int, int, float], None] | None,
 ) -> list[float]:
-    """AdamW with warm-up and cosine decay; returns the response loss of each step in nats per token."""
+    """AdamW with warm-up and cosine decay; returns the loss of each step, in nats per response token."""
     import torch
+
+    from rl.training.hardware import detect
 
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim == 1]
@@ -189,6 +191,8 @@ def _train(
         lr=learning_rate,
         betas=(0.9, 0.95),
     )
+    # on a processor that multiplies it natively only: elsewhere bfloat16 is emulated, and many times slower
+    bfloat16 = detect().dtype == "bfloat16"
     warmup = max(1, steps // 20)
     losses: list[float] = []
     model.train()
@@ -196,19 +200,17 @@ def _train(
         rate = min(step / warmup, 0.5 * (1 + math.cos(math.pi * step / (steps + 1))))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * rate
-        ids, weights = _padded(batch, tokenizer.pad_token_id)
-        # padded on the right and read causally: no mask is needed, the padding's loss weighs nothing
-        logits = model(input_ids=ids[:, :-1]).logits
-        nats = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
-        )
-        weights = weights[:, 1:].flatten()
-        loss = (nats * weights).sum() / weights.sum()
+        ids, taught = _padded(batch, tokenizer.pad_token_id)
+        # padded on the right and read causally: no mask is needed; only what is taught reaches the head
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            seen = model.model(input_ids=ids[:, :-1]).last_hidden_state
+            logits = model.lm_head(seen[taught[:, 1:]])
+        loss = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][taught[:, 1:]])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        losses.append(float(nats.detach()[weights == 1].mean()))
+        losses.append(float(loss.detach()))
         if progress is not None:
             progress(step, steps, losses[-1])
     model.eval()
@@ -227,21 +229,20 @@ def batches(tokenizer: Any, seed: int, batch_size: int) -> Iterator[list[tuple[l
 
 
 def _padded(batch: Sequence[tuple[list[int], list[int]]], pad: int) -> tuple[Any, Any]:
-    """Token ids [B, T], padded on the right, and the loss weight of each token [B, T]."""
+    """Token ids [B, T], padded on the right, and whether each is a response token to be learnt, bool [B, T]."""
     import torch
 
     width = max(len(prompt) + len(response) for prompt, response in batch)
     ids = torch.full((len(batch), width), pad)
-    weights = torch.zeros((len(batch), width))
+    taught = torch.zeros((len(batch), width), dtype=torch.bool)
     for row, (prompt, response) in enumerate(batch):
         end = len(prompt) + len(response)
         ids[row, :end] = torch.tensor(prompt + response)
-        weights[row, : len(prompt)] = PROMPT_WEIGHT
-        weights[row, len(prompt) : end] = 1.0
-    return ids, weights
+        taught[row, len(prompt) : end] = True
+    return ids, taught
 
 
-def base_model_measure(path: Path, *, prompts: int = 200, seed: int = 0) -> dict[str, dict[str, float]]:
+def base_model_measure(path: Path, *, prompts: int = 100, seed: int = 0) -> dict[str, dict[str, float]]:
     """What the model at `path` does on the built-in agents' own scenarios, of which it has learnt no answer.
 
     Per agent: prompts; valid_greedy and valid_sampled (temperature 1), shares of answers the agent can act on;

@@ -8,7 +8,6 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl.training.base_model import BUNDLED_MODEL, STEPS, base_model_measure, build_base_model
 
 
 class Command(RatchetCommand):
@@ -17,6 +16,8 @@ class Command(RatchetCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
+        from rl.training.base_model import BUNDLED_MODEL, STEPS
+
         super().add_arguments(parser)
         parser.add_argument(
             "--output",
@@ -44,6 +45,8 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        from rl.training import base_model
+
         output: Path = options["output"]
         if (output / "config.json").exists() and not options["force"]:
             raise ValueError(
@@ -51,14 +54,14 @@ class Command(RatchetCommand):
                 "or choose another --output"
             )
         with self.bar("build base model") as bar:
-            built = build_base_model(
+            built = base_model.build_base_model(
                 output,
                 seed=options["seed"],
                 steps=options["steps"],
                 progress=lambda step, steps, loss: bar.update(step, steps, f"loss {loss:.3f} nats"),
             )
         self.note("measuring it on the built-in agents' prompts")
-        return {**built, "agents": base_model_measure(output, seed=options["seed"])}
+        return {**built, "agents": base_model.base_model_measure(output, seed=options["seed"])}
 
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(

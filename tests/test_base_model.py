@@ -1,0 +1,291 @@
+"""The bundled base model: its files, what it can do untrained, and how it is built."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from rl.agents import AGENTS
+from rl.agents.base import ChoiceAgent
+from rl.training import base_corpus, base_model
+from rl.training.base_model import BUNDLED_MODEL, Shape, batches, build_base_model, resolve_base_model
+
+CHOOSERS = ("widgets", "fixtures", "filer")
+
+
+@pytest.fixture(scope="module")
+def policy():
+    from rl.training.policy import load_policy
+
+    return load_policy("bundled")
+
+
+def asked(slug: str, count: int) -> list:
+    return Random(f"test/{slug}").sample(AGENTS[slug].scenarios(), count)
+
+
+def header(file: Path) -> dict:
+    """A safetensors file starts with the length of its JSON header, 8 bytes little-endian, then the header."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        return json.loads(stream.read(length))
+
+
+def test_module_finds_the_model_without_torch():
+    code = (
+        "import sys; from rl.training.base_model import resolve_base_model\n"
+        "print(resolve_base_model('x'), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "x False\n"
+
+
+def test_bundled_names_the_shipped_directory_and_other_names_stay():
+    assert resolve_base_model("bundled") == str(BUNDLED_MODEL)
+    assert resolve_base_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+
+
+def test_shipped_files_are_complete_and_at_most_ten_megabytes():
+    names = {file.name for file in BUNDLED_MODEL.iterdir()}
+    assert names >= {
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "chat_template.jinja", "README.md",
+    }  # fmt: skip
+    assert sum(file.stat().st_size for file in BUNDLED_MODEL.iterdir()) <= 10_000_000
+
+
+def test_every_matrix_row_is_a_multiple_of_256_wide_for_k_quants():
+    tensors = {
+        name: t for name, t in header(BUNDLED_MODEL / "model.safetensors").items() if name != "__metadata__"
+    }
+    matrices = {name: t["shape"] for name, t in tensors.items() if len(t["shape"]) == 2}
+    assert len(matrices) == 4 * 7 + 1  # seven a layer, and the embeddings that also serve as the head
+    assert all(shape[1] % 256 == 0 for shape in matrices.values())
+    assert {t["dtype"] for t in tensors.values()} == {"BF16"}
+
+
+def test_architecture_is_as_promised(policy):
+    config = policy.model.config
+    assert config.model_type == "llama"
+    assert config.tie_word_embeddings
+    assert config.max_position_embeddings == 2048
+    assert config.vocab_size == len(policy.tokenizer)
+    assert config.vocab_size % 256 == 0
+    assert 3e6 <= sum(p.numel() for p in policy.model.parameters()) <= 6e6
+    assert policy.model.generation_config.eos_token_id == policy.tokenizer.eos_token_id
+
+
+def test_chat_template_ends_every_turn_with_the_end_token(policy):
+    chat = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a"},
+    ]
+    text = policy.tokenizer.apply_chat_template(chat, tokenize=False)
+    assert text == "<|system|>s<|end|><|user|>u<|end|><|assistant|>a<|end|>"
+    asked_for = policy.tokenizer.apply_chat_template(chat[:2], tokenize=False, add_generation_prompt=True)
+    assert asked_for == "<|system|>s<|end|><|user|>u<|end|><|assistant|>"
+    assert policy.encoder.stop_ids == [policy.tokenizer.convert_tokens_to_ids("<|end|>")]
+
+
+def test_tokenizer_is_byte_level_with_the_gpt2_splitter(policy):
+    backend = json.loads(policy.tokenizer.backend_tokenizer.to_str())
+    assert backend["pre_tokenizer"]["type"] == "ByteLevel"
+    assert backend["pre_tokenizer"]["use_regex"] is True
+    assert backend["pre_tokenizer"]["add_prefix_space"] is False
+    assert backend["normalizer"] is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain words",
+        " two  spaces\n\n\ttab",
+        "Grüße 発注 مرحبا 👍🏽",
+        "\x00\x7f\u2028",
+        "".join(map(chr, range(1, 0x250))),
+    ],
+)
+def test_any_text_can_be_encoded_and_comes_back(policy, text):
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert policy.tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("slug", CHOOSERS)
+def test_prompts_are_short_enough_to_be_quick(policy, slug):
+    prompts = [AGENTS[slug].render(scenario.state) for scenario in asked(slug, 100)]
+    ids, _ = policy.encoder.prompts(prompts, room=24)
+    assert max(map(len, ids)) <= 110
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("slug", CHOOSERS)
+def test_answers_are_valid_in_at_least_95_of_100(policy, slug, temperature):
+    from rl.training.policy import generate
+
+    agent, scenarios = AGENTS[slug], asked(slug, 60)
+    prompts = [agent.render(scenario.state) for scenario in scenarios]
+    answers = generate(
+        policy, prompts, max_new_tokens=agent.max_new_tokens, temperature=temperature, batch_size=60
+    )
+    bad = [a.text for a, s in zip(answers, scenarios, strict=True) if not agent.is_valid(a.text, s.state)]
+    assert len(bad) <= 3, bad
+
+
+def test_it_names_options_it_has_never_seen(policy):
+    from rl.training.policy import generate
+
+    random = Random("unseen")
+    words = ["".join(random.choices("abcdefghijklmnoprstuvwz", k=5)) for _ in range(240)]
+    agent = ChoiceAgent(slug="r", title="r", description="", answer_key="colour", options_key="o")
+    states = [{"o": words[start : start + 4]} for start in range(0, 240, 4)]
+    prompts = [
+        [
+            {"role": "system", "content": "Pick one listed colour for the ticket. Answer in JSON."},
+            {"role": "user", "content": "\n".join(["ticket: the door is open.", "colours:", *state["o"]])},
+        ]
+        for state in states
+    ]
+    answers = generate(policy, prompts, max_new_tokens=24, batch_size=60)
+    valid = [agent.is_valid(a.text, state) for a, state in zip(answers, states, strict=True)]
+    assert sum(valid) >= 48
+
+
+def test_assistant_says_something_in_words(policy):
+    from rl.training.policy import generate
+
+    agent, scenarios = AGENTS["assistant"], asked("assistant", 20)
+    prompts = [agent.render(scenario.state) for scenario in scenarios]
+    prompts.append([{"role": "user", "content": "xyzzy?"}])
+    answers = generate(policy, prompts, max_new_tokens=48, batch_size=32)
+    assert all(agent.is_valid(answer.text) for answer in answers)
+    assert all(answer.finish_reason == "stop" for answer in answers[:-1])
+
+
+@pytest.mark.parametrize("slug", CHOOSERS)
+def test_it_prefers_no_option_of_its_own(policy, slug):
+    from rl.training.scoring import score_responses
+
+    agent = AGENTS[slug]
+    items, worths = [], []
+    for scenario in asked(slug, 75):
+        for candidate in agent.candidates(scenario.state):
+            items.append((agent.render(scenario.state), candidate))
+            worths.append(agent.hidden_preference(scenario.state, candidate))
+    logps = [score.logp for score in score_responses(policy, items, batch_size=64)]
+    right = [
+        logps[start + good] > logps[start + bad]
+        for start in range(0, len(items), 4)
+        for good, bad in itertools.permutations(range(4), 2)
+        if worths[start + good] >= 0.5 > worths[start + bad]
+    ]
+    assert len(right) == 300
+    assert 0.35 <= sum(right) / len(right) <= 0.65
+
+
+def test_building_writes_a_model_that_loads(tmp_path):
+    from rl.training.policy import generate, load_policy
+
+    seen: list[tuple[int, int]] = []
+    figures = build_base_model(
+        tmp_path / "m",
+        steps=2,
+        batch_size=4,
+        shape=Shape(layers=2),
+        progress=lambda s, n, loss: seen.append((s, n)),
+    )
+    assert seen == [(1, 2), (2, 2)]
+    assert (figures["steps"], figures["vocabulary"]) == (2, 2560)
+    assert figures["bytes"] == sum(file.stat().st_size for file in (tmp_path / "m").iterdir())
+    loaded = load_policy(str(tmp_path / "m"))
+    assert sum(p.numel() for p in loaded.model.parameters()) == figures["parameters"]
+    (answer,) = generate(loaded, [[{"role": "user", "content": "hi"}]], max_new_tokens=2)
+    assert answer.tokens <= 2
+
+
+def test_building_refuses_no_steps(tmp_path):
+    with pytest.raises(ValueError, match="steps must be at least 1, found 0"):
+        build_base_model(tmp_path / "m", steps=0)
+    assert not (tmp_path / "m").exists()
+
+
+def test_training_starts_able_to_repeat(policy):
+    """The drawn-in circuit: at the second of two equal lists, what followed before is expected again."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from rl.training.base_weights import weights_start
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(policy.model.config).eval()
+        ids = torch.randperm(model.config.vocab_size)[:20].repeat(2)[None]
+        ranks = []
+        for start in (False, True):
+            if start:
+                weights_start(model)
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, 20:-1].float()
+            following = logits.gather(1, ids[0, 21:, None])
+            ranks.append(float((logits > following).float().sum(1).median()))
+    assert ranks[0] > 300  # at random, of 2,560
+    assert ranks[1] < 20
+
+
+def test_examples_are_the_same_for_a_seed_and_others_for_another():
+    def drawn(seed: int) -> list[base_corpus.Example]:
+        random = Random(seed)
+        return [base_corpus.example_random(random) for _ in range(50)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_batches_are_the_same_for_a_seed(policy):
+    first, again = (list(itertools.islice(batches(policy.tokenizer, 3, 4), 10)) for _ in range(2))
+    assert first == again
+
+
+@pytest.mark.parametrize("slug", CHOOSERS)
+def test_examples_teach_no_taste(slug):
+    make = {
+        "widgets": base_corpus.widget_example,
+        "fixtures": base_corpus.fixture_example,
+        "filer": base_corpus.filer_example,
+    }[slug]
+    random = Random("taste")
+    places = [0, 0, 0, 0]
+    for _ in range(2000):
+        example = make(random)
+        options = example.messages[1]["content"].split("s:\n", 1)[1].splitlines()
+        (answer,) = json.loads(example.response).values()
+        names = [option.partition(":")[0] for option in options]
+        assert answer in names
+        if len(names) == 4:
+            places[names.index(answer)] += 1
+    # a share of 1/4 of at least 1,200: four standard errors are 0.05
+    assert sum(places) >= 1200
+    assert all(place / sum(places) == pytest.approx(0.25, abs=0.05) for place in places)
+
+
+def test_command_refuses_to_replace_a_model_unasked(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CommandError, match="--force"):
+        call_command("build_base_model", "--output", str(tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_command_prints_one_json_object(tmp_path, monkeypatch, capsys):
+    measured = {"widgets": {"prompts": 1, "valid_greedy": 0.0}}
+    monkeypatch.setattr(base_model, "build_base_model", lambda output, **_: {"path": str(output)})
+    monkeypatch.setattr(base_model, "base_model_measure", lambda output, **_: measured)
+    call_command("build_base_model", "--output", str(tmp_path / "m"), "--steps", "1", "--json")
+    assert json.loads(capsys.readouterr().out) == {"path": str(tmp_path / "m"), "agents": measured}
