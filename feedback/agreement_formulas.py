@@ -1,0 +1,322 @@
+"""Pure statistics of how far raters agree, and of what they say together: numpy alone, no Django."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Metric = Literal["nominal", "ordinal", "interval"]
+
+_Z95 = 1.959963984540054
+"""The 97.5 % point of the normal distribution: half the width of a 95 % interval in standard errors."""
+_MANY_VALUES = 50
+"""More distinct values than this are compared by their moments, not in a table of values by values."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A coefficient of agreement, at most 1, with its 95 % interval; None where it is not defined."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    """What it was computed from: ratings that can be paired for alpha, shared decisions for kappa."""
+
+
+NOTHING = Estimate(None, None, None, 0)
+
+
+# --- Krippendorff's alpha -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Alpha:
+    """Krippendorff's alpha of all raters, and each rating's part in the disagreement."""
+
+    estimate: Estimate
+    disagreement: Floats
+    """Per rating: its mean squared distance to the others of its unit, over the distance expected by chance; NaN for
+    a rating that is alone in its unit. 1 minus the mean over any set of ratings is the alpha of that set: over all, the
+    alpha itself; over those of one rater, that rater's with the others."""
+
+
+def krippendorff_alpha(units: ArrayLike, values: ArrayLike, metric: Metric) -> Alpha:
+    """Alpha = 1 - observed / expected disagreement, over units with two or more ratings; others say nothing.
+
+    units: (n,) what was rated; values: (n,) numbers. metric: nominal (same or not), ordinal (ranks between, by how
+    often they are used), interval (squared difference). Not defined where fewer than two ratings can be paired, or
+    where all of them are equal. The 95 % interval is a jackknife over units; none where nobody ever disagreed. With
+    twenty units it covered 91 %, from fifty on 93 to 96 % in simulation.
+
+    Source: Krippendorff, Content Analysis (2004), chapter 11, and "Computing Krippendorff's alpha-reliability" (2011).
+    Jackknife: Efron & Stein, Ann. Statist. 9 (1981) 586-596.
+    """
+    unit_of, value_of = np.asarray(units), np.asarray(values, dtype=np.float64)
+    if unit_of.shape != value_of.shape or unit_of.ndim != 1:
+        raise ValueError(
+            f"expected units and values of one length, found {unit_of.shape} and {value_of.shape}"
+        )
+    if not np.isfinite(value_of).all():
+        raise ValueError("expected finite values, found NaN or infinity")
+    _, unit_of = np.unique(unit_of, return_inverse=True)
+    alone = np.bincount(unit_of, minlength=1)[unit_of] < 2 if unit_of.size else np.zeros(0, dtype=bool)
+    _, paired_unit = np.unique(unit_of[~alone], return_inverse=True)
+    levels, code = np.unique(value_of[~alone], return_inverse=True)
+    disagreement = np.full(value_of.shape, np.nan)
+    if levels.size < 2:
+        return Alpha(Estimate(None, None, None, int((~alone).sum())), disagreement)
+    if levels.size > _MANY_VALUES and metric == "interval":
+        observed, expected, sums, chance = _by_moments(paired_unit, levels[code])
+    elif levels.size > _MANY_VALUES:
+        raise ValueError(
+            f"expected at most {_MANY_VALUES} distinct values for a {metric} scale, found {levels.size}"
+        )
+    else:
+        observed, expected, sums, chance = _by_table(paired_unit, code, levels, metric)
+    disagreement[~alone] = observed / expected
+    value = 1 - float(observed.mean()) / expected
+    return Alpha(_jackknife(value, sums, chance, int(code.size)), disagreement)
+
+
+Chance = Callable[[Floats], Floats]
+"""From sums over units (k, features), to alpha (k,)."""
+
+
+def _by_table(
+    unit: Ints, code: Ints, levels: Floats, metric: Metric
+) -> tuple[Floats, float, tuple[Floats, Floats], Chance]:
+    """Through the coincidence matrix of values; units with the same ratings are computed once."""
+    many = levels.size
+    counts = np.bincount(unit * many + code, minlength=(unit.max() + 1) * many).reshape(-1, many)
+    kinds, kind_of, times = np.unique(counts, axis=0, return_inverse=True, return_counts=True)
+    # o_ck = sum over units of n_uc (n_uk - [c = k]) / (m_u - 1): (kinds, values, values)
+    pairs = kinds[:, :, None] * (kinds[:, None, :] - np.eye(many))
+    pairs = pairs / (kinds.sum(axis=1) - 1)[:, None, None]
+    squared = _distances(levels, metric)
+
+    def alpha(sums: Floats) -> Floats:
+        coincidences = sums.reshape(-1, many, many)
+        used = coincidences.sum(axis=2)
+        total = used.sum(axis=1)
+        distance = squared(used)
+        seen = (coincidences * distance).sum(axis=(1, 2)) / total
+        chance = np.einsum("bc,bk,bck->b", used, used, distance) / (total * (total - 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(1 - seen / chance)
+
+    used = counts.sum(axis=0)[None, :].astype(np.float64)
+    distance = squared(used)[0]
+    total = float(used.sum())
+    expected = float((used[0] @ distance @ used[0]) / (total * (total - 1)))
+    to_others = (kinds @ distance) / (kinds.sum(axis=1) - 1)[:, None]
+    observed = to_others[kind_of.ravel()[unit], code]
+    return observed, expected, (pairs.reshape(len(kinds), -1), times.astype(np.float64)), alpha
+
+
+def _distances(levels: Floats, metric: Metric) -> Callable[[Floats], Floats]:
+    """Squared distances (b, values, values) given how often each value is used (b, values)."""
+    if metric == "ordinal":
+
+        def ranks(used: Floats) -> Floats:
+            # between two values lie those in between, and half of each of the two
+            middle = np.cumsum(used, axis=1) - used / 2
+            return np.asarray((middle[:, :, None] - middle[:, None, :]) ** 2)
+
+        return ranks
+    fixed = (levels[:, None] - levels[None, :]) ** 2 if metric == "interval" else 1.0 - np.eye(levels.size)
+    return lambda used: np.broadcast_to(fixed, (len(used), *fixed.shape))
+
+
+def _by_moments(unit: Ints, value: Floats) -> tuple[Floats, float, tuple[Floats, Floats], Chance]:
+    """The interval metric without a table, for scores on a continuous scale."""
+    value = value - value.mean()  # sums of squares lose nothing to a large common part
+    size = np.bincount(unit).astype(np.float64)
+    first = np.bincount(unit, weights=value)
+    second = np.bincount(unit, weights=value * value)
+    others = size[unit] - 1
+    observed = (size[unit] * value * value - 2 * value * first[unit] + second[unit]) / others
+    features = np.stack([size, first, second, np.bincount(unit, weights=observed)], axis=1)
+
+    def alpha(sums: Floats) -> Floats:
+        total, one, two, seen = sums.T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(1 - (seen / total) / (2 * (total * two - one * one) / (total * (total - 1))))
+
+    total, one, two, _ = features.sum(axis=0)
+    expected = float(2 * (total * two - one * one) / (total * (total - 1)))
+    return observed, expected, (features, np.ones(len(features))), alpha
+
+
+def _jackknife(value: float, sums: tuple[Floats, Floats], alpha: Chance, n: int) -> Estimate:
+    """The interval from alpha without each unit in turn; `sums`: features of each kind of unit, and how many of it."""
+    features, times = sums
+    many = float(times.sum())
+    if many < 2 or value >= 1.0:
+        return Estimate(value, None, None, n)
+    without = alpha((times @ features)[None, :] - features)
+    known = np.isfinite(without)
+    if not known.all():
+        return Estimate(value, None, None, n)
+    mean = float(times @ without) / many
+    error = math.sqrt((many - 1) / many * float(times @ (without - mean) ** 2))
+    return Estimate(value, max(value - _Z95 * error, -1.0), min(value + _Z95 * error, 1.0), n)
+
+
+# --- Cohen's kappa ------------------------------------------------------------------------------------------
+
+
+def cohen_kappa(table: ArrayLike, weights: Literal["linear", "quadratic"] | None = None) -> Estimate:
+    """Kappa of two raters from their (V, V) table of counts, first rater's values in rows, in ascending order.
+
+    weights: how much a disagreement counts, by the steps between the values (linear) or their square; without, all the
+    same. Not defined where both always gave one and the same value. The interval is the large-sample one.
+
+    Source: Cohen, Educ. Psychol. Meas. 20 (1960) 37-46; Psychol. Bull. 70 (1968) 213-220. Standard error: Fleiss, Cohen
+    & Everitt, Psychol. Bull. 72 (1969) 323-327, equation 13.
+    """
+    counts = np.asarray(table, dtype=np.float64)
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or (counts < 0).any():
+        raise ValueError(f"expected a square table of counts, found shape {counts.shape}")
+    n = float(counts.sum())
+    if n == 0:
+        return NOTHING
+    shares = counts / n
+    rows, columns = shares.sum(axis=1), shares.sum(axis=0)
+    steps = np.abs(np.subtract.outer(np.arange(len(counts)), np.arange(len(counts)))) / max(
+        len(counts) - 1, 1
+    )
+    agree = 1.0 - (steps > 0 if weights is None else steps if weights == "linear" else steps**2)
+    seen, chance = float((agree * shares).sum()), float(rows @ agree @ columns)
+    if 1 - chance < 1e-12:
+        return Estimate(None, None, None, round(n))
+    kappa = (seen - chance) / (1 - chance)
+    mean = (agree @ columns)[:, None] + (rows @ agree)[None, :]
+    spread = float((shares * (agree - mean * (1 - kappa)) ** 2).sum()) - (kappa - chance * (1 - kappa)) ** 2
+    error = math.sqrt(max(spread, 0.0) / n) / (1 - chance)
+    return Estimate(kappa, max(kappa - _Z95 * error, -1.0), min(kappa + _Z95 * error, 1.0), round(n))
+
+
+def kappa_of_scores(first: ArrayLike, second: ArrayLike) -> Estimate:
+    """Quadratically weighted kappa of two raters' scores (n,) on a continuous scale; without an interval.
+
+    1 - mean squared difference / what it would be by chance. It equals Lin's concordance correlation coefficient, with
+    variances over n: Lin, Biometrics 45 (1989) 255-268, equation 3.
+    """
+    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"expected scores of one length, found {x.shape} and {y.shape}")
+    if x.size == 0:
+        return NOTHING
+    chance = float(x.var() + y.var() + (x.mean() - y.mean()) ** 2)
+    kappa = None if chance < 1e-12 else 1 - float(((x - y) ** 2).mean()) / chance
+    return Estimate(kappa, None, None, int(x.size))
+
+
+def rated_by_both(units: Ints, raters: Ints, values: Floats) -> Iterator[tuple[int, int, Floats, Floats]]:
+    """(rater, other, rater's values, other's values) for every two raters, the lower number first, that share a unit.
+
+    units, raters: (n,) numbers; each rater rated a unit at most once. Work and memory grow with the pairs of ratings.
+    """
+    order = np.lexsort((raters, units))
+    unit, rater, value = units[order], raters[order], values[order]
+    one: list[Ints] = []
+    other: list[Ints] = []
+    here = np.arange(len(unit))
+    for step in range(1, len(unit)):
+        here = here[here + step < len(unit)]
+        here = here[unit[here] == unit[here + step]]
+        if not here.size:
+            break
+        one.append(here)
+        other.append(here + step)
+    if not one:
+        return
+    left, right = np.concatenate(one), np.concatenate(other)
+    order = np.lexsort((left, rater[right], rater[left]))
+    left, right = left[order], right[order]
+    changes = np.flatnonzero(np.diff(rater[left]) | np.diff(rater[right])) + 1
+    for piece in np.split(np.arange(len(left)), changes):
+        i, j = left[piece], right[piece]
+        yield int(rater[i[0]]), int(rater[j[0]]), value[i], value[j]
+
+
+# --- What raters say together -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DawidSkene:
+    """Most likely truth behind ratings, and how each rater errs."""
+
+    posterior: Floats
+    """(units, classes): probability of each class."""
+    prevalence: Floats
+    """(classes,): how often each class is the truth."""
+    confusion: Floats
+    """(raters, classes, classes): probability that a rater says the second, where the first is true."""
+    iterations: int
+    converged: bool
+
+    def reliability(self) -> Floats:
+        """(raters,): probability that a rater is right, over truths as often as they are."""
+        return np.asarray(np.einsum("k,rkk->r", self.prevalence, self.confusion))
+
+
+def dawid_skene(
+    units: Ints,
+    raters: Ints,
+    classes: Ints,
+    n_classes: int,
+    *,
+    strength: float = 0.0,
+    tolerance: float = 1e-6,
+    max_iterations: int = 500,
+) -> DawidSkene:
+    """Truth and raters' errors by expectation maximisation, from n ratings: units, raters and classes (n,), from 0.
+
+    It begins with the shares of votes. strength: so many ratings' worth of what raters are like on the whole is added
+    to what is known of each (0: maximum likelihood, as published); it keeps a rater with three ratings from being
+    called perfect. Ends when no probability of a class changes by more than `tolerance`.
+
+    Source: Dawid & Skene, Appl. Statist. 28 (1979) 20-28, equations 2.3-2.5 and 3.1.
+    """
+    if not units.size:
+        raise ValueError("expected at least one rating, found none")
+    n_units, n_raters = int(units.max()) + 1, int(raters.max()) + 1
+    votes = np.bincount(units * n_classes + classes, minlength=n_units * n_classes).reshape(n_units, -1)
+    posterior = votes / np.maximum(votes.sum(axis=1, keepdims=True), 1)
+    cell = raters * n_classes + classes
+    for done in range(1, max_iterations + 1):
+        prevalence = posterior.mean(axis=0)
+        heard = (
+            np.bincount(cell, posterior[units, k], minlength=n_raters * n_classes) for k in range(n_classes)
+        )
+        # (raters, true class, class said)
+        said = np.stack([counts.reshape(n_raters, n_classes) for counts in heard], axis=1)
+        confusion = _shares(said + strength * _shares(said.sum(axis=0, keepdims=True)))
+        with np.errstate(divide="ignore"):
+            likely, given = np.log(confusion), np.log(prevalence)
+        given_all = (
+            np.bincount(units, likely[raters, k, classes], minlength=n_units) for k in range(n_classes)
+        )
+        evidence = given + np.stack(list(given_all), axis=1)
+        evidence = np.exp(evidence - evidence.max(axis=1, keepdims=True))
+        after = evidence / evidence.sum(axis=1, keepdims=True)
+        change = float(np.abs(after - posterior).max())
+        posterior = after
+        if change < tolerance:
+            return DawidSkene(posterior, prevalence, confusion, done, True)
+    return DawidSkene(posterior, prevalence, confusion, max_iterations, False)
+
+
+def _shares(counts: Floats) -> Floats:
+    """Rows of the last axis as shares; a row without any count is even."""
+    total = counts.sum(axis=-1, keepdims=True)
+    return np.where(total > 0, counts / np.where(total > 0, total, 1), 1 / counts.shape[-1])
