@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from django.db import IntegrityError, transaction
-from django.db.models import F
 from django.utils import timezone
 
 from feedback.checks import MAX_TEXT as MAX_TEXT
@@ -31,6 +30,7 @@ from feedback.models import (
     Trace,
     prompt_hash,
 )
+from feedback.statements import ratings_human_change, row_insert
 
 BULK_BATCH = 1000
 """Rows per INSERT when many decisions are written at once."""
@@ -71,7 +71,7 @@ def row_write(row: Any) -> Written:
     try:
         # one statement is its own transaction; inside another one, a savepoint keeps that one usable
         with transaction.atomic() if transaction.get_connection().in_atomic_block else nullcontext():
-            row.save(force_insert=True)
+            row_insert(row)
     except IntegrityError:
         earlier = _earlier(row)
         if earlier is None:
@@ -216,16 +216,11 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
     predecessor: the one-to-one `supersedes` lets one of them in, and the other looks again.
     """
     model = type(row)
-    newest = (
-        model._default_manager.filter(**chain, superseded_by__isnull=True)
-        .order_by()
-        .values_list("pk", "withdrawn", "rater_kind")[:1]
-    )
     counted = False
     for _ in range(20):
         try:
             with transaction.atomic():
-                row.save(force_insert=True)
+                row_insert(row)
                 if isinstance(row, Rating):
                     _count_human(row, counted)
             return Written(row, created=True)
@@ -233,7 +228,8 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
             if (earlier := _earlier(row)) is not None:
                 return earlier
         row.supersedes_id, counted = None, False
-        for pk, withdrawn, kind in newest.all():
+        newest = model._default_manager.filter(**chain, superseded_by__isnull=True).order_by()
+        for pk, withdrawn, kind in newest.values_list("pk", "withdrawn", "rater_kind")[:1]:
             row.supersedes_id, counted = pk, not withdrawn and kind == RaterKind.HUMAN
     raise FeedbackRefused(
         f"{model.__name__.lower()} refused: too many writers at once on {chain}; send it again"
@@ -247,8 +243,7 @@ def _count_human(row: Rating, before: bool) -> None:
     before: whether the row it supersedes was counted. Raises DecisionUnknown where there is no decision to count on.
     """
     change = int(not row.withdrawn and _human(row)) - int(before)
-    counted = Decision.objects.filter(pk=row.decision_id)
-    if change and not counted.update(ratings_human=F("ratings_human") + change):
+    if change and not ratings_human_change(row.decision_id, change):
         raise _unknown(row.decision_id)
 
 
