@@ -576,9 +576,10 @@ class _Trainer(trl.DPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         loss = super()._compute_loss(model, inputs, return_outputs)
         mode = "train" if self.model.training else "eval"
-        if not torch.isfinite(loss.detach() if torch.is_tensor(loss) else loss[0]):
+        value = float((loss[0] if return_outputs else loss).detach())
+        if not math.isfinite(value):
             raise TrainingFailed(
-                f"the loss became {float(loss):g} at step {self.state.global_step + 1} of {self.state.max_steps}: "
+                f"the loss became {value:g} at step {self.state.global_step + 1} of {self.state.max_steps}: "
                 f"training diverged. Lower learning_rate (now {self.args.learning_rate:g}) or raise beta "
                 f"(now {self.beta:g}); the last whole checkpoint is kept"
             )

@@ -406,7 +406,14 @@ def _model(base_model: str, source: str, config: Any, hardware: Hardware, quanti
         raise PolicyLoadError(f"{base_model} cannot be loaded as a causal language model: {error}") from error
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return model if quantized is not None else model.to(_device(hardware))
+    if quantized is None:
+        return model.to(_device(hardware))
+    for module in model.modules():
+        # bitsandbytes 0.50 repacks a 4-bit weight for AVX512-BF16 at the first forward in eval mode, for good, and
+        # the packed product has no gradient: layers below it would silently learn nothing
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
 
 
 @contextlib.contextmanager
