@@ -312,8 +312,8 @@ def estimate(
     memory, how = _memory_gb(text, recipe, hardware, parameters, 2 * recipe.batch_size * max(widths), answers)
     return Estimate(
         steps=steps,
-        minutes=round(passes * seconds_per_token / 60, 2),
-        memory_gb=round(memory, 2),
+        minutes=passes * seconds_per_token / 60,
+        memory_gb=memory,
         reasons={
             "steps": f"{count} pairs in batches of {recipe.batch_size}, {steps / per_epoch:.3g} epochs",
             "minutes": (

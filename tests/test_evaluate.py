@@ -1,0 +1,284 @@
+"""Evaluation: figures worked by hand from made-up answers, and a real model end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.agents.base import Agent, ChoiceAgent, InvalidResponse, State
+from rl.training import evaluate
+from rl.training.evaluate import evaluate_policy
+from rl.training.hardware import Hardware
+from rl.training.policy import Generation, LoadedPolicy, load_policy
+from rl.training.result import TrainingRefused
+from rl.training.scoring import ResponseScore
+from tests.tiny import tiny_adapter, tiny_model
+
+HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+
+
+class Picker(ChoiceAgent):
+    """Picks a fruit; the state may name the ripe one."""
+
+    def ground_truth(self, state: State) -> list[str] | None:
+        return [self.respond(state["ripe"])] if "ripe" in state else None
+
+
+class Talker(Agent):
+    def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
+        if not response.strip():
+            raise InvalidResponse("expected some text, found none")
+        return {"text": response}
+
+
+PICKER = Picker(
+    slug="picker", title="", description="", answer_key="fruit", options_key="fruits", max_new_tokens=6
+)
+TALKER = Talker(slug="talker", title="", description="", max_new_tokens=6)
+
+FRUITS = ["apple", "pear", "plum"]
+
+
+def pick(fruit: str) -> str:
+    return json.dumps({"fruit": fruit})
+
+
+def a_row(ask: str, chosen: str, rejected: str, **state: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "prompt": [{"role": "user", "content": ask}],
+        "chosen": chosen,
+        "rejected": rejected,
+    }
+    return {**row, "state": {"fruits": FRUITS, **state}} if state or chosen.startswith("{") else row
+
+
+class Made:
+    """A policy that is a table: log-probability per (ask, response), answer per ask."""
+
+    def __init__(
+        self,
+        logps: Mapping[tuple[str, str], float],
+        answers: Mapping[str, str],
+        tokens: Mapping[str, int] | None = None,
+    ) -> None:
+        self.logps, self.answers, self.tokens = logps, answers, tokens or {}
+        self.base_model, self.adapter = "made", "made-v1"
+        self.asked: list[str] = []
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scores(policy: Made, rows: Any, **_: Any) -> list[tuple[ResponseScore, ResponseScore]]:
+        def one(row: Any, side: str) -> ResponseScore:
+            ask, response = row["prompt"][-1]["content"], row[side]
+            return ResponseScore(policy.logps[ask, response], policy.tokens.get(response, 4))
+
+        return [(one(row, "chosen"), one(row, "rejected")) for row in rows]
+
+    def answers(policy: Made, prompts: Any, **_: Any) -> list[Generation]:
+        policy.asked += [messages[-1]["content"] for messages in prompts]
+        return [Generation(policy.answers[messages[-1]["content"]], 3, "stop") for messages in prompts]
+
+    monkeypatch.setattr(evaluate, "score_pairs", scores)
+    monkeypatch.setattr(evaluate, "generate", answers)
+    monkeypatch.setattr(evaluate, "head_check", lambda policy: None)
+    monkeypatch.setattr(evaluate, "LoadedPolicy", Made)
+
+
+A, P, M = pick("apple"), pick("pear"), pick("plum")
+
+ROWS = [a_row(f"q{i}", A, P) for i in range(10)]
+
+
+def prefers(right: int, answers: str | None = None) -> Made:
+    """Holds the chosen response more likely for the first `right` of ten asks."""
+    logps = {}
+    for i in range(10):
+        logps[f"q{i}", A], logps[f"q{i}", P] = (-1.0, -2.0) if i < right else (-2.0, -1.0)
+    return Made(logps, {f"q{i}": answers or A for i in range(10)})
+
+
+@pytest.mark.usefixtures("made")
+def test_preference_accuracy_is_the_share_of_pairs_whose_chosen_side_is_likelier() -> None:
+    outcome = evaluate_policy(prefers(7), ROWS, agent=PICKER)
+    share = outcome["preference_accuracy"]
+    assert (share["value"], share["n"]) == (0.7, 10)
+    # Wilson: (0.7 + 1.9208/10) / (1 + 3.8415/10) -/+ ..., R: binom.wilson(7, 10) -> 0.3967781, 0.8922087
+    assert (share["low"], share["high"]) == pytest.approx((0.3967781, 0.8922087), abs=1e-6)
+    assert outcome["length_normalised"] is False
+    assert outcome["samples"] == 10
+
+
+@pytest.mark.usefixtures("made")
+def test_a_tie_is_not_a_preference() -> None:
+    policy = Made({("q0", A): -1.0, ("q0", P): -1.0}, {"q0": A})
+    assert evaluate_policy(policy, ROWS[:1], agent=PICKER)["preference_accuracy"]["value"] == 0.0
+
+
+@pytest.mark.usefixtures("made")
+def test_the_length_normalised_share_divides_by_tokens() -> None:
+    # chosen: -6 over 6 tokens is -1 a token; rejected: -4 over 2 is -2
+    policy = Made({("q0", A): -6.0, ("q0", P): -4.0}, {"q0": A}, {A: 6, P: 2})
+    outcome = evaluate_policy(policy, ROWS[:1], agent=PICKER)
+    assert outcome["preference_accuracy"]["value"] == 0.0
+    assert outcome["preference_accuracy_length_normalised"]["value"] == 1.0
+
+
+@pytest.mark.usefixtures("made")
+def test_the_comparison_counts_the_pairs_only_one_side_gets_right() -> None:
+    outcome = evaluate_policy(prefers(9), ROWS, agent=PICKER, against=prefers(3))
+    comparison = outcome["comparison"]
+    assert comparison["against"] == "made-v1"
+    assert comparison["preference_accuracy"]["value"] == 0.3
+    assert (comparison["b"], comparison["c"]) == (6, 0)
+    assert comparison["difference"]["value"] == pytest.approx(0.6)
+    assert 0 < comparison["difference"]["low"] < 0.6 < comparison["difference"]["high"] < 1
+    assert comparison["p_value"] == pytest.approx(2 / 2**6)
+
+
+@pytest.mark.usefixtures("made")
+def test_the_same_policy_twice_shows_no_difference() -> None:
+    comparison = evaluate_policy(prefers(6), ROWS, agent=PICKER, against=prefers(6))["comparison"]
+    assert comparison["difference"]["value"] == 0
+    assert comparison["difference"]["low"] < 0 < comparison["difference"]["high"]
+    assert comparison["p_value"] == 1.0
+    assert comparison["average_reward_difference"]["value"] == 0
+
+
+@pytest.mark.usefixtures("made")
+def test_both_sides_answer_the_same_prompts_each_prompt_once() -> None:
+    rows = [a_row("q0", A, P), a_row("q0", A, M), *ROWS[1:4]]
+    one, two = prefers(10), prefers(10)
+    for policy in (one, two):
+        policy.logps = {**policy.logps, ("q0", M): -9.0}
+    outcome = evaluate_policy(one, rows, agent=PICKER, against=two, generate_samples=3)
+    assert one.asked == two.asked == ["q0", "q1", "q2"]
+    assert outcome["samples"] == 5
+    assert outcome["prompts_answered"] == outcome["valid_rate"]["n"] == 3
+
+
+@pytest.mark.usefixtures("made")
+def test_an_answer_that_is_not_listed_in_the_state_is_not_valid() -> None:
+    policy = prefers(10)
+    policy.answers = {**policy.answers, "q0": "no json", "q1": pick("banana"), "q2": M}
+    outcome = evaluate_policy(policy, ROWS, agent=PICKER)
+    assert outcome["valid_rate"]["value"] == 0.8
+    reasons = [error["reason"] for error in outcome["errors"]]
+    assert len(reasons) == 2
+    assert "found 'no json'" in reasons[0]
+    assert "which was not listed" in reasons[1]
+    assert outcome["errors"][0]["prompt"] == "q0"
+    assert outcome["errors"][0]["expected"] == A
+
+
+@pytest.mark.usefixtures("made")
+def test_without_a_reward_function_an_answer_is_worth_what_people_thought_of_it() -> None:
+    # liked 1, only rejected 0, invalid 0, not rated 0.5; written differently but the same choice counts as the same
+    policy = prefers(10)
+    policy.answers = {"q0": '{"fruit":"apple"}', "q1": P, "q2": "no json", "q3": M}
+    outcome = evaluate_policy(policy, ROWS[:4], agent=PICKER)
+    assert outcome["average_reward"]["value"] == pytest.approx((1 + 0 + 0 + 0.5) / 4)
+    assert 0 <= outcome["average_reward"]["low"] < outcome["average_reward"]["high"] <= 1
+    assert "people rejected this answer" in [error["reason"] for error in outcome["errors"]]
+
+
+@pytest.mark.usefixtures("made")
+def test_an_answer_both_preferred_and_rejected_is_worth_a_half() -> None:
+    rows = [a_row("q0", A, P), a_row("q0", M, A)]
+    policy = Made({("q0", A): -1.0, ("q0", P): -2.0, ("q0", M): -3.0}, {"q0": A})
+    assert evaluate_policy(policy, rows, agent=PICKER)["average_reward"]["value"] == 0.5
+
+
+@pytest.mark.usefixtures("made")
+def test_a_reward_function_is_asked_about_every_answer() -> None:
+    def reward(row: Mapping[str, Any], answer: str) -> float:
+        return 0.25 if row["prompt"][-1]["content"] == "q0" and answer == A else 0.75
+
+    outcome = evaluate_policy(prefers(10), ROWS[:2], agent=PICKER, reward=reward)
+    assert outcome["average_reward"]["value"] == 0.5
+
+
+@pytest.mark.usefixtures("made")
+def test_agreement_with_the_truth_counts_only_prompts_whose_truth_is_known() -> None:
+    rows = [a_row("q0", A, P, ripe="apple"), a_row("q1", A, P, ripe="plum"), a_row("q2", A, P)]
+    outcome = evaluate_policy(prefers(10), rows, agent=PICKER, against=prefers(10, answers=M))
+    assert outcome["ground_truth"]["value"] == 0.5
+    assert outcome["ground_truth"]["n"] == 2
+    assert outcome["comparison"]["ground_truth"]["value"] == 0.5
+    assert evaluate_policy(prefers(10), ROWS, agent=PICKER)["ground_truth"] is None
+
+
+@pytest.mark.usefixtures("made")
+def test_a_pair_judged_the_other_way_round_is_shown_with_by_how_much() -> None:
+    outcome = evaluate_policy(prefers(9), ROWS, agent=PICKER)
+    assert outcome["errors"] == [
+        {
+            "prompt": "q9",
+            "answer": P,
+            "expected": A,
+            "reason": "holds the rejected response 1.00 nats more likely",
+        }
+    ]
+
+
+@pytest.mark.usefixtures("made")
+def test_free_text_answers_are_compared_without_surrounding_space() -> None:
+    rows = [a_row("q0", "yes please", "no")]
+    policy = Made({("q0", "yes please"): -1.0, ("q0", "no"): -2.0}, {"q0": " yes please\n"})
+    outcome = evaluate_policy(policy, rows, agent=TALKER)
+    assert outcome["average_reward"]["value"] == 1.0
+    assert outcome["valid_rate"]["value"] == 1.0
+
+
+@pytest.mark.usefixtures("made")
+def test_max_samples_and_no_generation_are_respected() -> None:
+    policy = prefers(10)
+    outcome = evaluate_policy(policy, ROWS, agent=PICKER, max_samples=4, generate_samples=0)
+    assert outcome["samples"] == 4
+    assert outcome["valid_rate"] == {"value": None, "low": None, "high": None, "n": 0}
+    assert policy.asked == []
+
+
+@pytest.mark.usefixtures("made")
+def test_progress_ends_at_its_total() -> None:
+    seen: list[tuple[int, int]] = []
+    evaluate_policy(
+        prefers(9),
+        ROWS,
+        agent=PICKER,
+        against=prefers(3),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert [total for _, total in seen] == [40] * len(seen)
+    assert [done for done, _ in seen] == [10, 20, 30, 40]
+
+
+def test_no_pairs_are_refused() -> None:
+    with pytest.raises(TrainingRefused, match="at least one held-out pair"):
+        evaluate_policy(None, [], agent=PICKER)  # type: ignore[arg-type]
+
+
+def test_an_unknown_opponent_is_an_error() -> None:
+    with pytest.raises(ValueError, match="against='base'"):
+        evaluate_policy(None, ROWS, agent=PICKER, against="champion")  # type: ignore[arg-type]
+
+
+def test_a_real_policy_is_evaluated_against_its_base_into_json(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "llama")
+    policy: LoadedPolicy = load_policy(str(base), tiny_adapter(base, tmp_path / "adapter"), hardware=HARDWARE)
+    outcome = evaluate_policy(policy, ROWS, agent=PICKER, against="base", generate_samples=2)
+    assert json.loads(json.dumps(outcome)) == outcome
+    comparison = outcome["comparison"]
+    assert comparison["against"] == "base"
+    n = outcome["samples"]
+    gained = round(n * (outcome["preference_accuracy"]["value"] - comparison["preference_accuracy"]["value"]))
+    assert gained == comparison["b"] - comparison["c"]
+    assert outcome["valid_rate"]["value"] == 0.0
+    assert outcome["errors"][0]["reason"].startswith("not a valid answer: expected JSON")
+    alone = evaluate_policy(load_policy(str(base), hardware=HARDWARE), ROWS, agent=PICKER, generate_samples=2)
+    assert alone["preference_accuracy"] == comparison["preference_accuracy"]
+    assert "comparison" not in alone

@@ -1,0 +1,184 @@
+"""What a machine is taken to be, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rl.recipes import DPORecipe
+from rl.training import hardware
+from rl.training.hardware import Hardware, detect, estimate, measure_products
+from rl.training.policy import PolicyLoadError
+from tests.tiny import TOKENIZERS, tiny_model
+
+FACTS = {"float32": 200.0, "float32_medium": 200.0, "bfloat16": 200.0, "medium_relative_error": 1e-6}
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine without accelerator whose probe finds what it is told."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+    def machine(**facts: float) -> Hardware:
+        monkeypatch.setattr(hardware, "measure_products", lambda: {**FACTS, **facts})
+        return detect()
+
+    return machine
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def machine(gigabytes: float, bf16: bool = True) -> Hardware:
+        card = SimpleNamespace(name="A Card", total_memory=int(gigabytes * 1e9), major=8, minor=6)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
+        return detect()
+
+    return machine
+
+
+def test_this_machine_is_described_with_a_reason_for_each_derived_setting() -> None:
+    found = detect()
+    assert found.device in ("cuda", "mps", "cpu")
+    assert found.dtype in ("float32", "bfloat16", "float16")
+    assert found.cores >= 1
+    assert found.ram_gb > 0.5
+    assert found.cpu_model
+    assert set(found.reasons) == {"device", "dtype", "matmul_precision", "supports_4bit", "preset"}
+    assert all(found.reasons.values())
+    assert json.loads(json.dumps(found.as_dict()))["preset"] == found.preset
+
+
+def test_bfloat16_is_taken_where_it_is_clearly_faster(on_cpu: Any) -> None:
+    assert on_cpu(bfloat16=200.0 * hardware.BF16_MIN_GAIN).dtype == "bfloat16"
+    quick = on_cpu(bfloat16=200.0 * hardware.BF16_MIN_GAIN - 10)
+    assert quick.dtype == "float32"
+    assert "GFLOP/s" in quick.reasons["dtype"]
+
+
+def test_bfloat16_that_is_emulated_is_not_taken(on_cpu: Any) -> None:
+    # 44 to 500 times slower on CPUs without the instructions (pytorch issue 146508)
+    slow = on_cpu(bfloat16=200.0 / 44)
+    assert slow.dtype == "float32"
+    assert "0.023x" in slow.reasons["dtype"]
+
+
+def test_the_faster_float32_product_is_taken_only_while_it_is_float32(on_cpu: Any) -> None:
+    assert on_cpu(float32_medium=420.0).matmul_precision == "medium"
+    assert on_cpu(float32_medium=420.0, medium_relative_error=2e-3).matmul_precision == "highest"
+    assert on_cpu(float32_medium=210.0).matmul_precision == "highest"
+
+
+def test_bfloat16_is_compared_with_the_fastest_exact_float32(on_cpu: Any) -> None:
+    fast = {"float32_medium": 600.0, "bfloat16": 600.0 * hardware.BF16_MIN_GAIN - 60}
+    assert on_cpu(**fast).dtype == "float32"
+    assert on_cpu(**fast, medium_relative_error=1e-2).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "preset"),
+    [(8.6, "small_gpu"), (12.9, "small_gpu"), (16.1, "default"), (25.7, "high_quality")],
+)
+def test_the_preset_follows_the_accelerators_memory(on_gpu: Any, gigabytes: float, preset: str) -> None:
+    found = on_gpu(gigabytes)
+    assert (found.device, found.preset, found.memory_gb) == ("cuda", preset, gigabytes)
+
+
+def test_a_gpu_without_native_bfloat16_gets_float16(on_gpu: Any) -> None:
+    assert on_gpu(16.1).dtype == "bfloat16"
+    assert on_gpu(16.1, bf16=False).dtype == "float16"
+
+
+def test_a_machine_without_accelerator_gets_the_cpu_preset(on_cpu: Any) -> None:
+    assert (on_cpu().device, on_cpu().preset) == ("cpu", "cpu")
+
+
+def test_the_probe_measures_and_leaves_the_precision_as_it_was() -> None:
+    before = torch.get_float32_matmul_precision()
+    measured = measure_products(rows=64, width=64, budget_s=0.01)
+    assert torch.get_float32_matmul_precision() == before
+    assert set(measured) == set(hardware.PROBE_KEYS)
+    assert all(value > 0 for value in measured.values())
+    assert measured["medium_relative_error"] < 0.05
+
+
+def test_the_probe_is_done_once_per_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    calls: list[int] = []
+
+    def measure() -> dict[str, float]:
+        calls.append(1)
+        return {**FACTS, "bfloat16": 100.0 * len(calls)}
+
+    monkeypatch.setattr(hardware, "measure_products", measure)
+    first = detect(tmp_path / "cache")
+    assert detect(tmp_path / "cache").measured == first.measured
+    assert len(calls) == 1
+    detect(None)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"float32": 1.0}', '{"float32": "fast"}'])
+def test_a_broken_probe_file_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(hardware, "measure_products", lambda: FACTS)
+    detect(tmp_path)
+    (file,) = tmp_path.glob("hardware-*.json")
+    file.write_text(content)
+    assert detect(tmp_path).measured == FACTS
+    assert json.loads(file.read_text()) == FACTS
+
+
+CPU = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+
+ROWS = [
+    {"prompt": [{"role": "user", "content": f"why {i}"}], "chosen": "a b c", "rejected": "d"}
+    for i in range(50)
+]
+
+
+def test_the_estimate_counts_steps_as_training_does(tmp_path: Path) -> None:
+    base = str(tiny_model(tmp_path / "base", "llama"))
+    # 50 pairs in batches of 4: 13 micro-batches; 2 to a step: 7 steps; 3 epochs: 21
+    recipe = DPORecipe(batch_size=4, gradient_accumulation=2, epochs=3)
+    found = estimate(base, recipe, ROWS, hardware=CPU)
+    assert found.steps == 21
+    assert found.minutes > 0
+    assert found.memory_gb > 0.5
+    assert set(found.reasons) == {"steps", "minutes", "memory_gb"}
+    assert estimate(base, dataclasses.replace(recipe, max_steps=5), ROWS, hardware=CPU).steps == 5
+    same = [{**row, "rejected": row["chosen"]} for row in ROWS]
+    assert estimate(base, recipe, same, hardware=CPU).steps == 0
+
+
+def test_the_estimate_needs_more_memory_for_longer_batches(tmp_path: Path) -> None:
+    base = str(tiny_model(tmp_path / "base", "llama", hidden=256))
+    long = [{**row, "prompt": [{"role": "user", "content": "why " * 900}]} for row in ROWS]
+    sparing, plain = (
+        estimate(base, DPORecipe(batch_size=16, gradient_checkpointing=sparing), long, hardware=CPU).memory_gb
+        for sparing in (True, False)
+    )
+    assert estimate(base, DPORecipe(batch_size=1), ROWS, hardware=CPU).memory_gb < sparing < plain
+
+
+@pytest.mark.parametrize("architecture", TOKENIZERS)
+def test_every_architecture_can_be_estimated(tmp_path: Path, architecture: str) -> None:
+    base = str(tiny_model(tmp_path / architecture, architecture))
+    assert estimate(base, DPORecipe(), ROWS, hardware=CPU).minutes > 0
+
+
+def test_a_base_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyLoadError, match="found none"):
+        estimate(str(tmp_path / "nothing"), DPORecipe(), ROWS, hardware=CPU)
