@@ -249,10 +249,9 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "SERVE_AUTHENTICATION": [],
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "POSTPROCESSING_HOOKS": ["feedback.api.schemas.hook"],
-    # the pages' scripts come from the package, not from a CDN
+    # the page's scripts come from a package, not from a CDN
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "REDOC_DIST": "SIDECAR",
 }
 
 # --- Background work --------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from django.urls import path
-from drf_spectacular.views import SpectacularRedocView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularSwaggerView
 
 from backend.rest.schema import SchemaView
+from feedback.api.agreement import Agreement
 from feedback.api.decisions import DecisionOne, Decisions
 from feedback.api.ratings import Comparisons, Outcomes, Ratings
 from feedback.api.scores import Feedback
@@ -19,7 +20,7 @@ urlpatterns = [
     path("comparisons/", Comparisons.as_view(), name="api-comparisons"),
     path("traces/", Traces.as_view(), name="api-traces"),
     path("policies/feedback/<str:agent>", Feedback.as_view(), name="api-feedback"),
+    path("agreement/", Agreement.as_view(), name="api-agreement"),
     path("schema/", SchemaView.as_view(), name="api-schema"),
     path("docs/", SpectacularSwaggerView.as_view(url_name="api-schema"), name="api-docs"),
-    path("docs/redoc/", SpectacularRedocView.as_view(url_name="api-schema"), name="api-redoc"),
 ]

@@ -1,7 +1,7 @@
 """The two statements behind every single write, their SQL made once.
 
 Django compiles a statement anew each time it runs one, which here takes longer than the database needs to run it: with
-these a decision and its rating take 30 % less of a server's time (benchmarks/api_writes.py).
+these storing a rating took 0.96 ms of processor time where it had taken 1.38 (DECISIONS.md).
 """
 
 from __future__ import annotations

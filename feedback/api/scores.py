@@ -5,6 +5,7 @@ from __future__ import annotations
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.rest.errors import Refused
 from backend.rest.reading import object_in
 from backend.rest.schema import described, parameter, ref
 from backend.rest.views import ApiView
@@ -30,9 +31,10 @@ class Feedback(ApiView):
         facts = object_in(
             request.data, required=("prompt", "response", "score"), optional=("id", "runId", "notes")
         )
-        written = scored_response_record(
-            agent=agent, rater=rater_of(request, {}), run_id=facts.pop("runId", ""), **facts
-        )
+        run = facts.pop("runId", "")
+        if not isinstance(run, str):
+            raise Refused("expected the app's own id of the run", fields={"runId": "expected text"})
+        written = scored_response_record(agent=agent, rater=rater_of(request, {}), run_id=run, **facts)
         rating = written.row
         body = {
             "id": str(rating.pk),
