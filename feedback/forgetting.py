@@ -51,6 +51,9 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
 
     One transaction: all of it or nothing. Raises UnitUnknown where nothing is recorded of the unit.
     """
+    if not unit:
+        # an empty unit is that of every decision whose app named none
+        raise UnitUnknown("expected a unit, found an empty text")
     done = Forgotten(unit, dry_run)
     with transaction.atomic():
         rows = list(Decision.objects.filter(unit=unit).values_list("pk", "agent", "prompt_hash"))
