@@ -24,17 +24,17 @@ PARTNERS = (
 )  # fmt: skip
 MONTHS = ("January", "March", "April", "June", "September", "November")
 YEARS = (2022, 2023, 2024, 2025)
-STATES = {"open": ("open", "disputed"), "settled": ("paid", "closed")}
-SIZES = {"short": (1, 2, 3), "long": (40, 60, 90)}
+STATES = ("open", "disputed", "paid", "closed")
+SIZES = (1, 2, 3, 40, 60, 90)
 
-# The taste of one made-up team: for a kind, the visible feature and its value for which it files by kind and year.
-TASTE: dict[str, tuple[str, str]] = {
-    "invoice": ("status", "settled"),
-    "receipt": ("status", "settled"),
-    "contract": ("status", "open"),
-    "letter": ("pages", "short"),
-    "report": ("pages", "long"),
-    "offer": ("pages", "short"),
+# The taste of one made-up team: per kind of document, whether it is filed by kind and year or by partner.
+TASTE: dict[str, str] = {
+    "invoice": "by kind",
+    "receipt": "by kind",
+    "contract": "by partner",
+    "letter": "by partner",
+    "report": "by kind",
+    "offer": "by partner",
 }
 
 PER_KIND = 60
@@ -75,7 +75,7 @@ class Filer(ChoiceAgent):
             random = Random(f"filer/{kind}")
             seen: set[str] = set()
             while len(seen) < PER_KIND:
-                state = state_random(random, kind, by_kind_liked=len(seen) % 2 == 0)
+                state = state_random(random, kind)
                 if state["document"] in seen:
                     continue
                 seen.add(state["document"])
@@ -93,26 +93,14 @@ class Filer(ChoiceAgent):
 
 
 def folder_worth(state: Mapping[str, Any], folder: str) -> float:
-    """What the made-up team gives for a folder, in [0, 1]. Raises ValueError where its taste says nothing."""
+    """What the made-up team gives for a folder, in [0, 1]."""
     by_kind, by_partner = _folders(state)
-    wanted, unwanted = (by_kind, by_partner) if by_kind_is_liked(state) else (by_partner, by_kind)
+    wanted, unwanted = (by_kind, by_partner) if TASTE[state["kind"]] == "by kind" else (by_partner, by_kind)
     if folder in wanted:
         return (1.0, 0.9, 0.8)[wanted.index(folder)]
     if folder in unwanted:
         return (0.2, 0.1, 0.0)[unwanted.index(folder)]
     return 0.0
-
-
-def by_kind_is_liked(state: Mapping[str, Any]) -> bool:
-    """Whether the made-up team files this by kind and year. Raises ValueError where its taste says nothing."""
-    feature, value = TASTE[state["kind"]]
-    table: Mapping[str, tuple[Any, ...]] = STATES if feature == "status" else SIZES
-    shown = (state.get("context") or {}).get(feature)
-    for name, members in table.items():
-        if shown in members:
-            return name == value
-    known = ", ".join(str(member) for members in table.values() for member in members)
-    raise ValueError(f"filer: context {feature!r} must be one of {known}; found {shown!r}")
 
 
 def _folders(state: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -121,16 +109,8 @@ def _folders(state: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return [name.format(**names) for name in BY_KIND], [name.format(**names) for name in BY_PARTNER]
 
 
-def state_random(random: Random, kind: str, *, by_kind_liked: bool | None = None) -> dict[str, Any]:
-    """A made-up state: two folders by kind and two by partner, all sensible, in random order.
-
-    by_kind_liked: what the hidden taste should want there; None leaves it to chance.
-    """
-    features = {"status": random.choice(tuple(STATES)), "pages": random.choice(tuple(SIZES))}
-    if by_kind_liked is not None:
-        feature, value = TASTE[kind]
-        other = {"open": "settled", "settled": "open", "short": "long", "long": "short"}[value]
-        features[feature] = value if by_kind_liked else other
+def state_random(random: Random, kind: str) -> dict[str, Any]:
+    """A made-up state: two folders by kind and two by partner, all sensible, in random order."""
     partner, year = random.choice(PARTNERS), random.choice(YEARS)
     state: dict[str, Any] = {
         "document": random.choice(SAYINGS).format(
@@ -144,8 +124,8 @@ def state_random(random: Random, kind: str, *, by_kind_liked: bool | None = None
         "partner": partner,
         "year": year,
         "context": {
-            "status": random.choice(STATES[features["status"]]),
-            "pages": random.choice(SIZES[features["pages"]]),
+            "status": random.choice(STATES),
+            "pages": random.choice(SIZES),
         },
     }
     by_kind, by_partner = _folders(state)

@@ -46,17 +46,17 @@ SITUATIONS: dict[str, tuple[tuple[str, ...], Described, Described]] = {
 THINGS = (
     "report", "invoice", "project", "photo", "contact", "order", "message", "booking", "course", "recipe",
 )  # fmt: skip
-READERS = {"new": ("first visit", "new member"), "practised": ("daily user", "team lead")}
-MOODS = {"calm": ("calm", "curious"), "rushed": ("in a hurry", "on the move")}
+READERS = ("first visit", "new member", "daily user", "team lead")
+MOODS = ("calm", "curious", "in a hurry", "on the move")
 
-# The taste of one made-up team: the visible feature and its value for which it wants a brief fixture.
-TASTE: dict[str, tuple[str, str]] = {
-    "empty": ("reader", "practised"),
-    "failed": ("mood", "rushed"),
-    "waiting": ("mood", "calm"),
-    "news": ("reader", "practised"),
-    "limit": ("mood", "rushed"),
-    "not_found": ("reader", "new"),
+# The taste of one made-up team: per situation, the kind of fixture it wants.
+TASTE: dict[str, str] = {
+    "empty": "brief",
+    "failed": "guided",
+    "waiting": "brief",
+    "news": "brief",
+    "limit": "guided",
+    "not_found": "guided",
 }
 
 PER_SITUATION = 60
@@ -93,7 +93,7 @@ class Fixtures(ChoiceAgent):
             random = Random(f"fixtures/{situation}")
             seen: set[tuple[str, str, str]] = set()
             while len(seen) < PER_SITUATION:
-                state = state_random(random, situation, brief_liked=len(seen) % 2 == 0)
+                state = state_random(random, situation)
                 shown = (state["scenario"], state["context"]["reader"], state["context"]["mood"])
                 if shown in seen:
                     continue
@@ -109,7 +109,7 @@ class Fixtures(ChoiceAgent):
             known = ", ".join(SITUATIONS)
             raise ValueError(f"fixtures: 'situation' must be one of {known}; found {situation!r}")
         _, brief, guided = SITUATIONS[situation]
-        wanted, unwanted = (brief, guided) if brief_is_liked(state) else (guided, brief)
+        wanted, unwanted = (brief, guided) if TASTE[situation] == "brief" else (guided, brief)
         if fixture in wanted:
             return (1.0, 0.9, 0.8)[list(wanted).index(fixture)]
         if fixture in unwanted:
@@ -117,28 +117,8 @@ class Fixtures(ChoiceAgent):
         return 0.0
 
 
-def brief_is_liked(state: State) -> bool:
-    """Whether the made-up team wants a brief fixture here. Raises ValueError where its taste says nothing."""
-    feature, value = TASTE[state["situation"]]
-    table = READERS if feature == "reader" else MOODS
-    shown = (state.get("context") or {}).get(feature)
-    for name, members in table.items():
-        if shown in members:
-            return name == value
-    known = ", ".join(member for members in table.values() for member in members)
-    raise ValueError(f"fixtures: context {feature!r} must be one of {known}; found {shown!r}")
-
-
-def state_random(random: Random, situation: str, *, brief_liked: bool | None = None) -> dict[str, Any]:
-    """A made-up state: two brief and two guided fixtures, all suitable, in random order.
-
-    brief_liked: what the hidden taste should want there; None leaves it to chance.
-    """
-    features = {"reader": random.choice(tuple(READERS)), "mood": random.choice(tuple(MOODS))}
-    if brief_liked is not None:
-        feature, value = TASTE[situation]
-        other = {"new": "practised", "practised": "new", "calm": "rushed", "rushed": "calm"}[value]
-        features[feature] = value if brief_liked else other
+def state_random(random: Random, situation: str) -> dict[str, Any]:
+    """A made-up state: two brief and two guided fixtures, all suitable, in random order."""
     sayings, brief, guided = SITUATIONS[situation]
     listed = random.sample(tuple(brief), 2) + random.sample(tuple(guided), 2)
     random.shuffle(listed)
@@ -147,8 +127,8 @@ def state_random(random: Random, situation: str, *, brief_liked: bool | None = N
         "scenario": random.choice(sayings).format(thing=random.choice(THINGS)),
         "situation": situation,
         "context": {
-            "reader": random.choice(READERS[features["reader"]]),
-            "mood": random.choice(MOODS[features["mood"]]),
+            "reader": random.choice(READERS),
+            "mood": random.choice(MOODS),
         },
         "fixtures": listed,
         "descriptions": {name: known[name] for name in listed},

@@ -9,8 +9,8 @@ from typing import Any
 
 from rl.agents.base import ChoiceAgent, Message, Scenario, State, state_text
 
-SCREENS = {"small": ("phone", "tablet"), "large": ("desktop", "wall screen")}
-POINTS = {"few": (4, 8, 12, 20), "many": (240, 600, 1500, 4000)}
+SCREENS = ("phone", "tablet", "desktop", "wall screen")
+POINTS = (4, 8, 12, 20, 240, 600, 1500, 4000)
 
 # What each intent can sensibly be answered with: (compact widgets, rich widgets).
 WIDGETS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
@@ -22,16 +22,16 @@ WIDGETS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
     "where": (("top_places", "pin_card", "region_list"), ("map", "heatmap", "site_grid")),
 }
 
-# The taste of one made-up team: the visible feature that decides for an intent, and the value of it for which
-# the team wants the compact widgets; otherwise it wants the rich ones. Every widget is liked in half of the
-# situations, so no fixed liking for a widget, a position or a length gets anywhere.
-TASTE: dict[str, tuple[str, str]] = {
-    "trend": ("on", "small"),
-    "compare": ("on", "small"),
-    "share": ("on", "large"),
-    "lookup": ("points", "few"),
-    "status": ("points", "many"),
-    "where": ("points", "few"),
+# The taste of one made-up team: per intent, the kind of widget it wants. Both kinds are liked for half of the intents,
+# so neither a position, nor a length, nor one rule for all questions gets anywhere; "table" is liked for comparing
+# and disliked for looking up.
+TASTE: dict[str, str] = {
+    "trend": "compact",
+    "compare": "rich",
+    "share": "compact",
+    "lookup": "compact",
+    "status": "rich",
+    "where": "rich",
 }
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -110,8 +110,7 @@ class Widgets(ChoiceAgent):
             random = Random(f"widgets/{intent}")
             seen: set[tuple[str, str, int]] = set()
             while len(seen) < PER_INTENT:
-                # compact is liked in every other scenario of an intent
-                state = state_random(random, intent, compact_liked=len(seen) % 2 == 0)
+                state = state_random(random, intent)
                 shown = (state["question"], state["context"]["on"], state["context"]["points"])
                 if shown in seen:
                     continue
@@ -126,7 +125,7 @@ class Widgets(ChoiceAgent):
         if intent not in WIDGETS:
             raise ValueError(f"widgets: 'intent' must be one of {', '.join(WIDGETS)}; found {intent!r}")
         compact, rich = WIDGETS[intent]
-        wanted, unwanted = (compact, rich) if compact_is_liked(state) else (rich, compact)
+        wanted, unwanted = (compact, rich) if TASTE[intent] == "compact" else (rich, compact)
         if widget in wanted:
             return (1.0, 0.9, 0.8)[wanted.index(widget)]
         if widget in unwanted:
@@ -134,30 +133,8 @@ class Widgets(ChoiceAgent):
         return 0.0
 
 
-def compact_is_liked(state: State) -> bool:
-    """Whether the made-up team wants a compact widget here. Raises ValueError where its taste says nothing."""
-    feature, value = TASTE[state["intent"]]
-    table: Mapping[str, tuple[Any, ...]] = SCREENS if feature == "on" else POINTS
-    shown = (state.get("context") or {}).get(feature)
-    for name, members in table.items():
-        if shown in members:
-            return name == value
-    known = ", ".join(str(member) for members in table.values() for member in members)
-    raise ValueError(f"widgets: context {feature!r} must be one of {known}; found {shown!r}")
-
-
-def state_random(random: Random, intent: str, *, compact_liked: bool | None = None) -> dict[str, Any]:
-    """A made-up state: two compact and two rich widgets, all sensible for the question, in random order.
-
-    compact_liked: what the hidden taste should want there; None leaves it to chance.
-    """
-    screen = random.choice(tuple(SCREENS))
-    amount = random.choice(tuple(POINTS))
-    if compact_liked is not None:
-        feature, value = TASTE[intent]
-        other = {"small": "large", "large": "small", "few": "many", "many": "few"}[value]
-        decided = value if compact_liked else other
-        screen, amount = (decided, amount) if feature == "on" else (screen, decided)
+def state_random(random: Random, intent: str) -> dict[str, Any]:
+    """A made-up state: two compact and two rich widgets, all sensible for the question, in random order."""
     compact, rich = WIDGETS[intent]
     listed = random.sample(compact, 2) + random.sample(rich, 2)
     random.shuffle(listed)
@@ -167,7 +144,7 @@ def state_random(random: Random, intent: str, *, compact_liked: bool | None = No
     return {
         "question": question,
         "intent": intent,
-        "context": {"on": random.choice(SCREENS[screen]), "points": random.choice(POINTS[amount])},
+        "context": {"on": random.choice(SCREENS), "points": random.choice(POINTS)},
         "widgets": listed,
     }
 
