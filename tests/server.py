@@ -29,6 +29,7 @@ class Server:
 
     def __init__(self, database_url: str, home: Path, *, workers: int = 2, threads: int = 4) -> None:
         self.home = home
+        self.database_url = database_url
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         self.workers, self.threads = workers, threads

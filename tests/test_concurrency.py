@@ -1,0 +1,186 @@
+"""Fifty raters at once against the real server: every rating stored once, none lost, no 5xx, through a kill too."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import sqlite3
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api_client import decision_body
+from tests.postgres import postgres_url as postgres_url
+from tests.server import Server
+
+RATERS = 50
+DECISIONS = 4
+"""Few, so that all raters meet on the same rows."""
+PATIENCE_S = 60.0
+"""How long a client tries to get one rating through."""
+
+
+@dataclass
+class Rater:
+    """One client: rates every decision twice, clicks double, and sends again what got no answer."""
+
+    server: Server
+    key: str
+    name: str
+    before_send: Callable[[], None]
+    sent: list[tuple[str, str]] = field(default_factory=list)
+    """(id, decision) of each rating that was answered, in this rater's order."""
+    statuses: list[int] = field(default_factory=list)
+
+    def rate(self, decisions: list[str]) -> None:
+        dice = random.Random(self.name)
+        connections: list[http.client.HTTPConnection | None] = [None, None]
+        with ThreadPoolExecutor(2) as hands:
+            for said in ("up", "down"):
+                for decision in dice.sample(decisions, len(decisions)):
+                    body = {"id": str(uuid.uuid4()), "thumb": said, "rater": self.name}
+                    path = f"/api/decisions/{decision}/ratings/"
+                    # a double click every other time: the same write twice at the same moment
+                    clicks = connections[: 1 + dice.randrange(2)]
+                    answered = hands.map(lambda at: self._send(at, path, body), clicks)  # noqa: B023
+                    connections[: len(clicks)] = answered
+                    if dice.randrange(4) == 0:
+                        # and a retry that comes late
+                        connections[0] = self._send(connections[0], path, body)
+                    self.sent.append((body["id"], decision))
+        for connection in connections:
+            if connection is not None:
+                connection.close()
+
+    def _send(
+        self, connection: http.client.HTTPConnection | None, path: str, body: dict[str, Any]
+    ) -> http.client.HTTPConnection:
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            self.before_send()
+            try:
+                if connection is None:
+                    connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
+                connection.request("POST", path, json.dumps(body), headers)
+                answer = connection.getresponse()
+                answer.read()
+            except (OSError, http.client.HTTPException):
+                # no answer: it may have been stored or not, so it is sent again with its id
+                connection = None
+                assert time.monotonic() < deadline, self.server.log()
+                time.sleep(0.05)
+                continue
+            self.statuses.append(answer.status)
+            return connection
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """The server on a database of its own."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'raters.sqlite3'}"
+    else:
+        url = fresh_database(request.getfixturevalue("postgres_url"))
+    found = Server(url, tmp_path)
+    found.migrate()
+    with found:
+        yield found
+
+
+def fresh_database(url: str) -> str:
+    import psycopg
+
+    name = f"raters_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"{url.rpartition('/')[0]}/{name}"
+
+
+def query(server: Server, sql: str) -> list[tuple[Any, ...]]:
+    url = server.database_url
+    if url.startswith("sqlite"):
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+            return connection.execute(sql).fetchall()
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        return connection.execute(sql).fetchall()  # type: ignore[arg-type]
+
+
+def rated(server: Server, before_send: Callable[[], None] = lambda: None) -> tuple[list[str], list[Rater]]:
+    """All raters at work at once; returns the decisions and the raters when everything is answered."""
+    key = server.key("ingest", "rate")
+    first = Rater(server, key, "nobody", lambda: None)
+    decisions = [str(uuid.uuid4()) for _ in range(DECISIONS)]
+    for decision in decisions:
+        first._send(None, "/api/decisions/", decision_body(id=decision))
+    assert first.statuses == [201] * DECISIONS
+    raters = [Rater(server, key, f"rater-{n}", before_send) for n in range(RATERS)]
+    with ThreadPoolExecutor(RATERS) as pool:
+        list(pool.map(lambda rater: rater.rate(decisions), raters))
+    return decisions, raters
+
+
+def check_everything_is_stored_once(server: Server, decisions: list[str], raters: list[Rater]) -> None:
+    statuses = Counter(status for rater in raters for status in rater.statuses)
+    assert set(statuses) <= {200, 201}, f"{statuses}\n{server.log()}"
+    sent = {uuid.UUID(pk) for rater in raters for pk, _ in rater.sent}
+    assert len(sent) == RATERS * DECISIONS * 2
+    stored = query(server, "SELECT id, decision_id, rater, supersedes_id, thumb FROM feedback_rating")
+    assert {as_uuid(row[0]) for row in stored} == sent, "each rating that was answered is there, and no other"
+    assert len(stored) == len(sent)
+    # per rater and decision one chain: up first, down over it
+    chains = Counter((as_uuid(row[1]), row[2], row[3] is None, row[4]) for row in stored)
+    expected = {
+        (uuid.UUID(decision), rater.name, first, thumb)
+        for decision in decisions
+        for rater in raters
+        for first, thumb in ((True, "up"), (False, "down"))
+    }
+    assert set(chains) == expected
+    assert set(chains.values()) == {1}
+    counted = query(server, "SELECT ratings_human FROM feedback_decision")
+    assert counted == [(RATERS,)] * DECISIONS, "each rater's standing word is counted once"
+
+
+def as_uuid(value: Any) -> uuid.UUID:
+    return value if isinstance(value, uuid.UUID) else uuid.UUID(value)
+
+
+def test_fifty_raters_at_once(server: Server) -> None:
+    decisions, raters = rated(server)
+    check_everything_is_stored_once(server, decisions, raters)
+
+
+def test_fifty_raters_through_a_kill_and_a_restart(server: Server) -> None:
+    """Killed once a third of the writes was sent, as by a power cut, and started again while all of them try."""
+    third = threading.Semaphore(RATERS * DECISIONS * 2 // 3)
+    reached, killed = threading.Event(), threading.Event()
+
+    def before_send() -> None:
+        if not third.acquire(blocking=False):
+            reached.set()
+
+    def kill_and_restart() -> None:
+        assert reached.wait(PATIENCE_S)
+        server.kill()
+        time.sleep(0.3)
+        server.start()
+        killed.set()
+
+    killer = threading.Thread(target=kill_and_restart)
+    killer.start()
+    decisions, raters = rated(server, before_send)
+    killer.join()
+    assert killed.is_set()
+    check_everything_is_stored_once(server, decisions, raters)
