@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from django.urls import path
 
-from feedback import views
+from feedback import agreement_views, views
 
 urlpatterns = [
     path("rate/", views.rate, name="rate"),
     path("rate/undo/", views.rate_undo, name="rate-undo"),
     path("rate/skip/", views.rate_skip, name="rate-skip"),
+    path("agreement/", agreement_views.agreement, name="agreement"),
     path("accounts/link/<str:uid>/<str:token>/", views.link_signin, name="signin-link"),
 ]
