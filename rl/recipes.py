@@ -150,6 +150,10 @@ class DPORecipe(Recipe):
     loss: str = "sigmoid"
     label_smoothing: float = 0.0
     """Assumed share of flipped preferences, in [0, 0.5); used by `sigmoid` (conservative DPO) and `robust`."""
+    sft_weight: float = 0.0
+    """Weight of the chosen responses' own negative log-likelihood (nats per token) beside the preference loss (RPO,
+    Pang et al. 2024, arXiv 2404.19733). It holds on to answering at all: preference losses alone may make the chosen
+    response less likely too, as long as the rejected one falls further."""
     precompute_reference: bool = True
     """Compute the reference's log-probabilities once instead of every step."""
 
@@ -159,6 +163,10 @@ class DPORecipe(Recipe):
             raise RecipeError(f"beta must be above 0, found {self.beta!r}")
         if not 0 <= self.label_smoothing < 0.5:
             raise RecipeError(f"label_smoothing must be in [0, 0.5), found {self.label_smoothing!r}")
+        if self.sft_weight < 0:
+            raise RecipeError(f"sft_weight must not be negative, found {self.sft_weight!r}")
+        if self.loss == "exo_pair" and self.label_smoothing == 0:
+            raise RecipeError("loss exo_pair needs label_smoothing above 0; its paper uses 0.001")
         if self.loss not in DPO_LOSSES:
             raise RecipeError(f"loss must be one of {', '.join(DPO_LOSSES)}; found {self.loss!r}")
 

@@ -108,6 +108,8 @@ REFERENCE_CHOSEN, REFERENCE_REJECTED = [-0.5, -10.1, -0.1], [-0.1, -20.1, -0.1]
 LOSSES = [
     ({}, [0.6931471805599453, 0.3132616875182229, 0.1269280110429725]),
     ({"label_smoothing": 0.1}, [0.6931471805599453, 0.41326168751822295, 0.32692801104297253]),
+    # plus half the chosen response's -log p, one token long here: 0.25, 5, 0.5
+    ({"sft_weight": 0.5}, [0.6931471805599453 + 0.25, 0.3132616875182229 + 5.0, 0.1269280110429725 + 0.5]),
     ({"loss": "robust", "label_smoothing": 0.1}, [0.6931471805599452, 0.18826168751822295, -0.12307198895702753]),
 ]  # fmt: skip
 
@@ -156,7 +158,7 @@ def test_the_vectors_here_are_the_shared_ones() -> None:
     assert given["ref_rejected_logps"] == REFERENCE_REJECTED
     assert vectors["dpo-sigmoid"]["expected"]["loss"] == LOSSES[0][1]
     assert vectors["dpo-smoothing"]["expected"]["conservative"] == LOSSES[1][1]
-    assert vectors["dpo-smoothing"]["expected"]["robust"] == LOSSES[2][1]
+    assert vectors["dpo-smoothing"]["expected"]["robust"] == LOSSES[3][1]
 
 
 def test_rewards_margins_accuracy_and_kl_give_the_published_values(base: str, tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_rewards_margins_accuracy_and_kl_give_the_published_values(base: str, tm
 
 
 def test_label_smoothing_without_noise_is_plain_dpo() -> None:
-    assert trl_losses(dataclasses.replace(QUICK, label_smoothing=0.0)) == (["sigmoid"], None)
+    assert trl_losses(dataclasses.replace(QUICK, label_smoothing=0.0)) == (["sigmoid"], [1.0])
 
 
 # The forward pass ------------------------------------------------------------------------------------------------

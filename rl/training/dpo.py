@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import os
 import shutil
 import time
 import types
@@ -121,8 +122,9 @@ class DPOTrainer:
         checkpoints = self.output_dir / "checkpoints"
         try:
             checkpoints.mkdir(parents=True, exist_ok=True)
-            (checkpoints / ".writable").touch()
-            (checkpoints / ".writable").unlink()
+            probe = checkpoints / f".writable.{os.getpid()}"  # each process of a launch makes its own
+            probe.touch()
+            probe.unlink()
         except OSError as error:
             raise TrainingRefused(
                 f"expected a folder that can be written at {self.output_dir}, found {error.strerror}: "
@@ -347,16 +349,19 @@ class DPOTrainer:
             self.listener.on_note(text)
 
 
-def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float] | None]:
+def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float]]:
     """TRL's loss_type and loss_weights for a recipe.
 
     TRL 1.16 ignores label smoothing in `sigmoid`. Conservative DPO, -(1-e) log s(x) - e log s(-x), is the sum
     (2-2e) sigmoid - (1-2e) robust, because robust is (-(1-e) log s(x) + e log s(-x)) / (1-2e).
     """
+    losses, weights = [recipe.loss], [1.0]
     if recipe.loss == "sigmoid" and recipe.label_smoothing > 0:
         e = recipe.label_smoothing
-        return ["sigmoid", "robust"], [2 - 2 * e, -(1 - 2 * e)]
-    return [recipe.loss], None
+        losses, weights = ["sigmoid", "robust"], [2 - 2 * e, -(1 - 2 * e)]
+    if recipe.sft_weight > 0:
+        losses, weights = [*losses, "sft"], [*weights, recipe.sft_weight]
+    return losses, weights
 
 
 def reference_logps(

@@ -74,8 +74,9 @@ def checkpoint_last(folder: Path) -> tuple[Path | None, list[str]]:
     for path in found:
         if checkpoint_is_whole(path):
             return path, notes
-        # left in place it would count as one of the checkpoints kept, and push a whole one out
-        shutil.rmtree(path)
+        # left in place it would count as one of the checkpoints kept, and push a whole one out; every process of a
+        # launch comes here, and one is enough to remove it
+        shutil.rmtree(path, ignore_errors=True)
         notes.append(f"{path.name} was only half-written and is not used")
     return None, notes
 
