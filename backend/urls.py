@@ -9,6 +9,7 @@ from backend.rest import errors
 urlpatterns = [
     # first, because it is asked most often
     path("api/", include("feedback.api_urls")),
+    path("api/", include("rl.api_urls")),
     # whatever else is asked for there gets JSON too
     re_path("^api/", errors.no_such_address),
     path("", include("feedback.urls")),

@@ -27,7 +27,7 @@ from feedback.selectors import agents_known
 from rl import registry
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
 from rl.models import Policy, RunMetric, TrainingRun
-from rl.recipes import DPORecipe, recipe_named
+from rl.recipes import DPORecipe, RecipeError, recipe_named
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
@@ -136,9 +136,53 @@ def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[s
     return _run_claimed(run_claim(run.pk), hardware, progress, actor=order.actor)
 
 
+def run_enqueue(order: TrainOrder) -> TrainingRun:
+    """Enter a run that another process trains later, by `train_queued`: what the web process does, without torch.
+
+    The row keeps what was asked; preset, recipe and dataset are settled on the machine that trains, when it starts.
+    Raises RecipeError for a knob or preset that does not exist.
+    """
+    recipe_named(order.method, order.config or "default").with_knobs(**order.knobs)
+    return TrainingRun.objects.create(
+        agent=order.agent,
+        method=order.method,
+        base_model=order.base_model or settings.RATCHET_BASE_MODEL,
+        config=order.config or "",
+        recipe=order.knobs,
+    )
+
+
+def train_queued(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
+    """Train a run that `run_enqueue` entered. What refuses it is raised, and stands as the run's reason."""
+    run = run_claim(run_id)
+    return _run_claimed(run, _settle(run), progress, actor=actor)
+
+
+def _settle(run: TrainingRun) -> Hardware:
+    """Give a claimed run that was only asked for its preset, recipe and dataset; a run that has them is left alone."""
+    try:
+        hardware = hardware_detect()
+        if run.snapshot is None:
+            order = TrainOrder(run.agent, run.method, run.config or None, run.base_model, run.recipe)
+            run.config, recipe = recipe_for(order, hardware)
+            run.recipe, run.seed = recipe.as_dict(), recipe.seed
+            run.snapshot = _prepare(order).snapshot
+            run.hardware, run.code_version = hardware.as_dict(), code_version()
+            run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
+    except (DatasetRefused, RecipeError) as refusal:
+        run_finish(run, Status.REFUSED, reason=str(refusal))
+        raise
+    except BaseException as error:
+        run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")
+        raise
+    return hardware
+
+
 def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
     """Go on with a run that was killed, cancelled or failed, from its last whole checkpoint, with its own recipe."""
-    return _run_claimed(run_claim(run_id, resume=True), hardware_detect(), progress, actor=actor, resume=True)
+    run = run_claim(run_id, resume=True)
+    begun = run.snapshot is not None  # one that was killed before it had its dataset starts over
+    return _run_claimed(run, _settle(run), progress, actor=actor, resume=begun)
 
 
 def _prepare(order: TrainOrder, *, dry_run: bool = False) -> Prepared:
@@ -166,7 +210,7 @@ def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
     allowed = TrainingRun.RESUMABLE if resume else (Status.QUEUED,)
     if run.status not in allowed:
         raise RunRefused(f"run {run_id} is {run.status}; only {', '.join(allowed)} runs can be taken")
-    if run.status == Status.RUNNING and _worker_lives(run):
+    if run.status == Status.RUNNING and worker_lives(run):
         raise RunRefused(f"run {run_id} is still being trained by {run.worker}; stop that process first")
     claimed = TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker).update(
         status=Status.RUNNING,
@@ -186,7 +230,7 @@ def _worker_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
 
 
-def _worker_lives(run: TrainingRun) -> bool:
+def worker_lives(run: TrainingRun) -> bool:
     """Whether the process that claimed a run still exists (same host), or gave a sign of life lately (another)."""
     host, _, process = run.worker.rpartition(":")[0].rpartition(":")
     if host == socket.gethostname() and process.isdigit():

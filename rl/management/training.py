@@ -104,6 +104,13 @@ class TrainCommand(RatchetCommand):
             help="Go on with a killed, cancelled or failed run. Example: --resume 17",
         )
         add(
+            "--queued",
+            type=int,
+            metavar="RUN",
+            help="Train a run that was asked for over REST and waits; the other options stand in it. "
+            "Example: --queued 17",
+        )
+        add(
             "--dry-run",
             action="store_true",
             help="Build the dataset, print counts, recipe and estimates; train nothing.",
@@ -117,6 +124,9 @@ class TrainCommand(RatchetCommand):
         if options["resume"] is not None:
             with self.bar("training") as bar:
                 result = runs.train_resume(options["resume"], bar.update, actor=f"train_{self.method}")
+        elif options["queued"] is not None:
+            with self.bar("training") as bar:
+                result = runs.train_queued(options["queued"], bar.update, actor=f"train_{self.method}")
         else:
             order = self._order(options)
             if options["dry_run"]:

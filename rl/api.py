@@ -1,0 +1,203 @@
+"""The REST endpoints of rl: an agent's policies, training one, how a run goes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.access import Grant
+from backend.rest.errors import Refused
+from backend.rest.reading import object_in, parameters
+from backend.rest.schema import described, listed, parameter, ref
+from backend.rest.views import ApiView
+from feedback.selectors import SLUG_PATTERN
+from rl.datasets import DatasetRefused
+from rl.models import Policy, TrainingRun
+from rl.orders import OrderEstimate, order_estimate, order_place
+from rl.recipes import RecipeError
+from rl.runs import TrainOrder
+from rl.scores import score_summaries
+from rl.selectors import run_get, run_series
+
+AGENT = parameter("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Whose", where="path")
+
+
+class Policies(ApiView):
+    scopes = {"GET": "read"}
+
+    @described(
+        "List an agent's policies, newest first",
+        {200: ("All of them", listed(ref("PolicyVersion")))},
+        parameters=(AGENT,),
+        tag="policies",
+        operation="policies_of_agent",
+    )
+    def get(self, request: Request, agent: str) -> Response:
+        parameters(request, ())
+        found = list(Policy.objects.filter(agent=_agent(agent)).order_by("-pk"))
+        scores = score_summaries(agent, [policy.created_at for policy in found])
+        return Response(
+            [
+                {
+                    "id": policy.name,
+                    "agentId": agent,
+                    "version": _version(policy),
+                    "createdAt": policy.created_at.isoformat(),
+                    "metrics": {
+                        "feedbackCount": policy.feedback_count,
+                        "rewardMean": score.mean,
+                        "rewardStd": score.std,
+                    },
+                }
+                for policy, score in zip(found, scores, strict=True)
+            ]
+        )
+
+
+class TrainPolicy(ApiView):
+    scopes = {"POST": "operate"}
+
+    @described(
+        "Train a policy from an agent's feedback, or say what that would come to",
+        {
+            200: ("What training would come to", ref("TrainingPlan")),
+            202: ("The queued run; Location is where it stands", ref("Run")),
+        },
+        body=ref("TrainingSent"),
+        parameters=(AGENT,),
+        tag="policies",
+        operation="policies_train",
+        description="Runs are trained by `manage.py qcluster`, one after the other.",
+    )
+    def post(self, request: Request, agent: str) -> Response:
+        facts = object_in(request.data, required=(), optional=("dryRun", "maxSteps", "learningRate"))
+        grant = request.auth
+        assert isinstance(grant, Grant)  # the permission let nobody else through
+        order = TrainOrder(_agent(agent), knobs=_knobs(facts), actor=grant.who)
+        try:
+            if _flag(facts, "dryRun"):
+                return Response(_plan(order_estimate(order)))
+            run = order_place(order)
+        except (DatasetRefused, RecipeError) as refusal:
+            raise Refused(str(refusal)) from refusal
+        return Response(_run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
+
+
+class RunOne(ApiView):
+    scopes = {"GET": "read"}
+
+    @described(
+        "Read how a run goes, and what came of it",
+        {200: ("The run; once trained, with its policy", ref("RunWhole"))},
+        parameters=(parameter("pk", {"type": "integer"}, "The run", where="path"),),
+        refusals=(404,),
+        tag="policies",
+        operation="runs_read",
+    )
+    def get(self, request: Request, pk: int) -> Response:
+        parameters(request, ())
+        # SQLite and PostgreSQL have no larger keys
+        run = run_get(pk) if pk < 2**63 else None
+        if run is None:
+            raise Refused(f"no run {pk}", code="not_found", status=404, fields={"id": "does not exist"})
+        history = {name: [list(point) for point in points] for name, points in run_series(run).items()}
+        return Response({**_run_shown(run), **_trained(run), "history": history})
+
+
+def _agent(slug: str) -> str:
+    if not re.fullmatch(SLUG_PATTERN, slug):
+        fault = "expected a slug of 1 to 64 lower-case letters, digits, - and _"
+        raise Refused(f"agent: {fault}", fields={"agent": fault})
+    return slug
+
+
+def _flag(facts: dict[str, Any], name: str) -> bool:
+    value = facts.get(name, False)
+    if not isinstance(value, bool):
+        raise Refused(f"{name}: expected true or false", fields={name: "expected true or false"})
+    return value
+
+
+def _knobs(facts: dict[str, Any]) -> dict[str, Any]:
+    """maxSteps and learningRate as knobs; their ranges are checked here, where the field's name is known."""
+    knobs: dict[str, Any] = {}
+    faults: dict[str, str] = {}
+    steps, rate = facts.get("maxSteps"), facts.get("learningRate")
+    if steps is not None:
+        knobs["max_steps"] = steps
+        if not _number(steps) or steps != int(steps) or not 1 <= steps <= 1_000_000:
+            faults["maxSteps"] = "expected a whole number from 1 to 1,000,000"
+    if rate is not None:
+        knobs["learning_rate"] = rate
+        if not _number(rate) or not 0 < rate <= 1:
+            faults["learningRate"] = "expected a number above 0 and up to 1"
+    if faults:
+        raise Refused("; ".join(f"{name}: {fault}" for name, fault in faults.items()), fields=faults)
+    return knobs
+
+
+def _number(value: Any) -> bool:
+    # the bounds keep out infinity, which has no whole part, and what is too long to be a float
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e9 < value < 1e9
+
+
+def _plan(estimate: OrderEstimate) -> dict[str, Any]:
+    return {
+        "status": "dry_run",
+        "feedbackCount": estimate.feedback_count,
+        "pairs": estimate.pairs,
+        "estimatedSteps": estimate.steps,
+        "estimatedTimeMinutes": round(estimate.minutes, 3),
+        "estimatedBy": estimate.by,
+        "scoreMean": estimate.score_mean,
+        "scoreStd": estimate.score_std,
+        "modelConfig": {
+            "baseModel": estimate.base_model,
+            "method": "dpo",
+            "preset": estimate.config,
+            **estimate.recipe,
+        },
+        "refused": estimate.refused,
+    }
+
+
+def _run_shown(run: TrainingRun) -> dict[str, Any]:
+    done = run.status == TrainingRun.Status.SUCCEEDED
+    return {
+        "id": run.pk,
+        "agent": run.agent,
+        "method": run.method,
+        "status": "trained" if done else str(run.status),
+        "reason": run.reason,
+        "steps_done": run.steps_done,
+        "steps_total": run.steps_total,
+        "created_at": run.created_at.isoformat(),
+        "started_at": run.started_at.isoformat() if run.started_at else None,
+        "finished_at": run.finished_at.isoformat() if run.finished_at else None,
+    }
+
+
+def _trained(run: TrainingRun) -> dict[str, Any]:
+    """What a finished run adds; nothing for one that has no policy."""
+    policy: Policy | None = getattr(run, "policy", None)
+    if policy is None:
+        return {}
+    learnt_from = run.snapshot.created_at if run.snapshot else policy.created_at
+    score = score_summaries(run.agent, [max(learnt_from, run.created_at)])[0]
+    return {
+        "policyId": policy.name,
+        "version": _version(policy),
+        "modelPath": policy.adapter_path,
+        "rewardModelPath": None,
+        "feedbackCount": policy.feedback_count,
+        "trainingSteps": run.steps_done,
+        "rewardMean": score.mean,
+        "rewardStd": score.std,
+    }
+
+
+def _version(policy: Policy) -> str:
+    return policy.name.removeprefix(f"{policy.agent}-")

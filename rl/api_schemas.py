@@ -1,0 +1,102 @@
+"""What the REST endpoints of rl take and answer, as OpenAPI components."""
+
+from __future__ import annotations
+
+from backend.rest.schema import Schema, add_components, listed
+
+NUMBER: Schema = {"type": "number"}
+MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
+TEXT: Schema = {"type": "string"}
+WHOLE: Schema = {"type": "integer", "minimum": 0}
+TIME: Schema = {"type": "string", "format": "date-time"}
+MAYBE_TIME: Schema = {"type": ["string", "null"], "format": "date-time"}
+
+
+def _all_of(properties: dict[str, Schema]) -> Schema:
+    return {
+        "type": "object",
+        "required": list(properties),
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+RUN = {
+    "id": {"type": "integer"},
+    "agent": TEXT,
+    "method": TEXT,
+    "status": {
+        "type": "string",
+        "enum": ["queued", "running", "trained", "failed", "refused", "cancelled"],
+    },
+    "reason": {**TEXT, "description": "Why it was refused, failed or cancelled"},
+    "steps_done": WHOLE,
+    "steps_total": WHOLE,
+    "created_at": TIME,
+    "started_at": MAYBE_TIME,
+    "finished_at": MAYBE_TIME,
+}
+TRAINED = {
+    "policyId": TEXT,
+    "version": TEXT,
+    "modelPath": TEXT,
+    "rewardModelPath": {"type": ["string", "null"], "description": "null: DPO needs no reward model"},
+    "feedbackCount": WHOLE,
+    "trainingSteps": WHOLE,
+    "rewardMean": {**MAYBE_NUMBER, "description": "Of the ratings it learnt from, in [0, 1]"},
+    "rewardStd": MAYBE_NUMBER,
+}
+
+COMPONENTS: dict[str, Schema] = {
+    "PolicyVersion": _all_of(
+        {
+            "id": {**TEXT, "description": "The policy's name"},
+            "agentId": TEXT,
+            "version": TEXT,
+            "createdAt": TIME,
+            "metrics": _all_of(
+                {"feedbackCount": WHOLE, "rewardMean": MAYBE_NUMBER, "rewardStd": MAYBE_NUMBER}
+            ),
+        }
+    ),
+    "TrainingSent": {
+        "type": "object",
+        "properties": {
+            "dryRun": {"type": ["boolean", "null"], "default": False},
+            "maxSteps": {"type": ["integer", "null"], "minimum": 1, "maximum": 1_000_000},
+            "learningRate": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
+        },
+        "additionalProperties": False,
+    },
+    "TrainingPlan": _all_of(
+        {
+            "status": {"type": "string", "enum": ["dry_run"]},
+            "feedbackCount": WHOLE,
+            "pairs": {**WHOLE, "description": "Training pairs this feedback makes"},
+            "estimatedSteps": WHOLE,
+            "estimatedTimeMinutes": {"type": "number", "minimum": 0},
+            "estimatedBy": TEXT,
+            "scoreMean": {**MAYBE_NUMBER, "description": "Of the ratings that stand, in [0, 1]"},
+            "scoreStd": MAYBE_NUMBER,
+            "modelConfig": {"type": "object", "additionalProperties": True},
+            "refused": {**TEXT, "description": "Why it could not be trained now; empty where it could"},
+        }
+    ),
+    "Run": {**_all_of(RUN), "additionalProperties": False},
+    "RunWhole": {
+        "type": "object",
+        "required": [*RUN, "history"],
+        "properties": {
+            **RUN,
+            **TRAINED,
+            "history": {
+                "type": "object",
+                "description": "Figure -> its [step, value] points so far",
+                "additionalProperties": listed({"type": "array", "items": NUMBER}),
+            },
+        },
+        "additionalProperties": False,
+    },
+}
+
+hook = add_components(COMPONENTS)

@@ -1,0 +1,324 @@
+"""REST of rl: an agent's policies, what a training would come to, and one from the request to the policy."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from django_q.models import OrmQ
+
+from feedback.services import comparison_submit, decision_record, rating_submit
+from rl import tasks
+from rl.models import Policy, RunMetric, TrainingRun
+from rl.runs import TrainOrder, run_enqueue
+from rl.scores import score_summaries
+from tests.api_client import ApiClient, error_of
+from tests.server import ROOT, Server
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operator() -> ApiClient:
+    return ApiClient("read", "operate")
+
+
+def rate(n: int, *, pairs: bool = True, agent: str = "support-bot") -> None:
+    """n ratings, by scores; of two responses to one prompt each, or of as many prompts."""
+    for index in range(n):
+        good = index % 2 == 0
+        prompt = f"question {index // 2 if pairs else index}"
+        row = decision_record(
+            agent=agent, messages=prompt, response=f"{'good' if good else 'bad'} {index}"
+        ).row
+        rating_submit(decision=row, rater="ada", score=0.9 if good else 0.2)
+
+
+def policy(name: str, count: int, **more: Any) -> Policy:
+    return Policy.objects.create(
+        name=name, agent="support-bot", base_model="bundled", base_model_hash="x", adapter_path=f"policies/{name}",
+        adapter_sha256="y", feedback_count=count, **more,
+    )  # fmt: skip
+
+
+TRAIN = "/api/policies/train_policy/support-bot"
+
+
+def test_a_dry_run_says_what_training_would_come_to(operator: ApiClient) -> None:
+    rate(40)
+    response = operator.post(TRAIN, {"dryRun": True})
+    assert response.status_code == 200
+    plan = response.json()
+    assert (plan["status"], plan["feedbackCount"]) == ("dry_run", 40)
+    assert plan["scoreMean"] == pytest.approx(0.55)
+    assert plan["scoreStd"] == pytest.approx(statistics.stdev([0.9, 0.2] * 20))
+    # the cpu preset: batches of 16, three epochs
+    assert plan["modelConfig"]["batch_size"] == 16
+    assert plan["estimatedSteps"] == 3 * -(-plan["pairs"] // 16)
+    assert 0 < plan["pairs"] <= 20
+    assert plan["estimatedTimeMinutes"] == pytest.approx(plan["estimatedSteps"] * 0.5 / 60, abs=1e-3)
+    assert not TrainingRun.objects.exists()
+
+
+def test_knobs_of_the_request_stand_in_the_plan(operator: ApiClient) -> None:
+    rate(40)
+    plan = operator.post(TRAIN, {"dryRun": True, "maxSteps": 7, "learningRate": 0.002}).json()
+    assert plan["estimatedSteps"] == 7
+    assert (plan["modelConfig"]["max_steps"], plan["modelConfig"]["learning_rate"]) == (7, 0.002)
+
+
+def test_time_is_estimated_from_an_earlier_run(operator: ApiClient) -> None:
+    rate(40)
+    TrainingRun.objects.create(
+        agent="another", method="dpo", base_model="bundled", config="default", status="succeeded", steps_done=10,
+        result={"seconds": 120.0}, finished_at=timezone.now(),
+    )  # fmt: skip
+    plan = operator.post(TRAIN, {"dryRun": True, "maxSteps": 5}).json()
+    assert plan["estimatedTimeMinutes"] == pytest.approx(1.0)
+    assert plan["modelConfig"]["preset"] == "default"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_fewer_than_ten_samples_are_refused_with_their_count(operator: ApiClient, dry_run: bool) -> None:
+    rate(9)
+    response = operator.post(TRAIN, {"dryRun": dry_run})
+    assert response.status_code == 400
+    assert "found 9" in error_of(response)["message"]
+    assert error_of(response)["fields"] == {"feedbackCount": "9 of 10"}
+    assert not TrainingRun.objects.exists()
+
+
+def test_ratings_that_make_no_pairs_are_planned_with_the_reason_and_not_trained(operator: ApiClient) -> None:
+    rate(12, pairs=False)
+    plan = operator.post(TRAIN, {"dryRun": True}).json()
+    assert (plan["feedbackCount"], plan["estimatedSteps"]) == (12, 0)
+    assert "0 pairs" in plan["refused"]
+    response = operator.post(TRAIN, {})
+    assert response.status_code == 400
+    assert "0 pairs" in error_of(response)["message"]
+    assert not TrainingRun.objects.exists()
+    assert not OrmQ.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"dryRun": "yes"}, "dryRun"),
+        ({"dryRun": 1}, "dryRun"),
+        ({"maxSteps": 0}, "maxSteps"),
+        ({"maxSteps": 1.5}, "maxSteps"),
+        ({"maxSteps": "5"}, "maxSteps"),
+        ({"maxSteps": True}, "maxSteps"),
+        ({"maxSteps": 10**400}, "maxSteps"),
+        ({"learningRate": 0}, "learningRate"),
+        ({"learningRate": -1}, "learningRate"),
+        ({"learningRate": 2}, "learningRate"),
+        ({"learning_rate": 0.1}, "learning_rate"),
+    ],
+    ids=str,
+)
+def test_a_bad_order_is_refused_by_field(operator: ApiClient, body: dict[str, Any], field: str) -> None:
+    rate(12)
+    response = operator.post(TRAIN, body)
+    assert response.status_code == 400
+    assert field in error_of(response)["fields"]
+
+
+def test_an_order_is_a_queued_run_and_a_task(operator: ApiClient) -> None:
+    rate(40)
+    response = operator.post(TRAIN, {"maxSteps": 3})
+    assert response.status_code == 202
+    run = TrainingRun.objects.get()
+    assert response["Location"] == f"/api/runs/{run.pk}/"
+    assert (response.json()["id"], response.json()["status"]) == (run.pk, "queued")
+    assert (run.agent, run.method, run.recipe) == ("support-bot", "dpo", {"max_steps": 3})
+    task = OrmQ.objects.get().task
+    assert (task["func"], task["args"]) == ("rl.tasks.train", (run.pk,))
+    shown = operator.get(response["Location"]).json()
+    assert (shown["status"], shown["history"]) == ("queued", {})
+
+
+def test_a_run_shows_its_history_and_then_its_policy(operator: ApiClient) -> None:
+    rate(12)
+    run = TrainingRun.objects.create(
+        agent="support-bot", method="dpo", base_model="bundled", status="running"
+    )
+    RunMetric.objects.create(run=run, step=5, values={"loss": 0.6, "note": "no number"})
+    RunMetric.objects.create(run=run, step=10, values={"loss": 0.4})
+    shown = operator.get(f"/api/runs/{run.pk}/").json()
+    assert (shown["status"], shown["history"]) == ("running", {"loss": [[5, 0.6], [10, 0.4]]})
+    assert "policyId" not in shown
+    TrainingRun.objects.update(status="succeeded", steps_done=10, finished_at=timezone.now())
+    policy("support-bot-v12", 12, run=run)
+    shown = operator.get(f"/api/runs/{run.pk}/").json()
+    assert {
+        name: shown[name] for name in ("status", "policyId", "version", "modelPath", "rewardModelPath")
+    } == {
+        "status": "trained",
+        "policyId": "support-bot-v12",
+        "version": "v12",
+        "modelPath": "policies/support-bot-v12",
+        "rewardModelPath": None,
+    }
+    assert (shown["feedbackCount"], shown["trainingSteps"]) == (12, 10)
+    assert shown["rewardMean"] == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("pk", ["77", str(2**63), "9" * 40])
+def test_an_unknown_run_is_not_found(operator: ApiClient, pk: str) -> None:
+    response = operator.get(f"/api/runs/{pk}/")
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "not_found"
+
+
+def test_policies_are_listed_with_what_raters_had_said_by_then(operator: ApiClient) -> None:
+    rate(2)
+    first = policy("support-bot-v2", 2)
+    rate(4, agent="other")
+    row = decision_record(agent="support-bot", messages="q", response="r").row
+    rating_submit(decision=row, rater="ada", stars=5)
+    second = policy("support-bot-v3", 3)
+    listed = operator.get("/api/policies/support-bot").json()
+    assert [set(entry) for entry in listed] == [{"id", "agentId", "version", "createdAt", "metrics"}] * 2
+    assert [(entry["id"], entry["version"]) for entry in listed] == [(second.name, "v3"), (first.name, "v2")]
+    assert [entry["metrics"]["feedbackCount"] for entry in listed] == [3, 2]
+    assert listed[1]["metrics"]["rewardMean"] == pytest.approx(0.55)
+    assert listed[0]["metrics"]["rewardMean"] == pytest.approx((0.9 + 0.2 + 1.0) / 3)
+    assert listed[0]["metrics"]["rewardStd"] == pytest.approx(statistics.stdev([0.9, 0.2, 1.0]))
+
+
+def test_an_agent_without_policies_has_an_empty_list(operator: ApiClient) -> None:
+    assert operator.get("/api/policies/nobody").json() == []
+    assert operator.get("/api/policies/Not%20A%20Slug").status_code == 400
+
+
+def test_the_finest_word_of_a_rating_counts() -> None:
+    for said in ({"thumb": "up"}, {"thumb": "down", "stars": 4}, {"stars": 1, "score": 0.5}, {"notes": "hm"}):
+        row = decision_record(agent="a", messages="q", response="r").row
+        rating_submit(decision=row, rater="ada", **said)  # type: ignore[arg-type]
+    found = score_summaries("a", [timezone.now()])[0]
+    assert (found.n, found.mean) == (3, pytest.approx((1 + 0.75 + 0.5) / 3))
+    assert score_summaries("nobody", [timezone.now()]) == [(0, None, None)]
+
+
+# --- The worker ---------------------------------------------------------------------------------------------
+
+
+class Child:
+    """Stands in for the command: what it does to the run, and how it ends."""
+
+    def __init__(self, code: int, stderr: str = "", **changes: Any) -> None:
+        self.code, self.stderr, self.changes = code, stderr, changes
+        self.command: list[str] = []
+
+    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        self.command = command
+        TrainingRun.objects.update(**self.changes)
+        return subprocess.CompletedProcess(command, self.code, "", self.stderr)
+
+
+def queued() -> TrainingRun:
+    return run_enqueue(TrainOrder("support-bot", knobs={"max_steps": 2}))
+
+
+def test_the_task_starts_the_command_that_claims_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, child = queued(), Child(0, status="succeeded", finished_at=timezone.now())
+    monkeypatch.setattr(tasks.subprocess, "run", child)
+    assert tasks.train(run.pk) == "succeeded"
+    assert child.command[2:] == ["train_dpo", "--queued", str(run.pk), "--json"]
+
+
+def test_a_refusal_of_the_child_stands_as_it_was_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = queued()
+    child = Child(1, "x", status="refused", reason="2 pairs found", finished_at=timezone.now())
+    monkeypatch.setattr(tasks.subprocess, "run", child)
+    assert tasks.train(run.pk) == "refused"
+    run.refresh_from_db()
+    assert run.reason == "2 pairs found"
+
+
+@pytest.mark.parametrize("left", ["queued", "running"])
+def test_a_child_that_died_without_a_word_leaves_the_run_failed(
+    monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    run = queued()
+    monkeypatch.setattr(tasks.subprocess, "run", Child(-9, "warming up\nKilled\n", status=left))
+    assert tasks.train(run.pk) == "failed"
+    run.refresh_from_db()
+    assert "ended with -9: Killed" in run.reason
+    assert run.finished_at is not None
+
+
+def test_a_task_delivered_twice_leaves_the_run_to_the_worker_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rl.runs import run_claim
+
+    run = queued()
+    run_claim(run.pk)  # by this process, which lives
+    monkeypatch.setattr(tasks.subprocess, "run", Child(1, "run 1 is running"))
+    assert tasks.train(run.pk) == "running"
+
+
+def test_a_dataset_that_is_too_small_when_the_worker_comes_refuses_the_run() -> None:
+    from rl.datasets import DatasetRefused
+    from rl.runs import train_queued
+
+    left, right = (decision_record(agent="support-bot", messages="q", response=text).row for text in "ab")
+    comparison_submit(left=left, right=right, preference="left", rater="ada")
+    run = queued()
+    with pytest.raises(DatasetRefused):
+        train_queued(run.pk, actor="test")
+    run.refresh_from_db()
+    assert (run.status, run.finished_at is not None) == ("refused", True)
+    assert "pairs found" in run.reason
+
+
+@pytest.mark.training
+def test_a_request_becomes_a_policy_through_the_real_worker(tmp_path: Path) -> None:
+    """gunicorn takes the order, qcluster starts the child, the Location ends as `trained`."""
+    server = Server(f"sqlite:///{tmp_path / 'db.sqlite3'}", tmp_path, workers=1)
+    server.environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    server.migrate()
+    key = server.key("rate", "read", "operate")
+
+    def call(method: str, path: str, body: Any = None) -> tuple[int, Any, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, json.loads(answer.read())
+
+    worker = [sys.executable, str(ROOT / "manage.py"), "qcluster"]
+    with server, (tmp_path / "worker.log").open("w") as log:
+        cluster = subprocess.Popen(
+            worker, env=server.environment, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            for n in range(40):
+                score = 0.9 if n % 2 else 0.1
+                body = {"prompt": f"question {n // 2}", "response": f"answer {n}", "score": score}
+                assert call("POST", "/api/policies/feedback/assistant", body)[0] == 201
+            status, headers, run = call("POST", "/api/policies/train_policy/assistant", {"maxSteps": 2})
+            assert (status, run["status"]) == (202, "queued"), run
+            deadline = time.monotonic() + 240
+            while run["status"] in ("queued", "running") and time.monotonic() < deadline:
+                time.sleep(0.5)
+                run = call("GET", headers["Location"])[2]
+            assert run["status"] == "trained", (run, (tmp_path / "worker.log").read_text()[-3000:])
+            assert (run["policyId"], run["trainingSteps"]) == ("assistant-v40", 2)
+            assert (tmp_path / run["modelPath"] / "adapter_model.safetensors").exists()
+            assert [p["id"] for p in call("GET", "/api/policies/assistant")[2]] == ["assistant-v40"]
+        finally:
+            os.killpg(cluster.pid, signal.SIGKILL)
+            cluster.wait()
