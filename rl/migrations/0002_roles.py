@@ -3,7 +3,11 @@
 from django.db import migrations
 
 READS = ["snapshot", "trainingrun", "runmetric", "policy", "evaluation", "artifact", "policyevent"]
-OPERATOR = {**{model: ["view"] for model in READS}, "trainingrun": ["add", "view"], "policy": ["change", "view"]}
+OPERATOR = {
+    **{model: ["view"] for model in READS},
+    "trainingrun": ["add", "view"],
+    "policy": ["change", "view"],
+}
 
 
 def grant(apps, schema_editor):
@@ -15,7 +19,9 @@ def grant(apps, schema_editor):
         kind, _ = ContentType.objects.using(database).get_or_create(app_label="rl", model=model)
         for action in actions:
             right, _ = Permission.objects.using(database).get_or_create(
-                content_type=kind, codename=f"{action}_{model}", defaults={"name": f"Can {action} {NAMES.get(model, model)}"}
+                content_type=kind,
+                codename=f"{action}_{model}",
+                defaults={"name": f"Can {action} {NAMES.get(model, model)}"},
             )
             for group in Group.objects.using(database).filter(name__in=["operator", "admin"]):
                 group.permissions.add(right)
