@@ -201,9 +201,15 @@ class TraceCollector:
     def _flush(self, timeout_s: float) -> bool:
         return self.spool.write_waiting() if self._sender is None else self._sender.flush(timeout_s)
 
-    @quietly
     def status(self) -> CollectorStatus:
-        """Counts over the days in the spool."""
+        """Counts over the days in the spool; zeros and the problem where it cannot be read."""
+        unread = CollectorStatus(
+            0, 0, 0, self.spool.waiting, self.spool.lost, f"{self.spool.folder} cannot be read"
+        )
+        return self._status() or unread
+
+    @quietly
+    def _status(self) -> CollectorStatus:
         days = [(self.spool.progress(day), day.stat().st_size) for day in self.spool.days()]
         return CollectorStatus(
             sent=sum(progress.sent for progress, _ in days),

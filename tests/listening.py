@@ -25,6 +25,8 @@ class Ratchet:
         self.requests: list[tuple[str, str, Any]] = []
         self.answer: Callable[[str, dict[str, Any]], int | None] = lambda path, body: None
         self.headers: dict[str, str] = {}
+        self.hang_up = False
+        """Close the connection after each answer."""
         ratchet = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -46,6 +48,7 @@ class Ratchet:
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
+                self.close_connection = self.close_connection or ratchet.hang_up
 
             def log_message(self, *_: Any) -> None:
                 pass

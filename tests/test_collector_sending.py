@@ -57,7 +57,7 @@ def test_everything_arrives_once_in_order_with_the_key(ratchet: Ratchet, connect
     assert connected.flush(10)
     assert [body["run_id"] for _, _, body in ratchet.requests] == [f"run-{i}" for i in range(20)]
     assert {(path, key) for path, key, _ in ratchet.requests} == {("/api/traces/", "Bearer key")}
-    assert connected.status().sent == 20  # type: ignore[union-attr]
+    assert connected.status().sent == 20
 
 
 def test_ratings_and_outcomes_follow_their_decision(ratchet: Ratchet, connected: TraceCollector) -> None:
@@ -85,7 +85,7 @@ def test_a_dead_server_loses_nothing(ratchet: Ratchet, tmp_path: Path) -> None:
         for i in range(5):
             collector.trace(f"run-{i}").finish()
         assert collector.flush(0.5) is False
-        assert "no answer" in collector.status().last_problem  # type: ignore[union-attr]
+        assert "no answer" in collector.status().last_problem
         ratchet.start()
         assert collector.flush(20)
     assert ratchet.runs == Counter({f"run-{i}": 1 for i in range(5)})
@@ -222,9 +222,16 @@ def test_days_long_sent_are_removed_and_refused_ones_stay(ratchet: Ratchet, tmp_
     assert len(names) == 2
 
 
-def test_a_connection_closed_by_the_server_is_opened_anew(
-    ratchet: Ratchet, connected: TraceCollector
-) -> None:
+def test_a_kept_alive_connection_the_server_has_closed_is_opened_anew(ratchet: Ratchet) -> None:
+    server = Server(ratchet.url, None, 5)
+    ratchet.hang_up = True  # says nothing of it, as a server whose idle time ran out
+    answers = [server.post("/api/traces/", json.dumps({"id": str(i)}).encode()) for i in range(3)]
+    server.close()
+    assert [answer.status for answer in answers] == [201, 201, 201]
+    assert len(ratchet.requests) == 3
+
+
+def test_a_server_that_was_away_is_found_again(ratchet: Ratchet, connected: TraceCollector) -> None:
     connected.trace("first").finish()
     assert connected.flush(10)
     ratchet.stop()
@@ -398,6 +405,18 @@ def test_a_forked_worker_records_and_sends_on_its_own(ratchet: Ratchet, connecte
     connected.trace("parent again").finish()
     assert connected.flush(10)
     assert ratchet.runs == Counter(["parent", "child", "parent again"])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_what_waits_for_the_disk_is_the_parents_alone_to_write(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_text("a file where the folder should be")
+    collector = TraceCollector("support-bot", spool_dir=tmp_path / "spool")
+    collector.trace("waits").finish()
+    assert collector.spool.waiting == 1
+    pid = os.fork()
+    if pid == 0:
+        os._exit(collector.spool.waiting)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
