@@ -16,8 +16,8 @@ AGENT = "widgets"
 SCENARIOS = 500
 NOISE = 0.1
 RATERS = 3
-EPOCHS = 1
-"""The simulated taste is learnt in one pass; the preset's three would only make people wait."""
+MAX_PAIRS = 1000
+"""As many as the simulated taste needs to be learnt; more would only make people wait."""
 QUANTIZATION = "q4_k_m"
 
 
@@ -41,7 +41,14 @@ def demo(bar: Callable[[str], AbstractContextManager[ProgressBar]], *, seed: int
         )
     with bar("2/5 training with DPO") as shown:
         training = runs.train(
-            runs.TrainOrder(agent=AGENT, base_model="bundled", knobs={"seed": seed, "epochs": EPOCHS}, actor="demo"),
+            runs.TrainOrder(
+                agent=AGENT,
+                config="cpu",
+                base_model="bundled",
+                knobs={"seed": seed},
+                max_samples=MAX_PAIRS,
+                actor="demo",
+            ),
             shown.update,
         )
     if training["status"] != "succeeded":
