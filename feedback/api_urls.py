@@ -8,6 +8,7 @@ from drf_spectacular.views import SpectacularSwaggerView
 from backend.rest.schema import SchemaView
 from feedback.api.agreement import Agreement
 from feedback.api.decisions import DecisionOne, Decisions
+from feedback.api.exports import RatingsExport
 from feedback.api.ratings import Comparisons, Outcomes, Ratings
 from feedback.api.scores import Feedback
 from feedback.api.traces import Traces
@@ -20,6 +21,7 @@ urlpatterns = [
     path("comparisons/", Comparisons.as_view(), name="api-comparisons"),
     path("traces/", Traces.as_view(), name="api-traces"),
     path("policies/feedback/<str:agent>", Feedback.as_view(), name="api-feedback"),
+    path("ratings/export/", RatingsExport.as_view(), name="api-export"),
     path("agreement/", Agreement.as_view(), name="api-agreement"),
     path("schema/", SchemaView.as_view(), name="api-schema"),
     path("docs/", SpectacularSwaggerView.as_view(url_name="api-schema"), name="api-docs"),

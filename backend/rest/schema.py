@@ -90,6 +90,7 @@ def described(
     tag: str,
     operation: str,
     description: str = "",
+    media_type: str = "application/json",
 ) -> Callable[[Any], Any]:
     """Describe one method of a view: its answers, and the refusals it shares with all others beside its own."""
     expected = sorted({400, 401, 403, 429, 503, *((415, 413) if body else ()), *refusals})
@@ -101,7 +102,10 @@ def described(
         parameters=list(parameters),
         request={"application/json": body} if body else None,
         responses={
-            **{status: OpenApiResponse(schema, text) for status, (text, schema) in answers.items()},
+            **{
+                (status, media_type): OpenApiResponse(schema, text)
+                for status, (text, schema) in answers.items()
+            },
             **{status: OpenApiResponse(ref("Error"), REFUSALS[status]) for status in expected},
         },
     )
