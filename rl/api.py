@@ -70,6 +70,7 @@ class TrainPolicy(ApiView):
         parameters=(AGENT,),
         tag="policies",
         operation="policies_train",
+        body_required=False,
         description="Runs are trained by `manage.py qcluster`, one after the other.",
     )
     def post(self, request: Request, agent: str) -> Response:
@@ -92,7 +93,7 @@ class RunOne(ApiView):
     @described(
         "Read how a run goes, and what came of it",
         {200: ("The run; once trained, with its policy", ref("RunWhole"))},
-        parameters=(parameter("pk", {"type": "integer"}, "The run", where="path"),),
+        parameters=(parameter("id", {"type": "integer"}, "The run", where="path"),),
         refusals=(404,),
         tag="policies",
         operation="runs_read",

@@ -56,6 +56,10 @@ REFUSALS = {
 }
 
 
+BODY_OPTIONAL = "x-body-optional"
+"""Marks an operation that may be sent without a body, until the schema is finished."""
+
+
 def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
@@ -77,6 +81,9 @@ def paged(schema: Schema) -> Schema:
 def parameter(
     name: str, schema: Schema, description: str, *, where: Literal["query", "path"] = "query"
 ) -> OpenApiParameter:
+    """A parameter; one of a query may be empty, which is as if it were not there (`?agent=&policy=`)."""
+    if where == "query":
+        schema = {"anyOf": [schema, {"type": "string", "maxLength": 0}]}
     return OpenApiParameter(name, schema, where, description=description, required=where == "path")
 
 
@@ -91,6 +98,7 @@ def described(
     operation: str,
     description: str = "",
     media_type: str = "application/json",
+    body_required: bool = True,
 ) -> Callable[[Any], Any]:
     """Describe one method of a view: its answers, and the refusals it shares with all others beside its own."""
     expected = sorted({400, 401, 403, 429, 503, *((415, 413) if body else ()), *refusals})
@@ -100,6 +108,7 @@ def described(
         description=description,
         tags=[tag],
         parameters=list(parameters),
+        extensions={} if body_required else {BODY_OPTIONAL: True},
         request={"application/json": body} if body else None,
         responses={
             **{
@@ -112,11 +121,16 @@ def described(
 
 
 def add_components(schemas: Mapping[str, Schema]) -> Callable[..., Schema]:
-    """A drf-spectacular hook that adds named components to the schema."""
+    """A drf-spectacular hook that adds named components to the schema, and says which bodies are required."""
 
     def hook(result: Schema, generator: Any, request: Any, public: bool) -> Schema:
         components = result.setdefault("components", {}).setdefault("schemas", {})
         components.update({"Error": ERROR, **schemas})
+        for methods in result["paths"].values():
+            for operation in methods.values():
+                # drf-spectacular takes a body that is given as a schema for optional
+                if "requestBody" in operation and not operation.get(BODY_OPTIONAL):
+                    operation["requestBody"]["required"] = True
         return result
 
     return hook

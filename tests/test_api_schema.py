@@ -1,0 +1,116 @@
+"""The whole REST API against its own description: whatever is sent, no 5xx, no bad input taken, no auth ignored.
+
+Schemathesis makes the requests from the schema, valid and broken ones, in this process; the same ones in every run.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from typing import Any
+
+import pytest
+import schemathesis
+from django.core.wsgi import get_wsgi_application
+from hypothesis import HealthCheck, settings
+from rest_framework.settings import api_settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    ignored_auth,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from feedback.keys import key_create
+from feedback.services import decision_record, rating_submit
+from rl.models import TrainingRun
+
+pytestmark = pytest.mark.django_db
+
+EXAMPLES = 100
+"""Random requests per endpoint, beside those at the edges of the schema."""
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    ignored_auth,
+    unsupported_method,
+]
+"""positive_data_acceptance is not among them: what a schema cannot say (a rating says at least one thing, two decisions
+are of one prompt) is refused for good reason. That valid requests get through is asserted below, per endpoint."""
+
+KNOWN, OTHER = str(uuid.UUID(int=1)), str(uuid.UUID(int=0))
+"""Two decisions that are there, on one prompt; a random id is hardly ever one."""
+
+REFUSED = ["400", "401", "404", "405", "409", "413", "415"]
+"""What bad input may be answered with; the library's own list takes 5xx for a refusal too."""
+
+schema = schemathesis.openapi.from_wsgi(
+    "/api/schema/",
+    get_wsgi_application(),
+    config=schemathesis.Config.from_dict(
+        {"checks": {"negative_data_rejection": {"expected-statuses": REFUSED}}}
+    ),
+)
+answers: dict[str, Counter[int]] = {}
+"""Endpoint -> how often it answered with which status in this run."""
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A key that may do everything, as often as it likes; some rows to be found, ratings enough to train on."""
+    rates = dict.fromkeys(api_settings.DEFAULT_THROTTLE_RATES, "1000000/s")
+    monkeypatch.setattr(api_settings, "DEFAULT_THROTTLE_RATES", rates)
+    for n in range(24):
+        row = decision_record(id=uuid.UUID(int=n), agent="0", messages=f"q{n // 2}", response=f"r{n}").row
+        rating_submit(decision=row, rater="ada", score=n % 2)
+    TrainingRun.objects.create(pk=1, agent="0", method="dpo", base_model="bundled")
+    return key_create("everything", ["ingest", "rate", "read", "operate"])[1]
+
+
+@schema.parametrize()
+@settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+def test_the_api_keeps_to_its_description(case: Any, key: str) -> None:
+    seen = answers.setdefault(f"{case.operation.method.upper()} {case.operation.path}", Counter())
+    if seen.total() % 2:  # every other valid request is about something that is there
+        point_at_what_is_there(case)
+    headers = {"Authorization": f"Bearer {key}"}
+    response = case.call(headers=headers)
+    seen[response.status_code] += 1
+    case.validate_response(response, checks=CHECKS, headers=headers)
+
+
+def point_at_what_is_there(case: Any) -> None:
+    there = {"id": 1 if "runs" in case.operation.path else KNOWN, "agent": "0"}
+    if not case.meta.is_negative_at(ParameterLocation.PATH):
+        for name in case.path_parameters:
+            case.path_parameters[name] = there[name]
+    if "comparisons" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
+        case.body |= {"left": KNOWN, "right": OTHER}
+
+
+def test_every_endpoint_was_asked_enough_and_took_what_was_valid() -> None:
+    """Reads what the tests above counted: it fails where they did not run."""
+    described = {
+        f"{method.upper()} {path}"
+        for path, methods in schema.raw_schema["paths"].items()
+        for method in methods
+    }
+    assert set(answers) == described
+    assert sum(seen.total() for seen in answers.values()) >= 2000
+    for endpoint, seen in answers.items():
+        taken = sum(count for status, count in seen.items() if status < 300)
+        assert taken > 0, f"{endpoint} never took anything: {seen}"
+        assert taken < seen.total(), f"{endpoint} never refused anything: {seen}"
