@@ -20,7 +20,7 @@ BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled_model"
 """The model shipped with the project: config, safetensors, tokenizer, chat template."""
 
 STEPS = 1600
-"""Optimiser steps the shipped model was trained for."""
+"""Optimiser steps of a build; the shipped model had 800."""
 
 PAD, END = "<|pad|>", "<|end|>"
 SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
