@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
+from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
+from django.db import close_old_connections
 from hypothesis import HealthCheck, settings
 from rest_framework.settings import api_settings
 from schemathesis.checks import not_a_server_error
@@ -47,6 +50,8 @@ are of one prompt) is refused for good reason. That valid requests get through i
 
 KNOWN, OTHER = str(uuid.UUID(int=1)), str(uuid.UUID(int=0))
 """Two decisions that are there, on one prompt; a random id is hardly ever one."""
+RUN = 2_000_000_000
+"""A run that is there, beyond those that are made on the way."""
 
 REFUSED = ["400", "401", "404", "405", "409", "413", "415"]
 """What bad input may be answered with; the library's own list takes 5xx for a refusal too."""
@@ -63,15 +68,20 @@ answers: dict[str, Counter[int]] = {}
 
 
 @pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> str:
+def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A key that may do everything, as often as it likes; some rows to be found, ratings enough to train on."""
     rates = dict.fromkeys(api_settings.DEFAULT_THROTTLE_RATES, "1000000/s")
     monkeypatch.setattr(api_settings, "DEFAULT_THROTTLE_RATES", rates)
+    # as Django's own test client does: the end of a request must not close the connection with the test's transaction
+    request_started.disconnect(close_old_connections)
+    request_finished.disconnect(close_old_connections)
     for n in range(24):
         row = decision_record(id=uuid.UUID(int=n), agent="0", messages=f"q{n // 2}", response=f"r{n}").row
         rating_submit(decision=row, rater="ada", score=n % 2)
-    TrainingRun.objects.create(pk=1, agent="0", method="dpo", base_model="bundled")
-    return key_create("everything", ["ingest", "rate", "read", "operate"])[1]
+    TrainingRun.objects.create(pk=RUN, agent="0", method="dpo", base_model="bundled")
+    yield key_create("everything", ["ingest", "rate", "read", "operate"])[1]
+    request_started.connect(close_old_connections)
+    request_finished.connect(close_old_connections)
 
 
 @schema.parametrize()
@@ -93,7 +103,7 @@ def test_the_api_keeps_to_its_description(case: Any, key: str) -> None:
 
 
 def point_at_what_is_there(case: Any) -> None:
-    there = {"id": 1 if "runs" in case.operation.path else KNOWN, "agent": "0"}
+    there = {"id": RUN if "runs" in case.operation.path else KNOWN, "agent": "0"}
     if not case.meta.is_negative_at(ParameterLocation.PATH):
         for name in case.path_parameters:
             case.path_parameters[name] = there[name]

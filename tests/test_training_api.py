@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import signal
 import statistics
@@ -62,9 +63,9 @@ def test_a_dry_run_says_what_training_would_come_to(operator: ApiClient) -> None
     assert (plan["status"], plan["feedbackCount"]) == ("dry_run", 40)
     assert plan["scoreMean"] == pytest.approx(0.55)
     assert plan["scoreStd"] == pytest.approx(statistics.stdev([0.9, 0.2] * 20))
-    # the cpu preset: batches of 16, three epochs
-    assert plan["modelConfig"]["batch_size"] == 16
-    assert plan["estimatedSteps"] == 3 * -(-plan["pairs"] // 16)
+    knobs = plan["modelConfig"]
+    batches = math.ceil(plan["pairs"] / knobs["batch_size"] / knobs["gradient_accumulation"])
+    assert plan["estimatedSteps"] == math.ceil(knobs["epochs"] * batches) > 0
     assert 0 < plan["pairs"] <= 20
     assert plan["estimatedTimeMinutes"] == pytest.approx(plan["estimatedSteps"] * 0.5 / 60, abs=1e-3)
     assert not TrainingRun.objects.exists()
