@@ -36,7 +36,9 @@ def options(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
                 found.append((name, summary))
                 found += [(f"{name} {typed}", text) for typed, text in options(sub)]
         elif not DJANGOS & set(action.option_strings):
-            found.append((_typed(action), parser._get_formatter()._expand_help(action) if action.help else ""))
+            found.append(
+                (_typed(action), parser._get_formatter()._expand_help(action) if action.help else "")
+            )
     return found
 
 
