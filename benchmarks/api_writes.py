@@ -212,7 +212,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--connections", type=int, default=50)
-    parser.add_argument("--bulk-connections", type=int, default=4)
+    parser.add_argument("--bulk-connections", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=4)
     options = parser.parse_args()

@@ -30,7 +30,7 @@ from feedback.models import (
     Trace,
     prompt_hash,
 )
-from feedback.statements import ratings_human_change, row_insert
+from feedback.statements import NoDecision, rating_insert, ratings_human_change, row_insert
 
 BULK_BATCH = 1000
 """Rows per INSERT when many decisions are written at once."""
@@ -219,11 +219,14 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
     counted = False
     for _ in range(20):
         try:
-            with transaction.atomic():
-                row_insert(row)
-                if isinstance(row, Rating):
-                    _count_human(row, counted)
+            if isinstance(row, Rating):
+                rating_insert(row, _change(row, counted))
+            else:
+                with transaction.atomic():
+                    row_insert(row)
             return Written(row, created=True)
+        except NoDecision:
+            raise _unknown(row.decision_id) from None  # type: ignore[union-attr]  # of ratings alone
         except IntegrityError:
             if (earlier := _earlier(row)) is not None:
                 return earlier
@@ -231,20 +234,20 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
         newest = model._default_manager.filter(**chain, superseded_by__isnull=True).order_by()
         for pk, withdrawn, kind in newest.values_list("pk", "withdrawn", "rater_kind")[:1]:
             row.supersedes_id, counted = pk, not withdrawn and kind == RaterKind.HUMAN
+        if row.supersedes_id is None and isinstance(row, Rating):
+            _subject(row.decision_id)  # no chain to stand in: it may be the decision that is missing
     raise FeedbackRefused(
         f"{model.__name__.lower()} refused: too many writers at once on {chain}; send it again"
     )
 
 
-def _count_human(row: Rating, before: bool) -> None:
-    """Keep the decision's number of standing ratings by people true. A change, not a recount: the row's place in its
-    chain is certain, while a recount would miss what another transaction is about to commit.
+def _change(row: Rating, before: bool) -> int:
+    """What a rating does to its decision's number of standing ratings by people. A change, not a recount: the row's
+    place in its chain is certain, while a recount would miss what another transaction is about to commit.
 
-    before: whether the row it supersedes was counted. Raises DecisionUnknown where there is no decision to count on.
+    before: whether the row it supersedes was counted.
     """
-    change = int(not row.withdrawn and _human(row)) - int(before)
-    if change and not ratings_human_change(row.decision_id, change):
-        raise _unknown(row.decision_id)
+    return int(not row.withdrawn and _human(row)) - int(before)
 
 
 def _unknown(pk: uuid.UUID, name: str = "decision") -> DecisionUnknown:
@@ -343,7 +346,7 @@ def _withdraw(
         with transaction.atomic():
             written = row_write(row)
             if written.created and isinstance(said, Rating) and isinstance(row, Rating):
-                _count_human(row, not said.withdrawn and _human(said))
+                ratings_human_change(row.decision_id, _change(row, not said.withdrawn and _human(said)))
             return written
     except IntegrityError:
         name = type(said).__name__.lower()

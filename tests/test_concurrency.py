@@ -160,6 +160,12 @@ def as_uuid(value: Any) -> uuid.UUID:
 def test_fifty_raters_at_once(server: Server) -> None:
     decisions, raters = rated(server)
     check_everything_is_stored_once(server, decisions, raters)
+    # outside of any transaction of a test: nothing of a rating of nothing is stored
+    lost = Rater(server, raters[0].key, "lost", lambda: None)
+    lost._send(None, f"/api/decisions/{uuid.uuid4()}/ratings/", {"thumb": "up"})
+    lost._send(None, f"/api/decisions/{uuid.uuid4()}/ratings/", {"thumb": "up", "rater_kind": "simulated"})
+    assert lost.statuses == [404, 404]
+    check_everything_is_stored_once(server, decisions, raters)
 
 
 def test_fifty_raters_through_a_kill_and_a_restart(server: Server) -> None:
