@@ -20,13 +20,15 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from rl.agents.base import ChoiceAgent
 from rl.recipes import DPORecipe
-from rl.training.dpo import EXTRAS, DPOTrainer, LengthGroupedSampler, install_forward, trl_losses
+from rl.training.dpo import DPOTrainer
 from rl.training.encoding import EncodedPairs
 from rl.training.evaluate import evaluate_policy
 from rl.training.hardware import Hardware
+from rl.training.pair_trainer import EXTRAS, install_forward, trl_losses
 from rl.training.policy import generate, load_policy
 from rl.training.progress import Silent, checkpoint_is_whole
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
+from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_responses
 from tests.tiny import TOKENIZERS, tiny_model
 

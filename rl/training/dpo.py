@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -12,40 +11,32 @@ import math
 import os
 import shutil
 import time
-import types
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import trl
-from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from safetensors import SafetensorError
-from transformers import PrinterCallback, TrainerCallback
-from trl.trainer.dpo_trainer import DataCollatorForPreference
-from trl.trainer.utils import FusedCausalLMOutput
 
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedPairs, EncodedResponse
+from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
+from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
 from rl.training.policy import (
     LoadedPolicy,
-    adapter_describe,
     adapter_save,
     load_policy,
     lora_config,
     matmul,
 )
-from rl.training.progress import Silent, TrainListener, checkpoint_last, checkpoint_seal
+from rl.training.progress import Silent, TrainListener, checkpoint_last
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
-from rl.training.scoring import causal_model, head_check, head_logps, score_encoded
+from rl.training.scoring import head_check
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
-
-EXTRAS = ("entropy", "mean_logits", "is_top1")
-"""Per-token values TRL's metrics want beside the log-probabilities."""
 
 
 class DPOTrainer:
@@ -251,7 +242,7 @@ class DPOTrainer:
 
     def _trainer(
         self, policy: LoadedPolicy, arguments: trl.DPOConfig, train: EncodedPairs, held_out: EncodedPairs
-    ) -> _Trainer:
+    ) -> PairTrainer:
         def dataset(pairs: EncodedPairs) -> Dataset | None:
             return self._dataset(policy, arguments, pairs) if pairs.rows else None
 
@@ -261,7 +252,7 @@ class DPOTrainer:
         policy.model.config.pad_token_id = policy.tokenizer.pad_token_id
         policy.model.config.eos_token_id = policy.tokenizer.eos_token_id
         policy.model.config.bos_token_id = policy.tokenizer.bos_token_id
-        trainer = _Trainer(
+        trainer = PairTrainer(
             model=policy.model,
             args=arguments,
             train_dataset=dataset(train),
@@ -289,7 +280,7 @@ class DPOTrainer:
             columns["ref_chosen_logps"], columns["ref_rejected_logps"] = logps[::2], logps[1::2]
         return Dataset.from_dict(columns)
 
-    def _run(self, trainer: _Trainer, checkpoint: Path | None) -> None:
+    def _run(self, trainer: PairTrainer, checkpoint: Path | None) -> None:
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except torch.OutOfMemoryError as error:
@@ -307,7 +298,7 @@ class DPOTrainer:
 
     def _result(
         self,
-        trainer: _Trainer,
+        trainer: PairTrainer,
         train: EncodedPairs,
         held_out: EncodedPairs,
         metrics: dict[str, float],
@@ -315,7 +306,7 @@ class DPOTrainer:
     ) -> TrainResult:
         state = trainer.state
         cancelled = state.global_step < state.max_steps
-        history = _history(state.log_history)
+        history = history_columns(state.log_history)
         policy = self.load_base_model()
         checkpoint = self.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
         if not cancelled:
@@ -347,279 +338,3 @@ class DPOTrainer:
         self.notes.append(text)
         if getattr(self, "_main", True):
             self.listener.on_note(text)
-
-
-def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float]]:
-    """TRL's loss_type and loss_weights for a recipe.
-
-    TRL 1.16 ignores label smoothing in `sigmoid`. Conservative DPO, -(1-e) log s(x) - e log s(-x), is the sum
-    (2-2e) sigmoid - (1-2e) robust, because robust is (-(1-e) log s(x) + e log s(-x)) / (1-2e).
-    """
-    losses, weights = [recipe.loss], [1.0]
-    if recipe.loss == "sigmoid" and recipe.label_smoothing > 0:
-        e = recipe.label_smoothing
-        losses, weights = ["sigmoid", "robust"], [2 - 2 * e, -(1 - 2 * e)]
-    if recipe.sft_weight > 0:
-        losses, weights = [*losses, "sft"], [*weights, recipe.sft_weight]
-    return losses, weights
-
-
-def reference_logps(
-    policy: LoadedPolicy, arguments: trl.DPOConfig, items: Sequence[EncodedResponse], batch_size: int
-) -> list[float]:
-    """Log-probabilities under the base model, each process scoring its share; in nats, in the order given."""
-    share = list(range(arguments.process_index, len(items), arguments.world_size))
-    half = torch.bfloat16 if arguments.bf16 else torch.float16
-    with torch.autocast(policy.device.type, dtype=half, enabled=arguments.bf16 or arguments.fp16):
-        scored = score_encoded(policy, [items[i] for i in share], batch_size=batch_size)
-    pairs = list(zip(share, scored, strict=True))
-    if arguments.world_size > 1:
-        pairs = gather_object(pairs)
-    return [logp for _, logp in sorted(pairs)]
-
-
-@dataclass
-class PairCollator(DataCollatorForPreference):
-    """TRL's collator, with the pairs' weights beside."""
-
-    weight_scale: float = 1.0
-
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = super().torch_call(examples)
-        if "weight" in examples[0]:
-            weights = [example["weight"] * self.weight_scale for example in examples]
-            batch["pair_weights"] = torch.tensor(weights)
-        return batch
-
-
-class LengthGroupedSampler(torch.utils.data.Sampler[int]):
-    """Each epoch's order, a function of seed and epoch only: shuffled, then pairs of like length put side by side.
-
-    Sorting happens within windows of `WINDOW` batches and the batches are shuffled again, so that padding is saved
-    while batches still differ from epoch to epoch. Nothing is remembered between epochs: a resumed run repeats it.
-    """
-
-    WINDOW = 8
-
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int, epoch: Any) -> None:
-        """`epoch`: a function that says which epoch is about to start."""
-        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.epoch()))
-        order = torch.randperm(len(self.lengths), generator=generator).tolist()
-        window = self.WINDOW * self.batch_size
-        for start in range(0, len(order), window):
-            order[start : start + window] = sorted(
-                order[start : start + window], key=lambda i: self.lengths[i], reverse=True
-            )
-        batches = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
-        whole = [batch for batch in batches if len(batch) == self.batch_size]
-        short = [batch for batch in batches if len(batch) < self.batch_size]
-        for i in torch.randperm(len(whole), generator=generator).tolist():
-            yield from whole[i]
-        for batch in short:  # last, or every later batch would straddle two groups
-            yield from batch
-
-
-class _ScaleGradient(torch.autograd.Function):
-    """x -> x, with the gradient multiplied: each pair's loss depends on its own log-probabilities only, so scaling
-    their gradient by w is training on w times that pair's loss, whatever the loss."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(factor)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (factor,) = ctx.saved_tensors
-        return grads[0] * factor, None
-
-
-def install_forward(model: Any, compact: bool) -> None:
-    """Give the causal model the forward TRL's loss calls with fused_lm_head=True.
-
-    `compact`: project completion positions only. TRL does so on CUDA itself; elsewhere it projects the prompt too.
-    Further keys of a batch arrive here as keyword arguments (TRL passes what it does not know to the model).
-    """
-    stock = model.forward
-
-    @functools.wraps(type(model).forward)
-    def forward(
-        self: Any, *args: Any, fused_lm_head: bool = False, pair_weights: Any = None, **kwargs: Any
-    ) -> Any:
-        if not fused_lm_head:
-            return stock(*args, **kwargs)
-        output = (
-            _compact_output(self, *args, **kwargs) if compact else stock(*args, fused_lm_head=True, **kwargs)
-        )
-        if pair_weights is not None:
-            factor = pair_weights.to(output.log_probs).repeat(2)[
-                :, None
-            ]  # the chosen half, then the rejected
-            output.log_probs = _ScaleGradient.apply(output.log_probs, factor)
-        return output
-
-    model.forward = types.MethodType(forward, model)
-
-
-def _compact_output(model: Any, *args: Any, labels: torch.Tensor, **kwargs: Any) -> FusedCausalLMOutput:
-    hidden = model.base_model(*args, **kwargs).last_hidden_state[:, :-1]
-    targets = labels[:, 1:]
-    mask = targets != -100
-    logps, entropy, _, mean_logits, is_top1 = head_logps(model, hidden[mask], targets[mask], EXTRAS)
-
-    def spread(values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(mask.shape).masked_scatter(mask, values)
-
-    return FusedCausalLMOutput(
-        log_probs=spread(logps),
-        entropy=spread(entropy),
-        mean_logits=spread(mean_logits),
-        is_top1=spread(is_top1),
-        label_mask=mask,
-    )
-
-
-class _Follower(TrainerCallback):
-    """Passes the run on to its listener, and the listener's wish to stop back to the run. Rank 0 decides for all."""
-
-    def __init__(self, trainer: _Trainer, listener: TrainListener) -> None:
-        self.trainer, self.listener = trainer, listener
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self.listener.on_start(state.max_steps)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        stop = [False]
-        if state.is_world_process_zero:
-            self.listener.on_step(state.global_step, state.max_steps)
-            stop = [self.listener.should_stop()]
-        if args.world_size > 1:
-            broadcast_object_list(stop)
-        if state.global_step >= state.max_steps or stop[0]:
-            control.should_log = True
-            control.should_save = True
-        if stop[0]:
-            control.should_training_stop = True
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        row = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
-        if state.is_world_process_zero and any(name.removeprefix("eval_") == "loss" for name in row):
-            self.listener.on_metrics(state.global_step, row)
-
-
-class _Trainer(trl.DPOTrainer):
-    """TRL's trainer on pairs that are already tokens. Loss, metrics, optimiser and checkpoints stay TRL's.
-
-    The underscored methods are TRL 1.16's and transformers 5.23's own; both are pinned.
-    """
-
-    owner: DPOTrainer
-    policy: LoadedPolicy
-
-    def settle(self, owner: DPOTrainer, policy: LoadedPolicy) -> None:
-        """What TRL's constructor cannot be told."""
-        self.owner, self.policy = owner, policy
-        policy.model = self.model
-        self.precompute_ref_logps = owner.recipe.precompute_reference
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:  # TRL makes a 4-bit model's LoRA bfloat16, too coarse for small steps
-                parameter.data = parameter.data.float()
-            assert parameter.requires_grad == ("lora_" in name)
-        for name, module in self.model.named_modules():
-            if (
-                isinstance(module, torch.nn.Dropout) and "lora_dropout" in name
-            ):  # TRL silences it with the others
-                module.p = owner.recipe.lora_dropout
-        install_forward(
-            causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
-        )
-        self.remove_callback(PrinterCallback)  # it prints to stdout
-        self.add_callback(_Follower(self, owner.listener))
-        self._busy_s, self._busy_tokens = 0.0, 0
-
-    def evaluate_at_end(self) -> dict[str, float]:
-        """Metrics on the eval split after the last step, unless that step's are there already."""
-        for row in reversed(self.state.log_history):
-            if "eval_loss" in row and row.get("step") == self.state.global_step:
-                return {name: value for name, value in row.items() if name.startswith("eval_")}
-        return dict(self.evaluate())
-
-    def _send_telemetry(self) -> None:
-        """TRL reports each run to its makers; what people rate here is nobody else's business."""
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Not a model to publish."""
-
-    def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
-        return dataset
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        data = train_dataset if train_dataset is not None else self.train_dataset
-        lengths = [
-            len(p) + max(len(c), len(r))
-            for p, c, r in zip(data["prompt_ids"], data["chosen_ids"], data["rejected_ids"], strict=True)
-        ]
-        # trainer.state survives a resume, so the sampler asks it rather than being told
-        return LengthGroupedSampler(
-            lengths, self.args.train_batch_size, self.args.data_seed, lambda: self.state.epoch or 0
-        )
-
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        began = time.perf_counter()
-        loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
-        self._busy_s += time.perf_counter() - began
-        self._busy_tokens += int(inputs["attention_mask"].sum()) * self.args.world_size
-        return loss
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
-        loss = super()._compute_loss(model, inputs, return_outputs)
-        mode = "train" if self.model.training else "eval"
-        value = float((loss[0] if return_outputs else loss).detach())
-        if not math.isfinite(value):
-            raise TrainingFailed(
-                f"the loss became {value:g} at step {self.state.global_step + 1} of {self.state.max_steps}: "
-                f"training diverged. Lower learning_rate (now {self.args.learning_rate:g}) or raise beta "
-                f"(now {self.beta:g}); the last whole checkpoint is kept"
-            )
-        metrics = self._metrics[mode]
-        tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()
-        pairs = inputs["input_ids"].size(0) / 2 * self.args.world_size
-        logratio = (metrics["rewards/chosen"][-1] + metrics["rewards/rejected"][-1]) / self.beta * pairs
-        metrics["kl"].append(logratio / tokens)
-        return loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._busy_s > 0:
-            self._metrics["train"]["tokens_per_second"] = [self._busy_tokens / self._busy_s]
-            self._busy_s, self._busy_tokens = 0.0, 0
-        super().log(logs, start_time)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if self.is_world_process_zero():
-            path = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            adapter_describe(self.policy, path, agent=self.owner.agent, method="dpo")
-            checkpoint_seal(path)
-
-
-def _history(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Columns of transformers' log: training rows against `step`, evaluation rows against `eval_step`."""
-    history: dict[str, list[float]] = {}
-    for prefix, step in (("", "step"), ("eval_", "eval_step")):
-        kept = {row["step"]: row for row in rows if f"{prefix}loss" in row}  # a repeated step counts once
-        if not kept:
-            continue
-        history[step] = [float(at) for at in kept]
-        names = sorted({name for row in kept.values() for name in row} - {"step"})
-        for name in names:
-            if name.startswith("eval_") == bool(prefix):
-                history[name] = [float(row.get(name, math.nan)) for row in kept.values()]
-    return history

@@ -1,0 +1,55 @@
+"""What every TRL trainer here shares: it tells its listener what it does, and stops when it is asked to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from transformers import Trainer, TrainerCallback
+
+from rl.training.progress import TrainListener
+
+
+class Follower(TrainerCallback):
+    """Passes the run on to its listener, and the listener's wish to stop back to the run. Rank 0 decides for all."""
+
+    def __init__(self, trainer: Trainer, listener: TrainListener) -> None:
+        self.trainer, self.listener = trainer, listener
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.listener.on_start(state.max_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        stop = [False]
+        if state.is_world_process_zero:
+            self.listener.on_step(state.global_step, state.max_steps)
+            stop = [self.listener.should_stop()]
+        if args.world_size > 1:
+            broadcast_object_list(stop)
+        if state.global_step >= state.max_steps or stop[0]:
+            control.should_log = True
+            control.should_save = True
+        if stop[0]:
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        row = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        if state.is_world_process_zero and any(name.removeprefix("eval_") == "loss" for name in row):
+            self.listener.on_metrics(state.global_step, row)
+
+
+def history_columns(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Columns of transformers' log: training rows against `step`, evaluation rows against `eval_step`."""
+    history: dict[str, list[float]] = {}
+    for prefix, step in (("", "step"), ("eval_", "eval_step")):
+        kept = {row["step"]: row for row in rows if f"{prefix}loss" in row}  # a repeated step counts once
+        if not kept:
+            continue
+        history[step] = [float(at) for at in kept]
+        names = sorted({name for row in kept.values() for name in row} - {"step"})
+        for name in names:
+            if name.startswith("eval_") == bool(prefix):
+                history[name] = [float(row.get(name, math.nan)) for row in kept.values()]
+    return history

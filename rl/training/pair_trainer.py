@@ -1,0 +1,233 @@
+"""TRL's DPO trainer on pairs that are already tokens: our batches and forward, TRL's loss, metrics and checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import trl
+from accelerate.utils import gather_object
+from transformers import PrinterCallback
+from trl.trainer.dpo_trainer import DataCollatorForPreference
+from trl.trainer.utils import FusedCausalLMOutput
+
+from rl.recipes import DPORecipe
+from rl.training.encoding import EncodedResponse
+from rl.training.following import Follower
+from rl.training.policy import LoadedPolicy, adapter_describe
+from rl.training.progress import checkpoint_seal
+from rl.training.result import TrainingFailed
+from rl.training.sampling import LengthGroupedSampler
+from rl.training.scoring import causal_model, head_logps, score_encoded
+
+if TYPE_CHECKING:
+    from rl.training.dpo import DPOTrainer
+
+EXTRAS = ("entropy", "mean_logits", "is_top1")
+"""Per-token values TRL's metrics want beside the log-probabilities."""
+
+
+def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float]]:
+    """TRL's loss_type and loss_weights for a recipe.
+
+    TRL 1.16 ignores label smoothing in `sigmoid`. Conservative DPO, -(1-e) log s(x) - e log s(-x), is the sum
+    (2-2e) sigmoid - (1-2e) robust, because robust is (-(1-e) log s(x) + e log s(-x)) / (1-2e).
+    """
+    losses, weights = [recipe.loss], [1.0]
+    if recipe.loss == "sigmoid" and recipe.label_smoothing > 0:
+        e = recipe.label_smoothing
+        losses, weights = ["sigmoid", "robust"], [2 - 2 * e, -(1 - 2 * e)]
+    if recipe.sft_weight > 0:
+        losses, weights = [*losses, "sft"], [*weights, recipe.sft_weight]
+    return losses, weights
+
+
+def reference_logps(
+    policy: LoadedPolicy, arguments: trl.DPOConfig, items: Sequence[EncodedResponse], batch_size: int
+) -> list[float]:
+    """Log-probabilities under the base model, each process scoring its share; in nats, in the order given."""
+    share = list(range(arguments.process_index, len(items), arguments.world_size))
+    half = torch.bfloat16 if arguments.bf16 else torch.float16
+    with torch.autocast(policy.device.type, dtype=half, enabled=arguments.bf16 or arguments.fp16):
+        scored = score_encoded(policy, [items[i] for i in share], batch_size=batch_size)
+    pairs = list(zip(share, scored, strict=True))
+    if arguments.world_size > 1:
+        pairs = gather_object(pairs)
+    return [logp for _, logp in sorted(pairs)]
+
+
+@dataclass
+class PairCollator(DataCollatorForPreference):
+    """TRL's collator, with the pairs' weights beside."""
+
+    weight_scale: float = 1.0
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = super().torch_call(examples)
+        if "weight" in examples[0]:
+            weights = [example["weight"] * self.weight_scale for example in examples]
+            batch["pair_weights"] = torch.tensor(weights)
+        return batch
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """x -> x, with the gradient multiplied: each pair's loss depends on its own log-probabilities only, so scaling
+    their gradient by w is training on w times that pair's loss, whatever the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(factor)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (factor,) = ctx.saved_tensors
+        return grads[0] * factor, None
+
+
+def install_forward(model: Any, compact: bool) -> None:
+    """Give the causal model the forward TRL's loss calls with fused_lm_head=True.
+
+    `compact`: project completion positions only. TRL does so on CUDA itself; elsewhere it projects the prompt too.
+    Further keys of a batch arrive here as keyword arguments (TRL passes what it does not know to the model).
+    """
+    stock = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(
+        self: Any, *args: Any, fused_lm_head: bool = False, pair_weights: Any = None, **kwargs: Any
+    ) -> Any:
+        if not fused_lm_head:
+            return stock(*args, **kwargs)
+        output = (
+            _compact_output(self, *args, **kwargs) if compact else stock(*args, fused_lm_head=True, **kwargs)
+        )
+        if pair_weights is not None:
+            factor = pair_weights.to(output.log_probs).repeat(2)[
+                :, None
+            ]  # the chosen half, then the rejected
+            output.log_probs = _ScaleGradient.apply(output.log_probs, factor)
+        return output
+
+    model.forward = types.MethodType(forward, model)
+
+
+def _compact_output(model: Any, *args: Any, labels: torch.Tensor, **kwargs: Any) -> FusedCausalLMOutput:
+    hidden = model.base_model(*args, **kwargs).last_hidden_state[:, :-1]
+    targets = labels[:, 1:]
+    mask = targets != -100
+    logps, entropy, _, mean_logits, is_top1 = head_logps(model, hidden[mask], targets[mask], EXTRAS)
+
+    def spread(values: torch.Tensor) -> torch.Tensor:
+        return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+    return FusedCausalLMOutput(
+        log_probs=spread(logps),
+        entropy=spread(entropy),
+        mean_logits=spread(mean_logits),
+        is_top1=spread(is_top1),
+        label_mask=mask,
+    )
+
+
+class PairTrainer(trl.DPOTrainer):
+    """TRL's trainer on pairs that are already tokens. Loss, metrics, optimiser and checkpoints stay TRL's.
+
+    The underscored methods are TRL 1.16's and transformers 5.23's own; both are pinned.
+    """
+
+    owner: DPOTrainer
+    policy: LoadedPolicy
+
+    def settle(self, owner: DPOTrainer, policy: LoadedPolicy) -> None:
+        """What TRL's constructor cannot be told."""
+        self.owner, self.policy = owner, policy
+        policy.model = self.model
+        self.precompute_ref_logps = owner.recipe.precompute_reference
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:  # TRL makes a 4-bit model's LoRA bfloat16, too coarse for small steps
+                parameter.data = parameter.data.float()
+            assert parameter.requires_grad == ("lora_" in name)
+        for name, module in self.model.named_modules():
+            if (
+                isinstance(module, torch.nn.Dropout) and "lora_dropout" in name
+            ):  # TRL silences it with the others
+                module.p = owner.recipe.lora_dropout
+        install_forward(
+            causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
+        )
+        self.remove_callback(PrinterCallback)  # it prints to stdout
+        self.add_callback(Follower(self, owner.listener))
+        self._busy_s, self._busy_tokens = 0.0, 0
+
+    def evaluate_at_end(self) -> dict[str, float]:
+        """Metrics on the eval split after the last step, unless that step's are there already."""
+        for row in reversed(self.state.log_history):
+            if "eval_loss" in row and row.get("step") == self.state.global_step:
+                return {name: value for name, value in row.items() if name.startswith("eval_")}
+        return dict(self.evaluate())
+
+    def _send_telemetry(self) -> None:
+        """TRL reports each run to its makers; what people rate here is nobody else's business."""
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Not a model to publish."""
+
+    def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
+        return dataset
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        data = train_dataset if train_dataset is not None else self.train_dataset
+        lengths = [
+            len(p) + max(len(c), len(r))
+            for p, c, r in zip(data["prompt_ids"], data["chosen_ids"], data["rejected_ids"], strict=True)
+        ]
+        # trainer.state survives a resume, so the sampler asks it rather than being told
+        return LengthGroupedSampler(
+            lengths, self.args.train_batch_size, self.args.data_seed, lambda: self.state.epoch or 0
+        )
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        began = time.perf_counter()
+        loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
+        self._busy_s += time.perf_counter() - began
+        self._busy_tokens += int(inputs["attention_mask"].sum()) * self.args.world_size
+        return loss
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        loss = super()._compute_loss(model, inputs, return_outputs)
+        mode = "train" if self.model.training else "eval"
+        value = float((loss[0] if return_outputs else loss).detach())
+        if not math.isfinite(value):
+            raise TrainingFailed(
+                f"the loss became {value:g} at step {self.state.global_step + 1} of {self.state.max_steps}: "
+                f"training diverged. Lower learning_rate (now {self.args.learning_rate:g}) or raise beta "
+                f"(now {self.beta:g}); the last whole checkpoint is kept"
+            )
+        metrics = self._metrics[mode]
+        tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()
+        pairs = inputs["input_ids"].size(0) / 2 * self.args.world_size
+        logratio = (metrics["rewards/chosen"][-1] + metrics["rewards/rejected"][-1]) / self.beta * pairs
+        metrics["kl"].append(logratio / tokens)
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._busy_s > 0:
+            self._metrics["train"]["tokens_per_second"] = [self._busy_tokens / self._busy_s]
+            self._busy_s, self._busy_tokens = 0.0, 0
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            path = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            adapter_describe(self.policy, path, agent=self.owner.agent, method="dpo")
+            checkpoint_seal(path)

@@ -1,0 +1,41 @@
+"""In which order a run sees its rows: a function of seed and epoch, so that a resumed run repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+class LengthGroupedSampler(torch.utils.data.Sampler[int]):
+    """Each epoch's order, a function of seed and epoch only: shuffled, then pairs of like length put side by side.
+
+    Sorting happens within windows of `WINDOW` batches and the batches are shuffled again, so that padding is saved
+    while batches still differ from epoch to epoch. Nothing is remembered between epochs: a resumed run repeats it.
+    """
+
+    WINDOW = 8
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int, epoch: Any) -> None:
+        """`epoch`: a function that says which epoch is about to start."""
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.epoch()))
+        order = torch.randperm(len(self.lengths), generator=generator).tolist()
+        window = self.WINDOW * self.batch_size
+        for start in range(0, len(order), window):
+            order[start : start + window] = sorted(
+                order[start : start + window], key=lambda i: self.lengths[i], reverse=True
+            )
+        batches = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+        whole = [batch for batch in batches if len(batch) == self.batch_size]
+        short = [batch for batch in batches if len(batch) < self.batch_size]
+        for i in torch.randperm(len(whole), generator=generator).tolist():
+            yield from whole[i]
+        for batch in short:  # last, or every later batch would straddle two groups
+            yield from batch
