@@ -12,12 +12,11 @@ import torch
 
 from rl.training.encoding import DEFAULT_CHAT_TEMPLATE, EncodedResponse, Encoder
 from rl.training.hardware import Hardware
+from rl.training.logps import causal_model, head_logps
 from rl.training.policy import LoadedPolicy, load_policy
 from rl.training.scoring import (
     ScoringError,
-    causal_model,
     head_check,
-    head_logps,
     score_encoded,
     score_pairs,
     score_responses,

@@ -262,6 +262,11 @@ class DPOTrainer:
             peft_config=lora_config(self.recipe, policy.model),
         )
         trainer.settle(self, policy)
+        self._note(
+            f"rows that share a prompt: {trainer.choice.rung}, because it {trainer.choice.reason}"
+            if trainer.choice.rung != "stock"
+            else f"rows are not packed: {trainer.choice.reason}"
+        )
         return trainer
 
     def _dataset(self, policy: LoadedPolicy, arguments: trl.DPOConfig, pairs: EncodedPairs) -> Dataset:

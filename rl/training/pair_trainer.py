@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import trl
 from accelerate.utils import gather_object
+from torch.nn import functional
 from transformers import PrinterCallback
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput
@@ -21,11 +22,15 @@ from trl.trainer.utils import FusedCausalLMOutput
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.following import Follower
+from rl.training.ladder import Choice, install, packed_logps, rung_choose
+from rl.training.logps import causal_model, head_logps, spread
+from rl.training.packing import Packed, pack
 from rl.training.policy import LoadedPolicy, adapter_describe
+from rl.training.prefix import Rung, installed
 from rl.training.progress import checkpoint_seal
 from rl.training.result import TrainingFailed
 from rl.training.sampling import LengthGroupedSampler
-from rl.training.scoring import causal_model, head_logps, score_encoded
+from rl.training.scoring import score_encoded
 
 if TYPE_CHECKING:
     from rl.training.dpo import DPOTrainer
@@ -65,15 +70,36 @@ def reference_logps(
 
 @dataclass
 class PairCollator(DataCollatorForPreference):
-    """TRL's collator, with the pairs' weights beside."""
+    """A batch of B pairs as TRL's loss takes it, the chosen half first; with a packed `rung`, one row per prompt
+    instead of two per pair: TRL then sees the completions alone, [2B, 1 + C], and the model finds the rows in `packed`.
+    """
 
     weight_scale: float = 1.0
+    rung: Rung = Rung.STOCK
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = super().torch_call(examples)
+        batch: dict[str, Any]
+        batch = super().torch_call(examples) if self.rung is Rung.STOCK else self._packed(examples)
         if "weight" in examples[0]:
             weights = [example["weight"] * self.weight_scale for example in examples]
             batch["pair_weights"] = torch.tensor(weights)
+        return batch
+
+    def _packed(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        packed = pack(
+            [example["prompt_ids"] for example in examples] * 2,
+            [example[side] for side in ("chosen_ids", "rejected_ids") for example in examples],
+            pad_token_id=self.pad_token_id,
+        )
+        batch = {
+            "input_ids": functional.pad(packed.targets, (1, 0), value=self.pad_token_id),
+            "completion_mask": functional.pad(packed.target_mask.long(), (1, 0)),
+            "attention_mask": torch.tensor([[packed.tokens]]),  # TRL counts the tokens by its sum
+            "packed": packed,
+        }
+        for side in ("ref_chosen_logps", "ref_rejected_logps"):
+            if side in examples[0]:
+                batch[side] = torch.tensor([example[side] for example in examples])
         return batch
 
 
@@ -95,20 +121,29 @@ class _ScaleGradient(torch.autograd.Function):
 def install_forward(model: Any, compact: bool) -> None:
     """Give the causal model the forward TRL's loss calls with fused_lm_head=True.
 
-    `compact`: project completion positions only. TRL does so on CUDA itself; elsewhere it projects the prompt too.
-    Further keys of a batch arrive here as keyword arguments (TRL passes what it does not know to the model).
+    A `packed` batch is computed by the rung it names. Else, `compact` projects completion positions only: TRL does
+    so on CUDA itself; elsewhere it projects the prompt too. Further keys of a batch arrive here as keyword arguments
+    (TRL passes what it does not know to the model).
     """
     stock = model.forward
 
     @functools.wraps(type(model).forward)
     def forward(
-        self: Any, *args: Any, fused_lm_head: bool = False, pair_weights: Any = None, **kwargs: Any
+        self: Any,
+        *args: Any,
+        fused_lm_head: bool = False,
+        pair_weights: Any = None,
+        packed: Packed | None = None,
+        **kwargs: Any,
     ) -> Any:
         if not fused_lm_head:
             return stock(*args, **kwargs)
-        output = (
-            _compact_output(self, *args, **kwargs) if compact else stock(*args, fused_lm_head=True, **kwargs)
-        )
+        if packed is not None:
+            output = _packed_output(self, packed)
+        elif compact:
+            output = _compact_output(self, *args, **kwargs)
+        else:
+            output = stock(*args, fused_lm_head=True, **kwargs)
         if pair_weights is not None:
             factor = pair_weights.to(output.log_probs).repeat(2)[
                 :, None
@@ -119,21 +154,27 @@ def install_forward(model: Any, compact: bool) -> None:
     model.forward = types.MethodType(forward, model)
 
 
+def _packed_output(model: Any, packed: Packed) -> FusedCausalLMOutput:
+    logps, entropy, _, mean_logits, is_top1 = packed_logps(model, packed, installed(model), EXTRAS)
+    return FusedCausalLMOutput(
+        log_probs=logps,
+        entropy=entropy,
+        mean_logits=mean_logits,
+        is_top1=is_top1,
+        label_mask=packed.target_mask,
+    )
+
+
 def _compact_output(model: Any, *args: Any, labels: torch.Tensor, **kwargs: Any) -> FusedCausalLMOutput:
     hidden = model.base_model(*args, **kwargs).last_hidden_state[:, :-1]
     targets = labels[:, 1:]
     mask = targets != -100
-    logps, entropy, _, mean_logits, is_top1 = head_logps(model, hidden[mask], targets[mask], EXTRAS)
-
-    def spread(values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(mask.shape).masked_scatter(mask, values)
-
+    logps, entropy, _, mean_logits, is_top1 = (
+        None if values is None else spread(values, mask)
+        for values in head_logps(model, hidden[mask], targets[mask], EXTRAS)
+    )
     return FusedCausalLMOutput(
-        log_probs=spread(logps),
-        entropy=spread(entropy),
-        mean_logits=spread(mean_logits),
-        is_top1=spread(is_top1),
-        label_mask=mask,
+        log_probs=logps, entropy=entropy, mean_logits=mean_logits, is_top1=is_top1, label_mask=mask
     )
 
 
@@ -145,6 +186,8 @@ class PairTrainer(trl.DPOTrainer):
 
     owner: DPOTrainer
     policy: LoadedPolicy
+    choice: Choice
+    """How rows that share a prompt are computed, and why."""
 
     def settle(self, owner: DPOTrainer, policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
@@ -163,9 +206,28 @@ class PairTrainer(trl.DPOTrainer):
         install_forward(
             causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
         )
+        self.choice = self._climb()
         self.remove_callback(PrinterCallback)  # it prints to stdout
         self.add_callback(Follower(self, owner.listener))
         self._busy_s, self._busy_tokens = 0.0, 0
+
+    def _climb(self) -> Choice:
+        """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
+        items = [
+            EncodedResponse(row["prompt_ids"], row[side])
+            for data in (self.train_dataset, self.eval_dataset)
+            for row in data or ()
+            for side in ("chosen_ids", "rejected_ids")
+        ]
+        if self.aux_loss_enabled:
+            install(self.policy, Rung.STOCK)
+            choice = Choice(Rung.STOCK, "its router loss depends on every token fed", {})
+        else:
+            choice = rung_choose(self.policy, items, gradients=True)
+        self.data_collator.rung = choice.rung
+        self.policy.rung = choice.rung
+        self.policy.rung_longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
+        return choice
 
     def evaluate_at_end(self) -> dict[str, float]:
         """Metrics on the eval split after the last step, unless that step's are there already."""

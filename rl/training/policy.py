@@ -57,6 +57,10 @@ class LoadedPolicy:
     """What was really done: `none` or `4bit`."""
     adapter: str | None = None
     notes: list[str] = field(default_factory=list)
+    rung: str | None = None
+    """How rows that share a prompt are computed (`rl.training.prefix.Rung`); None until it was tried."""
+    rung_longest: int = 0
+    """Tokens of the longest row it was tried on."""
 
     @property
     def context(self) -> int | None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from trl.kernels import ChunkedLogProbFunction
 
 from rl.agents.base import Message
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
+from rl.training.ladder import packed_logps, rung_choose
+from rl.training.logps import causal_model, collate, token_logps
+from rl.training.packing import pack
 from rl.training.policy import LoadedPolicy, matmul
-
-TILE = 32768
-"""Widest slice of the vocabulary projected at once, so that no [tokens, vocabulary] tensor is ever held."""
+from rl.training.prefix import Rung
 
 
 class ScoringError(RuntimeError):
@@ -80,20 +80,22 @@ def score_pairs(
 def score_encoded(
     policy: LoadedPolicy, items: Sequence[EncodedResponse], *, batch_size: int = 16
 ) -> list[float]:
-    """Summed log-probability of each response that is already tokens, in nats. The same item is scored once."""
+    """Summed log-probability of each response that is already tokens, in nats.
+
+    The same item is scored once, and responses to one prompt share a row where the model can be computed so.
+    """
     firsts: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     same = [firsts.setdefault((tuple(a.prompt_ids), tuple(a.response_ids)), i) for i, a in enumerate(items)]
-    order = sorted(firsts.values(), key=lambda i: len(items[i].prompt_ids) + len(items[i].response_ids))
+    order = sorted(firsts.values(), key=lambda i: (len(items[i].prompt_ids), items[i].prompt_ids))
     logps = [0.0] * len(items)
     was_training = policy.model.training
     policy.model.eval()
     try:
         with torch.inference_mode(), matmul(policy.hardware):
+            _rung_settle(policy, items)
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
-                batch = collate([items[i] for i in rows], policy.tokenizer.pad_token_id)
-                batch = {name: tensor.to(policy.device) for name, tensor in batch.items()}
-                scored = token_logps(causal_model(policy.model), **batch)
+                scored = _batch_logps(policy, [items[i] for i in rows])
                 for i, value in zip(rows, scored.double().sum(1).tolist(), strict=True):
                     logps[i] = value
     finally:
@@ -101,70 +103,31 @@ def score_encoded(
     return [logps[i] for i in same]
 
 
-def collate(items: Sequence[EncodedResponse], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Right-padded `input_ids`, `attention_mask` and `completion_mask`, each [items, longest], int64."""
-    longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
-    ids = torch.full((len(items), longest), pad_token_id)
-    attention = torch.zeros((len(items), longest), dtype=torch.long)
-    completion = torch.zeros((len(items), longest), dtype=torch.long)
-    for row, item in enumerate(items):
-        start, end = len(item.prompt_ids), len(item.prompt_ids) + len(item.response_ids)
-        ids[row, :end] = torch.tensor(item.prompt_ids + item.response_ids)
-        attention[row, :end] = 1
-        completion[row, start:end] = 1
-    return {"input_ids": ids, "attention_mask": attention, "completion_mask": completion}
+WORTH_PACKING = 8
+"""Fewest items for which finding out how the model can be computed pays."""
 
 
-def token_logps(
-    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_mask: torch.Tensor
-) -> torch.Tensor:
-    """Log-probability of each completion token, float32 [rows, length - 1]; 0 elsewhere. Differentiable.
-
-    `model` is the causal model itself (see `causal_model`); all inputs are [rows, length]. Only positions that
-    predict a completion token reach the head.
-    """
-    hidden = model.base_model(
-        input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-    ).last_hidden_state
-    mask = completion_mask[:, 1:].bool()
-    logps = head_logps(model, hidden[:, :-1][mask], input_ids[:, 1:][mask])[0]
-    return logps.new_zeros(mask.shape).masked_scatter(mask, logps)
+def _rung_settle(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> None:
+    """Find the model's rung where it is not known for rows this long: a sliding window shows only beyond its width."""
+    if len(items) < WORTH_PACKING and policy.rung is None:
+        return
+    longest = max((len(item.prompt_ids) + len(item.response_ids) for item in items), default=0)
+    if policy.rung is None or (policy.rung != Rung.STOCK and longest > policy.rung_longest):
+        policy.rung = rung_choose(policy, items, gradients=False).rung
+        policy.rung_longest = longest
 
 
-def head_logps(
-    model: Any, hidden: torch.Tensor, targets: torch.Tensor, extras: tuple[str, ...] = ()
-) -> tuple[Any, ...]:
-    """log softmax(head(hidden))[targets] for hidden [n, width] and targets [n], in vocabulary tiles.
-
-    Returns (log-probabilities, entropy, log sum of squares, mean logit, is top 1), each [n]; those not named in
-    `extras` are None. TRL's chunked function does the work; its backward recomputes the tiles.
-    """
-    head = model.get_output_embeddings()
-    softcap, scale = logit_settings(model.config)
-    outputs = ChunkedLogProbFunction.apply(
-        hidden, head.weight, head.bias, targets, 1.0, min(head.weight.shape[0], TILE), softcap, scale, extras
+def _batch_logps(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> torch.Tensor:
+    """Token log-probabilities [items, tokens], 0 beyond each response."""
+    model, pad = causal_model(policy.model), policy.tokenizer.pad_token_id
+    if policy.rung is None or policy.rung == Rung.STOCK:
+        batch = {name: tensor.to(policy.device) for name, tensor in collate(items, pad).items()}
+        return token_logps(model, **batch)
+    packed = pack(
+        [item.prompt_ids for item in items], [item.response_ids for item in items], pad_token_id=pad
     )
-    return tuple(outputs)
-
-
-def logit_settings(config: Any) -> tuple[float | None, float]:
-    """What an architecture does to its logits after the head: soft cap (or None) and factor.
-
-    Cohere (logit_scale), Falcon-H1 (lm_head_multiplier), Granite and MiniCPM3 (divide by logits_scaling), Gemma 2
-    (final_logit_softcapping). `head_check` finds what is missing here.
-    """
-    text = config.get_text_config()
-    scale = next(
-        (
-            s
-            for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")
-            if (s := getattr(text, name, None))
-        ),
-        None,
-    )
-    if scale is None and getattr(text, "logits_scaling", None) is not None:
-        scale = text.logits_scaling if text.model_type == "hyperclovax" else 1 / text.logits_scaling
-    return getattr(text, "final_logit_softcapping", None), 1.0 if scale is None else float(scale)
+    logps: torch.Tensor = packed_logps(model, packed.to(policy.device), Rung(policy.rung))[0]
+    return logps
 
 
 def head_check(policy: LoadedPolicy) -> None:
@@ -190,8 +153,3 @@ def head_check(policy: LoadedPolicy) -> None:
             f"by {worst:.2g} nats from its own logits (allowed {allowed:.2g}); this architecture does something to its "
             f"logits that is not known here. Please report it"
         )
-
-
-def causal_model(model: Any) -> Any:
-    """The transformers model inside a PeftModel (its LoRA layers stay in place), or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,0 +1,219 @@
+"""Which way over packed rows is right for a model: tried on its own first batch against the stock forward, never
+assumed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rl.training import lora_linear, prefix
+from rl.training.encoding import EncodedResponse
+from rl.training.logps import causal_model, collate, head_logps, spread, token_logps
+from rl.training.packing import Packed, pack
+from rl.training.policy import LoadedPolicy
+from rl.training.prefix import Rung, packed_hidden
+
+logger = logging.getLogger("rl.training.ladder")
+
+TOLERANCE = {torch.float32: (1e-3, 2e-3), torch.bfloat16: (0.03, 0.15), torch.float16: (0.01, 0.1)}
+"""dtype -> (root mean square difference of a token's log-probability in nats, relative difference of a gradient). A
+wrong mask is off by 0.5 to 5 nats; float32 agrees to 1e-5 and bfloat16 to its rounding."""
+
+PROBED = 4
+"""Completions compared: those of the longest row and of the shortest."""
+
+RUNG_ERRORS = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
+"""What a forward that was not made for packed rows may raise."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rung a model is computed with, and why."""
+
+    rung: Rung
+    reason: str
+    agreement: dict[str, str]
+    """What became of each rung that was tried."""
+
+
+def rung_choose(
+    policy: LoadedPolicy,
+    items: Sequence[EncodedResponse],
+    *,
+    gradients: bool,
+    lowest: Rung = Rung.LAST_LAYER,
+) -> Choice:
+    """Find the first rung whose log-probabilities (and LoRA gradients) agree with the stock forward, and install it.
+
+    `items` are the completions to come: the row that is longest is among those compared, because a sliding window shows
+    only there. LoRA's B is zero at the start, so it is perturbed while the gradients of A are looked at. `lowest` is
+    the first rung to try.
+    """
+    model = causal_model(policy.model)
+    why_not = _not_packable(model, items)
+    if why_not:
+        install(policy, Rung.STOCK)
+        return Choice(Rung.STOCK, why_not, {})
+    probe = _probe(items)
+    agreement: dict[str, str] = {}
+    with _as_tested(policy, gradients):
+        expected = _stock(policy, probe, gradients)
+        ladder = list(Rung)
+        for rung in ladder[ladder.index(lowest) :]:
+            if rung is Rung.STOCK:
+                break
+            if rung is Rung.LAST_LAYER and not prefix.last_layer_known(model):
+                agreement[rung] = "the last layer has parts of its own"
+                continue
+            if rung in (Rung.SPLIT, Rung.LAST_LAYER) and model.config._attn_implementation not in (
+                "sdpa",
+                prefix.ATTENTION,
+            ):
+                agreement[rung] = f"its attention is {model.config._attn_implementation}, not sdpa"
+                continue
+            install(policy, rung)
+            try:
+                found = _packed(policy, probe, rung, gradients)
+            except RUNG_ERRORS as error:
+                agreement[rung] = (
+                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                )
+                continue
+            agrees, said = _compare(expected, found, model.dtype)
+            agreement[rung] = said
+            if agrees:
+                return Choice(rung, f"agrees with the stock forward: {said}", agreement)
+        install(policy, Rung.STOCK)
+    tried = "; ".join(f"{rung}: {said}" for rung, said in agreement.items())
+    logger.info("no packed forward agrees with %s: %s", policy.base_model, tried)
+    return Choice(Rung.STOCK, f"no packed forward agrees with the stock one ({tried})", agreement)
+
+
+def install(policy: LoadedPolicy, rung: Rung) -> None:
+    """Prepare a policy's model for a rung; STOCK restores what transformers and peft made of it."""
+    prefix.install(causal_model(policy.model), rung)
+    if rung is Rung.STOCK:
+        lora_linear.unfuse(policy.model)
+    else:
+        lora_linear.fuse(policy.model)
+
+
+def packed_logps(model: Any, packed: Packed, rung: Rung, extras: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    """Log-probability of each completion token, float32 [N, C], 0 where there is none; then what `extras` name, as
+    `head_logps` returns it. `model` is the causal model itself. Differentiable.
+    """
+    hidden = packed_hidden(model, packed, rung)
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    mask = packed.target_mask
+    found = head_logps(model, flat[packed.sources[mask]], packed.targets[mask], extras)
+    return tuple(None if values is None else spread(values, mask) for values in found)
+
+
+def _not_packable(model: Any, items: Sequence[EncodedResponse]) -> str:
+    text = model.config.get_text_config()
+    if getattr(text, "output_router_logits", False):
+        return "a mixture of experts with a router loss, which depends on every token fed"
+    if not all(item.prompt_ids and item.response_ids for item in items):
+        return "an empty prompt or response among the rows"
+    return ""
+
+
+def _probe(items: Sequence[EncodedResponse]) -> list[EncodedResponse]:
+    by_prompt: dict[tuple[int, ...], list[EncodedResponse]] = {}
+    for item in items:
+        by_prompt.setdefault(tuple(item.prompt_ids), []).append(item)
+
+    def length(same: list[EncodedResponse]) -> int:
+        return len(same[0].prompt_ids) + max(len(item.response_ids) for item in same)
+
+    rows = sorted(by_prompt.values(), key=length)
+    half = PROBED // 2
+    longest = sorted(rows[-1], key=lambda item: -len(item.response_ids))[:half]
+    return longest + (rows[0][:half] if len(rows) > 1 else [])
+
+
+@contextlib.contextmanager
+def _as_tested(policy: LoadedPolicy, gradients: bool) -> Iterator[None]:
+    """Without dropout, and with LoRA matrices B that are not zero; everything is as before afterwards."""
+    model = policy.model
+    was_training = model.training
+    kept = {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if gradients and parameter.requires_grad and "lora_B" in name
+    }
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in kept:
+                    noise = torch.randn(parameter.shape, generator=generator) * 0.02
+                    parameter.add_(noise.to(parameter))
+        yield
+    finally:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in kept:
+                    parameter.copy_(kept[name])
+        model.zero_grad(set_to_none=True)
+        model.train(was_training)
+
+
+Found = tuple[torch.Tensor, dict[str, torch.Tensor]]
+
+
+def _stock(policy: LoadedPolicy, probe: list[EncodedResponse], gradients: bool) -> Found:
+    install(policy, Rung.STOCK)
+    batch = collate(probe, policy.tokenizer.pad_token_id)
+    batch = {name: tensor.to(policy.device) for name, tensor in batch.items()}
+    with torch.set_grad_enabled(gradients):
+        logps = token_logps(causal_model(policy.model), **batch)
+        return _found(policy, logps[batch["completion_mask"][:, 1:].bool()], gradients)
+
+
+def _packed(policy: LoadedPolicy, probe: list[EncodedResponse], rung: Rung, gradients: bool) -> Found:
+    packed = pack(
+        [item.prompt_ids for item in probe],
+        [item.response_ids for item in probe],
+        pad_token_id=policy.tokenizer.pad_token_id,
+    ).to(policy.device)
+    with torch.set_grad_enabled(gradients):
+        logps = packed_logps(causal_model(policy.model), packed, rung)[0]
+        return _found(policy, logps[packed.target_mask], gradients)
+
+
+def _found(policy: LoadedPolicy, logps: torch.Tensor, gradients: bool) -> Found:
+    """The tokens' log-probabilities, and the gradients of one fixed weighing of them."""
+    if not gradients:
+        return logps.detach().float(), {}
+    policy.model.zero_grad(set_to_none=True)
+    weights = torch.linspace(-1, 1, len(logps), device=logps.device)
+    (logps * weights).sum().backward()
+    return logps.detach().float(), {
+        name: parameter.grad.detach().float().clone()
+        for name, parameter in policy.model.named_parameters()
+        if parameter.requires_grad and parameter.grad is not None
+    }
+
+
+def _compare(expected: Found, found: Found, dtype: torch.dtype) -> tuple[bool, str]:
+    off = float((expected[0] - found[0]).square().mean().sqrt())
+    worst = 0.0
+    if expected[1]:
+        largest = max(float(gradient.norm()) for gradient in expected[1].values())
+        for name, gradient in expected[1].items():
+            other = found[1].get(name)
+            difference = float("inf") if other is None else float((gradient - other).norm())
+            # a gradient that is nearly nothing is compared with the largest, not with itself
+            worst = max(worst, difference / max(float(gradient.norm()), 0.01 * largest))
+    logp_limit, gradient_limit = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
+    said = f"log-probabilities within {off:.1e} nats"
+    if expected[1]:
+        said += f", gradients within {worst:.1e}"
+    return off <= logp_limit and worst <= gradient_limit, said

@@ -1,0 +1,89 @@
+"""Log-probabilities of tokens from hidden states: the one formula behind scoring, training and choosing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from trl.kernels import ChunkedLogProbFunction
+
+from rl.training.encoding import EncodedResponse
+
+TILE = 32768
+"""Widest slice of the vocabulary projected at once, so that no [tokens, vocabulary] tensor is ever held."""
+
+
+def collate(items: Sequence[EncodedResponse], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Right-padded `input_ids`, `attention_mask` and `completion_mask`, each [items, longest], int64."""
+    longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
+    ids = torch.full((len(items), longest), pad_token_id)
+    attention = torch.zeros((len(items), longest), dtype=torch.long)
+    completion = torch.zeros((len(items), longest), dtype=torch.long)
+    for row, item in enumerate(items):
+        start, end = len(item.prompt_ids), len(item.prompt_ids) + len(item.response_ids)
+        ids[row, :end] = torch.tensor(item.prompt_ids + item.response_ids)
+        attention[row, :end] = 1
+        completion[row, start:end] = 1
+    return {"input_ids": ids, "attention_mask": attention, "completion_mask": completion}
+
+
+def token_logps(
+    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_mask: torch.Tensor
+) -> torch.Tensor:
+    """Log-probability of each completion token, float32 [rows, length - 1]; 0 elsewhere. Differentiable.
+
+    `model` is the causal model itself (see `causal_model`); all inputs are [rows, length]. Only positions that
+    predict a completion token reach the head.
+    """
+    hidden = model.base_model(
+        input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+    ).last_hidden_state
+    mask = completion_mask[:, 1:].bool()
+    return spread(head_logps(model, hidden[:, :-1][mask], input_ids[:, 1:][mask])[0], mask)
+
+
+def spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[n] -> the shape of a mask with n true places, in order; 0 elsewhere."""
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+
+def head_logps(
+    model: Any, hidden: torch.Tensor, targets: torch.Tensor, extras: tuple[str, ...] = ()
+) -> tuple[Any, ...]:
+    """log softmax(head(hidden))[targets] for hidden [n, width] and targets [n], in vocabulary tiles.
+
+    Returns (log-probabilities, entropy, log sum of squares, mean logit, is top 1), each [n]; those not named in
+    `extras` are None. TRL's chunked function does the work; its backward recomputes the tiles.
+    """
+    head = model.get_output_embeddings()
+    softcap, scale = logit_settings(model.config)
+    outputs = ChunkedLogProbFunction.apply(
+        hidden, head.weight, head.bias, targets, 1.0, min(head.weight.shape[0], TILE), softcap, scale, extras
+    )
+    return tuple(outputs)
+
+
+def logit_settings(config: Any) -> tuple[float | None, float]:
+    """What an architecture does to its logits after the head: soft cap (or None) and factor.
+
+    Cohere (logit_scale), Falcon-H1 (lm_head_multiplier), Granite and MiniCPM3 (divide by logits_scaling), Gemma 2
+    (final_logit_softcapping). `head_check` finds what is missing here.
+    """
+    text = config.get_text_config()
+    scale = next(
+        (
+            s
+            for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")
+            if (s := getattr(text, name, None))
+        ),
+        None,
+    )
+    if scale is None and getattr(text, "logits_scaling", None) is not None:
+        scale = text.logits_scaling if text.model_type == "hyperclovax" else 1 / text.logits_scaling
+    return getattr(text, "final_logit_softcapping", None), 1.0 if scale is None else float(scale)
+
+
+def causal_model(model: Any) -> Any:
+    """The transformers model inside a PeftModel (its LoRA layers stay in place), or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

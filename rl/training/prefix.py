@@ -1,0 +1,285 @@
+"""The forward over packed rows, as a ladder of ways from the quickest to the plainest; which one is right for a
+model is found by `rl.training.ladder`, never assumed.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from rl.training.packing import Packed
+
+ATTENTION = "ratchet_prefix"
+"""Name under which transformers finds `prefix_attention`."""
+
+CPU_BLOCK_LIMIT = 640
+"""Longest prompt, in tokens, for which blocks of plain products beat the CPU's fused attention (backward included)."""
+
+
+class Rung(StrEnum):
+    """A way to compute a packed row, quickest first."""
+
+    LAST_LAYER = "split+last_layer"
+    """As `split`; the last layer's queries, output and MLP only where a completion token is predicted."""
+    SPLIT = "split"
+    """Causal attention over the prompt, one small masked attention for the completions."""
+    DENSE = "dense"
+    """The model's own attention under a 4-D mask."""
+    CACHE = "cache"
+    """Two passes: the prompt, then the completions on its key-value cache. Needs no mask over the prompt."""
+    STOCK = "stock"
+    """Not packed: TRL's rows, prompt and completion repeated for each."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the attention of a packed row must know; handed through the model's layers as a keyword."""
+
+    prompt: int
+    """P, the width of the prompt's part."""
+    suffix_mask: torch.Tensor
+    """[R, 1, S, P + S] bool."""
+    kept: torch.Tensor | None = None
+    """[R, 1 + S] int64, positions the last layer keeps; None where it keeps all."""
+    kept_mask: torch.Tensor | None = None
+    """[R, 1, 1 + S, P + S] bool."""
+
+
+def packed_hidden(model: Any, packed: Packed, rung: Rung) -> torch.Tensor:
+    """Last hidden states of the prompt's last token and of the suffix, [R, 1 + S, width]. Differentiable.
+
+    `model` is the causal model itself, prepared by `install` for the rung.
+    """
+    prompt = packed.prompt_ids.shape[1]
+    ids = torch.cat([packed.prompt_ids, packed.suffix_ids], 1)
+    last = packed.prompt_lengths[:, None] - 1
+    if rung is Rung.CACHE:
+        return _two_passes(model, packed, last)
+    suffix_mask = packed.suffix_mask()
+    if rung is Rung.DENSE:
+        mask = torch.cat([packed.prompt_mask(), suffix_mask], 2)
+        if model.config._attn_implementation != "sdpa":  # eager adds its mask to the scores
+            mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+        hidden = model.base_model(
+            input_ids=ids, position_ids=packed.positions(), attention_mask=mask, use_cache=False
+        ).last_hidden_state
+        return _keep(hidden, packed, last)
+    prefix = Prefix(prompt, suffix_mask)
+    if rung is Rung.LAST_LAYER:
+        suffix = torch.arange(prompt, ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
+        column = torch.arange(ids.shape[1], device=ids.device)
+        seen_by_last = (column[None] <= last)[:, None, None]
+        prefix = Prefix(
+            prompt, suffix_mask, torch.cat([last, suffix], 1), torch.cat([seen_by_last, suffix_mask], 2)
+        )
+    # a 4-D mask is passed on by transformers as it is; ours says nothing, `prefix` says it all
+    nothing = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+    hidden = model.base_model(
+        input_ids=ids,
+        position_ids=packed.positions(),
+        attention_mask=nothing,
+        use_cache=False,
+        prefix=prefix,
+    ).last_hidden_state
+    return hidden if rung is Rung.LAST_LAYER else _keep(hidden, packed, last)
+
+
+def _keep(hidden: torch.Tensor, packed: Packed, last: torch.Tensor) -> torch.Tensor:
+    end = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
+    return torch.cat([end, hidden[:, packed.prompt_ids.shape[1] :]], 1)
+
+
+def _two_passes(model: Any, packed: Packed, last: torch.Tensor) -> torch.Tensor:
+    positions = packed.positions()
+    prompt = packed.prompt_ids.shape[1]
+    first = model.base_model(input_ids=packed.prompt_ids, position_ids=positions[:, :prompt], use_cache=True)
+    mask = packed.suffix_mask()
+    if model.config._attn_implementation != "sdpa":
+        mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+    second = model.base_model(
+        input_ids=packed.suffix_ids,
+        position_ids=positions[:, prompt:],
+        attention_mask=mask,
+        past_key_values=first.past_key_values,
+        use_cache=True,
+    ).last_hidden_state
+    end = first.last_hidden_state.gather(1, last[..., None].expand(-1, -1, second.shape[-1]))
+    return torch.cat([end, second], 1)
+
+
+# --- Attention ----------------------------------------------------------------------------------------------
+
+
+def prefix_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    prefix: Prefix | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention call: query [R, heads, T, head], key and value [R, kv heads, T, head] -> [R, T, heads,
+    head].
+
+    Without a `prefix` it is the stock SDPA. With one, the prompt's queries see the prompt causally (no mask: a fused
+    kernel can run) and the suffix's queries what `suffix_mask` says.
+    """
+    if prefix is None:
+        out = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return out[0], None
+    split = prefix.prompt
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    groups = query.shape[1] // key.shape[1]
+    repeated_key, repeated_value = repeat_heads(key, groups), repeat_heads(value, groups)
+    suffix = functional.scaled_dot_product_attention(
+        query[:, :, split:], repeated_key, repeated_value,
+        attn_mask=prefix.suffix_mask, dropout_p=dropout, scale=scaling,
+    )  # fmt: skip
+    if query.device.type == "cpu" and split <= CPU_BLOCK_LIMIT and dropout == 0:
+        prompt = block_causal(
+            query[:, :, :split], repeated_key[:, :, :split], repeated_value[:, :, :split], scaling
+        )
+        return torch.cat([*prompt, suffix], 2).transpose(1, 2).contiguous(), None
+    grouped = groups > 1 and query.device.type == "cuda"
+    near_key, near_value = (key, value) if grouped else (repeated_key, repeated_value)
+    whole = functional.scaled_dot_product_attention(
+        query[:, :, :split], near_key[:, :, :split], near_value[:, :, :split],
+        dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped,
+    )  # fmt: skip
+    return torch.cat([whole, suffix], 2).transpose(1, 2).contiguous(), None
+
+
+def repeat_heads(states: torch.Tensor, groups: int) -> torch.Tensor:
+    """[R, kv heads, T, head] -> [R, kv heads * groups, T, head]."""
+    return states if groups == 1 else states.repeat_interleave(groups, 1)
+
+
+def block_causal(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, blocks: int = 3
+) -> list[torch.Tensor]:
+    """Causal attention in `blocks` slices of queries, each over the keys up to its own end; slices [R, heads, t, head].
+
+    Softmax in float32. Skips the third of the products that a causal mask would throw away.
+    """
+    length = query.shape[2]
+    width = -(-length // blocks)
+    query = query * (scaling if scaling is not None else query.shape[-1] ** -0.5)
+    slices = []
+    for start in range(0, length, width):
+        end = min(start + width, length)
+        scores = torch.matmul(query[:, :, start:end], key[:, :, :end].transpose(-1, -2))
+        closed = torch.ones(end - start, end - start, dtype=torch.bool, device=query.device).triu(1)
+        scores[..., start:end].masked_fill_(closed, float("-inf"))
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
+        slices.append(torch.matmul(weights, value[:, :, :end]))
+    return slices
+
+
+AttentionInterface.register(ATTENTION, prefix_attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+# --- The last layer -----------------------------------------------------------------------------------------
+
+LAST_LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def last_layer_known(model: Any) -> bool:
+    """Whether the last layer has the parts, and only those, that `_last_layer` computes itself."""
+    layers = getattr(model.base_model, "layers", None)
+    if not layers:
+        return False
+    layer = layers[-1]
+    module = sys.modules[type(layer).__module__]
+    return (
+        {name for name, _ in layer.named_children()} == LAST_LAYER_PARTS
+        and {name for name, _ in layer.self_attn.named_children()} >= ATTENTION_PARTS
+        and hasattr(module, "apply_rotary_pos_emb")
+    )
+
+
+def _last_layer(
+    self: Any,
+    hidden_states: torch.Tensor,
+    *args: Any,
+    position_embeddings: Any = None,
+    prefix: Prefix | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The layer's forward; with a prefix that keeps positions, computed there only: [R, T, width] -> [R, 1 + S,
+    width]."""
+    if prefix is None or prefix.kept is None or prefix.kept_mask is None:
+        if prefix is not None:
+            kwargs["prefix"] = prefix
+        return self.ratchet_stock_forward(
+            hidden_states, *args, position_embeddings=position_embeddings, **kwargs
+        )
+    attention = self.self_attn
+    rows, length, width = hidden_states.shape
+    at = prefix.kept[..., None]
+    normed = self.input_layernorm(hidden_states)
+    head = attention.head_dim
+    query = attention.q_proj(normed.gather(1, at.expand(-1, -1, width))).view(rows, at.shape[1], -1, head)
+    key = attention.k_proj(normed).view(rows, length, -1, head)
+    value = attention.v_proj(normed).view(rows, length, -1, head).transpose(1, 2)
+    if hasattr(attention, "q_norm"):
+        query, key = attention.q_norm(query), attention.k_norm(key)
+    query, key = query.transpose(1, 2), key.transpose(1, 2)
+    # the architecture's own rotation, once for the kept queries and once for all keys
+    rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
+    cos, sin = (part.expand(rows, -1, -1) for part in position_embeddings)
+    spread = at.expand(-1, -1, cos.shape[-1])
+    query, _ = rotate(query, query, cos.gather(1, spread), sin.gather(1, spread))
+    key, _ = rotate(key, key, cos, sin)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    groups = query.shape[1] // key.shape[1]
+    seen = functional.scaled_dot_product_attention(
+        query, repeat_heads(key, groups), repeat_heads(value, groups),
+        attn_mask=prefix.kept_mask, scale=attention.scaling,
+    )  # fmt: skip
+    out = attention.o_proj(seen.transpose(1, 2).reshape(rows, at.shape[1], -1))
+    residual = hidden_states.gather(1, at.expand(-1, -1, width)) + out
+    return residual + self.mlp(self.post_attention_layernorm(residual))
+
+
+def install(model: Any, rung: Rung) -> None:
+    """Prepare a causal model for a rung; the stock forward stays what it was. Calling it again changes the rung."""
+    uninstall(model)
+    model.ratchet_rung = rung
+    if rung in (Rung.SPLIT, Rung.LAST_LAYER):
+        model.config._attn_implementation = ATTENTION
+    if rung is Rung.LAST_LAYER:
+        layer = model.base_model.layers[-1]
+        if "forward" in vars(layer):
+            raise RuntimeError("the last layer's forward was replaced by something else")
+        layer.ratchet_stock_forward = layer.forward
+        layer.forward = types.MethodType(_last_layer, layer)
+
+
+def installed(model: Any) -> Rung:
+    """The rung a causal model is prepared for."""
+    return getattr(model, "ratchet_rung", Rung.STOCK)
+
+
+def uninstall(model: Any) -> None:
+    """Undo `install`."""
+    if model.config._attn_implementation == ATTENTION:
+        model.config._attn_implementation = "sdpa"
+    for layer in getattr(model.base_model, "layers", None) or ():
+        if hasattr(layer, "ratchet_stock_forward"):
+            del layer.forward, layer.ratchet_stock_forward  # what is left is the class's own

@@ -1,0 +1,282 @@
+"""Packed rows: the same log-probabilities and gradients as rows that repeat the prompt, or the stock forward."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from rl.recipes import Recipe
+from rl.training import ladder, lora_linear, prefix
+from rl.training.encoding import EncodedResponse
+from rl.training.hardware import Hardware
+from rl.training.packing import Packed, pack
+from rl.training.policy import LoadedPolicy, lora_config
+from rl.training.prefix import Rung
+
+HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+VOCABULARY = 200
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEAD = {"head_dim": 16}
+MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "state_size": 8}
+GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512, "vocab_size": VOCABULARY}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+SHAPES: dict[str, tuple[str, dict[str, Any], Rung]] = {
+    "llama": ("llama", COMMON, Rung.LAST_LAYER),
+    "qwen2": ("qwen2", COMMON, Rung.LAST_LAYER),
+    "qwen3": ("qwen3", COMMON | HEAD, Rung.LAST_LAYER),
+    "mistral": ("mistral", COMMON | HEAD | {"sliding_window": None}, Rung.LAST_LAYER),
+    "gemma": ("gemma", COMMON | HEAD, Rung.LAST_LAYER),
+    "qwen2_moe": (
+        "qwen2_moe",
+        COMMON | {"num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
+        Rung.LAST_LAYER,
+    ),
+    "phi3": ("phi3", COMMON | {"original_max_position_embeddings": 512}, Rung.SPLIT),
+    "olmo2": ("olmo2", COMMON, Rung.SPLIT),
+    "gpt_neox": ("gpt_neox", COMMON, Rung.SPLIT),
+    "gpt2": ("gpt2", GPT2, Rung.SPLIT),
+    # every fourth layer has no positions, and its last layer is one of them
+    "smollm3": ("smollm3", COMMON, Rung.SPLIT),
+    # a window shorter than the rows
+    "mistral, windowed": ("mistral", COMMON | HEAD | {"sliding_window": 16}, Rung.STOCK),
+    "gemma3, windowed": ("gemma3_text", COMMON | HEAD | {"sliding_window": 16}, Rung.STOCK),
+    "qwen3_next": ("qwen3_next", COMMON | HEAD | LINEAR | {"num_experts": 0}, Rung.STOCK),
+    "mamba": ("mamba", MAMBA, Rung.STOCK),
+}
+"""Name -> (architecture, its config, the rung it must end on)."""
+
+
+def a_policy(shape: str, dtype: torch.dtype = torch.float32) -> LoadedPolicy:
+    """A random model with LoRA, whose weights are large enough for a wrong mask to be seen."""
+    architecture, config, _ = SHAPES[shape]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**config)).to(dtype)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight.ndim > 1:
+                    weight.mul_(10 if "embed" in name else 4)
+        lora = (
+            LoraConfig(target_modules=["in_proj", "x_proj"], task_type="CAUSAL_LM")
+            if architecture == "mamba"
+            else lora_config(Recipe(), model)
+        )
+        adapted = get_peft_model(model, lora)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    tokenizer = types.SimpleNamespace(pad_token_id=0)
+    return LoadedPolicy(
+        model=adapted,
+        tokenizer=tokenizer,
+        encoder=None,  # type: ignore[arg-type]
+        base_model=shape,
+        base_model_hash="",
+        device=torch.device("cpu"),
+        hardware=HARDWARE,
+    )
+
+
+def some_items(*prompts: int, seed: int = 1) -> list[EncodedResponse]:
+    """Two responses, of 7 and 12 tokens, to each prompt of so many tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(count: int) -> list[int]:
+        return list(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist())
+
+    ids = [tokens(count) for count in prompts]
+    return [EncodedResponse(prompt, tokens(length)) for prompt in ids for length in (7, 12)]
+
+
+def compare(policy: LoadedPolicy, items: list[EncodedResponse], rung: Rung) -> tuple[float, float]:
+    """Largest difference of a token's log-probability, and largest relative difference of a gradient, to stock rows."""
+    with ladder._as_tested(policy, True):
+        expected, wanted = ladder._stock(policy, items, True)
+        ladder.install(policy, rung)
+        found, gradients = ladder._packed(policy, items, rung, True)
+    largest = max(float(gradient.norm()) for gradient in wanted.values())
+    off = max(
+        float((gradients[name] - gradient).norm()) / max(float(gradient.norm()), 0.01 * largest)
+        for name, gradient in wanted.items()
+    )
+    return float((expected - found).abs().max()), off
+
+
+# --- Packing ------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_and_a_completion_stand_in_the_row_once() -> None:
+    packed = pack([[5, 6], [5, 6], [7]], [[1, 2, 3], [4, 9], [8]], pad_token_id=0)
+    assert packed.prompt_ids.tolist() == [[5, 6], [7, 0]]
+    # last tokens are not fed, and the second row's only token is a last one
+    assert packed.suffix_ids.tolist() == [[1, 2, 4], [0, 0, 0]]
+    assert packed.suffix_positions.tolist() == [[2, 3, 2], [0, 0, 0]]
+    assert packed.suffix_segments.tolist() == [[0, 0, 1], [-1, -1, -1]]
+    assert packed.tokens == 6
+
+
+def test_each_token_is_predicted_from_the_one_before_it() -> None:
+    packed = pack([[5, 6], [5, 6], [7]], [[1, 2, 3], [4, 9], [8]], pad_token_id=0)
+    # kept states: row 0 is [6, 1, 2, 4], row 1 is [7, -, -, -]
+    assert packed.sources.tolist() == [[0, 1, 2], [0, 3, 0], [4, 0, 0]]
+    assert packed.targets.tolist() == [[1, 2, 3], [4, 9, 0], [8, 0, 0]]
+    assert packed.target_mask.tolist() == [[True] * 3, [True, True, False], [True, False, False]]
+
+
+def test_the_same_completion_twice_is_computed_once() -> None:
+    packed = pack([[5]] * 3, [[1, 2], [1, 2], [1, 3]], pad_token_id=0)
+    assert packed.suffix_ids.tolist() == [[1, 1]]
+    assert packed.sources.tolist() == [[0, 1], [0, 1], [0, 2]]
+
+
+def test_a_completion_sees_the_prompt_and_itself() -> None:
+    packed = pack([[5, 6], [5, 6], [7]], [[1, 2, 3], [4, 9], [8]], pad_token_id=0)
+    first = packed.suffix_mask()[0, 0].int().tolist()
+    assert first == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
+
+
+def test_an_empty_completion_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        pack([[5]], [[]], pad_token_id=0)
+
+
+# --- The ladder ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_a_model_ends_on_the_quickest_rung_that_is_right(shape: str) -> None:
+    choice = ladder.rung_choose(a_policy(shape), some_items(57, 20), gradients=True)
+    assert choice.rung == SHAPES[shape][2], choice
+
+
+PACKED = [Rung.LAST_LAYER, Rung.SPLIT, Rung.DENSE, Rung.CACHE]
+EXACT = [
+    (name, rung)
+    for name, (_, _, first) in SHAPES.items()
+    if first is not Rung.STOCK
+    for rung in PACKED[PACKED.index(first) :]
+]
+
+
+@pytest.mark.parametrize(("shape", "rung"), EXACT)
+def test_log_probabilities_and_gradients_are_those_of_the_stock_forward(shape: str, rung: Rung) -> None:
+    logps, gradients = compare(a_policy(shape), some_items(40, 20, 57), rung)
+    assert logps < 1e-5
+    assert gradients < 1e-4
+
+
+def test_a_window_is_found_on_the_longest_row_only() -> None:
+    policy = a_policy("mistral, windowed")
+    assert ladder.rung_choose(policy, some_items(4), gradients=False).rung is Rung.LAST_LAYER
+    assert ladder.rung_choose(policy, some_items(4, 40, 4), gradients=False).rung is Rung.STOCK
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mask_that_lets_completions_see_each_other_is_caught(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    def plainly_causal(self: Packed) -> torch.Tensor:
+        prompt, suffix = self.prompt_ids.shape[1], self.suffix_ids.shape[1]
+        mask = torch.ones(suffix, prompt + suffix, dtype=torch.bool).tril(prompt)
+        return mask[None, None].expand(self.prompt_ids.shape[0], 1, -1, -1)
+
+    monkeypatch.setattr(Packed, "suffix_mask", plainly_causal)
+    choice = ladder.rung_choose(a_policy("llama", dtype), some_items(57, 20), gradients=False)
+    assert choice.rung is Rung.STOCK
+    assert "no packed forward agrees" in choice.reason
+
+
+def test_bfloat16_differs_by_its_rounding_alone() -> None:
+    choice = ladder.rung_choose(a_policy("llama", torch.bfloat16), some_items(57, 20), gradients=True)
+    assert choice.rung is Rung.LAST_LAYER
+
+
+def test_the_test_leaves_the_policy_as_it_was() -> None:
+    policy = a_policy("llama")
+    before = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    policy.model.train()
+    ladder.rung_choose(policy, some_items(20), gradients=True)
+    assert policy.model.training
+    assert all(torch.equal(value, before[name]) for name, value in policy.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in policy.model.parameters())
+
+
+def test_stock_restores_the_stock_forward() -> None:
+    policy = a_policy("llama")
+    ladder.install(policy, Rung.LAST_LAYER)
+    ladder.install(policy, Rung.STOCK)
+    model = policy.model.get_base_model()
+    assert model.config._attn_implementation == "sdpa"
+    assert "forward" not in vars(model.base_model.layers[-1].self_attn.q_proj)
+
+
+# --- Attention and LoRA -------------------------------------------------------------------------------------
+
+
+def test_attention_in_blocks_is_causal_attention() -> None:
+    query, key, value = torch.randn(3, 2, 4, 17, 8, generator=torch.Generator().manual_seed(0))
+    blocks = torch.cat(prefix.block_causal(query, key, value, None), 2)
+    whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert torch.allclose(blocks, whole, atol=1e-6)
+
+
+def test_a_fused_lora_layer_has_pefts_output_and_gradients() -> None:
+    policy = a_policy("llama")
+    ids = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+    with ladder._as_tested(policy, True):
+        grads = []
+        for fused in (False, True):
+            lora_linear.fuse(policy.model) if fused else lora_linear.unfuse(policy.model)
+            policy.model.zero_grad()
+            out = policy.model(input_ids=ids).logits
+            out.square().mean().backward()
+            grads.append(
+                (
+                    out.detach(),
+                    {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None},
+                )
+            )
+    (plain, wanted), (fused_out, found) = grads
+    assert torch.allclose(plain, fused_out, atol=1e-4, rtol=1e-5)
+    assert wanted.keys() == found.keys()
+    for name, gradient in wanted.items():
+        assert torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max())), name
+
+
+@pytest.mark.parametrize("what", ["dropout", "adapter off", "two adapters"])
+def test_a_layer_that_is_more_than_plain_lora_goes_back_to_peft(what: str) -> None:
+    policy = a_policy("llama")
+    layer = policy.model.get_base_model().base_model.layers[0].self_attn.q_proj
+    x = torch.zeros(1, 64)
+    assert lora_linear.plain_adapter(layer, x) == "default"
+    if what == "dropout":
+        layer.lora_dropout["default"] = torch.nn.Dropout(0.1)
+    elif what == "adapter off":
+        layer.enable_adapters(False)
+    else:
+        policy.model.add_adapter("second", LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
+        policy.model.base_model.set_adapter(["default", "second"])
+    assert lora_linear.plain_adapter(layer, x) is None
