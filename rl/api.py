@@ -15,10 +15,10 @@ from backend.rest.schema import described, listed, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl.datasets import DatasetRefused
+from rl.jobs import TrainOrder
 from rl.models import Policy, TrainingRun
 from rl.orders import OrderEstimate, order_estimate, order_place
 from rl.recipes import RecipeError
-from rl.runs import TrainOrder
 from rl.scores import score_summaries
 from rl.selectors import run_get, run_series
 

@@ -13,9 +13,9 @@ from django_q.tasks import async_task
 
 from feedback.selectors import feedback_counts
 from rl.datasets import DatasetRefused, prepare_training_dataset
+from rl.jobs import TrainOrder, run_enqueue
 from rl.models import TrainingRun
 from rl.recipes import DATASET_CONFIG, DPORecipe, recipe_named
-from rl.runs import TrainOrder, run_enqueue
 from rl.scores import score_summaries
 
 SECONDS_PER_STEP = 0.5

@@ -3,69 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 import shutil
-import signal
-import socket
 import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from django.conf import settings
 from django.db import transaction
-from django.utils import timezone
 
 from feedback.selectors import agents_known
 from rl import registry
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
-from rl.models import Policy, RunMetric, TrainingRun
+from rl.jobs import (
+    ProgressCallback,
+    RunListener,
+    RunRefused,
+    TrainOrder,
+    run_claim,
+    run_finish,
+    run_folder,
+    run_log,
+    stop_signals,
+)
+from rl.models import Policy, TrainingRun
 from rl.recipes import DPORecipe, RecipeError, recipe_named
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
     from rl.training.result import TrainResult
 
-logger = logging.getLogger("rl.runs")
-
 Status = TrainingRun.Status
-ProgressCallback = Callable[[int, int, str], None]
-"""Called with steps done, steps in all, and a short figure to show."""
-
-HEARTBEAT_S = 5.0
-"""Seconds between signs of life of a running job."""
-LOST_AFTER = timedelta(minutes=2)
-"""A run of another host without a sign of life for so long is taken to be dead."""
-
-
-class RunRefused(ValueError):
-    """A run that cannot start, resume or be found; the message says why and what to do."""
-
-
-@dataclass(frozen=True)
-class TrainOrder:
-    """What someone asks to be trained; left-out values come from the preset, the settings and the agent."""
-
-    agent: str
-    method: str = "dpo"
-    config: str | None = None
-    base_model: str | None = None
-    knobs: dict[str, Any] = field(default_factory=dict)
-    source: str = "db"
-    data_file: Path | None = None
-    ratings_file: Path | None = None
-    min_samples: int | None = None
-    max_samples: int | None = None
-    output: Path | None = None
-    actor: str = "train_dpo"
-
 
 # --- Hardware and recipes -----------------------------------------------------------------------------------
 
@@ -136,22 +103,6 @@ def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[s
     return _run_claimed(run_claim(run.pk), hardware, progress, actor=order.actor)
 
 
-def run_enqueue(order: TrainOrder) -> TrainingRun:
-    """Enter a run that another process trains later, by `train_queued`: what the web process does, without torch.
-
-    The row keeps what was asked; preset, recipe and dataset are settled on the machine that trains, when it starts.
-    Raises RecipeError for a knob or preset that does not exist.
-    """
-    recipe_named(order.method, order.config or "default").with_knobs(**order.knobs)
-    return TrainingRun.objects.create(
-        agent=order.agent,
-        method=order.method,
-        base_model=order.base_model or settings.RATCHET_BASE_MODEL,
-        config=order.config or "",
-        recipe=order.knobs,
-    )
-
-
 def train_queued(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
     """Train a run that `run_enqueue` entered. What refuses it is raised, and stands as the run's reason."""
     run = run_claim(run_id)
@@ -198,50 +149,6 @@ def _prepare(order: TrainOrder, *, dry_run: bool = False) -> Prepared:
     )
 
 
-def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
-    """Take a run for this process, by one conditional UPDATE, so that two workers never train the same one.
-
-    Raises RunRefused when it does not exist, is held by a living worker, or is over.
-    """
-    run = TrainingRun.objects.filter(pk=run_id).first()
-    if run is None:
-        newest = list(TrainingRun.objects.values_list("pk", flat=True)[:5])
-        raise RunRefused(f"there is no run {run_id}; the newest are {newest or 'none'}")
-    allowed = TrainingRun.RESUMABLE if resume else (Status.QUEUED,)
-    if run.status not in allowed:
-        raise RunRefused(f"run {run_id} is {run.status}; only {', '.join(allowed)} runs can be taken")
-    if run.status == Status.RUNNING and worker_lives(run):
-        raise RunRefused(f"run {run_id} is still being trained by {run.worker}; stop that process first")
-    claimed = TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker).update(
-        status=Status.RUNNING,
-        worker=_worker_name(),
-        reason="",
-        started_at=run.started_at or timezone.now(),
-        heartbeat_at=timezone.now(),
-        finished_at=None,
-    )
-    if claimed != 1:
-        raise RunRefused(f"run {run_id} was taken by another worker a moment ago")
-    run.refresh_from_db()
-    return run
-
-
-def _worker_name() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
-
-
-def worker_lives(run: TrainingRun) -> bool:
-    """Whether the process that claimed a run still exists (same host), or gave a sign of life lately (another)."""
-    host, _, process = run.worker.rpartition(":")[0].rpartition(":")
-    if host == socket.gethostname() and process.isdigit():
-        try:
-            # a process id is used again after a restart: the start time tells the two apart
-            return f"{psutil.Process(int(process)).create_time():.0f}" == run.worker.rpartition(":")[2]
-        except psutil.NoSuchProcess:
-            return False
-    return run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < LOST_AFTER
-
-
 def _run_claimed(
     run: TrainingRun,
     hardware: Hardware,
@@ -255,8 +162,8 @@ def _run_claimed(
     folder = run_folder(run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _log_file(folder / "train.log"), stop_signals() as stop:
-            result = _furnace(run, hardware, _Listener(run, stop, progress), resume=resume)
+        with run_log(folder / "train.log"), stop_signals() as stop:
+            result = _furnace(run, hardware, RunListener(run, stop, progress), resume=resume)
         policy = None if result.status == "cancelled" else _policy_enter(run, result, actor=actor)
     except KeyboardInterrupt:
         run_finish(run, Status.CANCELLED, reason="stopped by Ctrl-C before the first checkpoint")
@@ -272,12 +179,12 @@ def _run_claimed(
             run,
             Status.CANCELLED,
             reason=f"stopped at step {result.steps} of {result.total_steps}",
-            result=result,
+            **_figures(result),
         )
     return _train_report(run, result, policy)
 
 
-def _furnace(run: TrainingRun, hardware: Hardware, listener: _Listener, *, resume: bool) -> TrainResult:
+def _furnace(run: TrainingRun, hardware: Hardware, listener: RunListener, *, resume: bool) -> TrainResult:
     """Open the training room for one run."""
     from rl.training.dpo import DPOTrainer
 
@@ -343,8 +250,23 @@ def _policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Polic
             feedback_count=snapshot.feedback_count,
             actor=actor,
         )
-        run_finish(run, Status.SUCCEEDED, result=result)
+        run_finish(run, Status.SUCCEEDED, **_figures(result))
     return policy
+
+
+def _figures(result: TrainResult) -> dict[str, Any]:
+    """What a run's row keeps of its result, without the histories."""
+    return {
+        "steps_done": result.steps,
+        "result": {
+            "metrics": result.metrics,
+            "samples": result.samples,
+            "truncated": result.truncated,
+            "left_out": result.left_out,
+            "seconds": result.seconds,
+            "notes": result.notes,
+        },
+    }
 
 
 def _train_report(run: TrainingRun, result: TrainResult, policy: Policy | None) -> dict[str, Any]:
@@ -372,110 +294,6 @@ def _train_report(run: TrainingRun, result: TrainResult, policy: Policy | None) 
             "plot": str(run_folder(run) / "training.png"),
         },
     }
-
-
-def run_finish(run: TrainingRun, status: str, *, reason: str = "", result: TrainResult | None = None) -> None:
-    """End a run that this process holds."""
-    facts: dict[str, Any] = {"status": status, "reason": reason, "finished_at": timezone.now()}
-    if result is not None:
-        facts["result"] = {
-            "metrics": result.metrics,
-            "samples": result.samples,
-            "truncated": result.truncated,
-            "left_out": result.left_out,
-            "seconds": result.seconds,
-            "notes": result.notes,
-        }
-        facts["steps_done"] = result.steps
-    TrainingRun.objects.filter(pk=run.pk, worker=run.worker).update(**facts)
-    run.refresh_from_db()
-    if status == Status.FAILED:
-        logger.error("run %s failed: %s", run.pk, reason)
-
-
-def run_folder(run: TrainingRun) -> Path:
-    return settings.RATCHET_HOME / "runs" / str(run.pk)
-
-
-class _Listener:
-    """Writes what the furnace says into the run's rows, and passes it on to the progress bar."""
-
-    def __init__(self, run: TrainingRun, stop: threading.Event, progress: ProgressCallback | None) -> None:
-        self.run = run
-        self.stop = stop
-        self.progress = progress
-        self.figure = ""
-        self.beat_at = timezone.now()
-
-    def on_start(self, total_steps: int) -> None:
-        TrainingRun.objects.filter(pk=self.run.pk).update(steps_total=total_steps)
-
-    def on_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        # a resumed run repeats the steps after its checkpoint: the newer figures stand
-        RunMetric.objects.update_or_create(run=self.run, step=step, defaults={"values": metrics})
-        if "loss" in metrics:
-            accuracy = metrics.get("rewards/accuracies")
-            self.figure = f"loss {metrics['loss']:.3f}" + (
-                "" if accuracy is None else f", accuracy {accuracy:.2f}"
-            )
-
-    def on_step(self, step: int, total: int) -> None:
-        if self.progress:
-            self.progress(step, total, self.figure)
-        if (timezone.now() - self.beat_at).total_seconds() >= HEARTBEAT_S or step == total:
-            self.beat_at = timezone.now()
-            TrainingRun.objects.filter(pk=self.run.pk).update(steps_done=step, heartbeat_at=self.beat_at)
-
-    def on_note(self, text: str) -> None:
-        logger.info("run %s: %s", self.run.pk, text)
-
-    def should_stop(self) -> bool:
-        return self.stop.is_set()
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a TERM sets, once; a second Ctrl-C interrupts at once. Only in the main thread."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def ask(number: int, _: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        logger.warning("stopping after this step and keeping a checkpoint (%s)", signal.Signals(number).name)
-
-    earlier = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    """Everything logged while a run trains goes to its folder too; a traceback goes there alone."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    listened = [logging.getLogger(name) for name in ("rl", "transformers", "trl")]
-    for source in listened:
-        source.addHandler(handler)
-    try:
-        yield
-    except Exception:
-        handler.handle(
-            logger.makeRecord(
-                logger.name, logging.ERROR, __file__, 0, "training ended with", (), sys.exc_info()
-            )
-        )
-        raise
-    finally:
-        for source in listened:
-            source.removeHandler(handler)
-        handler.close()
 
 
 def file_sha256(path: Path) -> str:

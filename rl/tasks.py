@@ -9,6 +9,7 @@ import sys
 from django.conf import settings
 from django.utils import timezone
 
+from rl.jobs import worker_lives
 from rl.models import TrainingRun
 
 logger = logging.getLogger("rl.tasks")
@@ -45,6 +46,4 @@ def train(run_id: int) -> str:
 
 def _held_by_another(run: TrainingRun) -> bool:
     """Whether a worker that lives has it: ours was refused the claim then, and the run is not ours to fail."""
-    from rl.runs import worker_lives
-
     return run.status == TrainingRun.Status.RUNNING and worker_lives(run)

@@ -114,6 +114,7 @@ def test_training_does_not_know_export() -> None:
         "rl.evidence",
         "rl.dataset_stats",
         "rl.registry",
+        "rl.jobs",
         "rl.models",
         "rl.simulation",
         "rl.views",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from rl import runs
+from rl import jobs, runs
 from rl.datasets import DatasetRefused
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
 from rl.recipes import RecipeError
@@ -50,21 +50,21 @@ def run_row(**facts: Any) -> TrainingRun:
 @pytest.mark.django_db
 def test_a_queued_run_is_claimed_once() -> None:
     run = run_row()
-    claimed = runs.run_claim(run.pk)
+    claimed = jobs.run_claim(run.pk)
     assert (claimed.status, claimed.worker.split(":")[:2]) == (
         "running",
         [socket.gethostname(), str(os.getpid())],
     )
-    with pytest.raises(runs.RunRefused, match="is running"):
-        runs.run_claim(run.pk)
+    with pytest.raises(jobs.RunRefused, match="is running"):
+        jobs.run_claim(run.pk)
 
 
 @pytest.mark.django_db
 def test_a_run_of_a_living_worker_is_not_resumed() -> None:
     run = run_row()
-    runs.run_claim(run.pk)
-    with pytest.raises(runs.RunRefused, match="still being trained by"):
-        runs.run_claim(run.pk, resume=True)
+    jobs.run_claim(run.pk)
+    with pytest.raises(jobs.RunRefused, match="still being trained by"):
+        jobs.run_claim(run.pk, resume=True)
 
 
 @pytest.mark.django_db
@@ -72,7 +72,7 @@ def test_a_run_of_a_dead_worker_is_resumed() -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     run = run_row(status="running", worker=f"{socket.gethostname()}:{dead.pid}:1")
-    assert runs.run_claim(run.pk, resume=True).status == "running"
+    assert jobs.run_claim(run.pk, resume=True).status == "running"
 
 
 @pytest.mark.django_db
@@ -82,24 +82,24 @@ def test_a_run_of_a_dead_worker_is_resumed() -> None:
 def test_another_hosts_worker_lives_by_its_heartbeat(silent_for: timedelta, lives: bool) -> None:
     run = run_row(status="running", worker="elsewhere:17:1", heartbeat_at=timezone.now() - silent_for)
     if lives:
-        with pytest.raises(runs.RunRefused, match="elsewhere"):
-            runs.run_claim(run.pk, resume=True)
+        with pytest.raises(jobs.RunRefused, match="elsewhere"):
+            jobs.run_claim(run.pk, resume=True)
     else:
-        assert runs.run_claim(run.pk, resume=True).worker.startswith(socket.gethostname())
+        assert jobs.run_claim(run.pk, resume=True).worker.startswith(socket.gethostname())
 
 
 @pytest.mark.django_db
 def test_a_finished_run_is_not_resumed() -> None:
     run = run_row(status="succeeded", finished_at=timezone.now())
-    with pytest.raises(runs.RunRefused, match="is succeeded"):
-        runs.run_claim(run.pk, resume=True)
+    with pytest.raises(jobs.RunRefused, match="is succeeded"):
+        jobs.run_claim(run.pk, resume=True)
 
 
 @pytest.mark.django_db
 def test_an_unknown_run_names_the_newest() -> None:
     known = run_row()
-    with pytest.raises(runs.RunRefused, match=rf"there is no run {known.pk + 1}.*{known.pk}"):
-        runs.run_claim(known.pk + 1)
+    with pytest.raises(jobs.RunRefused, match=rf"there is no run {known.pk + 1}.*{known.pk}"):
+        jobs.run_claim(known.pk + 1)
 
 
 @pytest.mark.django_db

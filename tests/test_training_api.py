@@ -20,8 +20,8 @@ from django_q.models import OrmQ
 
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import tasks
+from rl.jobs import TrainOrder, run_enqueue
 from rl.models import Policy, RunMetric, TrainingRun
-from rl.runs import TrainOrder, run_enqueue
 from rl.scores import score_summaries
 from tests.api_client import ApiClient, error_of
 from tests.server import ROOT, Server
@@ -263,7 +263,7 @@ def test_a_child_that_died_without_a_word_leaves_the_run_failed(
 def test_a_task_delivered_twice_leaves_the_run_to_the_worker_that_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from rl.runs import run_claim
+    from rl.jobs import run_claim
 
     run = queued()
     run_claim(run.pk)  # by this process, which lives
