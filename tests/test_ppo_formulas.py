@@ -1,0 +1,305 @@
+"""PPO's formulas: against named vectors, cases worked by hand, and properties that must hold for any numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl.training.ppo.formulas import (
+    entropy_of,
+    explained_variance,
+    gae,
+    kl_coef_adapted,
+    kl_k1,
+    kl_k3,
+    masked_mean,
+    masked_var,
+    masked_whiten,
+    missing_eos_penalised,
+    policy_loss_clipped,
+    rewards_per_token,
+    truncate_at_stop,
+    value_loss_clipped,
+)
+
+VECTORS = Path(__file__).parent.parent.parent / "shared" / "data" / "vectors" / "reference_vectors.json"
+
+
+def vector(name: str) -> dict[str, Any]:
+    if not VECTORS.is_file():
+        pytest.skip(f"the reference vectors are not beside the project ({VECTORS.name})")
+    (case,) = (case for case in json.loads(VECTORS.read_text("utf-8")) if case["id"] == name)
+    found: dict[str, Any] = case
+    return found
+
+
+def row(*values: float) -> Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def all_true(x: Tensor) -> Tensor:
+    return torch.ones_like(x, dtype=torch.bool)
+
+
+def noise(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def ragged(*lengths: int) -> Tensor:
+    """A mask with rows of these lengths."""
+    return torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+
+
+# --- Named vectors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ppo-policy-high", "ppo-policy-mid"])
+def test_the_policy_loss_is_the_published_one(name: str) -> None:
+    case = vector(name)
+    given, expected = case["input"], case["expected"]
+    new, old, advantages = (row(*given[key]) for key in ("new", "old", "adv"))
+    found = policy_loss_clipped(new, old, advantages, all_true(new), given["eps"])
+    assert float(found.loss) == pytest.approx(expected["policy_loss"], abs=case["tol"])
+    assert float(found.ratio) == pytest.approx(expected["ratio"], abs=case["tol"])
+    assert float(found.clip_fraction) == expected["clipfrac"]
+
+
+def test_gae_is_the_published_one() -> None:
+    case = vector("gae")
+    given = case["input"]
+    rewards, values = row(*given["rewards"]), row(*given["values"])
+    advantages, returns = gae(rewards, values, all_true(values), given["gamma"], given["lam"])
+    assert advantages[0].tolist() == pytest.approx(case["expected"]["advantages"], abs=case["tol"])
+    assert returns[0].tolist() == pytest.approx(case["expected"]["returns"], abs=case["tol"])
+
+
+def test_masked_statistics_are_the_published_ones() -> None:
+    case = vector("masked-stats")
+    x, mask = row(*case["input"]["x"]), torch.tensor([case["input"]["mask"]], dtype=torch.bool)
+    assert float(masked_mean(x, mask)) == pytest.approx(case["expected"]["mean"], abs=case["tol"])
+    assert float(masked_var(x, mask)) == pytest.approx(case["expected"]["var"], abs=case["tol"])
+
+
+def test_an_answer_ends_at_its_first_stop_token() -> None:
+    case = vector("truncate-at-stop")
+    kept, mask = truncate_at_stop(torch.tensor(case["input"]["seqs"]), {2, 869}, 0)
+    assert kept.tolist() == case["expected"]["out"]
+    assert mask.sum(1).tolist() == [1, 1, 1, 3, 3, 3, 2, 2, 1]
+
+
+def test_the_mean_over_tokens_is_the_published_one() -> None:
+    case = vector("loss-token-mean")
+    given, expected = case["input"]["a"], case["expected"]
+    losses, mask = torch.tensor(given["loss"]).double(), torch.tensor(given["mask"]).bool()
+    assert float(masked_mean(losses, mask)) == pytest.approx(expected["a_token_mean"], abs=case["tol"])
+    small, large = row(1, 2), torch.tensor([[3.0, 4, 5], [6, 7, 0]])
+    cut = masked_mean(small, all_true(small), 7) + masked_mean(large, ragged(3, 2), 7)
+    assert float(cut) == pytest.approx(expected["d_global_token_mean"], abs=case["tol"])
+
+
+# --- Worked by hand ---------------------------------------------------------------------------------------
+
+
+def test_the_score_comes_with_the_last_token_and_the_kl_with_each() -> None:
+    kl = torch.tensor([[0.1, 0.2, 0.3], [0.5, 9.0, 9.0]])
+    rewards = rewards_per_token(torch.tensor([1.0, -1.0]), kl, ragged(3, 1), kl_coef=0.2)
+    # -0.2 * kl; row 0 gets +1 at its third token, row 1 gets -1 at its only one
+    expected = torch.tensor([[-0.02, -0.04, 0.94], [-1.1, 0.0, 0.0]])
+    torch.testing.assert_close(rewards, expected)
+
+
+def test_only_an_answer_without_end_is_penalised() -> None:
+    found = missing_eos_penalised(torch.tensor([1.0, 0.5]), torch.tensor([True, False]), 1.5)
+    assert found.tolist() == [1.0, -1.0]
+
+
+def test_kl_estimates_of_one_token() -> None:
+    # p = 0.5, q = 0.25: k1 = log 2; k3 = 0.5 - 1 + log 2
+    p, q = row(math.log(0.5)), row(math.log(0.25))
+    assert float(kl_k1(p, q)) == pytest.approx(math.log(2))
+    assert float(kl_k3(p, q)) == pytest.approx(math.log(2) - 0.5)
+
+
+def test_both_kl_estimates_expect_the_kl() -> None:
+    p, q = row(0.7, 0.2, 0.1), row(0.2, 0.5, 0.3)
+    exact = float((p * (p / q).log()).sum())
+    for estimator in (kl_k1, kl_k3):
+        assert float((p * estimator(p.log(), q.log())).sum()) == pytest.approx(exact, abs=1e-12)
+    assert (kl_k3(p.log(), q.log()) >= 0).all()
+    assert (kl_k1(p.log(), q.log()) < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        (6.0, 0.2),  # on target
+        (6.6, 0.2 * (1 + 0.1 * 0.01)),  # 10 % above, 100 of 10,000 responses
+        (60.0, 0.2 * (1 + 0.2 * 0.01)),  # far above: the error is clipped to 20 %
+        (0.0, 0.2 * (1 - 0.2 * 0.01)),
+    ],
+)
+def test_the_kl_coefficient_follows_its_target(kl: float, expected: float) -> None:
+    found = kl_coef_adapted(0.2, kl, target=6.0, horizon=10_000, responses=100)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_entropy_of_known_distributions() -> None:
+    assert float(entropy_of(torch.zeros(8))) == pytest.approx(math.log(8))
+    assert float(entropy_of(torch.tensor([200.0, 0, 0]))) == pytest.approx(0, abs=1e-6)
+    half = torch.tensor([0.5, 0.25, 0.25]).log()
+    assert float(entropy_of(half)) == pytest.approx(1.5 * math.log(2))
+
+
+def test_value_loss_takes_the_worse_of_the_clipped_and_the_plain_error() -> None:
+    # old 0, new 1, eps 0.2, return 2: plain (1-2)^2 = 1; clipped (0.2-2)^2 = 3.24 is the larger
+    # old 0, new 1, eps 0.2, return 0: plain 1; clipped 0.04: the plain one is the larger
+    values, old, returns = row(1, 1), row(0, 0), row(2, 0)
+    found = value_loss_clipped(values, old, returns, all_true(values), 0.2)
+    assert float(found.loss) == pytest.approx((3.24 + 1) / 2 / 2)
+    assert float(found.clip_fraction) == 0.5
+    assert float(found.error) == 1.0
+    assert float(value_loss_clipped(values, old, returns, all_true(values), 0.0).loss) == 0.5
+
+
+def test_explained_variance_of_perfect_constant_and_opposite_values() -> None:
+    returns = row(1, 2, 3, 4)
+    mask = all_true(returns)
+    assert float(explained_variance(returns, returns, mask)) == 1.0
+    assert float(explained_variance(row(7, 7, 7, 7), returns, mask)) == pytest.approx(0.0)
+    assert float(explained_variance(-returns, returns, mask)) == pytest.approx(-3.0)  # Var(2R) = 4 Var(R)
+    assert math.isnan(float(explained_variance(returns, row(5, 5, 5, 5), mask)))
+
+
+# --- Properties -------------------------------------------------------------------------------------------
+
+
+def test_ratio_one_clips_nothing_and_gives_the_plain_gradient() -> None:
+    logps = noise(0, 3, 5).requires_grad_()
+    advantages, mask = noise(1, 3, 5), ragged(5, 2, 4)
+    found = policy_loss_clipped(logps, logps.detach(), advantages, mask, 0.2)
+    assert float(found.clip_fraction) == 0
+    assert float(found.ratio) == 1
+    assert float(found.kl) == 0
+    found.loss.backward()
+    # the gradient of REINFORCE: -A / tokens
+    torch.testing.assert_close(logps.grad, torch.where(mask, -advantages / 11, 0))
+
+
+def test_a_clipped_token_gives_no_gradient() -> None:
+    logps = row(1.0, -1.0).requires_grad_()
+    policy_loss_clipped(logps, row(0, 0), row(1, -1), all_true(logps), 0.2).loss.backward()
+    assert logps.grad is not None
+    assert logps.grad.tolist() == [[0, 0]]
+
+
+def everything(x: Tensor, y: Tensor, z: Tensor, mask: Tensor) -> list[Tensor]:
+    """Every formula that takes a mask, on the same numbers; what it gives inside the mask."""
+    policy = policy_loss_clipped(x, y, z, mask, 0.2)
+    value = value_loss_clipped(x, y, z, mask, 0.2)
+    advantages, returns = gae(x, y, mask, 0.9, 0.95)
+    scores = torch.ones(len(x), dtype=x.dtype)
+    scalars = [masked_mean(x, mask), masked_var(x, mask), explained_variance(x, y, mask)]
+    scalars += [policy.loss, policy.clip_fraction, policy.ratio, policy.kl]
+    scalars += [value.loss, value.clip_fraction, value.error]
+    return [
+        *scalars,
+        masked_whiten(x, mask),
+        rewards_per_token(scores, kl_k3(x, y), mask, 0.1),
+        advantages,
+        returns,
+    ]
+
+
+@pytest.mark.parametrize("junk", [0.0, 1e30, math.inf, math.nan])
+def test_masked_positions_change_nothing(junk: float) -> None:
+    mask = ragged(5, 2, 4)
+    clean = [noise(seed, 3, 5) for seed in range(3)]
+    dirty = [torch.where(mask, x, junk) for x in clean]
+    for before, after in zip(everything(*clean, mask), everything(*dirty, mask), strict=True):
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def test_masked_positions_give_and_get_no_gradient() -> None:
+    mask = ragged(5, 2, 4)
+    x, y, z = (torch.where(mask, noise(seed, 3, 5), 1e30) for seed in range(3))
+    for loss in (policy_loss_clipped, value_loss_clipped):
+        given = x.clone().requires_grad_()
+        loss(given, y, z, mask, 0.2).loss.backward()
+        assert given.grad is not None
+        assert torch.isfinite(given.grad).all()
+        assert (given.grad[~mask] == 0).all()
+
+
+def test_padding_more_changes_nothing() -> None:
+    mask = ragged(5, 2, 4)
+    given = [noise(seed, 3, 5) for seed in range(3)]
+    wide = [torch.nn.functional.pad(x, (0, 3), value=7.0) for x in given]
+    found = everything(*wide, torch.nn.functional.pad(mask, (0, 3)))
+    for before, after in zip(everything(*given, mask), found, strict=True):
+        torch.testing.assert_close(after[:, :5] if after.ndim == 2 else after, before)
+
+
+CUTS = [[3, 3], [1, 5], [2, 2, 2], [1, 1, 1, 1, 1, 1]]
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y, z, mask, total: policy_loss_clipped(x, y, z, mask, 0.2, total).loss,
+        lambda x, y, z, mask, total: value_loss_clipped(x, y, z, mask, 0.2, total).loss,
+    ],
+    ids=["policy", "value"],
+)
+def test_the_loss_does_not_depend_on_how_rows_are_cut(loss: Loss, cut: list[int]) -> None:
+    mask = ragged(5, 2, 4, 1, 3, 5)
+    total = int(mask.sum())
+    x, y, z = (noise(seed, 6, 5) for seed in range(3))
+    whole = x.clone().requires_grad_()
+    loss(whole, y, z, mask, total).backward()
+    pieces = x.clone().requires_grad_()
+    parts = zip(*(t.split(cut) for t in (pieces, y, z, mask)), strict=True)
+    summed = torch.stack([loss(*part, total) for part in parts]).sum()
+    summed.backward()
+    torch.testing.assert_close(summed, loss(x, y, z, mask, total))
+    torch.testing.assert_close(pieces.grad, whole.grad)
+
+
+def test_gae_with_lambda_one_is_return_minus_value() -> None:
+    mask, rewards, values = ragged(5, 2, 4), noise(0, 3, 5), noise(1, 3, 5)
+    advantages, returns = gae(rewards, values, mask, gamma=0.9, lam=1.0)
+    for b, length in enumerate((5, 2, 4)):
+        for t in range(length):
+            discounted = sum(0.9 ** (k - t) * float(rewards[b, k]) for k in range(t, length))
+            assert float(returns[b, t]) == pytest.approx(discounted)
+            assert float(advantages[b, t]) == pytest.approx(discounted - float(values[b, t]))
+
+
+def test_gae_with_lambda_zero_is_the_one_step_error() -> None:
+    rewards, values = row(1, 2, 3), row(0.5, 0.25, 0.125)
+    advantages, _ = gae(rewards, values, all_true(values), gamma=0.5, lam=0.0)
+    assert advantages[0].tolist() == pytest.approx([1 + 0.125 - 0.5, 2 + 0.0625 - 0.25, 3 - 0.125])
+
+
+def test_values_that_foresee_everything_leave_no_advantage() -> None:
+    rewards = row(1, -2, 4)
+    values = row(3, 2, 4)  # the undiscounted return from each token on
+    advantages, _ = gae(rewards, values, all_true(values), gamma=1.0, lam=0.95)
+    assert advantages.abs().max() < 1e-12
+
+
+def test_whitened_advantages_have_mean_zero_and_variance_one() -> None:
+    mask, x = ragged(5, 2, 4), noise(3, 3, 5) * 7 + 3
+    whitened = masked_whiten(x, mask)
+    assert float(masked_mean(whitened, mask)) == pytest.approx(0, abs=1e-12)
+    assert float(masked_var(whitened, mask)) == pytest.approx(1, abs=1e-6)
+    kept = masked_whiten(x, mask, shift_mean=False)
+    assert float(masked_mean(kept, mask)) == pytest.approx(float(masked_mean(x, mask)), rel=1e-6)
