@@ -20,6 +20,7 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from rl.agents.base import ChoiceAgent
 from rl.recipes import DPORecipe
+from rl.training import ladder, pair_trainer, prefix
 from rl.training.dpo import DPOTrainer
 from rl.training.encoding import EncodedPairs
 from rl.training.evaluate import evaluate_policy
@@ -520,3 +521,54 @@ def test_a_run_is_not_resumed_with_other_knobs_or_other_pairs(base: str, tmp_pat
         a_trainer(base, tmp_path / "run", other, resume=True).train(some_pairs(8))
     with pytest.raises(TrainingRefused, match="started with other pairs"):
         a_trainer(base, tmp_path / "run", resume=True).train(some_pairs(9))
+
+
+# --- What earlier runs computed -----------------------------------------------------------------------------
+
+
+def test_a_retrain_on_grown_data_computes_the_reference_of_what_is_new(base: str, tmp_path: Path) -> None:
+    pairs = some_pairs(10)
+    cache = tmp_path / "cache"
+    first = a_trainer(base, tmp_path / "first", cache_dir=cache)
+    first.train(pairs[:8])
+    assert any("16 computed, 0 known before" in note for note in first.notes), first.notes
+    second = a_trainer(base, tmp_path / "second", cache_dir=cache)
+    second.train(pairs)
+    assert any("4 computed, 16 known before" in note for note in second.notes), second.notes
+
+
+def test_a_run_with_what_is_known_is_the_run_without(base: str, tmp_path: Path) -> None:
+    pairs = some_pairs(8)
+    cache = tmp_path / "cache"
+    a_trainer(base, tmp_path / "fills", cache_dir=cache).train(pairs)
+    known = a_trainer(base, tmp_path / "known", cache_dir=cache).train(pairs)
+    alone = a_trainer(base, tmp_path / "alone").train(pairs)
+    assert known.history["loss"] == pytest.approx(alone.history["loss"], abs=1e-6)
+
+
+def test_another_base_model_knows_nothing_of_it(base: str, tmp_path: Path) -> None:
+    pairs, cache = some_pairs(8), tmp_path / "cache"
+    a_trainer(base, tmp_path / "fills", cache_dir=cache).train(pairs)
+    other = a_trainer(str(tiny_model(tmp_path / "other", seed=1)), tmp_path / "out", cache_dir=cache)
+    other.train(pairs)
+    assert any("16 computed" in note for note in other.notes), other.notes
+
+
+# --- The same steps as TRL's own ----------------------------------------------------------------------------
+
+
+def test_45_steps_over_packed_rows_have_the_losses_of_stock_rows(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = dataclasses.replace(QUICK, max_steps=45, learning_rate=1e-3, logging_steps=1)
+    packed = a_trainer(base, tmp_path / "packed", recipe)
+    losses = packed.train(some_pairs(30)).history["loss"]
+    assert any("split+last_layer" in note for note in packed.notes), packed.notes
+    stock = ladder.Choice(prefix.Rung.STOCK, "of a test", {})
+    monkeypatch.setattr(pair_trainer, "rung_choose", lambda *_, **__: stock)
+    plain = a_trainer(base, tmp_path / "plain", recipe)
+    expected = plain.train(some_pairs(30)).history["loss"]
+    assert any("not packed" in note for note in plain.notes), plain.notes
+    assert len(losses) == 45
+    assert losses == pytest.approx(expected, abs=1e-4)
+    assert losses[-1] < losses[0]

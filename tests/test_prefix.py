@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rl.recipes import Recipe
-from rl.training import ladder, lora_linear, prefix
+from rl.training import ladder, lean, prefix
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware
 from rl.training.packing import Packed, pack
@@ -236,11 +236,58 @@ def test_stock_restores_the_stock_forward() -> None:
 # --- Attention and LoRA -------------------------------------------------------------------------------------
 
 
-def test_attention_in_blocks_is_causal_attention() -> None:
-    query, key, value = torch.randn(3, 2, 4, 17, 8, generator=torch.Generator().manual_seed(0))
-    blocks = torch.cat(prefix.block_causal(query, key, value, None), 2)
-    whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    assert torch.allclose(blocks, whole, atol=1e-6)
+def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients() -> None:
+    packed = pack([[5] * 11, [6] * 9], [[1, 2, 3, 4], [4, 9]], pad_token_id=0)
+    length, generator = 11 + packed.suffix_ids.shape[1], torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, length, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    key, value = (
+        torch.randn(2, 2, length, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+        for _ in range(2)
+    )
+
+    def blocks(*states: torch.Tensor) -> Any:
+        return prefix.BlockAttention.apply(*states, 11, packed.suffix_mask(), 0.3)
+
+    mask = torch.cat([packed.prompt_mask(), packed.suffix_mask()], 2)
+    whole = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True
+    )
+    assert torch.allclose(blocks(query, key, value), whole.transpose(1, 2), atol=1e-12)
+    assert torch.autograd.gradcheck(blocks, (query, key, value))
+
+
+def test_a_root_mean_square_norm_has_the_gradient_of_its_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 7, generator=generator, requires_grad=True)
+    weight, grad = torch.randn(2, 7, generator=generator)
+    found = torch.autograd.grad(lean.RmsNormFunction.apply(x, weight, 1e-5), x, grad.expand(3, 7))[0]
+    plain = weight * x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+    assert torch.allclose(lean.RmsNormFunction.apply(x, weight, 1e-5), plain, atol=1e-6)
+    assert torch.allclose(found, torch.autograd.grad(plain, x, grad.expand(3, 7))[0], atol=1e-6)
+
+
+def test_a_gated_mlp_has_the_gradients_of_its_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def matrix(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    frozen = [matrix(6, 4), matrix(6, 4), matrix(4, 6)]
+    lora = [matrix(2, 4), matrix(6, 2), matrix(2, 4), matrix(6, 2), matrix(2, 6), matrix(4, 2)]
+    x = matrix(5, 4)
+    for trained in (x, *lora):
+        trained.requires_grad_()
+
+    def mlp(x: torch.Tensor, *lora: torch.Tensor) -> Any:
+        parts = [p for i in range(3) for p in (frozen[i], lora[2 * i], lora[2 * i + 1])]
+        return lean.GatedMlpFunction.apply(x, *parts, 0.5, 1.0, 2.0)
+
+    gate, up, down = (
+        frozen[i] + scale * lora[2 * i + 1] @ lora[2 * i] for i, scale in enumerate((0.5, 1.0, 2.0))
+    )
+    plain = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    assert torch.allclose(mlp(x, *lora), plain, atol=1e-12)
+    assert torch.autograd.gradcheck(mlp, (x, *lora))
 
 
 def test_a_fused_lora_layer_has_pefts_output_and_gradients() -> None:
@@ -249,7 +296,7 @@ def test_a_fused_lora_layer_has_pefts_output_and_gradients() -> None:
     with ladder._as_tested(policy, True):
         grads = []
         for fused in (False, True):
-            lora_linear.fuse(policy.model) if fused else lora_linear.unfuse(policy.model)
+            lean.lighten(policy.model) if fused else lean.restore(policy.model)
             policy.model.zero_grad()
             out = policy.model(input_ids=ids).logits
             out.square().mean().backward()
@@ -271,7 +318,7 @@ def test_a_layer_that_is_more_than_plain_lora_goes_back_to_peft(what: str) -> No
     policy = a_policy("llama")
     layer = policy.model.get_base_model().base_model.layers[0].self_attn.q_proj
     x = torch.zeros(1, 64)
-    assert lora_linear.plain_adapter(layer, x) == "default"
+    assert lean.plain_adapter(layer, x) == "default"
     if what == "dropout":
         layer.lora_dropout["default"] = torch.nn.Dropout(0.1)
     elif what == "adapter off":
@@ -279,4 +326,4 @@ def test_a_layer_that_is_more_than_plain_lora_goes_back_to_peft(what: str) -> No
     else:
         policy.model.add_adapter("second", LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
         policy.model.base_model.set_adapter(["default", "second"])
-    assert lora_linear.plain_adapter(layer, x) is None
+    assert lean.plain_adapter(layer, x) is None

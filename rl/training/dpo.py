@@ -34,6 +34,7 @@ from rl.training.policy import (
 )
 from rl.training.progress import Silent, TrainListener, checkpoint_last
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
+from rl.training.row_cache import RowCache
 from rl.training.scoring import head_check
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
@@ -58,7 +59,9 @@ class DPOTrainer:
         hardware: Hardware | None = None,
         listener: TrainListener | None = None,
         resume: bool = False,
+        cache_dir: str | Path | None = None,
     ) -> None:
+        """`cache_dir`: where tokens and reference log-probabilities are kept for the next run; None keeps nothing."""
         self.recipe = recipe
         self.base_model = base_model
         self.output_dir = Path(output_dir)
@@ -66,6 +69,7 @@ class DPOTrainer:
         self.hardware = hardware or detect()
         self.listener: TrainListener = listener or Silent()
         self.resume = resume
+        self.cache_dir = Path(cache_dir) if cache_dir is not None else None
         self.policy: LoadedPolicy | None = None
         self.notes: list[str] = []
 
@@ -75,6 +79,8 @@ class DPOTrainer:
             self.policy = load_policy(
                 self.base_model, hardware=self.hardware, quantization=self.recipe.quantization
             )
+            if self.cache_dir is not None:
+                self.policy.encoder.cache = RowCache(self.cache_dir / "tokens.sqlite3")
         return self.policy
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
@@ -281,7 +287,13 @@ class DPOTrainer:
                 for row in pairs.rows
                 for side in ("chosen_ids", "rejected_ids")
             ]
-            logps = reference_logps(policy, arguments, items, 2 * self.recipe.batch_size)
+            cache = RowCache(self.cache_dir / "reference.sqlite3") if self.cache_dir is not None else None
+            logps, computed = reference_logps(policy, arguments, items, 2 * self.recipe.batch_size, cache)
+            if cache is not None:
+                self._note(
+                    f"reference log-probabilities: {computed:,} computed, "
+                    f"{len(items) - computed:,} known before"
+                )
             columns["ref_chosen_logps"], columns["ref_rejected_logps"] = logps[::2], logps[1::2]
         return Dataset.from_dict(columns)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from rl.agents.base import Message
+from rl.training.row_cache import RowCache, row_key
 
 DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token or '' }}"
@@ -59,6 +64,8 @@ class Encoder:
         self.tokenizer = tokenizer
         self.context = context
         self.notes: list[str] = []
+        self.cache: RowCache | None = None
+        """Tokens of earlier runs; `pairs` looks there first."""
         if not tokenizer.chat_template:
             tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
             self.notes.append(
@@ -137,12 +144,10 @@ class Encoder:
             weights.append(1.0 if weight is None else float(weight))
             if not 0 < weights[-1] < float("inf"):
                 raise ValueError(f"row {number}: expected a weight above 0, found {row['weight']!r}")
-        texts = [self.render(prompt) for prompt in prompts]
-        alone = self._ids(texts)
-        goods = self._answers(texts, alone, chosen)
-        bads = self._answers(texts, alone, rejected)
+        alone, answers = self._known_or_new([*prompts, *prompts], [*chosen, *rejected])
+        goods, bads = answers[: len(prompts)], answers[len(prompts) :]
         pairs = EncodedPairs()
-        for i, (prompt_ids, good, bad) in enumerate(zip(alone, goods, bads, strict=True)):
+        for i, (prompt_ids, good, bad) in enumerate(zip(alone[: len(prompts)], goods, bads, strict=True)):
             kept, (good_kept, bad_kept) = self._fit(
                 prompts[i], prompt_ids, [good, bad], max_length, max_response_length
             )
@@ -162,6 +167,55 @@ class Encoder:
                 }
             )
         return pairs
+
+    def _known_or_new(
+        self, prompts: Sequence[Sequence[Message]], responses: Sequence[str]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Uncut token ids of prompts and of the responses after them, from the cache where they are there.
+
+        A key is the tokenizer, its template, and the words. What is new is rendered and tokenised in one batch.
+        """
+        asked = [json.dumps(list(prompt), sort_keys=True) for prompt in prompts]
+        keys = [
+            row_key(self.identity, prompt, response)
+            for prompt, response in zip(asked, responses, strict=True)
+        ]
+        known = self.cache.get(keys) if self.cache is not None else {}
+        new = {key: i for i, key in enumerate(keys) if key not in known}
+        distinct = {asked[i]: prompts[i] for i in new.values()}
+        rendered = {prompt: self.render(messages) for prompt, messages in distinct.items()}
+        tokens = dict(zip(rendered, self._ids(list(rendered.values())), strict=True))
+        texts = [rendered[asked[i]] for i in new.values()]
+        alone = [tokens[asked[i]] for i in new.values()]
+        answers = self._answers(texts, alone, [responses[i] for i in new.values()])
+        fresh = {
+            key: array("i", [len(prompt), *prompt, *answer]).tobytes()
+            for key, prompt, answer in zip(new, alone, answers, strict=True)
+        }
+        if self.cache is not None:
+            self.cache.put(fresh)
+        both = []
+        for key in keys:
+            count, *ids = array("i", known.get(key) or fresh[key])
+            both.append((ids[:count], ids[count:]))
+        return [prompt for prompt, _ in both], [answer for _, answer in both]
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A hash of everything that decides which tokens a text becomes."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = (
+            backend.to_str()
+            if backend is not None
+            else json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
+        )
+        about = [
+            rules,
+            str(self.tokenizer.chat_template),
+            str(self.turn_end_id),
+            type(self.tokenizer).__name__,
+        ]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     def _template(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         return str(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rl.training import lora_linear, prefix
+from rl.training import lean, prefix
 from rl.training.encoding import EncodedResponse
 from rl.training.logps import causal_model, collate, head_logps, spread, token_logps
 from rl.training.packing import Packed, pack
@@ -98,9 +98,9 @@ def install(policy: LoadedPolicy, rung: Rung) -> None:
     """Prepare a policy's model for a rung; STOCK restores what transformers and peft made of it."""
     prefix.install(causal_model(policy.model), rung)
     if rung is Rung.STOCK:
-        lora_linear.unfuse(policy.model)
+        lean.restore(policy.model)
     else:
-        lora_linear.fuse(policy.model)
+        lean.lighten(policy.model)
 
 
 def packed_logps(model: Any, packed: Packed, rung: Rung, extras: tuple[str, ...] = ()) -> tuple[Any, ...]:

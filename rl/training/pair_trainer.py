@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 import time
 import types
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from rl.training.policy import LoadedPolicy, adapter_describe
 from rl.training.prefix import Rung, installed
 from rl.training.progress import checkpoint_seal
 from rl.training.result import TrainingFailed
+from rl.training.row_cache import RowCache, row_key
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
 
@@ -55,17 +57,39 @@ def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float]]:
 
 
 def reference_logps(
-    policy: LoadedPolicy, arguments: trl.DPOConfig, items: Sequence[EncodedResponse], batch_size: int
-) -> list[float]:
-    """Log-probabilities under the base model, each process scoring its share; in nats, in the order given."""
-    share = list(range(arguments.process_index, len(items), arguments.world_size))
+    policy: LoadedPolicy,
+    arguments: trl.DPOConfig,
+    items: Sequence[EncodedResponse],
+    batch_size: int,
+    cache: RowCache | None = None,
+) -> tuple[list[float], int]:
+    """Log-probabilities under the base model, in nats, in the order given, and how many had to be computed.
+
+    Each process scores its share of what the cache does not know. A completion's key is the base model, its arithmetic,
+    the tokens of prompt and completion; the reference is the base without an adapter.
+    """
+    about = (
+        policy.base_model_hash,
+        str(policy.model.dtype),
+        policy.quantization,
+        policy.device.type,
+        "no adapter",
+    )
+    keys = [row_key(*about, item.prompt_ids, item.response_ids) for item in items]
+    known = cache.get(keys) if cache is not None else {}
+    missing = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
+    order = sorted(missing)  # the same on every process
+    share = order[arguments.process_index :: arguments.world_size]
     half = torch.bfloat16 if arguments.bf16 else torch.float16
     with torch.autocast(policy.device.type, dtype=half, enabled=arguments.bf16 or arguments.fp16):
-        scored = score_encoded(policy, [items[i] for i in share], batch_size=batch_size)
+        scored = score_encoded(policy, [missing[key] for key in share], batch_size=batch_size)
     pairs = list(zip(share, scored, strict=True))
     if arguments.world_size > 1:
         pairs = gather_object(pairs)
-    return [logp for _, logp in sorted(pairs)]
+    if cache is not None and arguments.process_index == 0:
+        cache.put({key: struct.pack("<d", logp) for key, logp in pairs})
+    logps = {key: struct.unpack("<d", value)[0] for key, value in known.items()} | dict(pairs)
+    return [logps[key] for key in keys], len(order)
 
 
 @dataclass

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -143,24 +144,22 @@ def prefix_attention(
         return out[0], None
     split = prefix.prompt
     query, key = query.to(value.dtype), key.to(value.dtype)
-    groups = query.shape[1] // key.shape[1]
-    repeated_key, repeated_value = repeat_heads(key, groups), repeat_heads(value, groups)
-    suffix = functional.scaled_dot_product_attention(
-        query[:, :, split:], repeated_key, repeated_value,
-        attn_mask=prefix.suffix_mask, dropout_p=dropout, scale=scaling,
-    )  # fmt: skip
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if query.device.type == "cpu" and split <= CPU_BLOCK_LIMIT and dropout == 0:
-        prompt = block_causal(
-            query[:, :, :split], repeated_key[:, :, :split], repeated_value[:, :, :split], scaling
-        )
-        return torch.cat([*prompt, suffix], 2).transpose(1, 2).contiguous(), None
+        return BlockAttention.apply(query, key, value, split, prefix.suffix_mask, scale), None
+    groups = query.shape[1] // key.shape[1]
+    all_keys, all_values = repeat_heads(key, groups), repeat_heads(value, groups)
     grouped = groups > 1 and query.device.type == "cuda"
-    near_key, near_value = (key, value) if grouped else (repeated_key, repeated_value)
-    whole = functional.scaled_dot_product_attention(
-        query[:, :, :split], near_key[:, :, :split], near_value[:, :, :split],
-        dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped,
+    near_keys, near_values = (key, value) if grouped else (all_keys, all_values)
+    prompt = functional.scaled_dot_product_attention(
+        query[:, :, :split], near_keys[:, :, :split], near_values[:, :, :split],
+        dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped,
     )  # fmt: skip
-    return torch.cat([whole, suffix], 2).transpose(1, 2).contiguous(), None
+    suffix = functional.scaled_dot_product_attention(
+        query[:, :, split:], all_keys, all_values,
+        attn_mask=prefix.suffix_mask, dropout_p=dropout, scale=scale,
+    )  # fmt: skip
+    return torch.cat([prompt, suffix], 2).transpose(1, 2).contiguous(), None
 
 
 def repeat_heads(states: torch.Tensor, groups: int) -> torch.Tensor:
@@ -168,25 +167,88 @@ def repeat_heads(states: torch.Tensor, groups: int) -> torch.Tensor:
     return states if groups == 1 else states.repeat_interleave(groups, 1)
 
 
-def block_causal(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, blocks: int = 3
-) -> list[torch.Tensor]:
-    """Causal attention in `blocks` slices of queries, each over the keys up to its own end; slices [R, heads, t, head].
+def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask that is true where a query may look -> 0 there and -inf elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
-    Softmax in float32. Skips the third of the products that a causal mask would throw away.
+
+class BlockAttention(torch.autograd.Function):
+    """Attention of packed rows as plain products: [R, heads, T, head] -> [R, T, heads, head].
+
+    The prompt's queries go in `BLOCKS` slices, each over the keys up to its own end, which skips a third of the
+    products that a causal mask would throw away; the suffix's are one more slice over all keys. Grouped queries
+    share their keys without repeating them. On a CPU this beats the fused kernel up to `CPU_BLOCK_LIMIT` tokens,
+    whose backward is slow. A softmax of bfloat16 sums in float32 by itself.
     """
-    length = query.shape[2]
-    width = -(-length // blocks)
-    query = query * (scaling if scaling is not None else query.shape[-1] ** -0.5)
-    slices = []
-    for start in range(0, length, width):
-        end = min(start + width, length)
-        scores = torch.matmul(query[:, :, start:end], key[:, :, :end].transpose(-1, -2))
-        closed = torch.ones(end - start, end - start, dtype=torch.bool, device=query.device).triu(1)
-        scores[..., start:end].masked_fill_(closed, float("-inf"))
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-        slices.append(torch.matmul(weights, value[:, :, :end]))
-    return slices
+
+    BLOCKS = 3
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        split: int,
+        suffix_mask: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        rows, heads, length, width = query.shape
+        shared = key.shape[1]
+        group = heads // shared
+        grouped = query.reshape(rows, shared, group, length, width)
+        keys, values = key.reshape(-1, length, width), value.reshape(-1, length, width)
+        out = query.new_empty(rows, length, shared, group, width)
+        kept = [keys, values]
+        slices = list(_slices(split, length, BlockAttention.BLOCKS))
+        for start, end, seen in slices:
+            part = grouped[:, :, :, start:end].reshape(rows * shared, -1, width)
+            if start < split:
+                causal = torch.ones(end - start, seen, dtype=torch.bool).tril(start)
+                mask = additive(causal, query.dtype).repeat(group, 1)
+            else:
+                own = additive(suffix_mask, query.dtype)[:, :, None]
+                mask = own.expand(rows, shared, group, -1, -1).reshape(rows * shared, -1, seen)
+            scores = torch.baddbmm(mask, part, keys[:, :seen].transpose(1, 2), alpha=scale)
+            weights = torch.softmax(scores, -1)
+            answer = torch.bmm(weights, values[:, :seen])
+            out[:, start:end] = answer.view(rows, shared, group, -1, width).permute(0, 3, 1, 2, 4)
+            kept += [part, weights]
+        ctx.save_for_backward(*kept)
+        ctx.slices, ctx.scale, ctx.shape = slices, scale, (rows, shared, group, length, width)
+        return out.view(rows, length, heads, width)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        keys, values, *kept = ctx.saved_tensors
+        rows, shared, group, length, width = ctx.shape
+        out = grads[0].view(rows, length, shared, group, width)
+        query_grad = keys.new_empty(rows, shared, group, length, width)
+        key_grad, value_grad = torch.zeros_like(keys), torch.zeros_like(values)
+        for number, (start, end, seen) in enumerate(ctx.slices):
+            part, weights = kept[2 * number], kept[2 * number + 1]
+            own = out[:, start:end].permute(0, 2, 3, 1, 4).reshape(rows * shared, -1, width)
+            value_grad[:, :seen].baddbmm_(weights.transpose(1, 2), own)
+            weights_grad = torch.bmm(own, values[:, :seen].transpose(1, 2))
+            scores_grad = torch._softmax_backward_data(weights_grad, weights, -1, weights.dtype)
+            key_grad[:, :seen].baddbmm_(scores_grad.transpose(1, 2), part, alpha=ctx.scale)
+            own_grad = torch.bmm(scores_grad, keys[:, :seen]).mul_(ctx.scale)
+            query_grad[:, :, :, start:end] = own_grad.view(rows, shared, group, -1, width)
+        return (
+            query_grad.view(rows, shared * group, length, width),
+            key_grad.view(rows, shared, length, width),
+            value_grad.view(rows, shared, length, width),
+            None, None, None,
+        )  # fmt: skip
+
+
+def _slices(split: int, length: int, blocks: int) -> Iterator[tuple[int, int, int]]:
+    """(first query, one past the last, keys seen) of each slice: the prompt's blocks, then the suffix."""
+    width = -(-split // blocks)
+    for start in range(0, split, width):
+        end = min(start + width, split)
+        yield start, end, end
+    yield split, length, length
 
 
 AttentionInterface.register(ATTENTION, prefix_attention)
@@ -248,10 +310,15 @@ def _last_layer(
     key, _ = rotate(key, key, cos, sin)
     query, key = query.to(value.dtype), key.to(value.dtype)
     groups = query.shape[1] // key.shape[1]
-    seen = functional.scaled_dot_product_attention(
-        query, repeat_heads(key, groups), repeat_heads(value, groups),
-        attn_mask=prefix.kept_mask, scale=attention.scaling,
-    )  # fmt: skip
+    keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
+    if query.device.type == "cpu":  # few queries: plain products are quicker there, see BlockAttention
+        scores = torch.matmul(query * attention.scaling, keys.transpose(-1, -2))
+        scores = scores.add_(additive(prefix.kept_mask, query.dtype))
+        seen = torch.matmul(torch.softmax(scores, -1), values)
+    else:
+        seen = functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=prefix.kept_mask, scale=attention.scaling
+        )
     out = attention.o_proj(seen.transpose(1, 2).reshape(rows, at.shape[1], -1))
     residual = hidden_states.gather(1, at.expand(-1, -1, width)) + out
     return residual + self.mlp(self.post_attention_layernorm(residual))

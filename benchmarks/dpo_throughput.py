@@ -1,0 +1,416 @@
+"""How many preference pairs a second DPO trains on: this project, TRL as it comes, and TRL tuned as well as we know
+how.
+
+    python benchmarks/dpo_throughput.py [--model tiny|100m|1b|8b] [--prompt 384] [--completion 24] [--vary]
+                                        [--rounds 3] [--steps 8] [--only ours,trl_tuned]
+
+Each side runs in a process of its own, on the same random weights, the same tokens and the same LoRA start; the
+sides take turns, round after round, and the median step counts (the first of a process is left out). Reference
+log-probabilities are timed apart: TRL's defaults compute them in the step. `losses_differ` is the largest difference
+of a step's loss to TRL's own in float32, given where that side ran; lengths are fixed unless `--vary` spreads them
+by half. The 1b and 8b shapes are those of Llama 3.2 1B and Llama 3.1 8B and want a GPU. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "vocab_size": 4096,
+    },
+    "100m": {
+        "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "num_key_value_heads": 4, "vocab_size": 32000,
+    },
+    "1b": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256,
+    },
+    "8b": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+BATCH = {"tiny": 8, "100m": 4, "1b": 8, "8b": 4}
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+SIDES = {
+    "trl_default": "TRL's DPOConfig as it comes",
+    "trl_tuned": "TRL: reference computed once, no checkpointing, bfloat16 where it pays, allocator settings",
+    "trl_fp32": "TRL tuned, in float32: the losses the others are compared with",
+    "ours": "rl.training.dpo.DPOTrainer with its defaults on this machine",
+    "ours_fp32": "the same in float32",
+    "ours_bf16": "the same in bfloat16",
+}
+RANK = 16
+LEARNING_RATE = 1e-3
+
+
+def rows(count: int, vocabulary: int, prompt: int, completion: int, vary: bool) -> list[dict[str, str]]:
+    """Pairs of random words, each word one token; with `vary`, lengths spread evenly by half around the mean."""
+    rng = random.Random(1)
+
+    def words(mean: int) -> str:
+        length = int(mean * rng.uniform(0.5, 1.5)) if vary else mean
+        return " ".join(f"w{rng.randrange(8, vocabulary)}" for _ in range(max(length, 2)))
+
+    return [
+        {"prompt": words(prompt), "chosen": words(completion - 1), "rejected": words(completion - 1)}
+        for _ in range(count)
+    ]
+
+
+def model_write(path: Path, name: str) -> None:
+    """A random Llama of the shape and a tokenizer of whole words, whose template adds nothing but the turn's end."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    shape = SHAPES[name]
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, shape["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )  # fmt: skip
+    turn = "{% if m.role == 'assistant' %}{{ '</s> ' }}{% endif %}"
+    fast.chat_template = "{% for m in messages %}{{ m.content + ' ' }}" + turn + "{% endfor %}"
+    fast.save_pretrained(path)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{"tie_word_embeddings": True, **shape}, max_position_embeddings=4096,
+        pad_token_id=0, bos_token_id=1, eos_token_id=1,
+    )  # fmt: skip
+    big = name in ("1b", "8b")
+    with torch.device("cuda" if big and torch.cuda.is_available() else "cpu"):
+        torch.set_default_dtype(torch.bfloat16 if big else torch.float32)
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(path)
+
+
+def lora_start(model: Any) -> None:
+    """The same LoRA weights for every side; B is not zero, so that policy and reference differ from the first step."""
+    import torch
+
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in sorted(model.named_parameters()):
+        if "lora_" in name:
+            std = 0.02 if "lora_B" in name else parameter.shape[1] ** -0.5
+            parameter.data.copy_((torch.randn(parameter.shape, generator=generator) * std).to(parameter))
+
+
+def run_trl(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, vary: bool) -> dict[str, Any]:
+    import torch
+    import trl
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+    gpu = torch.cuda.is_available()
+    knobs: dict[str, Any] = {}
+    if side != "trl_default":
+        knobs = {"gradient_checkpointing": False, "precompute_ref_log_probs": True, "max_length": None}
+        if side == "trl_fp32":
+            knobs["bf16"] = False
+        if vary:
+            knobs |= {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    data = [
+        {key: row[key] + (" </s>" if key != "prompt" else "") for key in ("prompt", "chosen", "rejected")}
+        for row in pairs
+    ]
+    for row in data:
+        row["chosen"], row["rejected"] = " " + row["chosen"], " " + row["rejected"]
+    dataset = Dataset.from_list(data)
+    if vary and side != "trl_default":
+        dataset = dataset.map(
+            lambda row: {
+                "length": len(row["prompt"].split())
+                + max(len(row[k].split()) for k in ("chosen", "rejected"))
+            }
+        )
+    dtype = torch.bfloat16 if gpu and side != "trl_default" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    times: list[float] = []
+    losses: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            _settle()
+            self.began = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            _settle()
+            times.append(time.perf_counter() - self.began)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs and "loss" in logs:
+                losses.append(float(logs["loss"]))
+
+    reference = [0.0]
+    stock = trl.DPOTrainer._precompute_ref_logps
+
+    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return stock(self, *args, **kwargs)
+        finally:
+            reference[0] += time.perf_counter() - began
+
+    trl.DPOTrainer._precompute_ref_logps = timed
+    arguments = trl.DPOConfig(
+        str(folder / side), per_device_train_batch_size=batch, learning_rate=LEARNING_RATE, num_train_epochs=1,
+        logging_steps=1, report_to=[], save_strategy="no", seed=0, use_cpu=not gpu, disable_tqdm=True,
+        lr_scheduler_type="constant", dataloader_pin_memory=False,
+        **{"train_sampling_strategy": "sequential", **knobs},
+    )  # fmt: skip
+    trainer = trl.DPOTrainer(
+        model=model, args=arguments, train_dataset=dataset, processing_class=tokenizer, callbacks=[Clock()],
+        peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear"),
+    )  # fmt: skip
+    lora_start(trainer.model)
+    trainer.train()
+    return {"times": times, "losses": losses, "reference_s": reference[0]}
+
+
+def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, vary: bool) -> dict[str, Any]:
+    import dataclasses
+
+    from rl.recipes import DPORecipe
+    from rl.training import dpo, pair_trainer
+    from rl.training.hardware import detect
+    from rl.training.memory import allocator_settle
+    from rl.training.progress import Silent
+
+    allocator_settle()
+    hardware = detect()
+    if side != "ours":
+        hardware = dataclasses.replace(
+            hardware, dtype={"ours_fp32": "float32", "ours_bf16": "bfloat16"}[side]
+        )
+    times: list[float] = []
+    losses: list[float] = []
+    began = [0.0]
+
+    class Clock(Silent):
+        def on_metrics(self, step: int, values: dict[str, float]) -> None:
+            if "loss" in values:
+                losses.append(values["loss"])
+
+    stock_step = pair_trainer.PairTrainer.training_step
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _settle()
+        began[0] = time.perf_counter()
+        return stock_step(self, *args, **kwargs)
+
+    pair_trainer.PairTrainer.training_step = step  # type: ignore[method-assign]
+    stock_end = pair_trainer.Follower.on_step_end
+
+    def end(self: Any, *args: Any, **kwargs: Any) -> None:
+        _settle()
+        times.append(time.perf_counter() - began[0])
+        stock_end(self, *args, **kwargs)
+
+    pair_trainer.Follower.on_step_end = end  # type: ignore[method-assign]
+    if not vary:  # the same batches as the other sides
+
+        def in_order(self: Any, train_dataset: Any = None) -> Any:
+            import torch
+
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+        pair_trainer.PairTrainer._get_train_sampler = in_order  # type: ignore[method-assign]
+    stock_settle = pair_trainer.PairTrainer.settle
+
+    def settle(self: Any, *args: Any) -> None:
+        stock_settle(self, *args)
+        lora_start(self.model)
+
+    pair_trainer.PairTrainer.settle = settle  # type: ignore[method-assign]
+    reference = [0.0]
+    stock_reference = dpo.reference_logps
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return stock_reference(*args, **kwargs)
+        finally:
+            reference[0] += time.perf_counter() - start
+
+    dpo.reference_logps = timed
+    recipe = DPORecipe(
+        epochs=1, batch_size=batch, learning_rate=LEARNING_RATE, lr_scheduler="constant", warmup_ratio=0.0,
+        lora_r=RANK, lora_alpha=2 * RANK, logging_steps=1, save_steps=10_000, max_length=4096,
+    )  # fmt: skip
+    trainer = dpo.DPOTrainer(
+        recipe, str(folder), output_dir=folder / side, hardware=hardware, listener=Clock()
+    )
+    trainer.load_base_model()
+    trainer.train(
+        [
+            {**row, "prompt": [{"role": "user", "content": row["prompt"]}]}
+            for row in pairs
+        ]
+    )  # fmt: skip
+    return {"times": times, "losses": losses, "reference_s": reference[0], "notes": trainer.notes}
+
+
+def _settle() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def child(spec: dict[str, Any]) -> dict[str, Any]:
+    """One side, once."""
+    import logging
+
+    import torch
+
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(spec["threads"])
+    if spec["side"] == "trl_fp32":
+        torch.set_float32_matmul_precision("highest")
+    pairs = rows(
+        spec["batch"] * spec["steps"], SHAPES[spec["model"]]["vocab_size"], spec["prompt"],
+        spec["completion"], spec["vary"],
+    )  # fmt: skip
+    side = run_ours if spec["side"].startswith("ours") else run_trl
+    out = side(spec["side"], Path(spec["folder"]), pairs, spec["batch"], spec["vary"])
+    out["peak_mb"] = (
+        torch.cuda.max_memory_allocated() >> 20
+        if torch.cuda.is_available()
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    )
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--model", choices=list(SHAPES), default="tiny")
+    parser.add_argument("--prompt", type=int, default=384, help="tokens")
+    parser.add_argument("--completion", type=int, default=24, help="tokens")
+    parser.add_argument("--batch", type=int, help="pairs a step (default 8, for 100m and 8b 4)")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vary", action="store_true", help="spread lengths by half around the mean")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", default=",".join(SIDES), help=f"sides, of {', '.join(SIDES)}")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(child(json.loads(options.child))))
+        return
+    sides = options.only.split(",")
+    batch = options.batch or BATCH[options.model]
+    found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / options.model
+        model_write(folder, options.model)
+        for number in range(options.rounds):
+            for side in sides:
+                # a folder of its own each time: a run does not go on in another's
+                own = Path(scratch) / f"{options.model}-{number}-{side}"
+                own.mkdir()
+                for file in folder.iterdir():
+                    (own / file.name).symlink_to(file)
+                spec = {
+                    "side": side, "folder": str(own), "model": options.model, "prompt": options.prompt,
+                    "completion": options.completion, "batch": batch, "steps": options.steps,
+                    "vary": options.vary, "threads": options.threads,
+                }  # fmt: skip
+                environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+                environment.pop("OMP_NUM_THREADS", None)
+                if side in ("trl_tuned", "trl_fp32"):
+                    environment |= ALLOCATOR
+                done = subprocess.run(
+                    [sys.executable, __file__, "--child", json.dumps(spec)],
+                    capture_output=True, text=True, env=environment, check=False,
+                )  # fmt: skip
+                if done.returncode != 0:
+                    raise SystemExit(f"{side} failed:\n{done.stderr[-3000:]}")
+                found[side].append(json.loads(done.stdout.strip().splitlines()[-1]))
+                ms = 1e3 * statistics.median(found[side][-1]["times"][1:]) / batch
+                print(f"round {number + 1}: {side} {ms:.1f} ms a pair", file=sys.stderr)
+    print(json.dumps(report(found, batch, options), indent=2))
+
+
+def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    sides: dict[str, Any] = {}
+    for side, runs in found.items():
+        ms = [1e3 * statistics.median(run["times"][1:]) / batch for run in runs]
+        sides[side] = {
+            "what": SIDES[side],
+            "ms_per_pair": round(statistics.median(ms), 2),
+            "rounds_ms_per_pair": [round(value, 2) for value in ms],
+            "reference_ms_per_pair": round(
+                1e3 * statistics.median(run["reference_s"] for run in runs) / (batch * options.steps), 2
+            ),
+            "peak_mb": max(run["peak_mb"] for run in runs),
+            "loss": [round(loss, 5) for loss in runs[0]["losses"]],
+            **({"notes": runs[0]["notes"]} if runs[0].get("notes") else {}),
+        }
+    exact = sides.get("trl_fp32", {}).get("loss")
+    if exact and not options.vary:
+        for side in sides.values():
+            side["losses_differ"] = round(
+                max(abs(a - b) for a, b in zip(side["loss"], exact, strict=True)), 6
+            )
+    ours = sides.get("ours", {}).get("ms_per_pair")
+    memory = sides.get("ours", {}).get("peak_mb")
+    return {
+        "benchmark": "dpo_throughput",
+        "model": options.model,
+        "prompt": options.prompt,
+        "completion": options.completion,
+        "lengths": "spread by half" if options.vary else "fixed",
+        "batch": batch,
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "threads": options.threads,
+            **_gpu(),
+        },
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+        "sides": sides,
+        "ratios": {
+            f"{side} / ours": {
+                "time": round(sides[side]["ms_per_pair"] / ours, 2),
+                "memory": round(sides[side]["peak_mb"] / memory, 2),
+            }
+            for side in sides
+            if ours and side.startswith("trl")
+        },
+    }
+
+
+def _gpu() -> dict[str, str]:
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""LoRA layers, gated MLPs and RMS norms in as few passes over memory as there can be, forward and backward.
+
+peft's and transformers' own forwards cast, scale, add and square in passes of their own; on short rows these cost as
+much as the products. Nothing here approximates: the self-test in `rl.training.ladder` compares each model with its
+stock forward.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear as LoraLinear
+from torch.nn import functional
+
+
+def lora_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x W^T + b + s (x A^T) B^T and x A^T, for x [n, in]; Hu et al. 2021 (arXiv 2106.09685), eq. 3."""
+    low = x @ a.t()
+    return functional.linear(x, weight, bias).addmm_(low, b.t(), alpha=scale), low
+
+
+def lora_gradients(
+    out: torch.Tensor, x: torch.Tensor, low: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of A [r, in], of B [out, r] and of s x A^T [n, r], given that of the layer's output [n, out]."""
+    low_grad = (out @ b).mul_(scale)
+    return low_grad.t() @ x, (low.t() @ out).mul_(scale).t(), low_grad
+
+
+class LoraFunction(torch.autograd.Function):
+    """One frozen linear layer with one LoRA adapter: x [..., in] -> [..., out].
+
+    No gradient is computed for the frozen W and b, nor for x where nothing before it is trained.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        a_cast, b_cast = a.to(x.dtype), b.to(x.dtype)
+        out, low = lora_product(flat, weight, bias, a_cast, b_cast, scale)
+        ctx.save_for_backward(flat, weight, a_cast, b_cast, low)
+        ctx.scale, ctx.shape, ctx.kept_dtype = scale, x.shape, a.dtype
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        flat, weight, a, b, low = ctx.saved_tensors
+        out = grads[0].reshape(-1, grads[0].shape[-1])
+        a_grad, b_grad, low_grad = lora_gradients(out, flat, low, a, b, ctx.scale)
+        x_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = (out @ weight).addmm_(low_grad, a).view(ctx.shape)
+        return x_grad, None, None, a_grad.to(ctx.kept_dtype), b_grad.to(ctx.kept_dtype), None
+
+
+class GatedMlpFunction(torch.autograd.Function):
+    """down(silu(gate(x)) * up(x)) with a LoRA adapter on each of the three; x [..., width] -> the same shape.
+
+    Takes (x, then weight, A and B of gate, up and down, then their scales). One function, so that the two gradients
+    of x are summed inside the products and the activation is computed again rather than kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *parts: Any) -> torch.Tensor:
+        weights, scales = parts[:9], parts[9:]
+        flat = x.reshape(-1, x.shape[-1])
+        cast = [w.to(x.dtype) for w in weights]
+        gate_w, gate_a, gate_b, up_w, up_a, up_b, down_w, down_a, down_b = cast
+        gate, gate_low = lora_product(flat, gate_w, None, gate_a, gate_b, scales[0])
+        up, up_low = lora_product(flat, up_w, None, up_a, up_b, scales[1])
+        hidden = functional.silu(gate).mul_(up)
+        out, down_low = lora_product(hidden, down_w, None, down_a, down_b, scales[2])
+        ctx.save_for_backward(flat, gate, up, hidden, gate_low, up_low, down_low, *cast)
+        ctx.scales, ctx.shape, ctx.kept_dtype = scales, x.shape, weights[1].dtype
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        flat, gate, up, hidden, gate_low, up_low, down_low, *cast = ctx.saved_tensors
+        gate_w, gate_a, gate_b, up_w, up_a, up_b, down_w, down_a, down_b = cast
+        gate_s, up_s, down_s = ctx.scales
+        out = grads[0].reshape(-1, grads[0].shape[-1])
+        down_a_grad, down_b_grad, low = lora_gradients(out, hidden, down_low, down_a, down_b, down_s)
+        hidden_grad = (out @ down_w).addmm_(low, down_a)
+        up_grad = functional.silu(gate).mul_(hidden_grad)
+        gate_grad = torch.ops.aten.silu_backward(hidden_grad.mul_(up), gate)
+        gate_a_grad, gate_b_grad, gate_low_grad = lora_gradients(
+            gate_grad, flat, gate_low, gate_a, gate_b, gate_s
+        )
+        up_a_grad, up_b_grad, up_low_grad = lora_gradients(up_grad, flat, up_low, up_a, up_b, up_s)
+        x_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = gate_grad @ gate_w
+            x_grad.addmm_(up_grad, up_w).addmm_(gate_low_grad, gate_a).addmm_(up_low_grad, up_a)
+            x_grad = x_grad.view(ctx.shape)
+        kept = ctx.kept_dtype
+        return (
+            x_grad,
+            None, gate_a_grad.to(kept), gate_b_grad.to(kept),
+            None, up_a_grad.to(kept), up_b_grad.to(kept),
+            None, down_a_grad.to(kept), down_b_grad.to(kept),
+            None, None, None,
+        )  # fmt: skip
+
+
+class RmsNormFunction(torch.autograd.Function):
+    """w x / sqrt(mean(x^2) + eps) with a frozen w (Zhang & Sennrich 2019, arXiv 1910.07467, eq. 4), in x's dtype.
+
+    The mean and the root are float32, as in transformers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
+        out = torch.empty_like(x)
+        torch.mul(x, scale, out=out)  # multiplied in float32, rounded once
+        ctx.save_for_backward(x, weight, scale)
+        return out.mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        weighted = grads[0] * weight
+        # d/dx = s (g - x s^2 mean(g x)) for g = w * grad
+        inner = (weighted * x).sum(-1, keepdim=True, dtype=torch.float32)
+        out = torch.empty_like(x)
+        torch.mul(weighted, scale, out=out)
+        out.addcmul_(x, (scale.pow(3) * inner).div_(-x.shape[-1]).to(x.dtype))
+        return out, None, None
+
+
+# --- Putting them in ----------------------------------------------------------------------------------------
+
+
+def lighten(model: Any) -> None:
+    """Let a PeftModel's plain LoRA layers, gated MLPs and RMS norms compute with the functions above.
+
+    Each goes back to its own forward by itself wherever the function is not the same thing: adapter off or merged,
+    several adapters, dropout, DoRA, autocast, a quantised base.
+    """
+    for module in model.modules():
+        forward = _forward_for(module)
+        if forward is not None and "forward" not in vars(module):  # else it is there, or somebody's hook is
+            module.ratchet_own_forward = module.forward
+            module.forward = types.MethodType(forward, module)
+
+
+def restore(model: Any) -> None:
+    """Undo `lighten`."""
+    for module in model.modules():
+        if hasattr(module, "ratchet_own_forward"):
+            del module.forward, module.ratchet_own_forward  # what is left is the class's own
+
+
+def _forward_for(module: Any) -> Callable[..., Any] | None:
+    if isinstance(module, LoraLinear) and type(module.base_layer) is torch.nn.Linear:
+        return _linear_forward
+    if {name for name, _ in module.named_children()} == {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        return _mlp_forward
+    if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+        return _norm_forward
+    return None
+
+
+def _linear_forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    adapter = plain_adapter(self, x)
+    if adapter is None or args or kwargs:
+        return self.ratchet_own_forward(x, *args, **kwargs)
+    base = self.base_layer
+    return LoraFunction.apply(
+        x, base.weight, base.bias, self.lora_A[adapter].weight, self.lora_B[adapter].weight, self.scaling[adapter]
+    )  # fmt: skip
+
+
+def _mlp_forward(self: Any, x: torch.Tensor) -> Any:
+    layers = (self.gate_proj, self.up_proj, self.down_proj)
+    adapters = [
+        plain_adapter(layer, x)
+        if isinstance(layer, LoraLinear) and type(layer.base_layer) is torch.nn.Linear
+        else None
+        for layer in layers
+    ]
+    silu = isinstance(self.act_fn, torch.nn.SiLU) or type(self.act_fn).__name__ == "SiLUActivation"
+    if not silu or not all(adapters) or any(layer.base_layer.bias is not None for layer in layers):
+        return self.ratchet_own_forward(x)
+    parts = [
+        weight
+        for layer, adapter in zip(layers, adapters, strict=True)
+        for weight in (
+            layer.base_layer.weight, layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+        )
+    ]  # fmt: skip
+    scales = [layer.scaling[adapter] for layer, adapter in zip(layers, adapters, strict=True)]
+    return GatedMlpFunction.apply(x, *parts, *scales)
+
+
+def _norm_forward(self: Any, x: torch.Tensor) -> Any:
+    autocast = torch.is_autocast_enabled(x.device.type)
+    if self.weight.requires_grad or self.weight.dtype != x.dtype or autocast:
+        return self.ratchet_own_forward(x)
+    return RmsNormFunction.apply(x, self.weight, self.variance_epsilon)
+
+
+def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
+    """The name of the one adapter a LoRA layer applies to x, or None where `LoraFunction` would not be the same."""
+    if layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
+        return None
+    (adapter,) = layer.active_adapters
+    if adapter not in layer.lora_A or not isinstance(layer.lora_dropout[adapter], torch.nn.Identity):
+        return None
+    if adapter in layer.lora_variant or layer.fan_in_fan_out or layer.lora_bias[adapter]:
+        return None
+    if x.dtype != layer.base_layer.weight.dtype or torch.is_autocast_enabled(x.device.type):
+        return None
+    return str(adapter)
