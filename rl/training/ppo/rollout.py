@@ -1,0 +1,154 @@
+"""Rollouts: the policy answers a batch of prompts. One prefill per prompt, its KV cache shared by all its samples."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl.training.encoding import EncodedResponse
+from rl.training.ppo.formulas import truncate_at_stop
+from rl.training.result import TrainingRefused
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn. Temperature 0 takes the likeliest; top_k 0 and top_p 1 leave all tokens in."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled response."""
+
+    prompt: int
+    """Which of the prompts given."""
+    item: EncodedResponse
+    """Prompt and response as tokens; the response has at least one."""
+    ended: bool
+    """It ended its turn; else the length limit did."""
+    text: str
+
+
+@torch.no_grad()
+def sample_responses(
+    model: Any,
+    encoder: Any,
+    prompts: Sequence[Sequence[int]],
+    samples: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> list[Rollout]:
+    """Answer each prompt `samples` times; those of one prompt stand side by side, in the prompts' order.
+
+    `model` is the causal model, in the role that is to speak; `generator` lives on its device and alone decides what
+    is drawn. Prompts are padded on the left, so that all responses begin in one column.
+    """
+    tokens = generate_tokens(
+        model, prompts, samples, sampling, encoder.stop_ids, encoder.tokenizer.pad_token_id, generator
+    )
+    _, mask = truncate_at_stop(tokens, encoder.stop_ids, encoder.tokenizer.pad_token_id)
+    stops, rollouts = set(encoder.stop_ids), []
+    for n, (row, length) in enumerate(zip(tokens.tolist(), mask.sum(1).tolist(), strict=True)):
+        ids = row[:length]
+        ended = ids[-1] in stops
+        text = encoder.tokenizer.decode(
+            ids[:-1] if ended else ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        item = EncodedResponse(list(prompts[n // samples]), ids)
+        rollouts.append(Rollout(n // samples, item, ended, text))
+    return rollouts
+
+
+@torch.no_grad()
+def generate_tokens(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    samples: int,
+    sampling: Sampling,
+    stop_ids: Sequence[int],
+    pad_token_id: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Tokens [prompts * samples, at most max_new_tokens], int64; what follows a row's first stop token is padding.
+
+    The prompts are computed once and their keys and values repeated for the samples. Rows that have ended leave the
+    batch when they are half of it, so that one long answer does not make all others wait.
+    """
+    if "position_ids" not in inspect.signature(type(model).forward).parameters:
+        raise TrainingRefused(
+            f"{model.config.model_type} cannot be asked with left-padded prompts and a key-value cache, which sampling "
+            f"needs; choose a base of another architecture"
+        )
+    device = model.device
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.full((len(prompts), width), pad_token_id, device=device)
+    mask = torch.zeros((len(prompts), width), dtype=torch.long, device=device)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(list(prompt), device=device)
+        mask[row, width - len(prompt) :] = 1
+    out = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache, logits = out.past_key_values, out.logits[:, -1].repeat_interleave(samples, 0)
+    if samples > 1:
+        cache.batch_repeat_interleave(samples)
+        mask = mask.repeat_interleave(samples, 0)
+    tokens = torch.full((len(logits), sampling.max_new_tokens), pad_token_id, device=device)
+    stops = torch.tensor(sorted(stop_ids), device=device)
+    alive = torch.arange(
+        len(logits), device=device
+    )  # the rows still in the batch, by their place in `tokens`
+    running = torch.ones(len(logits), dtype=torch.bool, device=device)
+    for at in range(sampling.max_new_tokens):
+        drawn = draw(logits, sampling, generator)
+        tokens[alive[running], at] = drawn[running]
+        running = running & ~torch.isin(drawn, stops)
+        left = int(running.sum())
+        if left == 0 or at + 1 == sampling.max_new_tokens:
+            return tokens[:, : at + 1]
+        if 2 * left <= len(running):
+            kept = running.nonzero()[:, 0]
+            cache.batch_select_indices(kept)
+            alive, mask, drawn, running = alive[kept], mask[kept], drawn[kept], running[kept]
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+        out = model(
+            input_ids=drawn[:, None],
+            attention_mask=mask,
+            position_ids=mask.sum(1, keepdim=True) - 1,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache, logits = out.past_key_values, out.logits[:, -1]
+    return tokens
+
+
+def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """One token per row of logits [rows, vocabulary]: temperature, then top_k, then top_p (Holtzman et al. 2020).
+
+    top_p keeps the likeliest tokens up to and including the one with which their sum reaches p: never none.
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.float() / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        smallest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        probs = ordered.softmax(-1)
+        beyond = probs.cumsum(-1) - probs >= sampling.top_p  # the sum of those before it suffices already
+        logits = torch.empty_like(logits).scatter_(-1, order, ordered.masked_fill(beyond, -torch.inf))
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]

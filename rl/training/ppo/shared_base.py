@@ -1,0 +1,196 @@
+"""One frozen base in memory and four roles on it, told apart by LoRA: policy, reference, value, reward model."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from peft import get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from rl.recipes import PPORecipe
+from rl.training.encoding import EncodedResponse
+from rl.training.ladder import rung_choose
+from rl.training.logps import causal_model, collate, head_logps, spread
+from rl.training.packing import Packed, pack
+from rl.training.policy import LoadedPolicy, lora_config
+from rl.training.prefix import Rung, packed_hidden
+
+POLICY = "default"
+"""Adapter of the policy. PEFT's own name for the one that is written at the top of a saved folder."""
+VALUE = "value"
+REWARD = "reward"
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """N responses computed in one forward, always the same ones: cut once, used for old and new log-probabilities.
+
+    A forward over other neighbours or other padding rounds differently. Cut once, the ratio of an untouched policy is
+    1 to the last bit, on any device and in any dtype.
+    """
+
+    rows: list[int]
+    """Where the responses stand in their batch of rollouts."""
+    packed: Packed
+    """One row per prompt, its responses behind it; `targets` and `target_mask` are [N, C]."""
+    padded: dict[str, Tensor] | None
+    """The same as plain padded rows, for a model that cannot be computed packed."""
+
+    @property
+    def mask(self) -> Tensor:
+        return self.packed.target_mask
+
+    @classmethod
+    def of(
+        cls, rows: list[int], items: Sequence[EncodedResponse], pad_token_id: int, rung: Rung, device: Any
+    ) -> Self:
+        packed = pack(
+            [item.prompt_ids for item in items],
+            [item.response_ids for item in items],
+            pad_token_id=pad_token_id,
+        )
+        padded = None
+        if rung is Rung.STOCK:
+            padded = {name: tensor.to(device) for name, tensor in collate(items, pad_token_id).items()}
+        return cls(rows, packed.to(device), padded)
+
+
+class SharedBase:
+    """A loaded base with the policy's adapter, the value's adapter and its head.
+
+    `value_backbone="adapter"` gives the value a LoRA of its own: the critic learns what it likes about the text, and
+    the policy is moved by its own loss alone. `"shared"` puts the value's head on the policy's trunk, which saves a
+    forward and a backward and is another algorithm: the value loss then moves the policy's weights too.
+    """
+
+    def __init__(self, policy: LoadedPolicy, recipe: PPORecipe) -> None:
+        self.policy = policy
+        self.recipe = recipe
+        self.rung = Rung.STOCK
+        base = policy.model
+        with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
+            torch.manual_seed(recipe.seed)
+            self.model: Any = get_peft_model(base, lora_config(recipe, base), adapter_name=POLICY)
+            if recipe.value_backbone == "adapter":
+                self.model.add_adapter(VALUE, lora_config(recipe, base))
+        policy.model = self.model
+        self.value_head = nn.Linear(base.config.get_text_config().hidden_size, 1, device=policy.device)
+        nn.init.zeros_(self.value_head.weight)  # before the first step every state is worth nothing
+        nn.init.zeros_(self.value_head.bias)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(adapter_of(name) in (POLICY, VALUE))
+        silence_dropout(self.model)
+        if recipe.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.train(recipe.gradient_checkpointing)
+        self.settle()
+
+    def settle(self) -> None:
+        """Look for LoRA layers again, after an adapter was added from outside."""
+        self._layers = [module for module in self.model.modules() if isinstance(module, BaseTunerLayer)]
+
+    # --- Who speaks -----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def speaking_as(self, adapter: str | None) -> Iterator[Any]:
+        """Inside, the causal model computes with this adapter, or as the bare base for None; yields the model.
+
+        PEFT's own switches also change which parameters are trained: `set_adapter` and `disable_adapter` freeze the
+        others, and an optimiser that holds them would silently stop. This one changes what is computed, nothing else.
+        """
+        before = [(layer._active_adapter, layer._disable_adapters) for layer in self._layers]
+        for layer in self._layers:
+            layer._disable_adapters = adapter is None
+            if adapter is not None:
+                layer._active_adapter = [adapter]
+        try:
+            yield causal_model(self.model)
+        finally:
+            for layer, (active, disabled) in zip(self._layers, before, strict=True):
+                layer._active_adapter, layer._disable_adapters = active, disabled
+
+    def parameters_of(self, adapter: str) -> dict[str, nn.Parameter]:
+        """What is trained of a role, by name; the value's head belongs to the value."""
+        own = {name: p for name, p in self.model.named_parameters() if adapter_of(name) == adapter}
+        if adapter == VALUE:
+            own |= {f"value_head.{name}": p for name, p in self.value_head.named_parameters()}
+        return own
+
+    # --- What each says -------------------------------------------------------------------------------------
+
+    def rung_find(self, items: Sequence[EncodedResponse]) -> str:
+        """Find out how this model can be computed packed, on real responses; returns it with its reason."""
+        with self.speaking_as(POLICY):
+            choice = rung_choose(self.policy, items, gradients=True)
+        self.rung = choice.rung
+        return f"forward {choice.rung}: {choice.reason}"
+
+    def micro_batch(self, rows: list[int], items: Sequence[EncodedResponse]) -> MicroBatch:
+        pad = self.policy.tokenizer.pad_token_id
+        return MicroBatch.of(rows, items, pad, self.rung, self.policy.device)
+
+    def policy_tokens(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """The policy's log-probability of each response token and its entropy there, float32 [N, C]. Differentiable.
+
+        Of the policy as it is served: temperature 1, no top_k, no top_p.
+        """
+        with self.speaking_as(POLICY) as model:
+            return self._logps(model, self._hidden(model, micro), micro, entropy=True)
+
+    @torch.no_grad()
+    def reference_logps(self, micro: MicroBatch) -> Tensor:
+        """The bare base's log-probability of each response token, float32 [N, C]."""
+        with self.speaking_as(None) as model:
+            return self._logps(model, self._hidden(model, micro), micro, entropy=False)[0]
+
+    def values(self, micro: MicroBatch) -> Tensor:
+        """V of the state before each response token, float32 [N, C]. Differentiable."""
+        with self.speaking_as(VALUE if self.recipe.value_backbone == "adapter" else POLICY) as model:
+            return self._value(self._hidden(model, micro), micro)
+
+    def policy_and_values(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, entropies and values from one forward of the shared trunk, each float32 [N, C]."""
+        with self.speaking_as(POLICY) as model:
+            hidden = self._hidden(model, micro)
+            return *self._logps(model, hidden, micro, entropy=True), self._value(hidden, micro)
+
+    def _hidden(self, model: Any, micro: MicroBatch) -> Tensor:
+        """The hidden states that predict the response tokens, in the mask's order: [tokens, width]."""
+        if micro.padded is None:
+            hidden = packed_hidden(model, micro.packed, self.rung)
+            return hidden.reshape(-1, hidden.shape[-1])[micro.packed.sources[micro.mask]]
+        ids, attention = micro.padded["input_ids"], micro.padded["attention_mask"]
+        hidden = model.base_model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
+        return hidden[:, :-1][micro.padded["completion_mask"][:, 1:].bool()]
+
+    def _logps(
+        self, model: Any, hidden: Tensor, micro: MicroBatch, *, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        targets = micro.packed.targets[micro.mask]
+        found = head_logps(model, hidden, targets, ("entropy",) if entropy else ())
+        logps = spread(found[0], micro.mask)
+        return logps, spread(found[1], micro.mask) if entropy else torch.zeros_like(logps)
+
+    def _value(self, hidden: Tensor, micro: MicroBatch) -> Tensor:
+        return spread(self.value_head(hidden.float())[:, 0], micro.mask)
+
+
+def adapter_of(parameter: str) -> str | None:
+    """The adapter a parameter's name belongs to; None for the base's own."""
+    found = re.search(r"\.lora_\w+\.(\w+)(?:\.|$)", parameter)
+    return found[1] if found else None
+
+
+def silence_dropout(model: Any) -> None:
+    """Dropout would make the same policy give two probabilities for one token, and the ratio differ from 1."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0

@@ -1,0 +1,270 @@
+"""One base, several roles, and what they sample: who is computed, who is trained, what is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl.recipes import PPORecipe
+from rl.training.encoding import EncodedResponse
+from rl.training.hardware import Hardware
+from rl.training.logps import causal_model, collate, token_logps
+from rl.training.policy import load_policy
+from rl.training.ppo.rollout import Sampling, draw, generate_tokens, sample_responses
+from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase, adapter_of
+from rl.training.prefix import Rung
+from tests.tiny import tiny_model
+
+HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+QUICK = PPORecipe(lora_r=4, lora_alpha=8, max_length=128, max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def base_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("base"))
+
+
+def shared_base(path: Path, **knobs: object) -> SharedBase:
+    policy = load_policy(str(path), hardware=HARDWARE)
+    base = SharedBase(policy, QUICK.with_knobs(**knobs))
+    disturb(base, seed=1)
+    return base
+
+
+def disturb(base: SharedBase, seed: int) -> None:
+    """Give every trained matrix something to say: LoRA's B and the value's head start at zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for role in (POLICY, VALUE):
+            for parameter in base.parameters_of(role).values():
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+@pytest.fixture(scope="module")
+def base(base_path: Path) -> SharedBase:
+    return shared_base(base_path)
+
+
+@pytest.fixture
+def trained(base: SharedBase) -> Iterator[SharedBase]:
+    """The shared base, its gradients gone afterwards."""
+    yield base
+    base.model.zero_grad(set_to_none=True)
+    base.value_head.zero_grad(set_to_none=True)
+
+
+ITEMS = [
+    EncodedResponse([5, 6, 7, 8, 9], [20, 21, 1]),
+    EncodedResponse([5, 6, 7, 8, 9], [30, 31, 32, 33, 1]),
+    EncodedResponse([40, 41], [50]),
+]
+
+
+def switches(base: SharedBase) -> dict[str, bool]:
+    return {name: parameter.requires_grad for name, parameter in base.model.named_parameters()}
+
+
+# --- Roles --------------------------------------------------------------------------------------------------
+
+
+def test_only_the_two_adapters_and_the_head_are_trained(base: SharedBase) -> None:
+    trained = {name for name, on in switches(base).items() if on}
+    assert trained == {n for n in switches(base) if adapter_of(n) in (POLICY, VALUE)}
+    assert {adapter_of(name) for name in trained} == {POLICY, VALUE}
+    assert all(parameter.requires_grad for parameter in base.value_head.parameters())
+
+
+def test_switching_roles_leaves_what_is_trained_alone(base: SharedBase) -> None:
+    before = switches(base)
+    with base.speaking_as(VALUE):
+        assert switches(base) == before
+        with base.speaking_as(None):
+            assert switches(base) == before
+    base.reference_logps(base.micro_batch([0, 1, 2], ITEMS))
+    assert switches(base) == before
+
+
+def test_a_role_ends_where_its_block_ends_even_after_an_error(base: SharedBase) -> None:
+    micro = base.micro_batch([0, 1, 2], ITEMS)
+    expected = base.policy_tokens(micro)[0]
+    with pytest.raises(ZeroDivisionError), base.speaking_as(None):
+        _ = 1 / 0
+    assert torch.equal(base.policy_tokens(micro)[0], expected)
+
+
+def test_the_reference_is_the_bare_base(base: SharedBase, base_path: Path) -> None:
+    alone = load_policy(str(base_path), hardware=HARDWARE).model
+    batch = collate(ITEMS, 0)
+    expected = token_logps(alone, **batch)[batch["completion_mask"][:, 1:].bool()]
+    micro = base.micro_batch([0, 1, 2], ITEMS)
+    torch.testing.assert_close(base.reference_logps(micro)[micro.mask], expected, atol=2e-5, rtol=0)
+    assert (base.policy_tokens(micro)[0] - base.reference_logps(micro)).abs().max() > 0.1
+
+
+def test_the_policy_loss_reaches_the_policy_alone(trained: SharedBase) -> None:
+    trained.policy_tokens(trained.micro_batch([0, 1, 2], ITEMS))[0].sum().backward()
+    assert all(p.grad is not None for p in trained.parameters_of(POLICY).values())
+    assert all(p.grad is None for p in trained.parameters_of(VALUE).values())
+
+
+def test_the_value_loss_reaches_the_value_alone(trained: SharedBase) -> None:
+    trained.values(trained.micro_batch([0, 1, 2], ITEMS)).sum().backward()
+    assert all(p.grad is not None for p in trained.parameters_of(VALUE).values())
+    assert all(p.grad is None for p in trained.parameters_of(POLICY).values())
+
+
+def test_a_shared_trunk_takes_both_losses(base_path: Path) -> None:
+    base = shared_base(base_path, value_backbone="shared")
+    micro = base.micro_batch([0, 1, 2], ITEMS)
+    logps, entropy, values = base.policy_and_values(micro)
+    assert torch.equal(logps, base.policy_tokens(micro)[0])
+    assert torch.equal(values, base.values(micro))
+    assert (entropy[micro.mask] > 0).all()
+    values.sum().backward()
+    assert all(p.grad is not None for p in base.parameters_of(POLICY).values())
+    assert set(base.parameters_of(VALUE)) == {"value_head.weight", "value_head.bias"}
+
+
+@pytest.mark.parametrize("rung", [Rung.LAST_LAYER, Rung.STOCK])
+def test_packed_and_plain_rows_say_the_same(base_path: Path, rung: Rung) -> None:
+    from rl.training.ladder import install
+
+    base = shared_base(base_path)
+    plain = base.micro_batch([0, 1, 2], ITEMS)
+    assert plain.padded is not None
+    expected = (*base.policy_tokens(plain), base.values(plain), base.reference_logps(plain))
+    install(base.policy, rung)
+    base.rung = rung
+    micro = base.micro_batch([0, 1, 2], ITEMS)
+    found = (*base.policy_tokens(micro), base.values(micro), base.reference_logps(micro))
+    for before, after in zip(expected, found, strict=True):
+        torch.testing.assert_close(after, before, atol=5e-5, rtol=0)
+
+
+def test_the_quickest_forward_is_found_with_two_adapters_on_the_base(base_path: Path) -> None:
+    base = shared_base(base_path)
+    before = {name: p.clone() for name, p in base.model.named_parameters()}
+    said = base.rung_find(ITEMS)
+    assert base.rung is Rung.LAST_LAYER, said
+    assert all(torch.equal(p, before[name]) for name, p in base.model.named_parameters())
+
+
+def test_dropout_of_the_base_is_silenced(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "gpt2", "gpt2", attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5)
+    base = shared_base(path)
+    base.model.train()
+    micro = base.micro_batch([0, 1, 2], ITEMS)
+    assert torch.equal(base.policy_tokens(micro)[0], base.policy_tokens(micro)[0])
+
+
+# --- Sampling -----------------------------------------------------------------------------------------------
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [40, 41], [60, 61, 62, 63]]
+GREEDY = Sampling(max_new_tokens=8, temperature=0.0)
+
+
+def sampled(
+    base: SharedBase, prompts: list[list[int]], samples: int, sampling: Sampling, seed: int = 0
+) -> list[list[int]]:
+    with base.speaking_as(POLICY) as model:
+        rollouts = sample_responses(
+            model, base.policy.encoder, prompts, samples, sampling, torch.Generator().manual_seed(seed)
+        )
+    assert [rollout.prompt for rollout in rollouts] == [
+        i for i in range(len(prompts)) for _ in range(samples)
+    ]
+    return [rollout.item.response_ids for rollout in rollouts]
+
+
+def test_prompts_of_different_lengths_are_answered_as_each_alone(base: SharedBase) -> None:
+    together = sampled(base, PROMPTS, 1, GREEDY)
+    assert together == [sampled(base, [prompt], 1, GREEDY)[0] for prompt in PROMPTS]
+    assert len({tuple(answer) for answer in together}) > 1
+
+
+def test_greedy_answers_are_those_of_a_forward_without_cache(base: SharedBase) -> None:
+    for prompt, answer in zip(PROMPTS, sampled(base, PROMPTS, 1, GREEDY), strict=True):
+        ids = torch.tensor([prompt + answer])
+        with base.speaking_as(POLICY) as model, torch.no_grad():
+            likeliest = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].argmax(-1)
+        assert likeliest.tolist() == answer
+
+
+def test_a_prompt_sampled_several_times_is_computed_once(base: SharedBase) -> None:
+    widths: list[tuple[int, int]] = []
+    model = causal_model(base.model)
+    hook = model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    try:
+        repeated = sampled(base, PROMPTS, 3, GREEDY)
+    finally:
+        hook.remove()
+    assert widths[0] == (3, 7)
+    assert widths[1] == (9, 1)
+    assert repeated == [answer for answer in sampled(base, PROMPTS, 1, GREEDY) for _ in range(3)]
+
+
+def test_rows_that_ended_leave_and_the_others_are_not_disturbed(base: SharedBase) -> None:
+    whole = generate(base, stop=())
+    stop = whole[0][2]  # ends the first row early; the others go on
+    found = generate(base, stop=(stop,))
+    for alone, row in zip(whole, found, strict=True):
+        cut = alone.index(stop) + 1 if stop in alone else len(alone)
+        assert row[:cut] == alone[:cut]
+        assert set(row[cut:]) <= {0}
+
+
+def generate(base: SharedBase, stop: tuple[int, ...]) -> list[list[int]]:
+    with base.speaking_as(POLICY) as model:
+        tokens = generate_tokens(model, PROMPTS, 1, GREEDY, stop, 0, torch.Generator())
+    found: list[list[int]] = tokens.tolist()
+    return found
+
+
+def test_the_seed_alone_decides_what_is_drawn(base: SharedBase) -> None:
+    sampling = Sampling(max_new_tokens=8)
+    first = sampled(base, PROMPTS, 2, sampling, seed=1)
+    torch.manual_seed(99)
+    assert sampled(base, PROMPTS, 2, sampling, seed=1) == first
+    assert sampled(base, PROMPTS, 2, sampling, seed=2) != first
+    assert first[0] != first[1]
+
+
+def drawn(probs: list[float], **knobs: float) -> set[int]:
+    """Every token drawn in 400 tries."""
+    logits = torch.tensor([probs]).log().expand(400, -1)
+    return set(draw(logits, Sampling(1, **knobs), torch.Generator().manual_seed(0)).tolist())  # type: ignore[arg-type]
+
+
+def test_top_k_and_top_p_leave_the_likeliest_tokens() -> None:
+    probs = [0.1, 0.5, 0.15, 0.25]
+    assert drawn(probs) == {0, 1, 2, 3}
+    assert drawn(probs, top_k=2) == {1, 3}
+    assert drawn(probs, top_p=0.75) == {1, 3}
+    assert drawn(probs, top_p=0.76) == {1, 2, 3}
+    assert drawn(probs, top_p=0.01) == {1}
+    assert drawn(probs, temperature=0.0) == {1}
+    assert drawn(probs, temperature=0.01) == {1}
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([[0.1, 0.6, 0.3]]).log().expand(20_000, -1)
+    counts = draw(logits, Sampling(1), torch.Generator().manual_seed(0)).bincount(minlength=3) / 20_000
+    # three standard deviations of the widest share
+    torch.testing.assert_close(counts, torch.tensor([0.1, 0.6, 0.3]), atol=0.0105, rtol=0)
+
+
+def test_the_end_of_a_turn_is_told_from_the_length_limit(base: SharedBase) -> None:
+    with base.speaking_as(POLICY) as model:
+        rollouts = sample_responses(
+            model, base.policy.encoder, PROMPTS, 8, Sampling(6, temperature=4.0), torch.Generator().manual_seed(3)
+        )  # fmt: skip
+    stops = set(base.policy.encoder.stop_ids)
+    for rollout in rollouts:
+        assert rollout.ended == (rollout.item.response_ids[-1] in stops)
+        assert not stops & set(rollout.item.response_ids[:-1])
+        assert rollout.ended or len(rollout.item.response_ids) == 6
