@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from safetensors import SafetensorError
 
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedPairs, EncodedResponse
+from rl.training.folder import folder_prepare, same_run_check
 from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
@@ -32,7 +32,7 @@ from rl.training.policy import (
     lora_config,
     matmul,
 )
-from rl.training.progress import Silent, TrainListener, checkpoint_last
+from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.row_cache import RowCache
 from rl.training.scoring import head_check
@@ -93,7 +93,9 @@ class DPOTrainer:
         train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one preference pair to train on, found none")
-        checkpoint = self._prepare_folder()
+        checkpoint, said = folder_prepare(self.output_dir, resume=self.resume)
+        for note in said:
+            self._note(note)
         arguments = self._arguments(bool(eval_rows))
         self._main = arguments.process_index == 0
         policy = self.load_base_model()
@@ -113,36 +115,6 @@ class DPOTrainer:
             self._run(trainer, checkpoint)
             metrics = trainer.evaluate_at_end() if held_out.rows else {}
         return self._result(trainer, train, held_out, metrics, time.monotonic() - started)
-
-    def _prepare_folder(self) -> Path | None:
-        """Make the folder, refuse one that is in use or cannot be written, find the checkpoint to go on from."""
-        checkpoints = self.output_dir / "checkpoints"
-        try:
-            checkpoints.mkdir(parents=True, exist_ok=True)
-            probe = checkpoints / f".writable.{os.getpid()}"  # each process of a launch makes its own
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise TrainingRefused(
-                f"expected a folder that can be written at {self.output_dir}, found {error.strerror}: "
-                f"choose another or change its permissions"
-            ) from error
-        if self.resume:
-            checkpoint, notes = checkpoint_last(checkpoints)
-            for note in notes:
-                self._note(note)
-            self._note(
-                f"resuming from {checkpoint.name}"
-                if checkpoint
-                else "no whole checkpoint: starting at step 0"
-            )
-            return checkpoint
-        if any(checkpoints.glob("checkpoint-*")):
-            raise TrainingRefused(
-                f"expected a folder without checkpoints at {checkpoints}, found those of an earlier run: "
-                f"resume that run, or give another folder"
-            )
-        return None
 
     def _encode(self, policy: LoadedPolicy, rows: Sequence[Any]) -> EncodedPairs:
         try:
@@ -213,7 +185,6 @@ class DPOTrainer:
     def _check_same_run(
         self, policy: LoadedPolicy, train: EncodedPairs, arguments: trl.DPOConfig, checkpoint: Path | None
     ) -> None:
-        """A resumed run must be the one that was interrupted, or its steps and data order would not be."""
         rows = hashlib.sha256()
         for row in train.rows:
             rows.update(json.dumps(row).encode())
@@ -223,28 +194,7 @@ class DPOTrainer:
             "pairs": rows.hexdigest(),
             "processes": arguments.world_size,
         }
-        file = self.output_dir / "run.json"
-        if checkpoint is None:
-            if self._main:
-                file.write_text(json.dumps(now, indent=2) + "\n", "utf-8")
-            return
-        try:
-            then = json.loads(file.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise TrainingRefused(f"cannot resume: {file} is missing or broken ({error})") from error
-        different = [name for name in now if then.get(name) != now[name]]
-        if "recipe" in different and isinstance(then.get("recipe"), dict):
-            different.remove("recipe")
-            different += [
-                f"{knob} ({then['recipe'].get(knob)!r}, now {value!r})"
-                for knob, value in now["recipe"].items()
-                if then["recipe"].get(knob) != value
-            ]
-        if different:
-            raise TrainingRefused(
-                f"cannot resume {self.output_dir}: it was started with other {', '.join(different)}; "
-                f"start a new run, or give what it was started with"
-            )
+        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
 
     def _trainer(
         self, policy: LoadedPolicy, arguments: trl.DPOConfig, train: EncodedPairs, held_out: EncodedPairs
