@@ -149,19 +149,30 @@ class Decision(models.Model):
         default=0, editable=False, help_text="Standing ratings by people"
     )
     ratings_wanted = models.PositiveSmallIntegerField(default=1, editable=False)
+    asking_worth = models.FloatField(
+        default=0.0,
+        editable=False,
+        help_text="0 to 2: how unsure the policy was, plus how far its raters are apart; see feedback.worth",
+    )
 
     class Meta:
         ordering = ["-created_at", "-id"]
         indexes = [
             models.Index(
-                fields=["agent", "ratings_human", "created_at", "id"],
+                fields=["agent", "ratings_human", "-asking_worth", "created_at", "id"],
                 condition=Q(ratings_human__lt=F("ratings_wanted")),
-                name="decision_queue_by_agent",
+                name="decision_asking_by_agent",
             ),
             models.Index(
-                fields=["ratings_human", "created_at", "id"],
+                fields=["ratings_human", "-asking_worth", "created_at", "id"],
                 condition=Q(ratings_human__lt=F("ratings_wanted")),
-                name="decision_queue",
+                name="decision_asking",
+            ),
+            # tells a prompt that nobody rated yet with one look
+            models.Index(
+                fields=["agent", "prompt_hash"],
+                condition=Q(ratings_human__gt=0),
+                name="decision_prompt_rated",
             ),
             models.Index(fields=["agent", "-created_at"]),
             models.Index(fields=["agent", "prompt_hash"]),

@@ -1,15 +1,19 @@
-"""Which decision a rater sees next, and how far the queue has come."""
+"""Which decision a rater sees next, who has it in hand meanwhile, and how far the queue has come."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import timedelta
 
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db import transaction
+from django.db.models import Count, Exists, F, IntegerField, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from feedback.models import Decision, Rating
+from feedback.models import Decision, Lease, Rating
+from feedback.search import Narrowed
 from feedback.selectors import ratings_standing
 
 COUNT_LIMIT = 10_000
@@ -21,8 +25,16 @@ SAME_PROMPT_RUN = 12
 SAME_PROMPT_LOOK = 500
 """Waiting responses to one prompt among which the next is chosen."""
 
+NEW_PROMPT_LOOK = 50
+"""Decisions that are equally worth asking about, among which one on a prompt nobody rated is looked for."""
 
-def decisions_queued(rater: str, agent: str | None = None) -> QuerySet[Decision]:
+LEASE = timedelta(minutes=10)
+"""How long a decision shown to a rater is kept from the others."""
+
+EVERYTHING = Narrowed()
+
+
+def decisions_queued(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Decision]:
     """Decisions this rater has no standing rating on, and which people have not rated as often as wanted.
 
     Simulated ratings do not count: they stand in for people who have not rated yet, and take no work off them.
@@ -30,41 +42,134 @@ def decisions_queued(rater: str, agent: str | None = None) -> QuerySet[Decision]
     mine = ratings_standing().filter(decision=OuterRef("pk"), rater=rater).order_by()
     # nobody rated it, so this rater did not either: the look at the ratings is saved for most of a long queue
     not_by_me = Q(ratings_human=0) | ~Exists(mine)
-    queued = Decision.objects.filter(not_by_me, ratings_human__lt=F("ratings_wanted"))
-    return queued if agent is None else queued.filter(agent=agent)
+    return within.decisions().filter(not_by_me, ratings_human__lt=F("ratings_wanted"))
+
+
+def decisions_free(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Decision]:
+    """Those in the rater's queue that other raters do not have in hand: not more of them, anyhow, than are needed."""
+    held = (
+        Lease.objects.filter(decision=OuterRef("pk"), until__gt=timezone.now())
+        .exclude(rater=rater)
+        .order_by()
+        .values("decision")
+        .annotate(n=Count("pk"))
+        .values("n")
+    )
+    others = Coalesce(Subquery(held, output_field=IntegerField()), 0)
+    return (
+        decisions_queued(rater, within)
+        .alias(others=others)
+        .filter(ratings_human__lt=F("ratings_wanted") - F("others"))
+    )
 
 
 def next_decision(
-    rater: str, agent: str | None = None, skip: Collection[uuid.UUID | str] = ()
+    rater: str,
+    within: Narrowed = EVERYTHING,
+    skip: Collection[uuid.UUID | str] = (),
+    after: Decision | None = None,
 ) -> Decision | None:
-    """The decision to show next, or None when the queue is empty. The same state of the data gives the same answer.
+    """The decision to show next, or None when there is none. The same state of the data gives the same answer.
 
     First the other responses to the prompt rated last: a policy learns from which of two responses to one prompt
     was liked better, so a rater who sees them one after another makes pairs at once, reads each prompt once, and
     judges with the same eyes. After SAME_PROMPT_RUN in a row, or when there are none left: the decision with the
-    fewest ratings, of those the oldest.
+    fewest ratings; of those the one most worth asking about (`feedback.worth`); of those one on a prompt that nobody
+    rated; of those the oldest.
 
-    skip: ids put aside in this session, passed over.
+    skip: ids put aside in this session, passed over. after: the decision in the rater's hand, as if it were rated.
     """
-    queued = decisions_queued(rater, agent).exclude(pk__in=list(skip))
-    # in the order of the indexes `decision_queue` and `decision_queue_by_agent`
-    ordered = queued.order_by("ratings_human", "created_at", "id")
+    free = decisions_free(rater, within).exclude(pk__in=list(skip))
     latest = list(
         ratings_standing()
         .filter(rater=rater)
         .order_by("-created_at", "-id")
         .values_list("decision__agent", "decision__prompt_hash")[:SAME_PROMPT_RUN]
     )
-    if latest and agent in (None, latest[0][0]):
+    if after is not None:
+        free = free.exclude(pk=after.pk)
+        latest = [(after.agent, after.prompt_hash), *latest][:SAME_PROMPT_RUN]
+    if latest and within.agent in ("", latest[0][0]):
         slug, prompt = latest[0]
         if latest == [(slug, prompt)] * SAME_PROMPT_RUN:
-            return ordered.exclude(agent=slug, prompt_hash=prompt).first() or ordered.first()
+            return _foremost(free.exclude(agent=slug, prompt_hash=prompt)) or _foremost(free)
         # sorted here: asked to sort, SQLite walks the whole queue in the order of its index to find one prompt
-        same = queued.filter(agent=slug, prompt_hash=prompt).order_by()
-        found = same.values_list("ratings_human", "created_at", "pk")[:SAME_PROMPT_LOOK]
-        if waiting := sorted(found):
-            return Decision.objects.get(pk=waiting[0][2])
-    return ordered.first()
+        same = free.filter(agent=slug, prompt_hash=prompt).order_by()
+        found = same.values_list("ratings_human", "asking_worth", "created_at", "pk")[:SAME_PROMPT_LOOK]
+        if waiting := sorted((ratings, -worth, at, pk) for ratings, worth, at, pk in found):
+            return Decision.objects.get(pk=waiting[0][3])
+    return _foremost(free)
+
+
+def in_order(queued: QuerySet[Decision]) -> QuerySet[Decision]:
+    """In the order of the indexes `decision_asking` and `decision_asking_by_agent`."""
+    return queued.order_by("ratings_human", "-asking_worth", "created_at", "id")
+
+
+def _foremost(free: QuerySet[Decision]) -> Decision | None:
+    """The first in order; of the first ones that are alike in ratings and worth, one on a prompt nobody rated."""
+    siblings = Decision.objects.filter(
+        agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"), ratings_human__gt=0
+    )
+    first = list(
+        in_order(free)
+        .annotate(known=Exists(siblings.order_by()))
+        .values_list("pk", "ratings_human", "asking_worth", "known")[:NEW_PROMPT_LOOK]
+    )
+    if not first:
+        return None
+    alike = [row for row in first if row[1:3] == first[0][1:3]]
+    chosen = next((row for row in alike if not row[3]), alike[0])
+    return Decision.objects.get(pk=chosen[0])
+
+
+def decision_take(
+    rater: str,
+    within: Narrowed = EVERYTHING,
+    skip: Collection[uuid.UUID | str] = (),
+    after: Decision | None = None,
+) -> Decision | None:
+    """The next decision, put into the rater's hand: nobody else is shown it for LEASE, unless more ratings are wanted.
+
+    Where another rater takes the same one at the same moment, the next after it.
+    """
+    passed = {str(pk) for pk in skip}
+    while (decision := next_decision(rater, within, passed, after)) is not None:
+        if lease_take(rater, decision.pk):
+            return decision
+        passed.add(str(decision.pk))
+    return None
+
+
+def lease_take(rater: str, decision: uuid.UUID) -> bool:
+    """Put a decision into a rater's hand for LEASE from now. False where it is rated, or in others' hands, as often
+    as is wanted."""
+    now = timezone.now()
+    with transaction.atomic():
+        # one at a time per decision: SQLite has one writer anyhow, PostgreSQL waits for this row
+        row = Decision.objects.select_for_update(no_key=True).filter(pk=decision).order_by()
+        standing = row.values_list("ratings_human", "ratings_wanted").first()
+        others = Lease.objects.filter(decision=decision, until__gt=now).exclude(rater=rater).count()
+        if standing is None or standing[0] + others >= standing[1]:
+            return False
+        Lease.objects.bulk_create(
+            [Lease(decision_id=decision, rater=rater, until=now + LEASE)],
+            update_conflicts=True,
+            unique_fields=["decision", "rater"],
+            update_fields=["until"],
+        )
+    return True
+
+
+def lease_release(rater: str, decision: uuid.UUID) -> None:
+    """Let go of a decision that was rated or put aside, and of what this rater held too long."""
+    mine = Lease.objects.filter(rater=rater)
+    mine.filter(Q(decision=decision) | Q(until__lte=timezone.now())).delete()
+
+
+def is_waiting(rater: str, decision: Decision) -> bool:
+    """Whether a decision is still in this rater's queue."""
+    return decisions_queued(rater).filter(pk=decision.pk).exists()
 
 
 @dataclass(frozen=True)
@@ -74,7 +179,7 @@ class QueueProgress:
     today: int
     """Decisions this rater rated since midnight (TIME_ZONE), withdrawn ones not counted."""
     left: int
-    """Decisions in this rater's queue, counted up to COUNT_LIMIT."""
+    """Decisions in this rater's queue, counted up to COUNT_LIMIT; those in others' hands too."""
     any_decision: bool
     """Whether anything was ever recorded (of the agent asked for)."""
 
@@ -87,14 +192,17 @@ class QueueProgress:
         return max(1, self.today + self.left)
 
 
-def queue_progress(rater: str, agent: str | None = None) -> QueueProgress:
+def queue_progress(rater: str, within: Narrowed = EVERYTHING) -> QueueProgress:
     """Figures of the progress bar; the counts are bounded, so that the page stays quick with a long queue."""
     midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
-    known = Decision.objects.all() if agent is None else Decision.objects.filter(agent=agent)
+    left = decisions_queued(rater, within)[:COUNT_LIMIT].count()
     return QueueProgress(
-        today=ratings_standing(agent).filter(rater=rater, created_at__gte=midnight).order_by().count(),
-        left=decisions_queued(rater, agent)[:COUNT_LIMIT].count(),
-        any_decision=known.exists(),
+        today=ratings_standing(within.agent or None)
+        .filter(rater=rater, created_at__gte=midnight)
+        .order_by()
+        .count(),
+        left=left,
+        any_decision=left > 0 or Narrowed(agent=within.agent).decisions().exists(),
     )
 
 

@@ -1,16 +1,23 @@
-"""Finding and reading decisions: by agent, policy, whether they were rated, time and text."""
+"""Finding and reading decisions: by agent, policy, tag, what was said of them, time and text."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import date, datetime, time, timedelta
+from typing import Any
+from urllib.parse import urlencode
 
 from django.db import connection
-from django.db.models import Exists, OuterRef, Q, QuerySet, TextField
-from django.db.models.functions import Cast
+from django.db.models import Exists, OuterRef, Q, QuerySet, TextField, Value
+from django.db.models.functions import Cast, StrIndex
+from django.db.models.lookups import GreaterThan
+from django.utils import timezone
 
+from feedback.checks import Check, shown
+from feedback.checks import FeedbackRefused as FeedbackRefused
 from feedback.models import Decision, Outcome, Rating
 from feedback.selectors import ratings_standing
 
@@ -19,14 +26,16 @@ def decisions_found(
     *,
     agent: str = "",
     policy: str = "",
+    tag: str = "",
     rated: bool | None = None,
     since: datetime | None = None,
+    until: datetime | None = None,
     q: str = "",
 ) -> QuerySet[Decision]:
     """Decisions that match everything asked for, in no particular order.
 
-    rated: whether a rating stands, simulated ones included. since: recorded at or after. q: text anywhere in the
-    prompt or the response, upper and lower case alike.
+    tag: one the app gave the decision. rated: whether a rating stands, simulated ones included. since: recorded at or
+    after; until: before. q: text anywhere in the prompt or the response, upper and lower case alike.
     """
     found = Decision.objects.order_by()
     if agent:
@@ -35,6 +44,10 @@ def decisions_found(
         found = found.filter(policy=policy)
     if since is not None:
         found = found.filter(created_at__gte=since)
+    if until is not None:
+        found = found.filter(created_at__lt=until)
+    if tag:
+        found = found.filter(tagged(tag))
     if rated is not None:
         standing = Exists(ratings_standing().order_by().filter(decision=OuterRef("pk")))
         found = found.filter(standing if rated else ~standing)
@@ -45,6 +58,74 @@ def decisions_found(
             Q(response__icontains=q) | Q(prompt__icontains=within)
         )
     return found
+
+
+def tagged(tag: str) -> Q:
+    """Condition on a decision or a rating: it carries this tag."""
+    if connection.vendor == "postgresql":
+        return Q(tags__contains=[tag])
+    # SQLite keeps the list as its text, in which a tag stands between quotes, its own ones escaped
+    return Q(GreaterThan(StrIndex(Cast("tags", TextField()), Value(json.dumps(tag))), 0))
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """What an address narrows a list of decisions down to; empty: everything."""
+
+    agent: str = ""
+    policy: str = ""
+    tag: str = ""
+    since: date | None = None
+    until: date | None = None
+    """The last day that counts."""
+
+    def decisions(self) -> QuerySet[Decision]:
+        return decisions_found(
+            agent=self.agent,
+            policy=self.policy,
+            tag=self.tag,
+            since=_midnight(self.since) if self.since else None,
+            until=_midnight(self.until + timedelta(days=1)) if self.until else None,
+        )
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Name and value of what is set, as it stands in an address."""
+        values = {field.name: getattr(self, field.name) for field in fields(Narrowed)}
+        return {name: str(value) for name, value in values.items() if value}
+
+    @property
+    def query(self) -> str:
+        return urlencode(self.parts)
+
+    def but(self, **changes: Any) -> Narrowed:
+        return replace(self, **changes)
+
+
+def narrowed_of(given: Mapping[str, str]) -> Narrowed:
+    """What an address or a form asks for. Raises FeedbackRefused with a fault per field."""
+    check = Check()
+    found = Narrowed(
+        agent=check.agent(given["agent"]) if given.get("agent") else "",
+        policy=check.text("policy", given.get("policy", "").strip(), limit=200),
+        tag=check.text("tag", given.get("tag", "").strip(), limit=100),
+        since=_day(check, "since", given.get("since", "")),
+        until=_day(check, "until", given.get("until", "")),
+    )
+    check.done("search")
+    return found
+
+
+def _day(check: Check, name: str, text: str) -> date | None:
+    try:
+        return date.fromisoformat(text) if text else None
+    except ValueError:
+        check.fields[name] = f"expected a day such as 2026-11-21, found {shown(text)}"
+        return None
+
+
+def _midnight(day: date) -> datetime:
+    return timezone.make_aware(datetime.combine(day, time.min))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
+from django.db import connection
 from django.db.models import (
     BooleanField,
     Count,
@@ -56,7 +57,25 @@ def decision_get(pk: uuid.UUID | str) -> Decision | None:
 
 def agents_known() -> list[str]:
     """Slugs of the agents that decided anything, in alphabetical order."""
-    return list(Decision.objects.order_by("agent").values_list("agent", flat=True).distinct())
+    return _values_known("agent")
+
+
+def policies_known() -> list[str]:
+    """Names of the policies that decided anything, in alphabetical order."""
+    return [name for name in _values_known("policy") if name]
+
+
+def _values_known(column: str) -> list[str]:
+    """Every value of an indexed column, one look into the index each: DISTINCT would read every row's entry."""
+    least = "SELECT {0} FROM feedback_decision{1} ORDER BY {0} LIMIT 1"
+    sql = (
+        f"WITH RECURSIVE known(value) AS (SELECT ({least.format(column, '')}) UNION ALL "  # noqa: S608  # our own names
+        f"SELECT ({least.format(column, f' WHERE {column} > known.value')}) FROM known "
+        "WHERE known.value IS NOT NULL) SELECT value FROM known WHERE value IS NOT NULL"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return [row[0] for row in cursor.fetchall()]
 
 
 @dataclass(frozen=True)

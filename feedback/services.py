@@ -31,6 +31,7 @@ from feedback.models import (
     prompt_hash,
 )
 from feedback.statements import NoDecision, rating_insert, ratings_human_change, row_insert
+from feedback.worth import policy_doubt, worth_again
 
 BULK_BATCH = 1000
 """Rows per INSERT when many decisions are written at once."""
@@ -151,6 +152,7 @@ def decision_build(
         # the prompt, by far the longest of it, is in there already
         body_hash=body_hash({**values, "messages": asked}),
         ratings_wanted=ratings_wanted(values["agent"], key),
+        asking_worth=policy_doubt(values["candidates"], values["propensity"]),
         created_at=at or timezone.now(),
     )
 
@@ -220,7 +222,8 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
     for _ in range(20):
         try:
             if isinstance(row, Rating):
-                rating_insert(row, _change(row, counted))
+                standing = rating_insert(row, _change(row, counted))
+                worth_again(row.decision_id, standing)
             else:
                 with transaction.atomic():
                     row_insert(row)
@@ -346,7 +349,8 @@ def _withdraw(
         with transaction.atomic():
             written = row_write(row)
             if written.created and isinstance(said, Rating) and isinstance(row, Rating):
-                ratings_human_change(row.decision_id, _change(row, not said.withdrawn and _human(said)))
+                change = _change(row, not said.withdrawn and _human(said))
+                worth_again(row.decision_id, ratings_human_change(row.decision_id, change))
             return written
     except IntegrityError:
         name = type(said).__name__.lower()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.auth import login
-from django.contrib.auth.decorators import login_required
+from django.contrib.auth.decorators import login_required, permission_required
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -17,11 +17,21 @@ from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
 from feedback.forms import RatingForm, rating_id, tags_sent
-from feedback.models import SLUG_PATTERN, Decision, Rating
+from feedback.models import Decision, Rating
 from feedback.people import signin_link_check, signin_link_redeem
 from feedback.previews import agent_facts, conversation_of, preview_of, turns_of
-from feedback.queue import next_decision, queue_progress, rating_last
-from feedback.selectors import agents_known, decision_get
+from feedback.queue import (
+    LEASE,
+    decision_take,
+    is_waiting,
+    lease_release,
+    lease_take,
+    queue_progress,
+    rating_last,
+)
+from feedback.roles import SCOPE_PERMISSIONS
+from feedback.search import Narrowed, narrowed_of
+from feedback.selectors import agents_known, decision_get, policies_known
 from feedback.services import FeedbackConflict, FeedbackRefused, rating_submit, rating_withdraw
 
 UNDO_KEY, SKIP_KEY = "rate_undo", "rate_skipped"
@@ -31,11 +41,15 @@ SKIP_LIMIT = 500
 """Decisions a session remembers as put aside; the one put aside first comes back first."""
 
 
-def _agent_asked(request: HttpRequest) -> str | None:
-    agent = request.GET.get("agent") or request.POST.get("agent") or None
-    if agent is not None and not re.fullmatch(SLUG_PATTERN, agent):
-        raise Http404("no such agent")
-    return agent
+def within_asked(request: HttpRequest) -> Narrowed:
+    """What the address narrows the queue down to. Raters are blind, so a policy is named by who may read it alone."""
+    try:
+        within = narrowed_of(request.GET)
+    except FeedbackRefused as refusal:
+        raise Http404(str(refusal)) from refusal
+    if within.policy and not request.user.has_perm(SCOPE_PERMISSIONS["read"]):
+        raise PermissionDenied("only operators filter by policy: raters do not see which one decided")
+    return within
 
 
 def _decision_asked(value: str) -> Decision:
@@ -56,7 +70,7 @@ def _wants_card(request: HttpRequest) -> bool:
 def _card(
     request: HttpRequest,
     decision: Decision | None,
-    agent: str | None,
+    within: Narrowed,
     *,
     said: str = "",
     fault: str = "",
@@ -66,27 +80,25 @@ def _card(
     """The rating page, or its card alone. `said`: what was done; `fault`: what went wrong; `kept`: what stood there."""
     rater = request.user.get_username()
     context: dict[str, Any] = {
-        "agent": agent,
+        "within": within,
         "decision": decision,
-        "progress": queue_progress(rater, agent),
+        "progress": queue_progress(rater, within),
         "skipped": len(request.session.get(SKIP_KEY, [])),
         "undo": len(request.session.get(UNDO_KEY, [])),
         "said": said,
         "fault": fault,
-        "agents": agents_known(),
+        "lease_minutes": int(LEASE.total_seconds() // 60),
+        **filter_context(request, within),
     }
     if decision is not None:
-        facts = agent_facts(decision.agent)
         kept = kept if kept is not None else _kept(rater, decision)
-        context |= {
-            "facts": facts,
-            "preview": preview_of(decision, facts.preview),
-            "turns": turns_of(decision.messages),
-            "conversation": conversation_of(decision.messages),
+        shown = shown_context(decision)
+        suggested = shown["facts"].suggested_tags
+        context |= shown | {
             "rating_id": rating_id(),
             "kept": kept,
-            "tags": [(tag, tag in kept["tags"]) for tag in facts.suggested_tags],
-            "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in facts.suggested_tags),
+            "tags": [(tag, tag in kept["tags"]) for tag in suggested],
+            "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in suggested),
         }
     wants_card = _wants_card(request)
     template = "feedback/_card.html" if wants_card else "feedback/rate.html"
@@ -94,6 +106,33 @@ def _card(
     if wants_card:
         response["X-Ratchet-Card"] = "1"
     return response
+
+
+def shown_context(decision: Decision) -> dict[str, Any]:
+    """What the preview templates show of a decision."""
+    facts = agent_facts(decision.agent)
+    return {
+        "decision": decision,
+        "facts": facts,
+        "preview": preview_of(decision, facts.preview),
+        "turns": turns_of(decision.messages),
+        "conversation": conversation_of(decision.messages),
+    }
+
+
+def filter_context(request: HttpRequest, within: Narrowed) -> dict[str, Any]:
+    """What the filters above a queue offer: the agents as links, the rest as a form."""
+    reads = request.user.has_perm(SCOPE_PERMISSIONS["read"])
+    return {
+        "agents": [(slug, within.but(agent=slug).query) for slug in agents_known()],
+        "all_agents": within.but(agent="").query,
+        "policies": policies_known() if reads else None,
+        "narrowed": [
+            (name, value, within.but(**{name: None if name in ("since", "until") else ""}).query)
+            for name, value in within.parts.items()
+            if name != "agent"
+        ],
+    }
 
 
 def _kept(rater: str, decision: Decision) -> dict[str, Any]:
@@ -112,19 +151,23 @@ def _kept(rater: str, decision: Decision) -> dict[str, Any]:
     }
 
 
-def _next(request: HttpRequest, agent: str | None, *, said: str = "") -> HttpResponse:
+def _next(request: HttpRequest, within: Narrowed, *, said: str = "") -> HttpResponse:
     """Go on to the next decision: the card for our script, a redirect for a plain form (so that reload is safe)."""
-    if _wants_card(request):
-        rater = request.user.get_username()
-        return _card(
-            request, next_decision(rater, agent, request.session.get(SKIP_KEY, [])), agent, said=said
-        )
-    return _to_page(agent, said=said)
+    if not _wants_card(request):
+        return _to_page(within, said=said)
+    rater = request.user.get_username()
+    decision = None
+    if shown := request.headers.get("X-Ratchet-Shown"):
+        # our script had the next card already and shows it: that one it is, if it still waits for this rater
+        decision = _decision_asked(shown)
+        if not is_waiting(rater, decision) or not lease_take(rater, decision.pk):
+            decision = None
+    decision = decision or decision_take(rater, within, request.session.get(SKIP_KEY, []))
+    return _card(request, decision, within, said=said)
 
 
-def _to_page(agent: str | None, **query: str) -> HttpResponseRedirect:
-    asked = {"agent": agent or "", **query}
-    words = urlencode({name: value for name, value in asked.items() if value})
+def _to_page(within: Narrowed, **query: str) -> HttpResponseRedirect:
+    words = urlencode({**within.parts, **{name: value for name, value in query.items() if value}})
     return redirect(f"{reverse('rate')}?{words}" if words else reverse("rate"))
 
 
@@ -133,21 +176,30 @@ NOTICES = {"undone": "Taken back", "skipped": "Put aside", "nothing": "There is 
 
 
 @login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def rate(request: HttpRequest) -> HttpResponse:
-    """One decision at a time. GET shows it (`?agent=`, `?decision=`), POST stores a rating and goes on."""
-    agent = _agent_asked(request)
+    """One decision at a time. GET shows it, POST stores a rating and goes on.
+
+    Filters: `?agent=&policy=&tag=&since=&until=`. `?decision=` shows this one; `?after=`, for our script, the card to
+    follow that one, or 204 where there is none.
+    """
+    within = within_asked(request)
     if request.method == "POST":
-        return _rate_store(request, agent)
+        return _rate_store(request, within)
     rater = request.user.get_username()
+    skipped = request.session.get(SKIP_KEY, [])
+    if request.GET.get("after"):
+        decision = decision_take(rater, within, skipped, after=_decision_asked(request.GET["after"]))
+        return _card(request, decision, within) if decision else HttpResponse(status=204)
     said = request.GET.get("said", "")
-    decision = (
-        _decision_asked(request.GET["decision"])
-        if request.GET.get("decision")
-        else next_decision(rater, agent, request.session.get(SKIP_KEY, []))
-    )
-    return _card(request, decision, agent, said=NOTICES.get(said) or _said(said))
+    if request.GET.get("decision"):
+        decision = _decision_asked(request.GET["decision"])
+        lease_take(rater, decision.pk)  # asked for by name it is shown, whoever else has it
+    else:
+        decision = decision_take(rater, within, skipped)
+    return _card(request, decision, within, said=NOTICES.get(said) or _said(said))
 
 
 def _said(verdict: str) -> str:
@@ -156,7 +208,7 @@ def _said(verdict: str) -> str:
     )
 
 
-def _rate_store(request: HttpRequest, agent: str | None) -> HttpResponse:
+def _rate_store(request: HttpRequest, within: Narrowed) -> HttpResponse:
     decision = _decision_asked(request.POST.get("decision", ""))
     form = RatingForm(request.POST)
     kept = {
@@ -166,33 +218,35 @@ def _rate_store(request: HttpRequest, agent: str | None) -> HttpResponse:
         "verdict": "",
     }
     if not form.is_valid():
-        return _card(request, decision, agent, fault=form.fault(), kept=kept, status=400)
+        return _card(request, decision, within, fault=form.fault(), kept=kept, status=400)
     verdict = form.cleaned_data["verdict"]
     facts = form.facts(decision)
     if verdict == "correct" and facts["correction"] is None:
         fault = "A correction differs from the response: change it first, then save it"
-        return _card(request, decision, agent, fault=fault, kept=kept, status=400)
+        return _card(request, decision, within, fault=fault, kept=kept, status=400)
     try:
         written = rating_submit(rater=request.user.get_username(), **facts)
     except FeedbackConflict:
         # the page was sent before with another button: what was pressed first counts
         fault = "You rated this already; rate it again here to replace that"
-        return _card(request, decision, agent, fault=fault, status=409)
+        return _card(request, decision, within, fault=fault, status=409)
     except FeedbackRefused as refusal:
-        return _card(request, decision, agent, fault=str(refusal), kept=kept, status=400)
+        return _card(request, decision, within, fault=str(refusal), kept=kept, status=400)
+    lease_release(request.user.get_username(), decision.pk)
     if written.created:
         done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
         request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
     if _wants_card(request):
-        return _next(request, agent, said=_said(verdict))
-    return _to_page(agent, said=verdict)
+        return _next(request, within, said=_said(verdict))
+    return _to_page(within, said=verdict)
 
 
 @login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_POST
 def rate_undo(request: HttpRequest) -> HttpResponse:
     """Take the last rating of this session back, and show its decision again."""
-    agent = _agent_asked(request)
+    within = within_asked(request)
     done = list(request.session.get(UNDO_KEY, []))
     rater = request.user.get_username()
     while done:
@@ -205,28 +259,31 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
         except FeedbackConflict:
             # replaced or taken back in another window: the one before it is meant
             continue
+        lease_take(rater, rating.decision_id)
         if _wants_card(request):
-            return _card(request, rating.decision, agent, said=NOTICES["undone"])
-        return _to_page(agent, decision=str(rating.decision_id), said="undone")
+            return _card(request, rating.decision, within, said=NOTICES["undone"])
+        return _to_page(within, decision=str(rating.decision_id), said="undone")
     if _wants_card(request):
-        return _next(request, agent, said=NOTICES["nothing"])
-    return _to_page(agent, said="nothing")
+        return _next(request, within, said=NOTICES["nothing"])
+    return _to_page(within, said="nothing")
 
 
 @login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_POST
 def rate_skip(request: HttpRequest) -> HttpResponse:
     """Put a decision aside for this session, or (`all=1`) bring back those put aside."""
-    agent = _agent_asked(request)
+    within = within_asked(request)
     if request.POST.get("all"):
         request.session[SKIP_KEY] = []
-        return _next(request, agent)
+        return _next(request, within)
     decision = _decision_asked(request.POST.get("decision", ""))
     aside = [pk for pk in request.session.get(SKIP_KEY, []) if pk != str(decision.pk)]
     request.session[SKIP_KEY] = [*aside, str(decision.pk)][-SKIP_LIMIT:]
+    lease_release(request.user.get_username(), decision.pk)
     if _wants_card(request):
-        return _next(request, agent, said=NOTICES["skipped"])
-    return _to_page(agent, said="skipped")
+        return _next(request, within, said=NOTICES["skipped"])
+    return _to_page(within, said="skipped")
 
 
 @never_cache

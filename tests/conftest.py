@@ -28,6 +28,17 @@ for name in (
 os.environ.update(RATCHET_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
 
 
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings: None) -> None:
+    """SQLite in a file: in memory all threads share one connection, so that a page's two requests at once, which a
+    browser sends, would meet in one transaction."""
+    from django.db import connections
+
+    default = connections["default"].settings_dict
+    if default["ENGINE"] == "django.db.backends.sqlite3":
+        default["TEST"]["NAME"] = str(Path(_HOME) / "tests.sqlite3")
+
+
 @pytest.fixture(autouse=True)
 def ratchet_home(settings: Any, tmp_path: Path) -> Path:
     """RATCHET_HOME of this test."""

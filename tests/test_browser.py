@@ -182,10 +182,40 @@ def test_s_skips_and_leaves_no_rating(opener: Opener) -> None:
     page = opener()
     page.keyboard.press("s")
     expect(page.locator(".turn.response")).to_contain_text("answer 2")
+    expect(page.locator(".said")).to_have_text("Put aside")
     page.keyboard.press("s")
     page.get_by_role("button", name="Bring them back").click()
     expect(page.locator(".turn.response")).to_contain_text("answer 1")
     assert Rating.objects.count() == 0
+
+
+def test_the_next_card_is_there_before_the_server_has_answered(opener: Opener) -> None:
+    for number in range(1, 4):
+        record(number)
+    page = opener()
+    expect(page.locator("#stage[data-ahead]")).to_be_attached()
+    held: list[Any] = []
+    page.route("**/rate/", lambda route: held.append(route))
+    page.keyboard.press("ArrowUp")
+    expect(page.locator(".turn.response")).to_contain_text("answer 2")
+    assert Rating.objects.count() == 0
+    page.locator("textarea[name=notes]").fill("begun already")
+    held[0].continue_()
+    rated(page, 1)
+    expect(page.locator("textarea[name=notes]")).to_have_value("begun already")
+    expect(page.locator("#stage[data-ahead]")).to_be_attached()
+    page.context.set_offline(True)
+    page.unroute("**/rate/")
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowDown")
+    # not saved: the card comes back with what was typed
+    expect(page.locator(".said")).to_contain_text("Not saved")
+    expect(page.locator(".turn.response")).to_contain_text("answer 2")
+    expect(page.locator("textarea[name=notes]")).to_have_value("begun already")
+    page.context.set_offline(False)
+    page.keyboard.press("ArrowDown")
+    rated(page, 2)
+    assert [(r.thumb, r.notes) for r in standing()] == [("up", ""), ("down", "begun already")]
 
 
 def test_the_list_of_keys_opens_and_holds_the_keys_back(opener: Opener) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 import sqlite3
 import threading
 import time
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -190,3 +192,58 @@ def test_fifty_raters_through_a_kill_and_a_restart(server: Server) -> None:
     killer.join()
     assert killed.is_set()
     check_everything_is_stored_once(server, decisions, raters)
+
+
+SESSIONS = """
+import json
+from django.contrib.auth.models import Group, User
+from django.contrib.sessions.backends.db import SessionStore
+from feedback.services import decision_record
+found = []
+for number in range({raters}):
+    user = User.objects.create_user(f"rater-{{number}}", is_staff=False)
+    user.groups.add(Group.objects.get(name="rater"))
+    session = SessionStore()
+    session.update({{"_auth_user_id": str(user.pk), "_auth_user_hash": user.get_session_auth_hash(),
+                     "_auth_user_backend": "django.contrib.auth.backends.ModelBackend"}})
+    session.create()
+    found.append(session.session_key)
+for number in range({decisions}):
+    decision_record(agent="support-bot", messages=f"question {{number}}", response="r")
+print(json.dumps(found))
+"""
+
+
+def test_raters_at_once_are_never_shown_the_same_card(server: Server) -> None:
+    """Eight people at the rating page until nothing is left: each decision was shown to one of them alone."""
+    raters, decisions = 8, 40
+    made = server.manage("shell", "-c", SESSIONS.format(raters=raters, decisions=decisions))
+    sessions = json.loads(made.strip().splitlines()[-1])
+
+    def work(session: str) -> list[str]:
+        seen: list[str] = []
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        while True:
+            connection.request("GET", "/rate/", headers={"Cookie": f"sessionid={session}"})
+            answer = connection.getresponse()
+            page = answer.read().decode()
+            assert answer.status == 200, server.log()
+            sent = dict(re.findall(r'name="(id|decision|csrfmiddlewaretoken)" value="([^"]+)"', page))
+            if "decision" not in sent:
+                return seen
+            seen.append(sent["decision"])
+            cookie = (answer.getheader("Set-Cookie") or "").partition(";")[0]
+            headers = {
+                "Cookie": f"sessionid={session}; {cookie}",
+                "Content-Type": "application/x-www-form-urlencoded",
+                "X-Ratchet-Card": "1",
+            }
+            connection.request("POST", "/rate/", urlencode(sent | {"verdict": "up"}), headers)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200, server.log()
+
+    with ThreadPoolExecutor(raters) as pool:
+        seen = [pk for shown in pool.map(work, sessions) for pk in shown]
+    assert len(seen) == len(set(seen)) == decisions
+    assert query(server, "SELECT count(*) FROM feedback_rating") == [(decisions,)]

@@ -12,8 +12,18 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from feedback import queue
-from feedback.models import Decision, RaterKind
-from feedback.queue import decisions_queued, next_decision, queue_progress
+from feedback.models import Decision, Lease, RaterKind
+from feedback.queue import (
+    LEASE,
+    decision_take,
+    decisions_free,
+    in_order,
+    lease_release,
+    lease_take,
+    next_decision,
+    queue_progress,
+)
+from feedback.search import Narrowed
 from feedback.services import decision_record, rating_submit, rating_withdraw
 
 pytestmark = pytest.mark.django_db
@@ -119,8 +129,8 @@ def test_skipped_decisions_are_passed_over() -> None:
 def test_an_agent_has_a_queue_of_its_own() -> None:
     decide(1)
     mine = decide(2, agent="helpdesk")
-    assert next_decision("ada", "helpdesk") == mine
-    assert next_decision("ada", "nobody") is None
+    assert next_decision("ada", Narrowed(agent="helpdesk")) == mine
+    assert next_decision("ada", Narrowed(agent="nobody")) is None
 
 
 def test_ties_in_time_are_settled_by_id() -> None:
@@ -143,13 +153,13 @@ def test_the_next_decision_takes_at_most_three_queries(
         next_decision("ada")
 
 
-@pytest.mark.parametrize("agent", [None, "assistant"])
-def test_the_queue_is_read_in_the_order_of_its_index(agent: str | None) -> None:
+@pytest.mark.parametrize("agent", ["", "assistant"])
+def test_the_queue_is_read_in_the_order_of_its_index(agent: str) -> None:
     for number in range(20):
         decide(number)
-    plan = decisions_queued("ada", agent).order_by("ratings_human", "created_at", "id")[:1].explain()
+    plan = in_order(decisions_free("ada", Narrowed(agent=agent)))[:1].explain()
     if connection.vendor == "sqlite":
-        assert "decision_queue" in plan
+        assert "decision_asking" in plan
         assert "USE TEMP B-TREE FOR ORDER BY" not in plan
 
 
@@ -182,5 +192,141 @@ def test_a_long_queue_is_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) 
 
 def test_progress_of_an_agent_without_decisions() -> None:
     decide(1)
-    progress = queue_progress("ada", "helpdesk")
+    progress = queue_progress("ada", Narrowed(agent="helpdesk"))
     assert (progress.today, progress.left, progress.any_decision) == (0, 0, False)
+
+
+# --- What is most worth asking ------------------------------------------------------------------------------
+
+
+def test_what_the_policy_was_unsure_of_comes_before_what_is_older() -> None:
+    decide(1, propensity=0.9)
+    unsure = decide(2, propensity=0.4)
+    assert next_decision("ada") == unsure
+
+
+def test_a_narrow_margin_between_candidates_is_doubt() -> None:
+    candidates = [{"response": r, "score": s} for r, s in (("a", 0.2), ("b", 0.9), ("c", 0.8))]
+    # 1 - (0.9 - 0.8)
+    assert decide(1, candidates=candidates, propensity=1.0).asking_worth == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    "known", [{}, {"candidates": ["a", "b"]}, {"candidates": [{"response": "a", "score": 0.5}]}]
+)
+def test_where_nothing_is_known_of_the_policy_it_is_not_in_doubt(known: dict[str, Any]) -> None:
+    assert decide(1, **known).asking_worth == 0.0
+
+
+def test_what_raters_disagree_on_comes_before_what_they_agree_on() -> None:
+    agreed, disputed = decide(1), decide(2)
+    Decision.objects.update(ratings_wanted=3)
+    for decision, second in ((agreed, {"stars": 4}), (disputed, {"stars": 2})):
+        rate(decision, rater="bob", thumb="up")
+        rate(decision, rater="eve", **({"thumb": ""} | second))
+    # good is 1, four stars are 3/4, two are 1/4
+    worth = dict(Decision.objects.values_list("pk", "asking_worth"))
+    assert worth == {agreed.pk: 0.25, disputed.pk: 0.75}
+    assert next_decision("ada") == disputed
+
+
+def test_a_dispute_that_was_taken_back_is_none() -> None:
+    decision = decide(1)
+    Decision.objects.update(ratings_wanted=4)
+    rate(decision, rater="bob")
+    rate(decision, rater="carl")
+    rating_withdraw(rate(decision, rater="eve", thumb="down"))
+    decision.refresh_from_db()
+    assert decision.asking_worth == 0.0
+
+
+def test_fewer_ratings_come_before_a_dispute() -> None:
+    disputed = decide(1)
+    Decision.objects.update(ratings_wanted=3)
+    rate(disputed, rater="bob")
+    rate(disputed, rater="eve", thumb="down")
+    unrated = decide(2)
+    assert next_decision("ada") == unrated
+
+
+def test_of_equals_a_prompt_nobody_rated_comes_first() -> None:
+    rate(decide(1, "known"), rater="bob")
+    decide(2, "known")
+    new = decide(3, "new")
+    assert next_decision("ada") == new
+
+
+# --- Leases -------------------------------------------------------------------------------------------------
+
+
+def test_two_raters_do_not_get_the_same_card() -> None:
+    first, second = decide(1), decide(2)
+    assert decision_take("ada") == first
+    assert decision_take("bob") == second
+    assert decision_take("eve") is None
+    assert decision_take("ada") == first, "what is in her own hand is still hers"
+
+
+def test_where_two_ratings_are_wanted_two_raters_get_the_card_at_once() -> None:
+    decision = decide(1)
+    Decision.objects.update(ratings_wanted=2)
+    assert [decision_take(name) for name in ("ada", "bob", "eve")] == [decision, decision, None]
+
+
+def test_a_lease_that_ran_out_is_free_again() -> None:
+    decision = decide(1)
+    decision_take("ada")
+    Lease.objects.update(until=timezone.now() - timedelta(seconds=1))
+    assert decision_take("bob") == decision
+    assert not lease_take("ada", decision.pk)
+
+
+def test_a_lease_lasts_ten_minutes_and_is_renewed_when_the_card_is_shown_again() -> None:
+    decision = decide(1)
+    decision_take("ada")
+    Lease.objects.update(until=timezone.now() + timedelta(minutes=1))
+    decision_take("ada")
+    lease = Lease.objects.get(decision=decision)
+    assert timedelta(minutes=9) < lease.until - timezone.now() <= LEASE == timedelta(minutes=10)
+
+
+def test_letting_go_frees_the_card_and_what_was_held_too_long() -> None:
+    first, second = decide(1), decide(2)
+    decision_take("ada")
+    Lease.objects.create(decision=second, rater="ada", until=timezone.now() - timedelta(hours=1))
+    lease_release("ada", first.pk)
+    assert not Lease.objects.exists()
+    assert decision_take("bob") == first
+
+
+def test_nothing_is_leased_that_has_its_ratings() -> None:
+    decision = decide(1)
+    rate(decision, rater="bob")
+    assert not lease_take("ada", decision.pk)
+
+
+def test_the_card_ahead_is_the_one_that_follows_and_is_kept_too() -> None:
+    first = decide(1, "shared")
+    decide(2, "another")
+    sibling = decide(3, "shared")
+    assert decision_take("ada") == first
+    assert decision_take("ada", after=first) == sibling
+    assert decision_take("bob", after=None) not in (first, sibling)
+
+
+# --- Filters ------------------------------------------------------------------------------------------------
+
+
+def test_the_queue_is_narrowed_by_tag_policy_and_day() -> None:
+    plain = decide(1)
+    tagged = decide(2, tags=['very "odd"', "b"])
+    by_policy = decide(3, policy="assistant-v2")
+    old = decide(4)
+    Decision.objects.filter(pk=old.pk).update(created_at=START - timedelta(days=30))
+    day = (START - timedelta(days=30)).date()
+    assert next_decision("ada", Narrowed(tag='very "odd"')) == tagged
+    assert next_decision("ada", Narrowed(tag="odd")) is None
+    assert next_decision("ada", Narrowed(policy="assistant-v2")) == by_policy
+    assert next_decision("ada", Narrowed(until=day)) == old
+    assert next_decision("ada", Narrowed(until=day - timedelta(days=1))) is None
+    assert next_decision("ada", Narrowed(since=day + timedelta(days=1))) == plain

@@ -18,13 +18,14 @@ from feedback.services import decision_record, rating_submit
 from rl.agents import AGENTS
 from rl.agents.fixtures import SITUATIONS
 from rl.agents.widgets import WIDGETS
+from tests.api_client import person
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def rater(client: Client) -> Client:
-    client.force_login(User.objects.create_user("ada"))
+    client.force_login(person("ada", "rater"))
     return client
 
 
@@ -93,7 +94,8 @@ def test_the_system_prompt_is_folded_away_and_the_user_prominent(rater: Client) 
 
 def test_of_a_long_conversation_the_last_turns_are_unfolded(rater: Client) -> None:
     record(messages=[{"role": "user", "content": f"turn {number}"} for number in range(9)])
-    folded, _, shown = rater.get("/rate/").text.partition("</details>")
+    page = rater.get("/rate/").text
+    folded, _, shown = page[page.index("earlier") :].partition("</details>")
     assert "5 earlier messages" in folded
     assert re.findall(r"turn (\d)<", folded) == list("01234")
     assert re.findall(r"turn (\d)<", shown) == list("5678")
@@ -404,6 +406,78 @@ def test_a_form_from_elsewhere_is_refused() -> None:
     assert not Rating.objects.exists()
 
 
+# --- The card ahead, filters, guards ------------------------------------------------------------------------
+
+CARD = {"X-Ratchet-Card": "1"}
+
+
+def test_the_card_ahead_is_fetched_and_stays_in_front_when_the_first_is_rated(rater: Client) -> None:
+    for number in range(3):
+        record(messages=f"question {number}", propensity=1.0 - number / 10)
+    first = fields(rater.get("/rate/").text)
+    ahead = fields(rater.get("/rate/", {"after": first["decision"]}, headers=CARD).text)
+    assert ahead["decision"] != first["decision"]
+    # something still more worth asking arrives meanwhile: what is in front of the rater does not change
+    record(messages="urgent", propensity=0.01)
+    answer = rater.post(
+        "/rate/", first | {"verdict": "up"}, headers=CARD | {"X-Ratchet-Shown": ahead["decision"]}
+    )
+    assert fields(answer.text)["decision"] == ahead["decision"]
+
+
+def test_a_card_ahead_that_another_took_is_not_kept(rater: Client) -> None:
+    taken = record(messages="one", propensity=0.5)
+    first, free = record(messages="two", propensity=0.1), record(messages="three")
+    assert fields(rater.get("/rate/").text)["decision"] == str(first.pk)
+    rating_submit(decision=taken, rater="bob", thumb="up")
+    sent = {"id": str(uuid.uuid4()), "decision": str(first.pk), "verdict": "up"}
+    answer = rater.post("/rate/", sent, headers=CARD | {"X-Ratchet-Shown": str(taken.pk)})
+    assert fields(answer.text)["decision"] == str(free.pk)
+
+
+def test_where_nothing_follows_there_is_no_card_ahead(rater: Client) -> None:
+    only = record()
+    assert rater.get("/rate/", {"after": str(only.pk)}, headers=CARD).status_code == 204
+
+
+def test_another_rater_gets_another_card(rater: Client) -> None:
+    record()
+    assert "Open Settings." in rater.get("/rate/").text
+    other = Client()
+    other.force_login(person("bob", "rater"))
+    assert "Others have the last ones in hand" in other.get("/rate/").text
+    rater.post("/rate/skip/", fields(rater.get("/rate/").text))
+    assert "Open Settings." in other.get("/rate/").text
+
+
+def test_filters_stay_in_the_address_and_can_be_taken_away(rater: Client) -> None:
+    record(tags=["billing"])
+    query = "agent=assistant&amp;tag=billing&amp;since=2020-01-01"
+    html = rater.get(f"/rate/?{query.replace('amp;', '')}").text
+    assert f'action="/rate/?{query}"' in html
+    assert 'href="/rate/?agent=assistant&amp;since=2020-01-01" title="Remove' in html
+    assert "Nothing here to rate" in rater.get("/rate/?tag=nothing").text
+
+
+def test_a_rater_cannot_lift_the_blindfold_by_a_filter(rater: Client) -> None:
+    record(policy="assistant-v2")
+    assert rater.get("/rate/?policy=assistant-v2").status_code == 403
+    operator = Client()
+    operator.force_login(person("olga", "operator"))
+    assert "Open Settings." in operator.get("/rate/?policy=assistant-v2").text
+    assert 'name="policy"' not in rater.get("/rate/").text
+
+
+def test_who_may_not_rate_is_shown_nothing() -> None:
+    decision = record()
+    client = Client()
+    client.force_login(User.objects.create_user("nobody"))
+    assert client.get("/rate/").status_code == 403
+    assert client.post("/rate/", {"decision": str(decision.pk)}).status_code == 403
+    assert client.post("/rate/undo/").status_code == 403
+    assert client.post("/rate/skip/").status_code == 403
+
+
 # --- Undo and skip ------------------------------------------------------------------------------------------
 
 
@@ -493,11 +567,13 @@ def test_an_agent_that_decided_nothing_is_named(rater: Client) -> None:
 def test_the_agent_asked_for_stays_through_rating_undo_and_skip(rater: Client) -> None:
     for agent in ("helpdesk", "widgets"):
         record(agent)
-    sent = fields(rater.get("/rate/?agent=helpdesk").text) | {"verdict": "up"}
-    assert sent["agent"] == "helpdesk"
-    assert rater.post("/rate/", sent)["Location"] == "/rate/?agent=helpdesk&said=up"
-    assert "agent=helpdesk" in rater.post("/rate/undo/", {"agent": "helpdesk"})["Location"]
-    assert "agent=helpdesk" in rater.post("/rate/skip/", sent)["Location"]
+    html = rater.get("/rate/?agent=helpdesk").text
+    sent = fields(html) | {"verdict": "up"}
+    assert 'action="/rate/?agent=helpdesk"' in html
+    assert rater.post("/rate/?agent=helpdesk", sent)["Location"] == "/rate/?agent=helpdesk&said=up"
+    for button in ("undo", "skip"):
+        assert f'formaction="/rate/{button}/?agent=helpdesk"' in html
+        assert "agent=helpdesk" in rater.post(f"/rate/{button}/?agent=helpdesk", sent)["Location"]
 
 
 def test_progress_is_shown(rater: Client) -> None:
