@@ -332,6 +332,8 @@ UNFOLD = {
                     _admin_link("Events", "history", "rl_policyevent"),
                     _admin_link("Evaluations", "balance", "rl_evaluation"),
                     _admin_link("Artefacts", "inventory_2", "rl_artifact"),
+                    _admin_link("Gate settings", "rule", "rl_gatesettings"),
+                    _admin_link("Golden cases", "star", "rl_goldencase"),
                 ],
             },
             {
@@ -339,6 +341,7 @@ UNFOLD = {
                 "items": [
                     _admin_link("Runs", "model_training", "rl_trainingrun"),
                     _admin_link("Snapshots", "dataset", "rl_snapshot"),
+                    _admin_link("Learner settings", "autorenew", "rl_learnersettings"),
                 ],
             },
             {

@@ -269,6 +269,21 @@ def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
         )
 
 
+def raters_by_prompt(agent: str, prompt_hashes: Sequence[str]) -> dict[str, set[str]]:
+    """Prompt hash -> who rated or compared responses to it, by what stands."""
+    found: dict[str, set[str]] = {}
+    for start in range(0, len(prompt_hashes), IDS):
+        asked = list(prompt_hashes[start : start + IDS])
+        ratings = ratings_standing(agent).filter(decision__prompt_hash__in=asked).order_by()
+        comparisons = comparisons_standing(agent).filter(left__prompt_hash__in=asked).order_by()
+        for prompt, rater in (
+            *ratings.values_list("decision__prompt_hash", "rater").distinct(),
+            *comparisons.values_list("left__prompt_hash", "rater").distinct(),
+        ):
+            found.setdefault(prompt, set()).add(rater)
+    return found
+
+
 # --- History: everything ever said, for a file that loses nothing ------------------------------------------
 
 

@@ -15,12 +15,24 @@ from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
+from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from feedback.selectors import agents_known
 from rl import registry
-from rl.models import Artifact, Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
+from rl.models import (
+    Artifact,
+    Evaluation,
+    GateSettings,
+    GoldenCase,
+    LearnerSettings,
+    Policy,
+    PolicyEvent,
+    RunMetric,
+    Snapshot,
+    TrainingRun,
+)
 from rl.selectors import policy_overview, share_of
 
 STAGE_COLOURS = {
@@ -342,3 +354,28 @@ class ArtifactAdmin(FactAdmin):
     @display(description="size", ordering="bytes")
     def size(self, artifact: Artifact) -> str:
         return f"{artifact.bytes / 1e6:,.1f} MB"
+
+
+@admin.register(LearnerSettings)
+class LearnerSettingsAdmin(ModelAdmin):
+    """When an agent learns by itself: an operator may change it at any time."""
+
+    list_display = ["agent", "enabled", "min_samples_to_retrain", "retrain_interval_hours", "method", "gate"]
+    search_fields = ["agent"]
+
+
+@admin.register(GateSettings)
+class GateSettingsAdmin(ModelAdmin):
+    """The bounds of an agent's gate."""
+
+    list_display = ["agent", "min_evidence", "alpha", "margin", "max_slice_loss", "max_kl"]
+    search_fields = ["agent"]
+
+
+@admin.register(GoldenCase)
+class GoldenCaseAdmin(ModelAdmin):
+    """Decisions that must be right."""
+
+    list_display = ["name", "agent", "active", "created_at"]
+    list_filter = [ByAgent, "active"]
+    search_fields = ["name", "agent"]

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feedback.selectors import raters_by_prompt
 from rl import registry
 from rl.agents import get_agent
 from rl.datasets import prepare_training_dataset, snapshot_rows
-from rl.models import Evaluation, Policy, Snapshot
+from rl.models import Evaluation, GoldenCase, Policy, Snapshot
 from rl.runs import hardware_detect
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def evaluate(
 
     Raises EvaluationRefused, DatasetRefused, RegistryRefused and the furnace's PolicyLoadError.
     """
-    from rl.training.evaluate import evaluate_policy
+    from rl.training.evaluate import evaluate_policy, golden_check, kl_to_base
     from rl.training.policy import load_policy
 
     if (order.policy is None) == (order.checkpoint is None):
@@ -71,16 +72,23 @@ def evaluate(
         against = load(registry.home_path(rival.adapter_path), rival.base_model)
     elif order.compare_base:
         against = "base"
+    loaded = load(adapter, base_model)
     figures = evaluate_policy(
-        load(adapter, base_model),
+        loaded,
         rows,
         agent=get_agent(agent),
         against=against,
         max_samples=order.max_samples,
         progress=(lambda done, total: progress(done, total, "")) if progress else None,
     )
-    if "comparison" in figures:
+    evidence = figures.pop("evidence", {})
+    if evidence:
         figures["comparison"]["against"] = rival.name if rival else "base"
+        answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
+        evidence["kl"] = figures["kl"] = kl_to_base(loaded, answers)
+        if cases := golden_cases(agent):
+            evidence["golden"] = golden_check(loaded, get_agent(agent), cases)
+        _say_more(evidence["cases"], agent, rival)
     figures = {
         "policy": policy.name if policy else str(order.checkpoint),
         "agent": agent,
@@ -99,10 +107,29 @@ def evaluate(
         split="file" if order.test_data else "holdout",
         samples=figures["samples"],
         figures=figures,
+        evidence=evidence,
     )
     if policy is not None and order.test_data is None:
         registry.policy_evaluated(policy, evaluation, actor=order.actor)
     return {"evaluation": evaluation.pk, **figures}
+
+
+def golden_cases(agent: str) -> list[dict[str, Any]]:
+    """The decisions of an agent that must be right, as an evaluation asks them."""
+    rows = GoldenCase.objects.filter(agent=agent, active=True)
+    return [dict(row) for row in rows.values("name", "messages", "state", "accepted", "forbidden")]
+
+
+def _say_more(cases: list[dict[str, Any]], agent: str, rival: Policy | None) -> None:
+    """Add to each case who judged it, and whether the rival had learnt of its time: what is forgotten shows there."""
+    raters = raters_by_prompt(agent, [case["prompt_hash"] for case in cases])
+    known: set[str] = set()
+    if rival is not None and rival.run is not None and rival.run.snapshot is not None:
+        known = {row["prompt_hash"] for row in snapshot_rows(rival.run.snapshot, "holdout")}
+    for case in cases:
+        case["raters"] = sorted(raters.get(case["prompt_hash"], ()))
+        if known:
+            case["slices"].append("feedback:older" if case["prompt_hash"] in known else "feedback:newer")
 
 
 def _held_out(

@@ -9,6 +9,11 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from rl.learning_models import GateSettings as GateSettings
+from rl.learning_models import GoldenCase as GoldenCase
+from rl.learning_models import LearnerSettings as LearnerSettings
+from rl.learning_models import Learnt as Learnt
+
 
 class Snapshot(models.Model):
     """An immutable dataset file with its hash, its counts and the query that made it."""
@@ -79,7 +84,12 @@ class TrainingRun(models.Model):
     )
     steps_total = models.PositiveIntegerField(default=0)
     steps_done = models.PositiveIntegerField(default=0)
+    asked_by = models.CharField(
+        max_length=200, blank=True, help_text="A person, a key, a command or the learner"
+    )
     worker = models.CharField(max_length=200, blank=True, help_text="host:pid that claimed it")
+    attempts = models.PositiveSmallIntegerField(default=0, help_text="Times a worker took it")
+    cancel_requested = models.BooleanField(default=False)
     result = models.JSONField(
         default=dict, help_text="Final figures, without the histories (those are in result.json)"
     )
@@ -198,6 +208,7 @@ class Evaluation(models.Model):
     split = models.CharField(max_length=16, default="holdout")
     samples = models.PositiveIntegerField()
     figures = models.JSONField()
+    evidence = models.JSONField(default=dict, help_text="Per prompt what both sides did: what a gate asks")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
@@ -235,6 +246,9 @@ class PolicyEvent(models.Model):
         REGISTERED = "registered"
         EVALUATED = "evaluated"
         EXPORTED = "exported"
+        GATED = "gated"
+        DEPLOYED = "deployed"
+        PRUNED = "pruned"
         PROMOTED = "promoted"
         REJECTED = "rejected"
         RETIRED = "retired"

@@ -8,6 +8,8 @@ from typing import Any
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
+from rl.gates import Sheet
+from rl.judging import policy_judge, rival_name
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 
 Stage = Policy.Stage
@@ -134,41 +136,50 @@ def policy_promote(
 ) -> Policy:
     """Move a policy up to challenger or champion; a champion it replaces is retired in the same transaction.
 
-    Only turns one way: the newest evaluation must show a gain over what it was compared to (the lower bound of the
-    paired difference above zero), unless `force` with a reason, which stays on record. Raises RegistryRefused.
+    Only turns one way: the agent's gate must open, by the newest evaluation against the champion (the base model where
+    there is none). `force` with a reason goes past it, and stays on record for ever. The event keeps the verdict sheet
+    either way. Raises RegistryRefused.
     """
     if to not in (Stage.CHALLENGER, Stage.CHAMPION):
         raise RegistryRefused(f"{policy.name} can be promoted to challenger or champion, not to {to!r}")
     if force and not reason.strip():
         raise RegistryRefused("a forced promotion needs a reason; it is kept on record")
-    if not force and (fault := _gain_missing(policy)):
+    sheet = policy_judge(policy, to)
+    if not force and (fault := _gate_fault(policy, sheet)):
         raise RegistryRefused(
             f"{policy.name} stays {policy.stage}: {fault}, or promote it by force with a reason"
         )
-    return _move(policy, to, kind=Kind.PROMOTED, actor=actor, reason=reason, forced=force)
+    return _move(
+        policy, to, kind=Kind.PROMOTED, actor=actor, reason=reason, forced=force,
+        verdicts=sheet.as_dict() if sheet else {},
+    )  # fmt: skip
 
 
-def _gain_missing(policy: Policy) -> str:
-    """What is missing for a promotion, as words; empty when a gain was shown."""
-    difference = policy.metrics.get("difference")
-    if difference is None:
-        return (
-            "no comparison shows that it is better; run "
-            f"`manage.py evaluate_model --policy {policy.name} --compare-base`"
-        )
-    champion = champion_of(policy.agent)
-    against = policy.metrics.get("against")
-    if champion is not None and champion.pk != policy.pk and against != champion.name:
-        return (
-            f"its newest evaluation is against {against}, not the champion; run "
-            f"`manage.py evaluate_model --policy {policy.name} --compare {champion.name}`"
-        )
-    if difference["low"] <= 0:
-        return (
-            f"no gain over {against} is shown: the difference in preference accuracy is "
-            f"{100 * difference['value']:+.1f} points [{100 * difference['low']:+.1f}, {100 * difference['high']:+.1f}]"
-        )
-    return ""
+def _gate_fault(policy: Policy, sheet: Sheet | None) -> str:
+    """Why the gate does not open, as words; empty where it does."""
+    if sheet is not None:
+        return sheet.reason
+    rival = rival_name(policy)
+    option = "--compare-base" if rival == "base" else f"--compare {rival}"
+    newest = policy.metrics.get("against")
+    found = (
+        f"its newest evaluation is against {newest}, not {rival}"
+        if newest
+        else "no comparison shows that it is better"
+    )
+    return f"{found}; run `manage.py evaluate_model --policy {policy.name} {option}`"
+
+
+def policy_gated(policy: Policy, to: str, *, actor: str) -> Sheet:
+    """Ask the gate and put its sheet on the policy's record, whatever it says. Raises RegistryRefused without a
+    comparison to judge by."""
+    sheet = policy_judge(policy, to)
+    if sheet is None:
+        raise RegistryRefused(f"{policy.name}: {_gate_fault(policy, None)}")
+    PolicyEvent.objects.create(
+        policy=policy, kind=Kind.GATED, actor=actor, reason=sheet.reason, verdicts=sheet.as_dict()
+    )
+    return sheet
 
 
 def policy_reject(policy: Policy, *, actor: str, reason: str) -> Policy:
@@ -213,7 +224,16 @@ def policy_rollback(agent: str, *, actor: str, reason: str = "") -> Policy:
         )
 
 
-def _move(policy: Policy, to: str, *, kind: str, actor: str, reason: str, forced: bool = False) -> Policy:
+def _move(
+    policy: Policy,
+    to: str,
+    *,
+    kind: str,
+    actor: str,
+    reason: str,
+    forced: bool = False,
+    verdicts: dict[str, Any] | None = None,
+) -> Policy:
     try:
         with transaction.atomic():
             current = Policy.objects.select_for_update().get(pk=policy.pk)
@@ -246,7 +266,7 @@ def _move(policy: Policy, to: str, *, kind: str, actor: str, reason: str, forced
                 actor=actor,
                 reason=reason,
                 forced=forced,
-                verdicts=current.metrics if kind == Kind.PROMOTED else {},
+                verdicts=verdicts or {},
             )
     except IntegrityError as error:
         # two promotions at once: the database keeps one champion per agent

@@ -30,7 +30,8 @@ from feedback.services import (
     rating_withdraw,
 )
 from rl import registry
-from rl.models import Artifact, Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
+from rl.models import Artifact, Evaluation, Learnt, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
+from tests.judged import evidence_stored
 
 pytestmark = pytest.mark.django_db
 
@@ -94,6 +95,10 @@ def make_policy(agent: str = "widgets", difference: dict[str, float] | None = No
             }
         )
         policy.refresh_from_db()
+        Evaluation.objects.create(
+            agent=agent, policy=policy, base_model="bundled", samples=40, against="base", figures={},
+            evidence=evidence_stored(wins=15 if difference["low"] > 0 else 0),
+        )  # fmt: skip
     return policy
 
 
@@ -110,8 +115,8 @@ def page(row: Model, action: str = "change") -> str:
 
 def test_every_model_stands_in_the_admin() -> None:
     ours = {model for app in ("feedback", "rl") for model in apps.get_app_config(app).get_models()}
-    # a metric is shown within its run, a lease lives for minutes
-    elsewhere = {RunMetric, Lease}
+    # a metric is shown within its run, a lease lives for minutes, what was learnt is counted on the agent's page
+    elsewhere = {RunMetric, Lease, Learnt}
     assert ours - set(admin.site._registry) - elsewhere == set()
 
 
@@ -350,7 +355,7 @@ def test_a_refused_promotion_shows_why_and_changes_nothing(move: Move) -> None:
     policy = make_policy(difference={"value": 0.01, "low": -0.05, "high": 0.07})
     html = move(policy, "champion")
     assert policy.stage == "candidate"
-    assert "no gain over base is shown" in html
+    assert "no gain beyond chance is shown" in html
 
 
 def test_a_promotion_by_force_needs_a_reason(move: Move) -> None:

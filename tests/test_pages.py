@@ -83,7 +83,7 @@ def test_the_champion_is_shown_with_its_accuracy_against_the_base(rater: Client)
         against_preference_accuracy={"value": 0.534, "low": 0.43, "high": 0.63, "n": 96},
         difference={"value": 0.4, "low": 0.3, "high": 0.5},
     )
-    registry.policy_promote(champion, "champion", actor="eve")
+    registry.policy_promote(champion, "champion", actor="eve", force=True, reason="a test")
     newer = make_policy()
     html = rater.get("/").text
     text = words(html)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -11,16 +10,14 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from rl import registry
-from rl.models import Evaluation, Policy, PolicyEvent, TrainingRun
+from rl.judging import attempt_of
+from rl.models import GateSettings, Policy, PolicyEvent, TrainingRun
+from tests.judged import judged
 
 pytestmark = pytest.mark.django_db
 
-GAIN = {"value": 0.3, "low": 0.1, "high": 0.5}
 
-
-def policy(
-    name: str = "widgets-v1", *, difference: dict[str, float] | None = GAIN, against: str = "base"
-) -> Policy:
+def policy(name: str = "widgets-v1", *, against: str | None = "base", **counts: int) -> Policy:
     run = TrainingRun.objects.create(
         agent="widgets", method="dpo", status="succeeded", base_model="bundled", base_model_hash="b" * 64,
         finished_at=timezone.now(),
@@ -28,23 +25,9 @@ def policy(
     made = registry.policy_register(
         run, name=name, adapter=Path("/nowhere"), adapter_sha256="a" * 64, feedback_count=1, actor="test"
     )
-    if difference is not None:
-        judged(made, difference, against)
-    made.refresh_from_db()
+    if against is not None:
+        judged(made, against, **counts)
     return made
-
-
-def judged(subject: Policy, difference: dict[str, float], against: str) -> None:
-    figures: dict[str, Any] = {
-        "preference_accuracy": {"value": 0.9, "low": 0.8, "high": 0.95, "n": 50},
-        "comparison": {
-            "against": against, "preference_accuracy": {"value": 0.6}, "difference": difference, "p_value": 0.01
-        },
-    }  # fmt: skip
-    evaluation = Evaluation.objects.create(
-        agent="widgets", policy=subject, base_model="bundled", samples=50, figures=figures
-    )
-    registry.policy_evaluated(subject, evaluation, actor="test")
 
 
 def test_a_promoted_policy_replaces_the_champion() -> None:
@@ -63,9 +46,9 @@ def test_the_database_keeps_one_champion_per_agent() -> None:
 
 
 def test_no_gain_no_promotion() -> None:
-    candidate = policy(difference={"value": 0.05, "low": -0.02, "high": 0.12})
+    candidate = policy(both=30, wins=6, losses=4, neither=0)
     with pytest.raises(
-        registry.RegistryRefused, match=r"no gain over base is shown.*\+5\.0 points \[-2\.0, \+12\.0\]"
+        registry.RegistryRefused, match=r"no gain beyond chance is shown: \+5\.0 points.*against base"
     ):
         registry.policy_promote(candidate, actor="ann")
     candidate.refresh_from_db()
@@ -74,7 +57,7 @@ def test_no_gain_no_promotion() -> None:
 
 def test_an_unjudged_policy_is_not_promoted() -> None:
     with pytest.raises(registry.RegistryRefused, match="evaluate_model --policy widgets-v1 --compare-base"):
-        registry.policy_promote(policy(difference=None), actor="ann")
+        registry.policy_promote(policy(against=None), actor="ann")
 
 
 def test_a_challenger_must_be_judged_against_the_champion() -> None:
@@ -84,7 +67,7 @@ def test_a_challenger_must_be_judged_against_the_champion() -> None:
 
 
 def test_force_needs_a_reason_and_stays_on_record() -> None:
-    candidate = policy(difference=None)
+    candidate = policy(against=None)
     with pytest.raises(registry.RegistryRefused, match="needs a reason"):
         registry.policy_promote(candidate, actor="ann", force=True)
     registry.policy_promote(candidate, actor="ann", force=True, reason="the old one is offensive")
@@ -134,3 +117,40 @@ def test_an_unknown_policy_names_those_there_are() -> None:
     policy("widgets-v1")
     with pytest.raises(registry.RegistryRefused, match="there are widgets-v1"):
         registry.policy_get("widgets-v9")
+
+
+def test_a_promotion_keeps_the_sheet_it_was_made_by() -> None:
+    promoted = registry.policy_promote(policy(), actor="ann")
+    sheet = promoted.events.get(kind="promoted").verdicts
+    assert (sheet["passed"], sheet["against"], sheet["to"]) == (True, "base", "champion")
+    accuracy = next(verdict for verdict in sheet["verdicts"] if verdict["rule"] == "accuracy")
+    assert (accuracy["figures"]["wins"], accuracy["figures"]["losses"], accuracy["figures"]["n"]) == (
+        15,
+        0,
+        40,
+    )
+
+
+def test_a_gate_that_refuses_puts_its_sheet_on_record_and_moves_nothing() -> None:
+    candidate = policy(wins=15, kl=7.5)
+    sheet = registry.policy_gated(candidate, "champion", actor="loop")
+    event = candidate.events.get(kind="gated")
+    assert [verdict.rule for verdict in sheet.refusals] == ["kl"]
+    assert event.reason == "7.50 nats per token from the base model, 2 allowed"
+    candidate.refresh_from_db()
+    assert candidate.stage == "candidate"
+
+
+def test_an_agents_own_bounds_are_used() -> None:
+    GateSettings.objects.create(agent="widgets", min_evidence=41)
+    with pytest.raises(registry.RegistryRefused, match="40 held-out prompts were judged, 41 are needed"):
+        registry.policy_promote(policy(), actor="ann")
+
+
+def test_every_look_at_a_holdout_counts_as_an_attempt_until_it_has_doubled() -> None:
+    looks = [judged(policy(f"widgets-v{number}", against=None)) for number in range(1, 4)]
+    assert [attempt_of(look) for look in looks] == [1, 2, 3]
+    grown = judged(policy("widgets-v4", against=None), both=60)
+    assert grown.samples == 2 * looks[0].samples
+    assert attempt_of(grown) == 1
+    assert attempt_of(judged(policy("widgets-v5", against=None), "widgets-v1")) == 1

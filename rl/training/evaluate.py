@@ -12,7 +12,7 @@ from rl.statistics import mcnemar_exact, mean_interval, paired_difference, wilso
 from rl.training.encoding import prompt_messages, response_text
 from rl.training.policy import Generation, LoadedPolicy, generate
 from rl.training.result import TrainingRefused
-from rl.training.scoring import ResponseScore, head_check, score_pairs
+from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses
 
 Reward = Callable[[Mapping[str, Any], str], float]
 """(held-out row, generated answer) -> reward in [0, 1]."""
@@ -74,7 +74,8 @@ def evaluate_policy(
     Shares are {"value", "low", "high", "n"} with 95 % intervals: Wilson for shares, Student's t for the reward.
     `against` is "base" (the same model without its adapter) or another policy; both then get the same prompts, and
     `comparison` holds the other's figures, the paired difference (Newcombe) and the exact McNemar p. `progress` is
-    called with (done, total) work items. Raises TrainingRefused without a pair.
+    called with (done, total) work items. With a comparison, `evidence` holds what a gate asks: `cases`, one per pair,
+    and `answers`, one per prompt asked. Raises TrainingRefused without a pair.
     """
     rows = list(pairs)[:max_samples]
     if not rows:
@@ -113,6 +114,7 @@ def evaluate_policy(
                 other, name = _side(policy, rows, asked, judge, batch_size, tick), "base"
         outcome["comparison"] = _comparison(name, own, other)
         outcome["comparison"]["ground_truth"] = judge.ground_truth(asked, other.answers)
+        outcome["evidence"] = _evidence(rows, asked, own, other)
     return outcome
 
 
@@ -241,6 +243,92 @@ def _comparison(name: str, own: _Side, other: _Side) -> dict[str, Any]:
         "c": c,
         "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
     }
+
+
+SHORT_CHARS, LONG_CHARS = 400, 2000
+"""Prompts below and from which a slice of short and of long prompts begins."""
+
+TOPICS = ("topic", "category", "intent")
+"""Keys of a state that name what the prompt is about."""
+
+
+def slices_of(row: Mapping[str, Any]) -> list[str]:
+    """What kinds of case a held-out pair is: its tags, topic, prompt length, and which response is longer."""
+    found = [f"tag:{tag}" for tag in dict.fromkeys(row.get("tags") or ())]
+    state = row.get("state")
+    if isinstance(state, Mapping):
+        found += [f"topic:{state[key]}" for key in TOPICS if isinstance(state.get(key), str)]
+    length = sum(len(message["content"]) for message in prompt_messages(row, 0))
+    found.append(f"prompt:{'short' if length < SHORT_CHARS else 'medium' if length < LONG_CHARS else 'long'}")
+    chosen, rejected = (len(response_text(row, side, 0)) for side in ("chosen", "rejected"))
+    if max(chosen, rejected) > 1.2 * min(chosen, rejected):
+        found.append("preferred:longer" if chosen > rejected else "preferred:shorter")
+    return found
+
+
+def _evidence(
+    rows: Sequence[Mapping[str, Any]], asked: Sequence[_Prompt], own: _Side, other: _Side
+) -> dict[str, Any]:
+    """Per pair and per answer what both sides did: what the gate's rules are asked about."""
+    return {
+        "cases": [
+            {
+                "prompt_hash": row.get("prompt_hash", ""),
+                "own": mine,
+                "other": theirs,
+                "slices": slices_of(row),
+            }
+            for row, mine, theirs in zip(rows, own.prefers, other.prefers, strict=True)
+        ],
+        "answers": [
+            {
+                "prompt_hash": prompt.row.get("prompt_hash", ""),
+                "messages": prompt.messages,
+                "answer": own.answers[i].text,
+                "other_answer": other.answers[i].text,
+                "valid": own.problems[i] is None,
+                "other_valid": other.problems[i] is None,
+                "reward": own.rewards[i],
+                "other_reward": other.rewards[i],
+            }
+            for i, prompt in enumerate(asked)
+        ],
+    }
+
+
+def kl_to_base(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Message], str]]) -> float | None:
+    """Nats per token by which a policy's own answers are more likely to it than to its base: an estimate of its KL.
+
+    The k1 estimator, mean of log p(y) - log base(y), over the policy's own answers; greedy ones here, so it leans high.
+    Source: Schulman, Approximating KL Divergence (2020). None without an adapter or an answer.
+    """
+    items = [(list(messages), text) for messages, text in answers if text]
+    if policy.adapter is None or not items:
+        return None
+    own, base = score_responses(policy, items), score_responses(policy, items, adapter=False)
+    tokens = sum(score.tokens for score in own)
+    return sum(mine.logp - theirs.logp for mine, theirs in zip(own, base, strict=True)) / max(tokens, 1)
+
+
+def golden_check(
+    policy: LoadedPolicy, agent: Agent, cases: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Answer each {"name", "messages", "state"?, "accepted", "forbidden"} greedily and say whether it is right.
+
+    Right is an answer the agent can act on that does what one of `accepted` does (any, where there are none) and
+    nothing that `forbidden` lists.
+    """
+    answers = generate(policy, [case["messages"] for case in cases], max_new_tokens=agent.max_new_tokens)
+    judge, found = _Judge(agent, None), []
+    for case, answer in zip(cases, answers, strict=True):
+        prompt = _Prompt(list(case["messages"]), case)
+        done, why = judge.action(answer.text), judge.problem(prompt, answer) or ""
+        if not why and case["accepted"] and done not in {judge.action(text) for text in case["accepted"]}:
+            why = "not one of the accepted answers"
+        if not why and done in {judge.action(text) for text in case["forbidden"]}:
+            why = "a forbidden answer"
+        found.append({"name": case["name"], "passed": not why, "answer": answer.text, "why": why})
+    return found
 
 
 def _errors(

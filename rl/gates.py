@@ -1,0 +1,407 @@
+"""May this policy move up? Rules as pure functions of figures, each with its verdict. No Django, no torch.
+
+A gate is asked again and again on much the same held-out prompts, so luck is paid for: the k-th attempt on a holdout
+may spend 1 / (k (k + 1)) of `alpha`. These shares sum to 1, whatever the attempts have to do with each other (union
+bound), so a policy no better than the champion gets past the accuracy rule at most `alpha` of the time over ALL
+attempts together. A holdout that has doubled since the count began starts a new count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scipy import stats
+
+from rl.statistics import Difference, mean_interval, paired_difference
+
+PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
+
+CHALLENGER, CHAMPION = "challenger", "champion"
+"""What a gate may open to. A champion must be better; a challenger must not be worse, as live traffic decides on."""
+
+
+class GateError(ValueError):
+    """A bound outside its range; the message names it and what is allowed."""
+
+
+@dataclass(frozen=True)
+class GateBounds:
+    """What a policy must show. Differences are of shares in [0, 1], candidate minus champion."""
+
+    min_evidence: int = 30
+    """Held-out prompts on which both were judged."""
+    alpha: float = 0.05
+    """Chance that a policy no better than the champion is taken for better, over all attempts on one holdout."""
+    margin: float = 0.0
+    """The lower bound of the difference in preference accuracy must lie above it."""
+    max_reward_loss: float = 0.1
+    """The mean reward may be lower by at most this, and not surely lower."""
+    max_invalid_gain: float = 0.03
+    """The share of valid answers may be lower by at most this."""
+    max_kl: float = 2.0
+    """Nats per token of its own answers, to the base model."""
+    max_slice_loss: float = 0.1
+    """No slice may lose more than this in accuracy, where the loss is not chance."""
+    min_slice: int = 10
+    """Prompts a slice must have to be judged."""
+    max_length_ratio: float = 1.5
+    """Geometric mean of the lengths of its answers over the champion's; the inverse bounds it below."""
+    max_rater_share: float = 0.2
+    """A rater with a larger share of the held-out prompts must not be the only one who sees the gain."""
+    max_off_policy_loss: float = 0.05
+    """The off-policy estimate of the reward may be lower than the champion's by at most this."""
+
+    def __post_init__(self) -> None:
+        if self.min_evidence < 1 or self.min_slice < 1:
+            raise GateError("min_evidence and min_slice must be at least 1")
+        if not 0 < self.alpha < 0.5:
+            raise GateError(f"alpha must be above 0 and below 0.5, found {self.alpha!r}")
+        if not self.max_length_ratio >= 1:
+            raise GateError(f"max_length_ratio must be at least 1, found {self.max_length_ratio!r}")
+        for bound in dataclasses.fields(self):
+            value = getattr(self, bound.name)
+            if not math.isfinite(value) or value < 0:
+                raise GateError(f"{bound.name} must be a number of at least 0, found {value!r}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One held-out prompt: whether each side held the preferred response for more likely."""
+
+    own: bool
+    other: bool
+    slices: tuple[str, ...] = ()
+    raters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One prompt that both sides answered."""
+
+    valid: bool
+    other_valid: bool
+    reward: float
+    other_reward: float
+    chars: int
+    other_chars: int
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A decision an operator says must be right."""
+
+    name: str
+    passed: bool
+    answer: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an evaluation found of a policy and of what it was compared to, on the same prompts."""
+
+    against: str
+    cases: Sequence[Case]
+    answered: Sequence[Answered] = ()
+    kl: float | None = None
+    golden: Sequence[Golden] = ()
+    off_policy: Difference | None = None
+    """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""
+    attempt: int = 1
+    """Which attempt on this holdout this is, from 1."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one rule says, and the figures it says it by."""
+
+    rule: str
+    outcome: str
+    words: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome != REFUSED
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "outcome": self.outcome,
+            "words": self.words,
+            "figures": dict(self.figures),
+        }
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Every rule's verdict: the gate opens where none refuses."""
+
+    to: str
+    against: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(verdict.passed for verdict in self.verdicts)
+
+    @property
+    def refusals(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if not verdict.passed]
+
+    @property
+    def reason(self) -> str:
+        """The refusing rules' words; empty where the gate opens."""
+        return "; ".join(verdict.words for verdict in self.refusals)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "to": self.to,
+            "against": self.against,
+            "passed": self.passed,
+            "verdicts": [verdict.as_dict() for verdict in self.verdicts],
+        }
+
+
+def alpha_of_attempt(alpha: float, attempt: int) -> float:
+    """What the k-th attempt may spend: alpha / (k (k + 1)); 1/2, 1/6, 1/12, ... of alpha, summing to alpha."""
+    if attempt < 1:
+        raise GateError(f"attempts count from 1, found {attempt}")
+    return alpha / (attempt * (attempt + 1))
+
+
+def points(share: float) -> str:
+    return f"{100 * share:+.1f} points"
+
+
+def _table(cases: Sequence[Case]) -> tuple[int, int, int, int]:
+    """Both right, own alone, other alone, neither."""
+    own_only = sum(case.own and not case.other for case in cases)
+    other_only = sum(case.other and not case.own for case in cases)
+    both = sum(case.own and case.other for case in cases)
+    return both, own_only, other_only, len(cases) - both - own_only - other_only
+
+
+def _luck(wins: int, losses: int) -> float:
+    """Chance of so many wins or more among the discordant pairs of two equal policies (exact binomial)."""
+    return float(stats.binom.sf(wins - 1, wins + losses, 0.5)) if wins + losses else 1.0
+
+
+# --- The rules ----------------------------------------------------------------------------------------------
+
+
+def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """Enough held-out prompts to say anything."""
+    found = len(evidence.cases)
+    figures = {"prompts": found, "needed": bounds.min_evidence}
+    if found < bounds.min_evidence:
+        return Verdict(
+            "evidence",
+            REFUSED,
+            f"{found} held-out prompts were judged, {bounds.min_evidence} are needed",
+            figures,
+        )
+    return Verdict("evidence", PASSED, f"{found} held-out prompts were judged", figures)
+
+
+def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """Better than the champion on the same prompts, beyond the luck of repeated attempts (challenger: not worse).
+
+    The lower bound is Newcombe's of the paired difference at one-sided confidence 1 - alpha_k; with no margin the
+    exact McNemar test must agree, because at small alpha_k the bound is only approximate.
+    """
+    if not evidence.cases:
+        return Verdict("accuracy", REFUSED, "no held-out prompt was judged on both sides")
+    both, wins, losses, neither = _table(evidence.cases)
+    alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
+    found = paired_difference(both, wins, losses, neither, confidence=1 - 2 * alpha)
+    luck = _luck(wins, losses)
+    figures = {
+        **found.as_dict(),
+        "accuracy": (both + wins) / len(evidence.cases),
+        "against_accuracy": (both + losses) / len(evidence.cases),
+        "n": len(evidence.cases), "wins": wins, "losses": losses, "p": luck,
+        "attempt": evidence.attempt, "alpha": alpha, "margin": bounds.margin,
+    }  # fmt: skip
+    said = f"{points(found.value)} in preference accuracy against {evidence.against}"
+    if to == CHALLENGER:
+        worse = _luck(losses, wins) <= bounds.alpha
+        words = f"worse than {evidence.against}: {said}" if worse else f"not worse: {said}"
+        return Verdict("accuracy", REFUSED if worse else PASSED, words, figures)
+    bound = f"lower bound {points(found.low)} at attempt {evidence.attempt} on this holdout"
+    if found.low > bounds.margin and luck <= alpha:
+        return Verdict("accuracy", PASSED, f"{said}, {bound}", figures)
+    return Verdict(
+        "accuracy", REFUSED, f"no gain beyond chance is shown: {said}, {bound}, must be above {points(bounds.margin)}",
+        figures,
+    )  # fmt: skip
+
+
+def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """The gain is not one rater's alone: without any one frequent rater's prompts it is still there, beyond chance."""
+    known = [case for case in evidence.cases if case.raters]
+    if not known:
+        return Verdict("raters", NOT_APPLICABLE, "it is not known who judged the held-out prompts")
+    count: dict[str, int] = {}
+    for case in known:
+        for rater in set(case.raters):
+            count[rater] = count.get(rater, 0) + 1
+    frequent = [rater for rater, n in count.items() if n > bounds.max_rater_share * len(known)]
+    if len(count) < 2:
+        return Verdict("raters", NOT_APPLICABLE, "all held-out prompts were judged by one rater")
+    _, all_wins, all_losses, _ = _table(known)
+    if all_wins <= all_losses:
+        return Verdict("raters", NOT_APPLICABLE, "there is no gain that could rest on one rater")
+    figures: dict[str, Any] = {"raters": len(count), "without": {}}
+    alone = []
+    for rater in sorted(frequent):
+        rest = [case for case in known if rater not in case.raters]
+        if len(rest) < bounds.min_evidence:
+            continue  # too few others to contradict
+        _, wins, losses, _ = _table(rest)
+        left = (wins - losses) / len(rest)
+        figures["without"][rater] = left
+        if _luck(wins, losses) > alpha_of_attempt(bounds.alpha, evidence.attempt):
+            alone.append((rater, left))
+    if alone:
+        rater, left = alone[0]
+        return Verdict(
+            "raters", REFUSED,
+            f"the gain rests on one rater: without {rater}'s {count[rater]} of {len(known)} prompts it is "
+            f"{points(left)}",
+            figures,
+        )  # fmt: skip
+    return Verdict("raters", PASSED, "the gain stands without any one frequent rater", figures)
+
+
+def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """The mean reward of its answers is not worse."""
+    if not evidence.answered:
+        return Verdict("reward", NOT_APPLICABLE, "no prompt was answered by both")
+    found = mean_interval([one.reward - one.other_reward for one in evidence.answered], bounds=(-1.0, 1.0))
+    assert found.value is not None  # there is at least one
+    figures = {**found.as_dict(), "bound": -bounds.max_reward_loss}
+    surely = found.n > 1 and found.high is not None and found.high < 0
+    if found.value < -bounds.max_reward_loss or surely:
+        return Verdict("reward", REFUSED, f"the average reward fell by {-found.value:.3f}", figures)
+    return Verdict("reward", PASSED, f"the average reward changed by {found.value:+.3f}", figures)
+
+
+def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """The agent can act on as many of its answers."""
+    if not evidence.answered:
+        return Verdict("valid", NOT_APPLICABLE, "no prompt was answered by both")
+    n = len(evidence.answered)
+    own = sum(one.valid for one in evidence.answered) / n
+    other = sum(one.other_valid for one in evidence.answered) / n
+    figures = {"value": own, "against": other, "n": n, "bound": -bounds.max_invalid_gain}
+    said = f"{100 * own:.1f} % of its answers are valid, of {evidence.against}'s {100 * other:.1f} %"
+    return Verdict("valid", REFUSED if own - other < -bounds.max_invalid_gain else PASSED, said, figures)
+
+
+def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """It has not gone further from the base model than allowed."""
+    if evidence.kl is None:
+        return Verdict("kl", NOT_APPLICABLE, "its distance to the base model was not measured")
+    figures = {"value": evidence.kl, "bound": bounds.max_kl}
+    said = f"{evidence.kl:.2f} nats per token from the base model, {bounds.max_kl:g} allowed"
+    return Verdict("kl", REFUSED if not evidence.kl <= bounds.max_kl else PASSED, said, figures)
+
+
+def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """No slice (tag, topic, length, which side is longer) loses more than the bound, where that is not chance."""
+    slices: dict[str, list[Case]] = {}
+    for case in evidence.cases:
+        for name in case.slices:
+            slices.setdefault(name, []).append(case)
+    judged = {name: cases for name, cases in slices.items() if len(cases) >= bounds.min_slice}
+    if not judged:
+        return Verdict("slices", NOT_APPLICABLE, f"no slice has {bounds.min_slice} held-out prompts")
+    figures, broken = {}, []
+    for name, cases in sorted(judged.items()):
+        _, wins, losses, _ = _table(cases)
+        change = (wins - losses) / len(cases)
+        figures[name] = {"value": change, "n": len(cases)}
+        if change < -bounds.max_slice_loss and _luck(losses, wins) <= 0.05:
+            broken.append((change, name, len(cases)))
+    if broken:
+        change, name, n = min(broken)
+        others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        return Verdict(
+            "slices", REFUSED, f"worse on slice {name}: {points(change)} over {n} prompts{others}", figures
+        )
+    return Verdict("slices", PASSED, f"none of {len(judged)} slices is worse", figures)
+
+
+def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """Every decision that must be right is right."""
+    if not evidence.golden:
+        return Verdict("golden", NOT_APPLICABLE, "no golden cases are listed for this agent")
+    failed = [case for case in evidence.golden if not case.passed]
+    figures = {"n": len(evidence.golden), "failed": [dataclasses.asdict(case) for case in failed]}
+    if failed:
+        names = ", ".join(case.name for case in failed[:3])
+        return Verdict(
+            "golden", REFUSED, f"{len(failed)} of {len(evidence.golden)} golden cases fail: {names}", figures
+        )
+    return Verdict("golden", PASSED, f"all {len(evidence.golden)} golden cases are right", figures)
+
+
+def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """Answers did not grow or shrink: preference rewards length, so length is the cheapest way to look better."""
+    ratios = [math.log((one.chars + 1) / (one.other_chars + 1)) for one in evidence.answered]
+    if not ratios:
+        return Verdict("length", NOT_APPLICABLE, "no prompt was answered by both")
+    ratio = math.exp(math.fsum(ratios) / len(ratios))
+    figures = {"value": ratio, "n": len(ratios), "bound": bounds.max_length_ratio}
+    said = f"its answers are {ratio:.2f} times as long as {evidence.against}'s"
+    if not 1 / bounds.max_length_ratio <= ratio <= bounds.max_length_ratio:
+        return Verdict("length", REFUSED, f"{said}, {bounds.max_length_ratio:g} is allowed", figures)
+    return Verdict("length", PASSED, said, figures)
+
+
+def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """What it would have earned on logged decisions is not less than what the champion earned."""
+    found = evidence.off_policy
+    if found is None:
+        return Verdict(
+            "off_policy", NOT_APPLICABLE, "no decisions with propensities and rewards to estimate from"
+        )
+    figures = {**found.as_dict(), "bound": -bounds.max_off_policy_loss}
+    said = f"the off-policy estimate of its reward is {found.value:+.3f} from the champion's"
+    worse = found.value < -bounds.max_off_policy_loss or found.high < 0
+    return Verdict("off_policy", REFUSED if worse else PASSED, said, figures)
+
+
+Rule = Callable[[Evidence, GateBounds, str], Verdict]
+
+RULES: tuple[Rule, ...] = (
+    rule_evidence,
+    rule_accuracy,
+    rule_raters,
+    rule_reward,
+    rule_valid,
+    rule_kl,
+    rule_slices,
+    rule_golden,
+    rule_length,
+    rule_off_policy,
+)
+"""In the order in which a sheet shows them."""
+
+WAITING = {"evidence", "accuracy"}
+"""Rules that a policy may still pass when the holdout has grown; the others found harm."""
+
+
+def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> Sheet:
+    """Ask every rule; nothing is skipped, so that a refusal names all its reasons."""
+    if to not in (CHALLENGER, CHAMPION):
+        raise GateError(f"a gate opens to {CHALLENGER} or {CHAMPION}, found {to!r}")
+    return Sheet(to, evidence.against, tuple(rule(evidence, bounds, to) for rule in RULES))

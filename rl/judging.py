@@ -1,0 +1,97 @@
+"""From a stored evaluation to the gate's verdict sheet: the evidence, the agent's bounds, which attempt it is."""
+
+from __future__ import annotations
+
+from rl.gates import (
+    CHAMPION,
+    Answered,
+    Case,
+    Evidence,
+    GateBounds,
+    Golden,
+    Sheet,
+    gate_judge,
+)
+from rl.models import Evaluation, GateSettings, Policy
+from rl.statistics import Difference
+
+
+def gate_bounds(agent: str) -> GateBounds:
+    """The bounds an operator set for the agent, or the defaults. Raises GateError for one outside its range."""
+    row = GateSettings.objects.filter(agent=agent).first()
+    return row.bounds if row else GateBounds()
+
+
+def policy_judge(policy: Policy, to: str = CHAMPION) -> Sheet | None:
+    """The gate's sheet by the policy's newest comparison with what it must beat; None where there is none.
+
+    What it must beat is the agent's champion, or the base model where there is none.
+    """
+    evaluation = comparison_newest(policy)
+    if evaluation is None:
+        return None
+    return gate_judge(evidence_of(evaluation), gate_bounds(policy.agent), to)
+
+
+def rival_name(policy: Policy) -> str:
+    """Whom a policy must beat: the champion's name, or `base`."""
+    champion = Policy.objects.filter(agent=policy.agent, stage=Policy.Stage.CHAMPION).first()
+    return champion.name if champion is not None and champion.pk != policy.pk else "base"
+
+
+def comparison_newest(policy: Policy) -> Evaluation | None:
+    """The newest evaluation on the holdout against whom it must beat."""
+    return (
+        policy.evaluations.filter(split="holdout", against=rival_name(policy))
+        .select_related("snapshot", "policy")
+        .order_by("-pk")
+        .first()
+    )
+
+
+def evidence_of(evaluation: Evaluation) -> Evidence:
+    """What the gate's rules are asked about, out of the stored evaluation."""
+    stored = evaluation.evidence
+    off_policy = stored.get("off_policy")
+    return Evidence(
+        against=evaluation.against,
+        cases=[
+            Case(case["own"], case["other"], tuple(case["slices"]), tuple(case.get("raters", ())))
+            for case in stored.get("cases", ())
+        ],
+        answered=[
+            Answered(
+                one["valid"],
+                one["other_valid"],
+                one["reward"],
+                one["other_reward"],
+                len(one["answer"]),
+                len(one["other_answer"]),
+            )
+            for one in stored.get("answers", ())
+        ],
+        kl=stored.get("kl"),
+        golden=[Golden(**case) for case in stored.get("golden", ())],
+        off_policy=Difference(**off_policy) if off_policy else None,
+        attempt=attempt_of(evaluation),
+    )
+
+
+def attempt_of(evaluation: Evaluation) -> int:
+    """Which look at this holdout an evaluation was, from 1: every comparison with the same rival counts, gated or not.
+
+    The same policy on the same snapshot is the same look. Looks at a holdout of at most half the size are forgotten:
+    most of what is looked at now is new.
+    """
+    looks = (
+        Evaluation.objects.filter(
+            agent=evaluation.agent,
+            against=evaluation.against,
+            split="holdout",
+            pk__lte=evaluation.pk,
+            samples__gt=evaluation.samples / 2,
+        )
+        .values_list("policy_id", "checkpoint", "snapshot_id")
+        .distinct()
+    )
+    return max(looks.order_by().count(), 1)

@@ -1,0 +1,170 @@
+"""What an operator wants of one agent's learning: when to retrain, which gate, which decisions must be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from feedback.selectors import SLUG_PATTERN
+from rl.gates import GateBounds, GateError
+from rl.recipes import ONLINE_LEARNING_CONFIG
+
+BOUNDS = GateBounds()
+agent_slug = RegexValidator(SLUG_PATTERN)
+
+
+class LearnerSettings(models.Model):
+    """When an agent learns by itself, and what happens then. Without a row: `ONLINE_LEARNING_CONFIG`."""
+
+    class Gate(models.TextChoices):
+        CHAMPION = "champion", "champion: better, it answers everybody"
+        CHALLENGER = "challenger", "challenger: not worse, an experiment decides"
+        NONE = "none", "none: a person decides"
+
+    class Start(models.TextChoices):
+        BASE = "base", "the base model"
+        CHAMPION = "champion", "the champion's adapter"
+
+    agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
+    enabled = models.BooleanField(default=True, help_text="Also needs ENABLE_ONLINE_LEARNING")
+    min_samples_to_retrain = models.PositiveIntegerField(
+        default=ONLINE_LEARNING_CONFIG["min_samples_to_retrain"],
+        help_text="Feedback not learnt from yet that starts a retrain",
+    )
+    max_buffer_size = models.PositiveIntegerField(
+        default=ONLINE_LEARNING_CONFIG["max_buffer_size"], help_text="Newest feedback that counts"
+    )
+    retrain_interval_hours = models.FloatField(
+        default=ONLINE_LEARNING_CONFIG["retrain_interval_hours"],
+        help_text="After so long a smaller buffer is learnt from too; also the pause after a run that failed",
+    )
+    method = models.CharField(max_length=32, default=ONLINE_LEARNING_CONFIG["method"])
+    start_from = models.CharField(max_length=16, choices=Start, default=ONLINE_LEARNING_CONFIG["start_from"])
+    replay_share = models.FloatField(
+        default=ONLINE_LEARNING_CONFIG["replay_share"],
+        help_text="Share of the older feedback's pairs that a retrain sees again, 0 to 1",
+    )
+    gate = models.CharField(max_length=16, choices=Gate, default=ONLINE_LEARNING_CONFIG["gate"])
+    auto_export = models.BooleanField(default=ONLINE_LEARNING_CONFIG["auto_export"])
+    auto_deploy = models.BooleanField(default=ONLINE_LEARNING_CONFIG["auto_deploy"])
+    keep_best = models.PositiveSmallIntegerField(
+        default=ONLINE_LEARNING_CONFIG["keep_best"], help_text="Best retired policies that keep their files"
+    )
+    keep_newest = models.PositiveSmallIntegerField(
+        default=ONLINE_LEARNING_CONFIG["keep_newest"], help_text="Newest policies that keep their files"
+    )
+
+    class Meta:
+        ordering = ["agent"]
+        verbose_name_plural = "learner settings"
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(replay_share__gte=0.0, replay_share__lte=1.0), name="learner_replay_in_0_1"
+            ),
+            models.CheckConstraint(
+                condition=Q(min_samples_to_retrain__gte=1, max_buffer_size__gte=1),
+                name="learner_wants_a_sample",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.agent
+
+
+class Learnt(models.Model):
+    """A rating or comparison that a run learns from for the first time. It counts where the run succeeded.
+
+    The feedback is named by its id alone: it may be forgotten, and what was learnt stays a fact.
+    """
+
+    run = models.ForeignKey("rl.TrainingRun", on_delete=models.CASCADE, related_name="learnt")
+    feedback = models.UUIDField(help_text="Id of a rating or comparison")
+
+    class Meta:
+        verbose_name_plural = "learnt"
+        indexes = [models.Index(fields=["feedback"])]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "feedback"], name="learnt_once_per_run"),
+        ]
+
+    def __str__(self) -> str:
+        return f"run {self.run_id}: {self.feedback}"
+
+
+class GateSettings(models.Model):
+    """The bounds of one agent's gate. Without a row: the defaults of `rl.gates.GateBounds`."""
+
+    agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
+    min_evidence = models.PositiveIntegerField(default=BOUNDS.min_evidence, help_text="Held-out prompts")
+    alpha = models.FloatField(
+        default=BOUNDS.alpha, help_text="Chance of taking luck for a gain, over all attempts on a holdout"
+    )
+    margin = models.FloatField(default=BOUNDS.margin, help_text="Lower bound of the gain in accuracy, 0 to 1")
+    max_reward_loss = models.FloatField(default=BOUNDS.max_reward_loss)
+    max_invalid_gain = models.FloatField(default=BOUNDS.max_invalid_gain)
+    max_kl = models.FloatField(default=BOUNDS.max_kl, help_text="Nats per token to the base model")
+    max_slice_loss = models.FloatField(default=BOUNDS.max_slice_loss)
+    min_slice = models.PositiveIntegerField(default=BOUNDS.min_slice)
+    max_length_ratio = models.FloatField(default=BOUNDS.max_length_ratio)
+    max_rater_share = models.FloatField(default=BOUNDS.max_rater_share)
+    max_off_policy_loss = models.FloatField(default=BOUNDS.max_off_policy_loss)
+
+    class Meta:
+        ordering = ["agent"]
+        verbose_name_plural = "gate settings"
+
+    def __str__(self) -> str:
+        return self.agent
+
+    @property
+    def bounds(self) -> GateBounds:
+        """Raises GateError for a value outside its range."""
+        return GateBounds(**{name: getattr(self, name) for name in BOUNDS.as_dict()})
+
+    def clean(self) -> None:
+        try:
+            _ = self.bounds
+        except GateError as error:
+            raise ValidationError(str(error)) from error
+
+
+class GoldenCase(models.Model):
+    """A decision that must be right: what is asked, which answers are right, which must never be given."""
+
+    agent = models.CharField(max_length=64, validators=[agent_slug])
+    name = models.CharField(max_length=100)
+    messages = models.JSONField(help_text='The prompt: [{"role": "user", "content": "..."}]')
+    state = models.JSONField(null=True, blank=True, help_text="What the app knows, where the agent needs it")
+    accepted = models.JSONField(
+        default=list, blank=True, help_text="Responses that are right; empty: any valid one"
+    )
+    forbidden = models.JSONField(default=list, blank=True, help_text="Responses that are never right")
+    active = models.BooleanField(default=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["agent", "name"]
+        constraints = [models.UniqueConstraint(fields=["agent", "name"], name="golden_case_once_per_name")]
+
+    def __str__(self) -> str:
+        return f"{self.agent}: {self.name}"
+
+    def clean(self) -> None:
+        turns = self.messages
+        if not (
+            isinstance(turns, list)
+            and turns
+            and all(isinstance(t, dict) and {"role", "content"} <= set(t) for t in turns)
+        ):
+            raise ValidationError({"messages": 'expected [{"role": "user", "content": "..."}, ...]'})
+        for name in ("accepted", "forbidden"):
+            given: Any = getattr(self, name)
+            if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+                raise ValidationError({name: "expected a list of texts"})
+        if not self.accepted and not self.forbidden:
+            raise ValidationError("expected at least one accepted or forbidden response")

@@ -1,0 +1,96 @@
+"""Made-up worlds in which it is known whether a policy is better: what the gate is tried on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl.gates import CHAMPION, Answered, Case, Evidence, GateBounds, Sheet, gate_judge
+
+BOUNDS = GateBounds()
+DISCORDANT = 0.3
+"""Share of held-out prompts on which the two policies differ."""
+
+
+@dataclass(frozen=True)
+class World:
+    """How a candidate differs from its champion, and what happened to the ratings of the holdout."""
+
+    gain: float = 0.0
+    """True difference in accuracy."""
+    prompts: int = 400
+    flipped: float = 0.0
+    """Share of held-out preferences that were given the wrong way round."""
+    hostile: float = 0.0
+    """Share of held-out prompts judged by one hostile rater, whom alone the candidate pleases."""
+    hostile_gain: float = 0.0
+    broken: float = 0.0
+    """What the candidate loses on the slice `topic:broken`, a tenth of the prompts."""
+    longer: float = 1.0
+    """Its answers are so many times as long."""
+    length_bias: float = 0.0
+    """Accuracy it gains where the preferred answer is the longer one, and loses where it is the shorter."""
+
+
+def evidence_of(world: World, random: np.random.Generator, attempt: int = 1) -> Evidence:
+    """One evaluation of a candidate in this world."""
+    n = world.prompts
+    hostile = random.random(n) < world.hostile
+    broken = random.random(n) < 0.1
+    long_preferred = random.random(n) < 0.7
+    gain = np.where(hostile, world.hostile_gain, world.gain)
+    gain = np.where(broken, gain - world.broken, gain)
+    gain = gain + np.where(long_preferred, world.length_bias, -world.length_bias)
+    discordant = np.maximum(DISCORDANT, np.abs(gain))
+    draw = random.random(n)
+    wins, losses = draw < (discordant + gain) / 2, draw > 1 - (discordant - gain) / 2
+    same_right = random.random(n) < 0.7
+    own, other = wins | (~losses & same_right), losses | (~wins & same_right)
+    flip = random.random(n) < world.flipped
+    own, other = own ^ flip, other ^ flip
+    people = np.where(hostile, "mallory", random.choice(["ada", "bob", "cy", "dee", "eli", "flo"], n))
+    cases = [
+        Case(
+            bool(own[i]), bool(other[i]),
+            (
+                "topic:broken" if broken[i] else "topic:rest",
+                "preferred:longer" if long_preferred[i] else "preferred:shorter",
+            ),
+            (str(people[i]),),
+        )
+        for i in range(n)
+    ]  # fmt: skip
+    lengths = random.lognormal(4.0, 0.5, 64)
+    answered = [
+        Answered(True, True, float(own[i]), float(other[i]), int(lengths[i] * world.longer), int(lengths[i]))
+        for i in range(min(64, n))
+    ]
+    return Evidence("champion", cases, answered, kl=0.3, attempt=attempt)
+
+
+def promoted_in_a_row(world: World, attempts: int, random: np.random.Generator) -> bool:
+    """Whether any of so many candidates of a world, tried one after the other on one holdout, gets through."""
+    return any(gate_judge(evidence_of(world, random, k), BOUNDS).passed for k in range(1, attempts + 1))
+
+
+def sheets(world: World, seeds: int) -> list[Sheet]:
+    """The gate's sheet of one first attempt per seed."""
+    return [
+        gate_judge(evidence_of(world, np.random.default_rng(seed)), BOUNDS, CHAMPION) for seed in range(seeds)
+    ]
+
+
+def refused_by(found: list[Sheet], rule: str) -> float:
+    """Share of sheets that this rule refuses."""
+    return sum(rule in [verdict.rule for verdict in sheet.refusals] for sheet in found) / len(found)
+
+
+BETTER = World(gain=0.10)
+EQUAL = World(prompts=200)
+FLIPPED = World(gain=-0.10, flipped=0.3)
+"""A candidate that learnt from ratings 30 % of which were flipped: worse, seen through the same noise."""
+HOSTILE = World(gain=0.0, hostile=0.4, hostile_gain=0.4)
+"""One rater gave 40 % of the votes; the candidate pleases that rater and nobody else."""
+LENGTHY = World(gain=0.10, longer=2.0, length_bias=0.2)
+BROKEN = World(gain=0.15, broken=0.7)

@@ -1,0 +1,179 @@
+"""Gates: each rule on figures worked by hand, and the whole gate in worlds whose truth is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl import gates
+from rl.gates import Answered, Case, Evidence, GateBounds, GateError, Golden, Verdict, gate_judge
+from rl.statistics import Difference
+from tests import gate_worlds
+from tests.gate_worlds import promoted_in_a_row, refused_by, sheets
+
+BOUNDS = GateBounds()
+
+
+def cases(both: int = 0, wins: int = 0, losses: int = 0, neither: int = 0, **facts: Any) -> list[Case]:
+    return (
+        [Case(True, True, **facts)] * both
+        + [Case(True, False, **facts)] * wins
+        + [Case(False, True, **facts)] * losses
+        + [Case(False, False, **facts)] * neither
+    )
+
+
+def evidence(held_out: list[Case] | None = None, **facts: Any) -> Evidence:
+    return Evidence("old", cases(20, 12, 1, 7) if held_out is None else held_out, **facts)
+
+
+def answered(n: int = 20, **facts: Any) -> list[Answered]:
+    same = Answered(True, True, 0.5, 0.5, 40, 40)
+    return [dataclasses.replace(same, **facts)] * n
+
+
+def verdict(rule: gates.Rule, found: Evidence, to: str = gates.CHAMPION, **bounds: Any) -> Verdict:
+    return rule(found, GateBounds(**bounds), to)
+
+
+def test_the_shares_of_alpha_sum_to_alpha() -> None:
+    assert gates.alpha_of_attempt(0.05, 1) == pytest.approx(0.025)
+    assert gates.alpha_of_attempt(0.05, 3) == pytest.approx(0.05 / 12)
+    # telescoping: the first n attempts spend alpha (1 - 1 / (n + 1))
+    assert sum(gates.alpha_of_attempt(0.05, k) for k in range(1, 100)) == pytest.approx(0.05 * 0.99)
+
+
+def test_too_few_prompts_are_not_evidence() -> None:
+    assert verdict(gates.rule_evidence, evidence(cases(29))).words.startswith("29 held-out prompts")
+    assert not verdict(gates.rule_evidence, evidence(cases(29))).passed
+    assert verdict(gates.rule_evidence, evidence(cases(30))).passed
+
+
+def test_the_exact_luck_of_the_discordant_pairs_is_the_binomial_tail() -> None:
+    # 6 of 6 heads: 1/64; 5 or more of 6: 7/64
+    assert verdict(gates.rule_accuracy, evidence(cases(30, 6, 0))).figures["p"] == pytest.approx(1 / 64)
+    assert verdict(gates.rule_accuracy, evidence(cases(30, 5, 1))).figures["p"] == pytest.approx(7 / 64)
+
+
+def test_what_passes_at_the_first_attempt_may_be_luck_at_the_tenth() -> None:
+    assert verdict(gates.rule_accuracy, evidence(cases(40, 9, 1))).passed
+    tenth = verdict(gates.rule_accuracy, evidence(cases(40, 9, 1), attempt=10))
+    assert not tenth.passed
+    assert "attempt 10 on this holdout" in tenth.words
+
+
+def test_a_margin_asks_for_more_than_being_better() -> None:
+    assert verdict(gates.rule_accuracy, evidence(cases(30, 20, 2))).passed
+    assert not verdict(gates.rule_accuracy, evidence(cases(30, 20, 2)), margin=0.3).passed
+
+
+def test_a_challenger_need_only_not_be_worse() -> None:
+    assert verdict(gates.rule_accuracy, evidence(cases(30, 4, 4)), gates.CHALLENGER).passed
+    assert not verdict(gates.rule_accuracy, evidence(cases(30, 1, 12)), gates.CHALLENGER).passed
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        (gates.rule_reward, answered(), answered(reward=0.3)),
+        (gates.rule_valid, answered(), [*answered(19), *answered(1, valid=False)]),
+        (gates.rule_length, answered(chars=60), answered(chars=70)),
+        (gates.rule_length, answered(chars=30), answered(chars=20)),
+    ],
+)
+def test_answers_that_got_worse_are_refused(
+    rule: gates.Rule, good: list[Answered], bad: list[Answered]
+) -> None:
+    assert verdict(rule, evidence(answered=good)).outcome == gates.PASSED
+    assert verdict(rule, evidence(answered=bad)).outcome == gates.REFUSED
+
+
+@pytest.mark.parametrize(("kl", "passes"), [(2.0, True), (2.01, False), (float("nan"), False)])
+def test_the_distance_to_the_base_is_bounded(kl: float, passes: bool) -> None:
+    assert verdict(gates.rule_kl, evidence(kl=kl)).passed is passes
+
+
+def test_a_slice_that_lost_is_named() -> None:
+    found = evidence(
+        [*cases(10, 20, 0, slices=("topic:a",)), *cases(4, 0, 8, slices=("topic:b",))]
+    )  # fmt: skip
+    said = verdict(gates.rule_slices, found)
+    assert not said.passed
+    assert said.words == "worse on slice topic:b: -66.7 points over 12 prompts"
+
+
+def test_a_small_slice_is_not_judged() -> None:
+    found = evidence(cases(1, 0, 8, slices=("topic:b",)))
+    assert verdict(gates.rule_slices, found).outcome == gates.NOT_APPLICABLE
+
+
+def test_one_failing_golden_case_closes_the_gate() -> None:
+    right, wrong = Golden("refund", True, "yes"), Golden("threat", False, "sure", "must not")
+    assert verdict(gates.rule_golden, evidence(golden=[right])).passed
+    said = verdict(gates.rule_golden, evidence(golden=[right, wrong]))
+    assert (said.passed, said.words) == (False, "1 of 2 golden cases fail: threat")
+
+
+def test_a_gain_that_only_one_rater_sees_is_refused() -> None:
+    alone = [*cases(0, 20, 0, raters=("mallory",)), *cases(20, 5, 5, raters=("ada",))]
+    shared = [*cases(0, 20, 0, raters=("mallory",)), *cases(20, 10, 1, raters=("ada",))]
+    assert "rests on one rater: without mallory's 20" in verdict(gates.rule_raters, evidence(alone)).words
+    assert verdict(gates.rule_raters, evidence(shared)).outcome == gates.PASSED
+
+
+def test_a_lower_off_policy_estimate_is_refused() -> None:
+    good, bad = Difference(0.01, -0.1, 0.1), Difference(-0.08, -0.2, 0.05)
+    assert verdict(gates.rule_off_policy, evidence(off_policy=good)).passed
+    assert not verdict(gates.rule_off_policy, evidence(off_policy=bad)).passed
+    assert verdict(gates.rule_off_policy, evidence()).outcome == gates.NOT_APPLICABLE
+
+
+def test_every_rule_stands_on_the_sheet_and_every_refusal_in_its_reason() -> None:
+    sheet = gate_judge(evidence(cases(5, 0, 5), kl=9.0), BOUNDS)
+    assert len(sheet.verdicts) == len(gates.RULES)
+    assert [said.rule for said in sheet.refusals] == ["evidence", "accuracy", "kl"]
+    assert sheet.reason.count(";") == 2
+    assert sheet.as_dict()["passed"] is False
+
+
+@pytest.mark.parametrize(
+    "bad", [{"alpha": 0.0}, {"min_evidence": 0}, {"max_kl": -1.0}, {"max_length_ratio": 0.9}]
+)
+def test_bounds_outside_their_range_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(GateError):
+        GateBounds(**bad)
+
+
+# --- Worlds whose truth is known; the long form with more seeds is benchmarks/gates.py -------------------------
+
+
+def test_no_better_is_promoted_by_luck_in_twenty_attempts() -> None:
+    got_through = sum(
+        promoted_in_a_row(gate_worlds.EQUAL, 20, np.random.default_rng(seed)) for seed in range(100)
+    )
+    assert got_through <= 5
+
+
+def test_ten_points_better_is_promoted() -> None:
+    assert sum(sheet.passed for sheet in sheets(gate_worlds.BETTER, 100)) >= 90
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (gate_worlds.FLIPPED, "accuracy"),
+        (gate_worlds.HOSTILE, "raters"),
+        (gate_worlds.LENGTHY, "length"),
+        (gate_worlds.BROKEN, "slices"),
+    ],
+    ids=["flipped ratings", "hostile rater", "length hacking", "broken slice"],
+)
+def test_what_only_looks_better_is_refused_with_the_right_reason(
+    world: gate_worlds.World, reason: str
+) -> None:
+    found = sheets(world, 40)
+    assert sum(sheet.passed for sheet in found) <= 2
+    assert refused_by(found, reason) >= 0.9
