@@ -41,6 +41,8 @@ class Recipe:
     """`4bit` loads the frozen base in NF4 where the machine can, `none` never does."""
     gradient_checkpointing: bool = False
     """Trade compute for memory; only where one pair does not fit without."""
+    micro_tokens: int = 0
+    """Tokens computed at once, padding included: larger batches are cut. 0 cuts only when memory runs out."""
     save_steps: int = 100
     """Optimiser steps between checkpoints."""
     logging_steps: int = 5
@@ -69,8 +71,8 @@ class Recipe:
         for knob in ("warmup_ratio", "lora_dropout"):
             if not 0 <= getattr(self, knob) < 1:
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
-        if self.weight_decay < 0 or self.eval_steps < 0:
-            raise RecipeError("weight_decay and eval_steps must not be negative")
+        if self.weight_decay < 0 or self.eval_steps < 0 or self.micro_tokens < 0:
+            raise RecipeError("weight_decay, eval_steps and micro_tokens must not be negative")
         if self.max_steps == 0 or self.max_steps < -1:
             raise RecipeError(
                 f"max_steps must be above 0, or -1 for as many as epochs asks for; found {self.max_steps}"
@@ -154,6 +156,8 @@ class DPORecipe(Recipe):
     """Weight of the chosen responses' own negative log-likelihood (nats per token) beside the preference loss (RPO,
     Pang et al. 2024, arXiv 2404.19733). It holds on to answering at all: preference losses alone may make the chosen
     response less likely too, as long as the rejected one falls further."""
+    group_prompts: bool = True
+    """Keep pairs of one prompt in one batch, where the prompt is computed once for all of them."""
     precompute_reference: bool = True
     """Compute the reference's log-probabilities once instead of every step."""
 

@@ -254,6 +254,13 @@ def test_pairs_of_like_length_share_a_batch() -> None:
     assert padding(sampler(lengths)) < 0.4 * padding(list(range(64)))
 
 
+def test_pairs_of_one_prompt_stay_together() -> None:
+    prompts = [7, 8, 9] * 4
+    order = list(LengthGroupedSampler([5] * 12, 4, 0, lambda: 0, prompts))
+    assert sorted(order) == list(range(12))
+    assert [len({prompts[i] for i in order[at : at + 4]}) for at in (0, 4, 8)] == [1, 1, 1]
+
+
 def test_the_batch_that_is_not_full_comes_last() -> None:
     lengths = [1] * 9 + [1000]  # the longest stands alone after sorting only if batches were cut anew
     order = sampler(lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import struct
@@ -25,6 +26,7 @@ from rl.training.encoding import EncodedResponse
 from rl.training.following import Follower
 from rl.training.ladder import Choice, install, packed_logps, rung_choose
 from rl.training.logps import causal_model, head_logps, spread
+from rl.training.micro import MicroBatcher, Rows
 from rl.training.packing import Packed, pack
 from rl.training.policy import LoadedPolicy, adapter_describe
 from rl.training.prefix import Rung, installed
@@ -100,8 +102,14 @@ class PairCollator(DataCollatorForPreference):
 
     weight_scale: float = 1.0
     rung: Rung = Rung.STOCK
+    later: bool = False
+    """Leave the rows as they are: the trainer cuts them into micro-batches first (`rl.training.micro`)."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"rows": Rows(examples)} if self.later else self.batch(examples)
+
+    def batch(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """The tensors of these rows."""
         batch: dict[str, Any]
         batch = super().torch_call(examples) if self.rung is Rung.STOCK else self._packed(examples)
         if "weight" in examples[0]:
@@ -210,6 +218,7 @@ class PairTrainer(trl.DPOTrainer):
 
     owner: DPOTrainer
     policy: LoadedPolicy
+    data_collator: PairCollator
     choice: Choice
     """How rows that share a prompt are computed, and why."""
 
@@ -234,6 +243,13 @@ class PairTrainer(trl.DPOTrainer):
         self.remove_callback(PrinterCallback)  # it prints to stdout
         self.add_callback(Follower(self, owner.listener))
         self._busy_s, self._busy_tokens = 0.0, 0
+        self._share = 1.0
+        self._micro = MicroBatcher(
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
+            owner.recipe.micro_tokens,
+            self._checkpoint,
+            owner._note,
+        )
 
     def _climb(self) -> Choice:
         """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
@@ -275,17 +291,49 @@ class PairTrainer(trl.DPOTrainer):
             len(p) + max(len(c), len(r))
             for p, c, r in zip(data["prompt_ids"], data["chosen_ids"], data["rejected_ids"], strict=True)
         ]
+        groups = (
+            [hash(tuple(prompt)) for prompt in data["prompt_ids"]]
+            if self.owner.recipe.group_prompts
+            else None
+        )
         # trainer.state survives a resume, so the sampler asks it rather than being told
         return LengthGroupedSampler(
-            lengths, self.args.train_batch_size, self.args.data_seed, lambda: self.state.epoch or 0
+            lengths, self.args.train_batch_size, self.args.data_seed, lambda: self.state.epoch or 0, groups
         )
+
+    def get_train_dataloader(self) -> Any:
+        own = self.data_collator
+        self.data_collator = dataclasses.replace(own, later=True)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator = own
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         began = time.perf_counter()
-        loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
+
+        def compute(rows: list[dict[str, Any]], share: float) -> torch.Tensor:
+            logged = {name: len(values) for name, values in self._metrics["train"].items()}
+            batch = self.data_collator.batch(rows)
+            self._busy_tokens += int(batch["attention_mask"].sum()) * self.args.world_size
+            self._share = share
+            try:
+                loss: torch.Tensor = super(PairTrainer, self).training_step(model, batch, *args, **kwargs)
+            except torch.OutOfMemoryError:
+                for name, values in self._metrics["train"].items():
+                    del values[logged.get(name, 0) :]
+                raise
+            return loss
+
+        loss = self._micro.run(inputs["rows"].rows, compute)
         self._busy_s += time.perf_counter() - began
-        self._busy_tokens += int(inputs["attention_mask"].sum()) * self.args.world_size
         return loss
+
+    def _checkpoint(self) -> bool:
+        if self.model.is_gradient_checkpointing:
+            return False
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        return True
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         loss = super()._compute_loss(model, inputs, return_outputs)
@@ -302,7 +350,10 @@ class PairTrainer(trl.DPOTrainer):
         pairs = inputs["input_ids"].size(0) / 2 * self.args.world_size
         logratio = (metrics["rewards/chosen"][-1] + metrics["rewards/rejected"][-1]) / self.beta * pairs
         metrics["kl"].append(logratio / tokens)
-        return loss
+        if mode == "eval":
+            return loss
+        # a micro-batch is a share of its step
+        return (loss[0] * self._share, *loss[1:]) if return_outputs else loss * self._share
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._busy_s > 0:

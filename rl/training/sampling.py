@@ -17,20 +17,37 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
 
     WINDOW = 8
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int, epoch: Any) -> None:
-        """`epoch`: a function that says which epoch is about to start."""
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        batch_size: int,
+        seed: int,
+        epoch: Any,
+        groups: Sequence[int] | None = None,
+    ) -> None:
+        """`epoch`: a function that says which epoch is about to start. Rows of one of the `groups` (pairs of one
+        prompt) stay together, so that what they share is computed once; without them every row stands alone."""
         self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, epoch
+        members: dict[int, list[int]] = {}
+        for row in range(len(lengths)):
+            members.setdefault(groups[row] if groups is not None else row, []).append(row)
+        self.groups = list(members.values())
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.epoch()))
-        order = torch.randperm(len(self.lengths), generator=generator).tolist()
+        place: dict[int, int] = {}
+        shuffled = torch.randperm(len(self.groups), generator=generator).tolist()
+        for number, group in enumerate(shuffled):
+            place.update(dict.fromkeys(self.groups[group], number))
+        order = [row for group in shuffled for row in self.groups[group]]
+        longest = [max(self.lengths[row] for row in self.groups[group]) for group in shuffled]
         window = self.WINDOW * self.batch_size
         for start in range(0, len(order), window):
             order[start : start + window] = sorted(
-                order[start : start + window], key=lambda i: self.lengths[i], reverse=True
+                order[start : start + window], key=lambda i: (-longest[place[i]], place[i])
             )
         batches = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
         whole = [batch for batch in batches if len(batch) == self.batch_size]

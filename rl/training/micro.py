@@ -1,0 +1,89 @@
+"""Steps cut into micro-batches by a budget of tokens, which is halved where memory does not suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one batch, not yet tensors: how many go at once is known only when they are computed."""
+
+    rows: list[dict[str, Any]]
+
+
+def row_tokens(row: dict[str, Any]) -> int:
+    """Tokens a pair feeds when its prompt is computed once."""
+    return len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
+
+
+def micro_batches(rows: Sequence[dict[str, Any]], budget: int) -> Iterator[list[dict[str, Any]]]:
+    """Cut rows, in order, so that padded to its longest row none is wider than `budget` tokens; 0 does not cut.
+
+    A row longer than the budget goes alone.
+    """
+    batch: list[dict[str, Any]] = []
+    longest = 0
+    for row in rows:
+        longest = max(longest, row_tokens(row))
+        if batch and budget > 0 and longest * (len(batch) + 1) > budget:
+            yield batch
+            batch, longest = [], row_tokens(row)
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+@dataclass
+class MicroBatcher:
+    """Runs one step over its micro-batches and remembers what fits."""
+
+    trained: list[torch.nn.Parameter]
+    """Parameters whose gradients a failed backward pass may have half written."""
+    budget: int = 0
+    """Tokens at once; 0 until something did not fit."""
+    checkpoint: Callable[[], bool] = lambda: False
+    """Turns gradient checkpointing on; false where it is on already."""
+    say: Callable[[str], None] = lambda _: None
+
+    def run(
+        self, rows: list[dict[str, Any]], compute: Callable[[list[dict[str, Any]], float], torch.Tensor]
+    ) -> torch.Tensor:
+        """Sum of `compute(micro-batch, its share of the rows)`, each of which also runs the backward pass.
+
+        Out of memory: the gradients of that micro-batch are taken back, the budget becomes half of what was tried,
+        and what is left goes on. One row that does not fit is tried once more with gradient checkpointing; then the
+        error is the caller's.
+        """
+        waiting = list(micro_batches(rows, self.budget))
+        total: torch.Tensor | None = None
+        while waiting:
+            part = waiting.pop(0)
+            before = [None if p.grad is None else p.grad.detach().clone() for p in self.trained]
+            try:
+                loss = compute(part, len(part) / len(rows))
+            except torch.OutOfMemoryError:
+                for parameter, gradient in zip(self.trained, before, strict=True):
+                    parameter.grad = gradient
+                if len(part) == 1 and not self.checkpoint():
+                    raise
+                self._shrink(part)
+                waiting = [*micro_batches([row for rest in (part, *waiting) for row in rest], self.budget)]
+                continue
+            total = loss if total is None else total + loss
+        assert total is not None
+        return total
+
+    def _shrink(self, part: list[dict[str, Any]]) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        tried = len(part) * max(map(row_tokens, part))
+        if len(part) == 1:
+            self.say(f"one pair of {tried:,} tokens did not fit: gradient checkpointing is on from here")
+            return
+        self.budget = tried // 2
+        self.say(f"out of memory at {tried:,} tokens: going on with {self.budget:,} at once")
