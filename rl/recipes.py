@@ -222,6 +222,8 @@ class PPORecipe(Recipe):
     step is the same however it is cut."""
     ppo_epochs: int = 4
     """Passes over each batch of responses."""
+    reward: str = "agent"
+    """What is rewarded: reward specs separated by commas (see `--reward`); their mean counts."""
     samples_per_prompt: int = 1
     """Responses sampled for each prompt of a batch; their prompt is computed once."""
     learning_rate: float = 1.41e-5
@@ -266,11 +268,13 @@ class PPORecipe(Recipe):
     temperature: float = 1.0
     top_k: int = 50
     top_p: float = 0.95
+    eval_prompts: int = 64
+    """Most held-out prompts answered in an evaluation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive = ("mini_batch_size", "ppo_epochs", "samples_per_prompt", "target_kl", "kl_horizon", "gamma")
-        for knob in (*positive, "cliprange", "max_new_tokens", "temperature", "top_p"):
+        for knob in (*positive, "cliprange", "max_new_tokens", "temperature", "top_p", "eval_prompts"):
             if not getattr(self, knob) > 0:
                 raise RecipeError(f"{knob} must be above 0, found {getattr(self, knob)!r}")
         not_negative = (

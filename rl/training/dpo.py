@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import importlib.metadata
 import json
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import trl
 from datasets import Dataset
-from safetensors import SafetensorError
 
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedPairs, EncodedResponse
-from rl.training.folder import folder_prepare, same_run_check
+from rl.training.folder import folder_prepare, same_run_check, shortages_explained
 from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
@@ -33,7 +29,7 @@ from rl.training.policy import (
     matmul,
 )
 from rl.training.progress import Silent, TrainListener
-from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
+from rl.training.result import TrainingRefused, TrainResult
 from rl.training.row_cache import RowCache
 from rl.training.scoring import head_check
 
@@ -248,20 +244,8 @@ class DPOTrainer:
         return Dataset.from_dict(columns)
 
     def _run(self, trainer: PairTrainer, checkpoint: Path | None) -> None:
-        try:
+        with shortages_explained(self.output_dir, self.recipe):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except torch.OutOfMemoryError as error:
-            raise TrainingFailed(
-                f"the accelerator ran out of memory: lower batch_size (now {self.recipe.batch_size}) or max_length "
-                f"(now {self.recipe.max_length}), or use the small_gpu preset"
-            ) from error
-        except (OSError, SafetensorError, RuntimeError) as error:
-            full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-            if not full and shutil.disk_usage(self.output_dir).free > 1 << 20:
-                raise
-            raise TrainingFailed(
-                f"the disk of {self.output_dir} is full: free some space and resume; the last whole checkpoint is kept"
-            ) from error
 
     def _result(
         self,

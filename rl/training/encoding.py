@@ -102,12 +102,18 @@ class Encoder:
                 f"{', '.join(str(message.get('role')) for message in messages)}"
             ) from error
 
-    def prompts(self, prompts: Sequence[Sequence[Message]], room: int) -> tuple[list[list[int]], int]:
-        """Token ids of each prompt with space for `room` more tokens in the context, and how many had to be cut."""
+    def prompts(
+        self, prompts: Sequence[Sequence[Message]], room: int, max_length: int | None = None
+    ) -> tuple[list[list[int]], int]:
+        """Token ids of each prompt, and how many had to be cut to leave space for `room` more tokens in the context.
+
+        `max_length` in tokens stands for the context where it is shorter.
+        """
         ids = self._ids([self.render(messages) for messages in prompts])
-        if self.context is None:
+        longest = min((n for n in (self.context, max_length) if n is not None), default=None)
+        if longest is None:
             return ids, 0
-        limit = max(self.context - room, 1)
+        limit = max(longest - room, 1)
         cut = [self._cut_prompt(p, list(m), limit) for p, m in zip(ids, prompts, strict=True)]
         return cut, sum(len(a) < len(b) for a, b in zip(cut, ids, strict=True))
 

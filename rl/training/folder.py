@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+
+from rl.recipes import Recipe
 from rl.training.progress import checkpoint_last
-from rl.training.result import TrainingRefused
+from rl.training.result import TrainingFailed, TrainingRefused
 
 
 def folder_prepare(output_dir: Path, *, resume: bool) -> tuple[Path | None, list[str]]:
@@ -70,3 +77,22 @@ def same_run_check(output_dir: Path, now: Mapping[str, Any], *, resumed: bool, m
             f"cannot resume {output_dir}: it was started with other {', '.join(different)}; "
             f"start a new run, or give what it was started with"
         )
+
+
+@contextlib.contextmanager
+def shortages_explained(output_dir: Path, recipe: Recipe) -> Iterator[None]:
+    """Inside, running out of memory or disk is a TrainingFailed that says what to do; other errors pass."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TrainingFailed(
+            f"the accelerator ran out of memory: lower batch_size (now {recipe.batch_size}) or max_length "
+            f"(now {recipe.max_length}), or use the small_gpu preset"
+        ) from error
+    except (OSError, SafetensorError, RuntimeError) as error:
+        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+        if not full and shutil.disk_usage(output_dir).free > 1 << 20:
+            raise
+        raise TrainingFailed(
+            f"the disk of {output_dir} is full: free some space and resume; the last whole checkpoint is kept"
+        ) from error

@@ -40,11 +40,14 @@ class Follower(TrainerCallback):
             self.listener.on_metrics(state.global_step, row)
 
 
-def history_columns(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Columns of transformers' log: training rows against `step`, evaluation rows against `eval_step`."""
+def history_columns(rows: list[dict[str, Any]], evaluated: str = "eval_loss") -> dict[str, list[float]]:
+    """Columns of transformers' log: training rows against `step`, evaluation rows against `eval_step`.
+
+    A training row has a `loss`, an evaluation row has what `evaluated` names; one row may be both.
+    """
     history: dict[str, list[float]] = {}
-    for prefix, step in (("", "step"), ("eval_", "eval_step")):
-        kept = {row["step"]: row for row in rows if f"{prefix}loss" in row}  # a repeated step counts once
+    for prefix, step, mark in (("", "step", "loss"), ("eval_", "eval_step", evaluated)):
+        kept = {row["step"]: row for row in rows if mark in row}  # a repeated step counts once
         if not kept:
             continue
         history[step] = [float(at) for at in kept]

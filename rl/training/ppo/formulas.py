@@ -11,7 +11,7 @@ al. 2019 (arXiv 1909.08593) and Stiennon et al. 2020 (arXiv 2009.01325); Schulma
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -42,10 +42,17 @@ def masked_var(x: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(centred.square(), mask) / (mask.sum() - 1).clamp(min=1)
 
 
-def masked_whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """(x - mean) / std over the masked tokens, 0 elsewhere, [B, T]; without `shift_mean` the mean stays."""
-    mean = masked_mean(x, mask)
-    whitened = (x - mean) * torch.rsqrt(masked_var(x, mask) + 1e-8)
+def masked_whiten(
+    x: Tensor, mask: Tensor, *, shift_mean: bool = True, across: Callable[[Tensor], Tensor] = lambda t: t
+) -> Tensor:
+    """(x - mean) / std over the masked tokens, 0 elsewhere, [B, T]; without `shift_mean` the mean stays.
+
+    `across` sums a scalar over the processes that hold the rest of the batch.
+    """
+    count = across(mask.sum())
+    mean = across(masked_sum(x, mask)) / count.clamp(min=1)
+    variance = across(masked_sum((x - mean).square(), mask)) / (count - 1).clamp(min=1)
+    whitened = (x - mean) * torch.rsqrt(variance + 1e-8)
     return torch.where(mask, whitened if shift_mean else whitened + mean, 0)
 
 

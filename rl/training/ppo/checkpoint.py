@@ -1,0 +1,89 @@
+"""A PPO checkpoint: the policy's adapter as any other, beside it all that is needed to go on with the same steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from rl.training.policy import adapter_save
+from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
+from rl.training.progress import checkpoint_seal
+from rl.training.result import TrainingRefused
+
+TENSORS, STATE = "training.safetensors", "training.json"
+KEPT = 2
+"""Checkpoints that stay; older ones go when a newer one is whole."""
+
+
+@dataclass
+class State:
+    """Where a run is. What is drawn is a function of seed and step, so no random state needs keeping."""
+
+    step: int = 0
+    optimiser_steps: int = 0
+    kl_coef: float = 0.0
+    rows: list[dict[str, float]] = field(default_factory=list)
+    """The metrics of every step so far."""
+
+
+def checkpoint_write(
+    folder: Path, base: SharedBase, optimizer: torch.optim.Optimizer, state: State, *, agent: str
+) -> Path:
+    """Write `checkpoint-<step>` into `folder`, whole: adapter, value, optimiser and state; returns its path."""
+    path = adapter_save(base.policy, folder / f"checkpoint-{state.step}", agent=agent, method="ppo")
+    save_file(_tensors(base, optimizer), path / TENSORS)
+    (path / STATE).write_text(json.dumps(asdict(state)) + "\n", "utf-8")
+    checkpoint_seal(path)
+    older = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.removeprefix("checkpoint-")))
+    for old in older[:-KEPT]:
+        shutil.rmtree(old)
+    return path
+
+
+def checkpoint_read(path: Path, base: SharedBase, optimizer: torch.optim.Optimizer) -> State:
+    """Put a checkpoint back into models and optimiser. Raises TrainingRefused for one that is not of this run."""
+    try:
+        tensors = load_file(path / TENSORS, device=str(base.policy.device))
+        state = State(**json.loads((path / STATE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingRefused(f"cannot resume from {path}: {error}") from error
+    trained = _trained(base)
+    found = {name.removeprefix("weight/") for name in tensors if name.startswith("weight/")}
+    if found != set(trained):
+        raise TrainingRefused(
+            f"cannot resume from {path}: expected the weights of this run's adapters, found others "
+            f"({len(found ^ set(trained))} names differ)"
+        )
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(tensors[f"weight/{name}"])
+    for name, parameter in trained.items():
+        moments = {
+            kind: tensors[f"{kind}/{name}"]
+            for kind in ("step", "exp_avg", "exp_avg_sq")
+            if f"{kind}/{name}" in tensors
+        }
+        if moments:
+            # Adam counts its steps on the CPU, and would be slowed down by a count elsewhere
+            optimizer.state[parameter] = {**moments, "step": moments["step"].cpu()}
+    return state
+
+
+def _trained(base: SharedBase) -> dict[str, torch.nn.Parameter]:
+    return base.parameters_of(POLICY) | base.parameters_of(VALUE)
+
+
+def _tensors(base: SharedBase, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in _trained(base).items():
+        tensors[f"weight/{name}"] = parameter.detach().contiguous()
+        moments: dict[str, Any] = optimizer.state.get(parameter, {})
+        for kind, moment in moments.items():
+            tensors[f"{kind}/{name}"] = moment.detach().contiguous()
+    return tensors

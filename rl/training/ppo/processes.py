@@ -1,0 +1,54 @@
+"""Several processes training one policy: what each needs of the others. Alone, everything is its own sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from torch import Tensor, nn
+
+
+class Processes:
+    """The processes of a launch (`accelerate launch`), or this one alone.
+
+    Each samples and scores its own share of a step's prompts. Losses are divided by the token count of all, and
+    gradients summed, so that the step is the one a single process would make of the whole batch.
+    """
+
+    def __init__(self, *, cpu: bool) -> None:
+        self.state = PartialState(cpu=cpu)
+        self.count: int = self.state.num_processes
+        self.index: int = self.state.process_index
+
+    @property
+    def main(self) -> bool:
+        return self.index == 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the processes of a tensor of the same shape in each."""
+        if self.count > 1:
+            x = x.clone()
+            torch.distributed.all_reduce(x)
+        return x
+
+    def gradients_sum(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum the gradients over the processes, in one message."""
+        if self.count == 1:
+            return
+        graded = [p for p in parameters if p.grad is not None]
+        flat = self.sum(torch.cat([p.grad.reshape(-1) for p in graded if p.grad is not None]))
+        for p, summed in zip(graded, flat.split([p.numel() for p in graded]), strict=True):
+            assert p.grad is not None
+            p.grad.copy_(summed.view_as(p.grad))
+
+    def agree(self, wish: bool) -> bool:
+        """The main process's wish, for all."""
+        said = [wish]
+        if self.count > 1:
+            broadcast_object_list(said)
+        return said[0]
+
+    def wait(self) -> None:
+        self.state.wait_for_everyone()

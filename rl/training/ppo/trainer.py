@@ -1,0 +1,406 @@
+"""The PPO loop, to be read from top to bottom: sample, judge, learn, tell, and again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import get_scheduler
+
+from rl.recipes import PPORecipe
+from rl.rewards.base import RewardFunction
+from rl.training.encoding import prompt_messages
+from rl.training.folder import folder_prepare, same_run_check, shortages_explained
+from rl.training.following import history_columns
+from rl.training.hardware import Hardware, detect
+from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
+from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
+from rl.training.ppo.formulas import kl_coef_adapted
+from rl.training.ppo.judge import Judge, Judgement, Scorer
+from rl.training.ppo.processes import Processes
+from rl.training.ppo.rollout import Rollout, Sampling, sample_responses
+from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
+from rl.training.ppo.step import (
+    experience_gather,
+    experience_metrics,
+    kl_of_rollouts,
+    update,
+)
+from rl.training.progress import Silent, TrainListener
+from rl.training.result import TrainingRefused, TrainResult
+from rl.training.scoring import head_check
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as tokens, each once, and the rows they came from."""
+
+    rows: list[Mapping[str, Any]]
+    ids: list[list[int]]
+    truncated: int
+    repeated: int
+
+
+class PPOTrainer:
+    """Train a LoRA adapter by proximal policy optimisation on prompts and rewards.
+
+    Rows are {"prompt": messages, "state": what rewards may need, optional}; other keys, such as the answers of
+    preference pairs, are not looked at. Rewards are given as functions and scorers (reward models), or named in the
+    recipe. Everything is written below `output_dir`: `checkpoints/` while it works, the finished adapter in `adapter/`.
+    With `resume`, the newest whole checkpoint there is continued, with the same steps as if it had never stopped.
+    """
+
+    def __init__(
+        self,
+        recipe: PPORecipe,
+        base_model: str = "bundled",
+        *,
+        output_dir: str | Path,
+        agent: str = "",
+        hardware: Hardware | None = None,
+        listener: TrainListener | None = None,
+        resume: bool = False,
+        cache_dir: str | Path | None = None,
+        rewards: Sequence[RewardFunction] = (),
+        scorers: Sequence[Scorer] = (),
+    ) -> None:
+        """`cache_dir` is every trainer's; sampling has nothing to keep there."""
+        self.recipe = recipe
+        self.base_model = base_model
+        self.output_dir = Path(output_dir)
+        self.agent = agent
+        self.hardware = hardware or detect()
+        self.listener: TrainListener = listener or Silent()
+        self.resume = resume
+        self.rewards, self.scorers = list(rewards), list(scorers)
+        self.policy: LoadedPolicy | None = None
+        self.notes: list[str] = []
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def load_base_model(self) -> LoadedPolicy:
+        """Load base model and tokenizer, once. Raises PolicyLoadError."""
+        if self.policy is None:
+            hardware = self.hardware
+            if hardware.dtype == "float16":
+                # gradients below 6e-8 vanish in float16, and nothing here scales the loss
+                hardware = dataclasses.replace(hardware, dtype="float32")
+                self._note("float16 would lose small gradients: the base is loaded in float32")
+            self.policy = load_policy(
+                self.base_model, hardware=hardware, quantization=self.recipe.quantization
+            )
+        return self.policy
+
+    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
+        """Train and return what came of it; a run stopped by its listener comes back as `cancelled`.
+
+        Raises TrainingRefused (no prompts, no rewards, nothing to resume, a folder in use) before any work, and
+        TrainingFailed when training cannot go on (divergence, a reward that breaks, memory, disk).
+        """
+        started = time.monotonic()
+        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        if not train_rows:
+            raise TrainingRefused("expected at least one prompt to train on, found none")
+        checkpoint, said = folder_prepare(self.output_dir, resume=self.resume)
+        self.processes = Processes(cpu=self.hardware.device == "cpu")
+        policy = self.load_base_model()
+        for note in (*said, *policy.notes):
+            self._note(note)
+        head_check(policy)
+        self.train_prompts = self._prompts(policy, train_rows)
+        self.eval_prompts = self._prompts(policy, eval_rows, self.recipe.eval_prompts)
+        self._check_same_run(policy, resumed=checkpoint is not None)
+        self.base = SharedBase(policy, self.recipe)
+        self.judge = Judge(self.rewards, self.scorers, agent=self.agent)
+        self.optimizer = self._optimizer()
+        self.state = State(kl_coef=self.recipe.init_kl_coef)
+        if checkpoint is not None:
+            self.state = checkpoint_read(checkpoint, self.base, self.optimizer)
+        with matmul(self.hardware), shortages_explained(self.output_dir, self.recipe):
+            cancelled = self._loop()
+            return self._result(cancelled, time.monotonic() - started)
+
+    # --- The loop ---------------------------------------------------------------------------------------------
+
+    def _loop(self) -> bool:
+        """Every step that is left; True where the listener ended it."""
+        recipe, state, total = self.recipe, self.state, self.total_steps
+        if self.processes.main:
+            self.listener.on_start(total)
+        self._find_forward()
+        if state.step == 0 and self.eval_prompts.ids:
+            self._tell(self._evaluate() | {"step": 0.0})  # the base, before anything is learnt
+        while state.step < total:
+            row = self._step()
+            state.step += 1
+            last = state.step == total
+            if self.eval_prompts.ids and (
+                last or (recipe.eval_steps and state.step % recipe.eval_steps == 0)
+            ):
+                row |= self._evaluate()
+            row["step"] = float(state.step)
+            self._tell(row, shown=last or state.step % recipe.logging_steps == 0)
+            if self.processes.main:
+                self.listener.on_step(state.step, total)
+            stop = self.processes.agree(self.listener.should_stop())
+            if last or stop or state.step % recipe.save_steps == 0 or self._epoch_ends():
+                self._save()
+            if stop:
+                return not last
+        return False
+
+    def _step(self) -> dict[str, float]:
+        """Sample a batch, judge it, learn from it; returns its row of metrics."""
+        recipe, state, began = self.recipe, self.state, time.perf_counter()
+        self._set_learning_rates()
+        rows, rollouts = self._sample(state.step)
+        sampled = time.perf_counter()
+        judged = self.judge.judge(rows, rollouts)
+        scored = time.perf_counter()
+        experience = experience_gather(
+            self.base, rollouts, judged.scores, recipe, state.kl_coef, self.processes
+        )
+        row = experience_metrics(experience, state.kl_coef, self.processes)
+        row |= update(
+            self.base,
+            experience,
+            self.optimizer,
+            recipe,
+            self.processes,
+            self._generator("order", state.step),
+        )
+        state.optimiser_steps += int(row["optimiser_steps"])
+        if recipe.kl_controller == "adaptive":
+            state.kl_coef = kl_coef_adapted(
+                state.kl_coef, row["kl"], recipe.target_kl, recipe.kl_horizon,
+                recipe.batch_size * self.processes.count,
+            )  # fmt: skip
+        now = time.perf_counter()
+        row |= self._parts(judged, rollouts)
+        row["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        row["seconds_sampling"], row["seconds_judging"] = sampled - began, scored - sampled
+        row["seconds_learning"] = now - scored
+        row["tokens_per_second"] = row["tokens"] * len(rollouts) * self.processes.count / (now - began)
+        return row
+
+    def _sample(self, step: int) -> tuple[list[Mapping[str, Any]], list[Rollout]]:
+        """This process's responses of a step, and the rows of its prompts. A function of seed and step."""
+        recipe, prompts = self.recipe, self.train_prompts
+        share = recipe.batch_size // recipe.samples_per_prompt
+        first = (step * self.processes.count + self.processes.index) * share
+        chosen = [self._prompt_at(first + i) for i in range(share)]
+        rollouts = self._answers(
+            [prompts.ids[i] for i in chosen], recipe.samples_per_prompt, self._generator("sample", step)
+        )
+        return [prompts.rows[i] for i in chosen], rollouts
+
+    def _answers(self, ids: list[list[int]], samples: int, generator: torch.Generator) -> list[Rollout]:
+        recipe = self.recipe
+        sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
+        training = self.base.model.training
+        self.base.model.eval()  # gradient checkpointing would leave out the KV cache
+        try:
+            with self.base.speaking_as(POLICY) as model:
+                return sample_responses(model, self.base.policy.encoder, ids, samples, sampling, generator)
+        finally:
+            self.base.model.train(training)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Reward and KL on held-out prompts, each process answering its share; always with the same draws."""
+        recipe, prompts, processes = self.recipe, self.eval_prompts, self.processes
+        share = list(range(processes.index, len(prompts.ids), processes.count))
+        sums = torch.zeros(5)
+        generator = self._generator("evaluate", 0)
+        for start in range(0, len(share), recipe.batch_size):
+            chosen = share[start : start + recipe.batch_size]
+            rollouts = self._answers([prompts.ids[i] for i in chosen], 1, generator)
+            scores = self.judge.judge([prompts.rows[i] for i in chosen], rollouts).scores
+            sums += torch.tensor(
+                [
+                    len(rollouts),
+                    math.fsum(scores),
+                    float(kl_of_rollouts(self.base, rollouts, recipe).sum()),
+                    sum(len(rollout.item.response_ids) for rollout in rollouts),
+                    sum(rollout.ended for rollout in rollouts),
+                ]
+            )
+        count, reward, kl, tokens, ended = processes.sum(sums.to(self.base.policy.device)).tolist()
+        return {
+            "eval_reward": reward / count,
+            "eval_kl": kl / count,
+            "eval_tokens": tokens / count,
+            "eval_ended": ended / count,
+        }
+
+    # --- What a step is made of ---------------------------------------------------------------------------------
+
+    @property
+    def total_steps(self) -> int:
+        if self.recipe.max_steps > 0:
+            return self.recipe.max_steps
+        return max(1, math.ceil(self.recipe.epochs * len(self.train_prompts.ids) / self._prompts_per_step))
+
+    @property
+    def _prompts_per_step(self) -> int:
+        return self.recipe.batch_size // self.recipe.samples_per_prompt * self.processes.count
+
+    def _epoch_ends(self) -> bool:
+        """Whether this step completed a pass over the prompts."""
+        size, per_step = len(self.train_prompts.ids), self._prompts_per_step
+        return self.state.step * per_step // size > (self.state.step - 1) * per_step // size
+
+    def _prompt_at(self, place: int) -> int:
+        """The prompt at a place of the endless sequence of shuffled passes over all prompts."""
+        size = len(self.train_prompts.ids)
+        epoch, within = divmod(place, size)
+        if self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(self._seed("prompts", epoch))
+            self._order = epoch, torch.randperm(size, generator=generator).tolist()
+        return self._order[1][within]
+
+    def _generator(self, purpose: str, step: int) -> torch.Generator:
+        """Fresh and the same for a seed, a purpose, a step and a process: a resumed run needs no random state."""
+        device = self.base.policy.device if purpose in ("sample", "evaluate") else torch.device("cpu")
+        seed = self._seed(purpose, step * self.processes.count + self.processes.index)
+        return torch.Generator(device).manual_seed(seed)
+
+    def _seed(self, purpose: str, number: int) -> int:
+        text = f"{self.recipe.seed}/{purpose}/{number}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        recipe = self.recipe
+        rates = {POLICY: recipe.learning_rate, VALUE: recipe.value_learning_rate or recipe.learning_rate}
+        groups = [
+            {"params": list(self.base.parameters_of(role).values()), "lr": rate, "peak": rate}
+            for role, rate in rates.items()
+        ]
+        return torch.optim.AdamW(groups, weight_decay=recipe.weight_decay)
+
+    def _set_learning_rates(self) -> None:
+        """The schedule's rate at this step. Asked as a function of the step, it has no state to save."""
+        recipe, total = self.recipe, self.total_steps
+        warmup = math.ceil(recipe.warmup_ratio * total)
+        schedule = get_scheduler(
+            recipe.lr_scheduler,
+            torch.optim.SGD([torch.zeros(1)]),
+            num_warmup_steps=warmup,
+            num_training_steps=total,
+        )
+        factor = schedule.lr_lambdas[0](self.state.step + (1 if warmup else 0))
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+
+    def _prompts(self, policy: LoadedPolicy, rows: Sequence[Any], most: int | None = None) -> Prompts:
+        """Each prompt of the rows once, as tokens with room for an answer."""
+        try:
+            messages = [prompt_messages(row, number) for number, row in enumerate(rows)]
+        except ValueError as error:
+            raise TrainingRefused(str(error)) from error
+        first: dict[str, int] = {}
+        for number, row in enumerate(rows):
+            first.setdefault(json.dumps([messages[number], row.get("state")], sort_keys=True), number)
+        kept = list(first.values())[:most]
+        try:
+            ids, cut = policy.encoder.prompts(
+                [messages[i] for i in kept], self.recipe.max_new_tokens, self.recipe.max_length
+            )
+        except ValueError as error:
+            raise TrainingRefused(str(error)) from error
+        if cut:
+            self._note(f"{cut} prompts lost their oldest tokens: max_length is {self.recipe.max_length}")
+        return Prompts([rows[i] for i in kept], ids, cut, len(rows) - len(first))
+
+    def _check_same_run(self, policy: LoadedPolicy, *, resumed: bool) -> None:
+        prompts = hashlib.sha256(json.dumps([self.train_prompts.ids, self.eval_prompts.ids]).encode())
+        now = {
+            "recipe": self.recipe.as_dict(),
+            "base_model_hash": policy.base_model_hash,
+            "prompts": prompts.hexdigest(),
+            "processes": self.processes.count,
+        }
+        same_run_check(self.output_dir, now, resumed=resumed, main=self.processes.main)
+
+    def _find_forward(self) -> None:
+        """Sample a little to find the quickest forward that is right for this model; nothing is learnt from it."""
+        ids = sorted(self.train_prompts.ids, key=len)
+        rollouts = self._answers([ids[-1], ids[0]], 2, self._generator("sample", -1))
+        self._note(self.base.rung_find([rollout.item for rollout in rollouts]))
+
+    # --- What is told and kept ----------------------------------------------------------------------------------
+
+    def _parts(self, judged: Judgement, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Each reward's own mean and the share of responses that ended, over all processes."""
+        names = [*(f.name for f in self.rewards), *(s.name for s in self.scorers)]
+        device = self.base.policy.device
+        own = [[judged.parts.get(name, 0.0), float(name in judged.parts)] for name in names]
+        sums = self.processes.sum(torch.tensor(own, device=device))
+        found = {
+            f"reward/{name}": total / count
+            for name, (total, count) in zip(names, sums.tolist(), strict=True)
+            if count
+        }
+        ended = torch.tensor(sum(r.ended for r in rollouts) / len(rollouts), device=device)
+        return {**found, "ended": float(self.processes.sum(ended)) / self.processes.count}
+
+    def _tell(self, row: dict[str, float], *, shown: bool = True) -> None:
+        self.state.rows.append(row)
+        if shown and self.processes.main:
+            said = {name: value for name, value in row.items() if name != "step" and math.isfinite(value)}
+            self.listener.on_metrics(int(row["step"]), said)
+
+    def _save(self) -> None:
+        if self.processes.main:
+            checkpoint_write(
+                self.output_dir / "checkpoints", self.base, self.optimizer, self.state, agent=self.agent
+            )
+        self.processes.wait()
+
+    def _result(self, cancelled: bool, seconds: float) -> TrainResult:
+        state, policy = self.state, self.load_base_model()
+        history = history_columns(state.rows, "eval_reward")
+        path = self.output_dir / "checkpoints" / f"checkpoint-{state.step}"
+        if not cancelled:
+            path = self.output_dir / "adapter"
+            if self.processes.main:
+                adapter_save(policy, path, agent=self.agent, method="ppo")
+            self.processes.wait()
+        metrics = {
+            name: values[-1] for name, values in history.items() if values and not name.endswith("step")
+        }
+        if history.get("eval_reward"):
+            metrics["eval_reward_before"] = history["eval_reward"][0]
+        return TrainResult(
+            method="ppo",
+            status="cancelled" if cancelled else "succeeded",
+            checkpoint=str(path),
+            base_model=self.base_model,
+            base_model_hash=policy.base_model_hash,
+            steps=state.step,
+            total_steps=self.total_steps,
+            seconds=round(seconds, 2),
+            samples={"train": len(self.train_prompts.ids), "eval": len(self.eval_prompts.ids)},
+            truncated={"prompts": self.train_prompts.truncated, "completions": 0},
+            left_out={"repeated prompts": self.train_prompts.repeated} if self.train_prompts.repeated else {},
+            metrics=metrics,
+            history=history,
+            recipe=self.recipe.as_dict(),
+            hardware=self.hardware.as_dict(),
+            libraries={name: importlib.metadata.version(name) for name in LIBRARIES},
+            notes=self.notes,
+        )
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        if not hasattr(self, "processes") or self.processes.main:
+            self.listener.on_note(text)
