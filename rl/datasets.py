@@ -22,6 +22,7 @@ from feedback import selectors
 from feedback.formats.records import FormatRefused
 from rl.dataset_stats import feedback_stats, pair_stats
 from rl.evidence import DatabaseEvidence, EvidenceSource, FileEvidence, Prompt
+from rl.examples import Example, ExampleSet, examples_from_evidence, examples_sampled, prompt_examples
 from rl.models import Snapshot
 from rl.pairs import SOURCES, SPLITS, Completion, Pair, PairSet, pairs_from_evidence, sampled
 from rl.recipes import DATASET_CONFIG, RecipeError
@@ -105,7 +106,10 @@ def prepare_training_dataset(
     for_training: bool = True,
     dry_run: bool = False,
 ) -> Prepared:
-    """The agent's feedback as preference pairs, written as a snapshot (or only counted, with dry_run).
+    """The agent's feedback as rows of a kind (Snapshot.Kind), written as a snapshot (or only counted, with dry_run).
+
+    pairs are made by rl.pairs, the other kinds by rl.examples: labels (KTO), scores (reward regression), corrections
+    (SFT), groups (several rated responses to a prompt) and prompts alone.
 
     source "db" reads what was rated here; "file" reads `data_file`, in any format of feedback.formats (recognised
     where `file_format` is "auto"), with its `ratings_file` where the format has two. Knobs left None are those of
@@ -117,8 +121,8 @@ def prepare_training_dataset(
     Raises DatasetRefused: unknown agent, kind or source, fewer pairs than min_samples, a file that cannot be read, a
     folder that cannot be written to (nothing half-written stays behind).
     """
-    if kind != Snapshot.Kind.PAIRS:
-        raise DatasetRefused(f"a dataset's kind is pairs, found {kind!r}")
+    if kind not in Snapshot.Kind.values:
+        raise DatasetRefused(f"a dataset's kind is one of {', '.join(Snapshot.Kind.values)}; found {kind!r}")
     if not re.fullmatch(selectors.SLUG_PATTERN, agent):
         raise DatasetRefused(
             f"an agent is a slug of 1 to 64 lower-case letters, digits, - and _; found {agent!r}"
@@ -133,13 +137,17 @@ def prepare_training_dataset(
     left_out: Counter[str] = Counter()
     try:
         given = _source(agent, source, data_file, ratings_file, file_format)
-        pairs = pairs_from_evidence(given.evidence(left_out), **knobs)
-        if max_samples is not None:
-            pairs = sampled(pairs, max_samples)
+        pairs = _made(given, kind, left_out, max_samples, knobs)
     except (RecipeError, FormatRefused) as error:
         raise DatasetRefused(str(error)) from error
     left_out.update(pairs.left_out)
-    query = {"agent": agent, "source": source, **knobs, "max_samples": max_samples, **given.query()}
+    query = {
+        "agent": agent,
+        "source": source,
+        **(knobs if kind == "pairs" else {}),
+        "max_samples": max_samples,
+    }
+    query |= given.query()
     share = given.simulated_count / given.feedback_count if given.feedback_count else 0.0
 
     tally = _Tally()
@@ -147,12 +155,12 @@ def prepare_training_dataset(
     if dry_run:
         for _ in rows:
             pass
-        _check_enough(agent, tally, need, source, left_out, for_training)
+        _check_enough(agent, kind, tally, need, source, left_out, for_training)
         snapshot, path = None, None
     else:
         with _temporary_file(settings.RATCHET_HOME / "snapshots" / agent) as file:
             sha256 = _write(file, rows)
-            _check_enough(agent, tally, need, source, left_out, for_training)
+            _check_enough(agent, kind, tally, need, source, left_out, for_training)
             path = _keep(file, sha256)
         snapshot = _snapshot_of(
             agent=agent,
@@ -223,8 +231,25 @@ def _source(
     return FileEvidence(agent, Path(data_file), format=file_format, ratings_path=ratings)
 
 
+def _made(
+    given: EvidenceSource, kind: str, left_out: Counter[str], max_samples: int | None, knobs: dict[str, Any]
+) -> PairSet | ExampleSet:
+    """The rows of a kind from what is known, without their prompts."""
+    evidence = given.evidence(left_out)
+    if kind == Snapshot.Kind.PAIRS:
+        pairs = pairs_from_evidence(evidence, **knobs)
+        return pairs if max_samples is None else sampled(pairs, max_samples)
+    if kind == Snapshot.Kind.PROMPTS:
+        for _ in evidence:
+            pass  # the prompts are known when all of it was read
+        examples = prompt_examples(given.prompt_hashes())
+    else:
+        examples = examples_from_evidence(evidence, kind)
+    return examples if max_samples is None else examples_sampled(examples, max_samples)
+
+
 def _check_enough(
-    agent: str, tally: _Tally, need: int, source: str, left_out: Counter[str], for_training: bool
+    agent: str, kind: str, tally: _Tally, need: int, source: str, left_out: Counter[str], for_training: bool
 ) -> None:
     found, train = sum(tally.counts.values()), tally.counts["train"]
     if found >= need and (train or not for_training):
@@ -237,7 +262,7 @@ def _check_enough(
     )
     short = f"{need} needed" if found < need else "none of them in the train split"
     raise DatasetRefused(
-        f"{found} pairs found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"
+        f"{found} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"
     )
 
 
@@ -245,7 +270,7 @@ def _check_enough(
 
 
 def _rows(
-    agent: str, given: EvidenceSource, pairs: PairSet, left_out: Counter[str]
+    agent: str, given: EvidenceSource, pairs: PairSet | ExampleSet, left_out: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """The pairs with their prompts, in order, reading the prompts of PROMPTS_AT_ONCE pairs at a time."""
     for start in range(0, len(pairs.rows), PROMPTS_AT_ONCE):
@@ -256,8 +281,10 @@ def _rows(
             messages = messages_plain(prompt.messages)
             if messages is None:
                 left_out["not_text"] += 1
-            else:
+            elif isinstance(pair, Pair):
                 yield _row(agent, pair, prompt, messages)
+            else:
+                yield _example_row(agent, pair, prompt, messages)
 
 
 def _row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -283,6 +310,26 @@ def _row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, Any]])
         row["tools"] = prompt.tools
     if pair.split != "train":
         row |= {"preferred": list(pair.preferred), "dispreferred": list(pair.dispreferred)}
+    return row
+
+
+def _example_row(
+    agent: str, example: Example, prompt: Prompt, messages: list[dict[str, Any]]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "prompt": messages,
+        **example.content,
+        "prompt_hash": example.prompt_hash,
+        "agent": agent,
+        "source": example.source,
+        "votes": example.votes,
+        "split": example.split,
+        "tags": list(example.tags),
+        "state": prompt.state,
+        "simulated": example.simulated,
+    }
+    if prompt.tools:
+        row["tools"] = prompt.tools
     return row
 
 

@@ -68,6 +68,10 @@ class EvidenceSource(Protocol):
         """The prompts of these hashes."""
         ...
 
+    def prompt_hashes(self) -> list[str]:
+        """Every prompt that was asked, judged or not; complete once `evidence` is exhausted."""
+        ...
+
     def query(self) -> dict[str, Any]:
         """What tells this source from another, for the snapshot's record."""
         ...
@@ -163,6 +167,9 @@ class DatabaseEvidence:
             fact.prompt_hash: Prompt(fact.messages, fact.state, fact.metadata.get("tools"))
             for fact in selectors.prompt_facts(ids)
         }
+
+    def prompt_hashes(self) -> list[str]:
+        return list(self._spokesmen)
 
     def query(self) -> dict[str, Any]:
         newest = selectors.feedback_counts(self.agent).newest_at
@@ -329,6 +336,9 @@ class FileEvidence:
 
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
         return {prompt_hash: self._prompts[prompt_hash] for prompt_hash in prompt_hashes}
+
+    def prompt_hashes(self) -> list[str]:
+        return list(self._prompts)
 
     def query(self) -> dict[str, Any]:
         files = [self.path, *([self.ratings_path] if self.ratings_path else [])]

@@ -20,6 +20,11 @@ class Snapshot(models.Model):
 
     class Kind(models.TextChoices):
         PAIRS = "pairs", "preference pairs"
+        LABELS = "labels", "good and bad responses"
+        SCORES = "scores", "scored responses"
+        CORRECTIONS = "corrections", "demonstrations"
+        PROMPTS = "prompts", "prompts"
+        GROUPS = "groups", "rated responses per prompt"
 
     agent = models.CharField(max_length=64)
     kind = models.CharField(max_length=16, choices=Kind)

@@ -23,8 +23,9 @@ Completion: TypeAlias = str | list[dict[str, Any]]
 Split: TypeAlias = Literal["train", "eval", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "eval", "holdout")
 
-SOURCES = ("comparison", "correction", "ratings", "candidates")
-"""What a pair can come from, strongest evidence first."""
+SOURCES = ("comparison", "correction", "ratings", "candidates", "decision")
+"""What a row can come from, strongest evidence first; `decision` is a prompt that was asked, whatever was said of
+it."""
 
 NEUTRAL = 0.5
 """The value of a response nobody complained or cheered about."""
@@ -143,7 +144,7 @@ class Pair:
     @property
     def digest(self) -> str:
         """SHA-256 of prompt, chosen and rejected: the order among equals, and what a sample is drawn by."""
-        return _digest(self.prompt_hash, completion_key(self.chosen), completion_key(self.rejected))
+        return digest_of(self.prompt_hash, completion_key(self.chosen), completion_key(self.rejected))
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,8 @@ def _bare(key: str) -> str:
     return "".join(key.split())
 
 
-def _digest(*parts: str) -> str:
+def digest_of(*parts: str) -> str:
+    """SHA-256 of texts, as hex."""
     text = "\x01".join(parts)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -374,7 +376,7 @@ def _strength(prompt_hash: str, claim: _Claim) -> tuple[bool, float, int, str]:
         claim.votes == 0,
         -round(claim.margin, 6),
         -claim.votes,
-        _digest(prompt_hash, claim.better, claim.worse),
+        digest_of(prompt_hash, claim.better, claim.worse),
     )
 
 
@@ -424,7 +426,7 @@ def _implied(prompt_hash: str, case: _Case, means: dict[str, float], margin: flo
         if value - NEUTRAL >= margin - _TOLERANCE:
             unliked = [option for option in others if means.get(option, NEUTRAL) <= NEUTRAL]
             if unliked:
-                drawn = min(unliked, key=lambda option: _digest(prompt_hash, option))
+                drawn = min(unliked, key=lambda option: digest_of(prompt_hash, option))
                 yield _Claim(choice, drawn, votes, value - NEUTRAL, "candidates", simulated)
         elif (
             NEUTRAL - value >= margin - _TOLERANCE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,8 +26,9 @@ from rl.jobs import (
     run_log,
     stop_signals,
 )
+from rl.methods import method_named
 from rl.models import Policy, TrainingRun
-from rl.recipes import DPORecipe, RecipeError, recipe_named
+from rl.recipes import RECIPES, Recipe, RecipeError, recipe_named
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
@@ -44,7 +46,7 @@ def hardware_detect() -> Hardware:
     return detect(settings.RATCHET_HOME / "cache")
 
 
-def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, DPORecipe]:
+def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
     """The preset's name and the recipe: preset, then the RATCHET_CONFIG file, then the order's own knobs."""
     name = order.config or hardware.preset
     return name, recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(
@@ -139,7 +141,7 @@ def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor
 def _prepare(order: TrainOrder, *, dry_run: bool = False) -> Prepared:
     return prepare_training_dataset(
         order.agent,
-        kind="pairs",
+        kind=method_named(order.method).kind,
         source=order.source,
         data_file=order.data_file,
         ratings_file=order.ratings_file,
@@ -186,23 +188,28 @@ def _run_claimed(
 
 def _furnace(run: TrainingRun, hardware: Hardware, listener: RunListener, *, resume: bool) -> TrainResult:
     """Open the training room for one run."""
-    from rl.training.dpo import DPOTrainer
+    from rl.training.memory import allocator_settle
 
     snapshot = run.snapshot
     if snapshot is None:
         raise RunRefused(f"run {run.pk} has no snapshot to train on")
     folder = run_folder(run)
-    trainer = DPOTrainer(
-        DPORecipe.from_dict(run.recipe),
+    allocator_settle()  # this process trains and then ends
+    module, _, name = method_named(run.method).trainer.partition(":")
+    trainer = getattr(importlib.import_module(module), name)(
+        type(RECIPES[run.method]["default"]).from_dict(run.recipe),
         run.base_model,
         output_dir=folder,
         agent=run.agent,
         hardware=hardware,
         listener=listener,
         resume=resume,
+        cache_dir=settings.RATCHET_HOME / "cache",
     )
     trainer.load_base_model()
-    result = trainer.train(list(snapshot_rows(snapshot, "train")), list(snapshot_rows(snapshot, "eval")))
+    result: TrainResult = trainer.train(
+        list(snapshot_rows(snapshot, "train")), list(snapshot_rows(snapshot, "eval"))
+    )
     if snapshot.simulated_share:
         result.notes.append(f"{100 * snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
     result.save(folder / "result.json")

@@ -333,7 +333,7 @@ def test_an_agent_that_is_no_slug_reaches_no_folder(agent: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"kind": "poems"}, "kind is pairs"),
+        ({"kind": "poems"}, "kind is one of pairs"),
         ({"source": "ether"}, "db or file"),
         ({"source": "file"}, "--data-file"),
         ({"rating_margin": 2.0}, "rating_margin"),

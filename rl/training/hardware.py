@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from rl.recipes import DPORecipe
+from rl.recipes import Recipe
 
 GB = 1e9
 """Bytes; decimal, so that a card sold as 24 GB counts as 24."""
@@ -278,7 +278,7 @@ MEASURED_TOKENS = 1024
 
 
 def estimate(
-    base_model: str, recipe: DPORecipe, pairs: Sequence[Any], *, hardware: Hardware | None = None
+    base_model: str, recipe: Recipe, pairs: Sequence[Any], *, hardware: Hardware | None = None
 ) -> Estimate:
     """Steps, minutes and peak memory of `DPOTrainer.train(pairs)`, training nothing and loading no weights.
 
@@ -306,7 +306,7 @@ def estimate(
     seconds_per_token = max(one - per_layer, 0.0) + per_layer * layers
     trained = 2 * recipe.batch_size * recipe.gradient_accumulation * steps * mean_width
     passes = trained * (4 / 3 if recipe.gradient_checkpointing else 1)
-    if recipe.precompute_reference:
+    if getattr(recipe, "precompute_reference", True):
         passes += 2 * count * mean_width / 3
     else:
         passes += trained / 3
@@ -326,7 +326,7 @@ def estimate(
     )
 
 
-def _trial_step(config: Any, recipe: DPORecipe, hardware: Hardware, layers: int, width: int) -> float:
+def _trial_step(config: Any, recipe: Recipe, hardware: Hardware, layers: int, width: int) -> float:
     """Seconds per token of forward and backward through a random model of that many layers, with LoRA."""
     import torch
     from peft import get_peft_model
@@ -363,7 +363,7 @@ def _trial_step(config: Any, recipe: DPORecipe, hardware: Hardware, layers: int,
 
 
 def _memory_gb(
-    text: Any, recipe: DPORecipe, hardware: Hardware, parameters: int, tokens: int, answer: int
+    text: Any, recipe: Recipe, hardware: Hardware, parameters: int, tokens: int, answer: int
 ) -> tuple[float, str]:
     """Peak memory: weights, LoRA with its optimiser, activations of one micro-batch, the head's tile.
 

@@ -1,0 +1,32 @@
+"""The ways to learn: what each is fed and which trainer does it. Names only: `rl.runs` opens the training room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl.recipes import RecipeError
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to learn from feedback."""
+
+    slug: str
+    kind: str
+    """The dataset it is fed, one of Snapshot.Kind."""
+    trainer: str
+    """`module:Class` in the training room; every class has DPOTrainer's constructor, load_base_model and train."""
+    policy: bool = True
+    """Whether what comes out can answer, and enters the registry; a reward model only judges."""
+    rewarded: bool = False
+    """Whether it needs reward functions (`--reward`)."""
+
+
+METHODS = {method.slug: method for method in (Method("dpo", "pairs", "rl.training.dpo:DPOTrainer"),)}
+
+
+def method_named(slug: str) -> Method:
+    """The method of that name. Raises RecipeError."""
+    if slug not in METHODS:
+        raise RecipeError(f"no method {slug!r}; known are {', '.join(METHODS)}")
+    return METHODS[slug]

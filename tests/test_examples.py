@@ -1,0 +1,95 @@
+"""Single responses as rows: labels, scores, demonstrations, groups and prompts, from worked evidence."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from rl.examples import ExampleSet, examples_from_evidence, examples_sampled, prompt_examples
+from rl.pairs import Corrected, Judged, split_of
+from rl.recipes import RecipeError
+
+ONE, TWO = "0" * 64, "f" * 64
+"""Prompt hashes of the train and of the holdout split."""
+
+EVIDENCE = [
+    Judged(ONE, "good", 1.0, tags=("clear",)),
+    Judged(ONE, "good", 0.75),
+    Judged(ONE, "bad", 0.0, simulated=True),
+    Judged(ONE, "split", 1.0),
+    Judged(ONE, "split", 0.0),
+    Judged(TWO, "only", 1.0),
+    Corrected(ONE, "bad", "mended"),
+    Corrected(TWO, "only", "nonsense", valid=False),
+]
+
+
+def contents(examples: ExampleSet) -> list[dict[str, Any]]:
+    return [dict(row.content) for row in examples.rows]
+
+
+def test_a_response_is_good_where_its_mean_verdict_is_above_neutral() -> None:
+    labels = examples_from_evidence(EVIDENCE, "labels")
+    assert contents(labels) == [
+        {"completion": "bad", "label": False},
+        {"completion": "good", "label": True},
+        {"completion": "only", "label": True},
+    ]
+    assert labels.left_out == {"undecided": 1}
+    assert [row.votes for row in labels.rows] == [1, 2, 1]
+    assert [row.simulated for row in labels.rows] == [True, False, False]
+    assert labels.rows[1].tags == ("clear",)
+
+
+def test_a_score_is_the_mean_verdict() -> None:
+    assert contents(examples_from_evidence(EVIDENCE, "scores")) == [
+        {"completion": "bad", "score": 0.0},
+        {"completion": "good", "score": 0.875},
+        {"completion": "split", "score": 0.5},
+        {"completion": "only", "score": 1.0},
+    ]
+
+
+def test_what_a_person_wrote_is_the_demonstration_where_there_is_one() -> None:
+    found = examples_from_evidence(EVIDENCE, "corrections")
+    assert contents(found) == [{"completion": "mended"}, {"completion": "only"}]
+    assert [row.source for row in found.rows] == ["correction", "ratings"]
+    assert found.left_out == {"correction_invalid": 1, "not_good_enough": 3}
+
+
+def test_a_group_holds_the_rated_responses_of_one_prompt() -> None:
+    groups = examples_from_evidence(EVIDENCE, "groups")
+    assert contents(groups) == [{"completions": ["bad", "good", "split"], "rewards": [0.0, 0.875, 0.5]}]
+    assert groups.left_out == {"single_response": 1}
+
+
+def test_a_group_without_difference_teaches_nothing() -> None:
+    groups = examples_from_evidence([Judged(ONE, "a", 1.0), Judged(ONE, "b", 1.0)], "groups")
+    assert groups.rows == ()
+    assert groups.left_out == {"same_reward": 1}
+
+
+@pytest.mark.parametrize("kind", ["labels", "scores", "corrections", "groups"])
+def test_the_order_of_the_evidence_changes_nothing(kind: str) -> None:
+    expected = examples_from_evidence(EVIDENCE, kind)
+    for order in itertools.islice(itertools.permutations(EVIDENCE), 0, 40_320, 1_009):
+        assert examples_from_evidence(order, kind) == expected
+
+
+def test_every_prompt_is_a_row_once_on_its_side_of_the_split() -> None:
+    prompts = prompt_examples([TWO, ONE, ONE])
+    assert [(row.prompt_hash, row.split) for row in prompts.rows] == [(ONE, "train"), (TWO, split_of(TWO))]
+
+
+def test_a_larger_sample_holds_a_smaller() -> None:
+    examples = examples_from_evidence(EVIDENCE, "scores")
+    one, three = examples_sampled(examples, 1), examples_sampled(examples, 3)
+    assert one.rows[0] in three.rows
+    assert three.left_out["over_max_samples"] == 1
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(RecipeError, match="labels, scores, corrections, groups"):
+        examples_from_evidence([], "pears")
