@@ -270,6 +270,9 @@ Q_CLUSTER: dict[str, Any] = {
 # --- What feedback asks of the rest, without importing it ---------------------------------------------------
 # Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).
 FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
+# Dotted path of a callable (decision id, policy name) -> its reward and its policy's page, as
+# feedback.decision_facts.DecisionFacts; empty: nothing is shown of them.
+FEEDBACK_DECISION_FACTS = ""
 # Dotted path of a callable {agent: prompt hashes} -> the training snapshots that hold these prompts.
 FEEDBACK_SNAPSHOTS_CONTAINING = "rl.forgetting.snapshots_containing"
 

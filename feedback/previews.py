@@ -137,6 +137,17 @@ def preview_of(decision: Decision, kind: str) -> Preview:
     )
 
 
+def glimpse_of(decision: Decision) -> tuple[str, str]:
+    """What was asked and what was answered, on a line each, for a list of many."""
+    answered = _choice(decision.response)[0] or " ".join(decision.response.split())
+    asked = _last_user(decision.messages) or next((turn.text for turn in turns_of(decision.messages)), "")
+    return _short(_first_line(asked)), _short(answered)
+
+
+def _short(text: str, characters: int = 240) -> str:
+    return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
 @dataclass(frozen=True)
 class Conversation:
     """A prompt, parted into what is folded away and what a rater reads first."""

@@ -16,7 +16,7 @@ from feedback.models import Decision, Lease, Rating
 from feedback.search import Narrowed
 from feedback.selectors import ratings_standing
 
-COUNT_LIMIT = 10_000
+COUNT_LIMIT = 2_000
 """The queue is counted up to here; beyond it a page says "more than"."""
 
 SAME_PROMPT_RUN = 12
@@ -40,9 +40,11 @@ def decisions_queued(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Deci
     Simulated ratings do not count: they stand in for people who have not rated yet, and take no work off them.
     """
     mine = ratings_standing().filter(decision=OuterRef("pk"), rater=rater).order_by()
+    # a value, not EXISTS: PostgreSQL would answer that by reading every rating into a hash first
+    queued = within.decisions().alias(mine=Subquery(mine.values("pk")[:1]))
     # nobody rated it, so this rater did not either: the look at the ratings is saved for most of a long queue
-    not_by_me = Q(ratings_human=0) | ~Exists(mine)
-    return within.decisions().filter(not_by_me, ratings_human__lt=F("ratings_wanted"))
+    not_by_me = Q(ratings_human=0) | Q(mine__isnull=True)
+    return queued.filter(not_by_me, ratings_human__lt=F("ratings_wanted"))
 
 
 def decisions_free(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Decision]:
@@ -80,9 +82,9 @@ def next_decision(
     skip: ids put aside in this session, passed over. after: the decision in the rater's hand, as if it were rated.
     """
     free = decisions_free(rater, within).exclude(pk__in=list(skip))
+    # straight from the index: whether each of them still stands is not worth a look at its successor
     latest = list(
-        ratings_standing()
-        .filter(rater=rater)
+        Rating.objects.filter(rater=rater, withdrawn=False)
         .order_by("-created_at", "-id")
         .values_list("decision__agent", "decision__prompt_hash")[:SAME_PROMPT_RUN]
     )
@@ -195,7 +197,8 @@ class QueueProgress:
 def queue_progress(rater: str, within: Narrowed = EVERYTHING) -> QueueProgress:
     """Figures of the progress bar; the counts are bounded, so that the page stays quick with a long queue."""
     midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
-    left = decisions_queued(rater, within)[:COUNT_LIMIT].count()
+    # in order, though it is only counted: those that nobody rated come first, and need no look at the ratings
+    left = in_order(decisions_queued(rater, within))[:COUNT_LIMIT].count()
     return QueueProgress(
         today=ratings_standing(within.agent or None)
         .filter(rater=rater, created_at__gte=midnight)

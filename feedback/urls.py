@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from django.urls import path
 
-from feedback import agreement_views, views
+from feedback import agreement_views, explorer_views, views
 
 urlpatterns = [
     path("rate/", views.rate, name="rate"),
     path("rate/undo/", views.rate_undo, name="rate-undo"),
     path("rate/skip/", views.rate_skip, name="rate-skip"),
+    path("decisions/", explorer_views.decisions, name="decisions"),
+    path("decisions/<uuid:pk>/", explorer_views.decision, name="decision"),
     path("agreement/", agreement_views.agreement, name="agreement"),
     path("accounts/link/<str:uid>/<str:token>/", views.link_signin, name="signin-link"),
 ]

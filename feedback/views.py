@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -120,15 +121,24 @@ def shown_context(decision: Decision) -> dict[str, Any]:
     }
 
 
-def filter_context(request: HttpRequest, within: Narrowed) -> dict[str, Any]:
-    """What the filters above a queue offer: the agents as links, the rest as a form."""
+def filter_context(
+    request: HttpRequest, within: Narrowed, more: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What the filters above a queue or a list offer: the agents as links, the rest as a form.
+
+    more: what else stands in the address and is to stay there.
+    """
+
+    def query(narrowed: Narrowed) -> str:
+        return urlencode({**narrowed.parts, **(more or {})})
+
     reads = request.user.has_perm(SCOPE_PERMISSIONS["read"])
     return {
-        "agents": [(slug, within.but(agent=slug).query) for slug in agents_known()],
-        "all_agents": within.but(agent="").query,
+        "agents": [(slug, query(within.but(agent=slug))) for slug in agents_known()],
+        "all_agents": query(within.but(agent="")),
         "policies": policies_known() if reads else None,
         "narrowed": [
-            (name, value, within.but(**{name: None if name in ("since", "until") else ""}).query)
+            (name, value, query(within.but(**{name: None if name in ("since", "until") else ""})))
             for name, value in within.parts.items()
             if name != "agent"
         ],

@@ -1,0 +1,55 @@
+"""What the rest of the house knows of a decision beyond feedback: its reward, and where its policy is shown."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypedDict
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+
+class RewardComponent(TypedDict):
+    """One part of a reward. `raw` in [-2, 2], None where the part does not apply; `detail` says why it is so."""
+
+    name: str
+    raw: float | None
+    weight: float
+    detail: Mapping[str, Any]
+
+
+class Reward(TypedDict):
+    """`value` in [0, 1], `raw` in [-2, 2]; components in the order in which they are shown."""
+
+    value: float
+    raw: float
+    components: Sequence[RewardComponent]
+    calculated_at: Any
+    """datetime, or None where it is calculated as it is shown."""
+
+
+class DecisionFacts(TypedDict, total=False):
+    """All of it may be missing."""
+
+    reward: Reward | None
+    policy_url: str
+    """Address of the page of the policy that decided; empty where there is none."""
+
+
+FactsSource = Callable[[uuid.UUID, str], DecisionFacts]
+"""A decision's id and the name of its policy, to what is known."""
+
+
+def decision_facts(decision: uuid.UUID, policy: str) -> DecisionFacts:
+    """Asked of FEEDBACK_DECISION_FACTS; nothing where that is not set."""
+    if not settings.FEEDBACK_DECISION_FACTS:
+        return {}
+    return _source(settings.FEEDBACK_DECISION_FACTS)(decision, policy)
+
+
+@cache
+def _source(path: str) -> FactsSource:
+    source: FactsSource = import_string(path)
+    return source
