@@ -208,6 +208,69 @@ DPO_CONFIG: dict[str, DPORecipe] = {
 
 
 @dataclass(frozen=True)
+class KTORecipe(Recipe):
+    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): single responses, good or bad."""
+
+    beta: float = 0.1
+    """Strength of the pull towards the base policy, above 0."""
+    loss: str = "kto"
+    """`kto`, or `apo_zero_unpaired` (D'Oosterlinck et al. 2024), which leaves the reference point out."""
+    desirable_weight: float = 0.0
+    """Weight of good responses; 0 is settled by their number (the paper's eq. 9)."""
+    undesirable_weight: float = 0.0
+    """Weight of bad responses; 0 is settled by their number."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.beta > 0:
+            raise RecipeError(f"beta must be above 0, found {self.beta!r}")
+        if self.loss not in ("kto", "apo_zero_unpaired"):
+            raise RecipeError(f"loss must be kto or apo_zero_unpaired, found {self.loss!r}")
+        if self.desirable_weight < 0 or self.undesirable_weight < 0:
+            raise RecipeError("desirable_weight and undesirable_weight must not be negative")
+        if self.batch_size < 2:
+            raise RecipeError(
+                f"batch_size must be at least 2, found {self.batch_size}: KTO's reference point compares each prompt "
+                "with the response to another"
+            )
+
+
+KTO_CONFIG: dict[str, KTORecipe] = {
+    "default": KTORecipe(batch_size=8),
+    "small_gpu": KTORecipe(
+        lora_r=8, lora_alpha=16, batch_size=2, gradient_accumulation=4, max_length=768,
+        quantization="4bit", gradient_checkpointing=True,
+    ),
+    "high_quality": KTORecipe(
+        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=2e-5
+    ),
+    "cpu": KTORecipe(
+        epochs=2.0, batch_size=16, learning_rate=4e-4, beta=0.3, lora_r=8, lora_alpha=16, save_steps=25
+    ),
+}  # fmt: skip
+"""KTO presets by name: what `train_kto --config` takes."""
+
+
+@dataclass(frozen=True)
+class SFTRecipe(Recipe):
+    """Supervised fine-tuning on what people wrote themselves or rated highly; the loss is on the response alone."""
+
+
+SFT_CONFIG: dict[str, SFTRecipe] = {
+    "default": SFTRecipe(learning_rate=1e-4),
+    "small_gpu": SFTRecipe(
+        learning_rate=1e-4, lora_r=8, lora_alpha=16, batch_size=1, gradient_accumulation=4, max_length=768,
+        quantization="4bit", gradient_checkpointing=True,
+    ),
+    "high_quality": SFTRecipe(
+        lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=5e-5
+    ),
+    "cpu": SFTRecipe(epochs=4.0, batch_size=16, learning_rate=2e-3, lora_r=8, lora_alpha=16, save_steps=25),
+}  # fmt: skip
+"""SFT presets by name: what `train_sft --config` takes."""
+
+
+@dataclass(frozen=True)
 class PPORecipe(Recipe):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) against a frozen reference.
 
@@ -352,7 +415,12 @@ PPO_CONFIG: dict[str, PPORecipe] = {
 }
 """PPO presets by name: what `train_ppo --config` takes."""
 
-RECIPES: dict[str, Mapping[str, Recipe]] = {"dpo": DPO_CONFIG, "ppo": PPO_CONFIG}
+RECIPES: dict[str, Mapping[str, Recipe]] = {
+    "dpo": DPO_CONFIG,
+    "kto": KTO_CONFIG,
+    "sft": SFT_CONFIG,
+    "ppo": PPO_CONFIG,
+}
 """Method -> its presets."""
 
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import bitsandbytes
@@ -31,6 +30,7 @@ from rl.training.progress import Silent, checkpoint_is_whole
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_responses
+from rl.training.trl_runs import failures_explained
 from tests.tiny import TOKENIZERS, tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
@@ -483,13 +483,11 @@ def test_a_diverging_run_fails_with_what_to_change(base: str, tmp_path: Path) ->
 def test_a_full_disk_fails_with_what_to_do(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = a_trainer(base, tmp_path)
-
-    def full(**_: Any) -> None:
+    with (
+        pytest.raises(TrainingFailed, match="is full: free some space and resume"),
+        failures_explained(QUICK, tmp_path),
+    ):
         raise OSError(28, "No space left on device")
-
-    with pytest.raises(TrainingFailed, match="is full: free some space and resume"):
-        owner._run(SimpleNamespace(train=full), None)  # type: ignore[arg-type]
 
 
 def test_no_pairs_are_refused(base: str, tmp_path: Path) -> None:

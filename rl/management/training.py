@@ -183,7 +183,7 @@ class TrainCommand(RatchetCommand):
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         samples = result["samples"]
         table.add_row(
-            "pairs",
+            "samples",
             ", ".join(f"{samples.get(split, 0):,} {split}" for split in ("train", "eval", "holdout")),
         )
         for what in ("left_out", "truncated"):
@@ -224,6 +224,7 @@ SHOWN = {
     "loss": "loss",
     "rewards/accuracies": "accuracy",
     "rewards/margins": "margin",
+    "mean_token_accuracy": "token accuracy",
     "kl": "kl",
     "eval_loss": "eval loss",
     "eval_rewards/accuracies": "eval accuracy",

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import importlib.metadata
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -17,13 +13,11 @@ from datasets import Dataset
 
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedPairs, EncodedResponse
-from rl.training.folder import folder_prepare, same_run_check, shortages_explained
-from rl.training.following import history_columns
+from rl.training.folder import folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
 from rl.training.policy import (
     LoadedPolicy,
-    adapter_save,
     load_policy,
     lora_config,
     matmul,
@@ -32,8 +26,14 @@ from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.row_cache import RowCache
 from rl.training.scoring import head_check
-
-LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
+from rl.training.trl_runs import (
+    common_arguments,
+    failures_explained,
+    one_gpu,
+    result_of,
+    run_facts,
+    special_tokens_settle,
+)
 
 
 class DPOTrainer:
@@ -105,12 +105,28 @@ class DPOTrainer:
                 + ", ".join(f"{count} {why}" for why, count in train.left_out.items())
             )
         self._report_cuts(train)
-        self._check_same_run(policy, train, arguments, checkpoint)
+        now = run_facts(self.recipe, policy, train.rows, arguments.world_size)
+        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
         with matmul(self.hardware):
             trainer = self._trainer(policy, arguments, train, held_out)
-            self._run(trainer, checkpoint)
+            with failures_explained(self.recipe, self.output_dir):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out.rows else {}
-        return self._result(trainer, train, held_out, metrics, time.monotonic() - started)
+        return result_of(
+            "dpo",
+            trainer,
+            policy,
+            recipe=self.recipe,
+            hardware=self.hardware,
+            output_dir=self.output_dir,
+            agent=self.agent,
+            seconds=time.monotonic() - started,
+            samples={"train": len(train.rows), "eval": len(held_out.rows)},
+            truncated=train.truncated,
+            left_out=train.left_out,
+            metrics=metrics,
+            notes=self.notes,
+        )
 
     def _encode(self, policy: LoadedPolicy, rows: Sequence[Any]) -> EncodedPairs:
         try:
@@ -129,68 +145,18 @@ class DPOTrainer:
             self._note(f"left out {count} pairs: {why}")
 
     def _arguments(self, evaluates: bool) -> trl.DPOConfig:
-        recipe, hardware = self.recipe, self.hardware
-        on_gpu = hardware.device == "cuda"
-        losses, weights = trl_losses(recipe)
-        steps = evaluates and recipe.eval_steps > 0
+        losses, weights = trl_losses(self.recipe)
         arguments = trl.DPOConfig(
-            output_dir=str(self.output_dir / "checkpoints"),
-            use_cpu=hardware.device == "cpu",
-            num_train_epochs=recipe.epochs,
-            max_steps=recipe.max_steps,
-            per_device_train_batch_size=recipe.batch_size,
-            per_device_eval_batch_size=recipe.batch_size,
-            gradient_accumulation_steps=recipe.gradient_accumulation,
-            learning_rate=recipe.learning_rate,
-            warmup_steps=recipe.warmup_ratio,
-            lr_scheduler_type=recipe.lr_scheduler,
-            weight_decay=recipe.weight_decay,
-            max_grad_norm=recipe.max_grad_norm,
-            gradient_checkpointing=recipe.gradient_checkpointing,
-            beta=recipe.beta,
+            **common_arguments(self.recipe, self.hardware, self.output_dir, evaluates=evaluates),
+            beta=self.recipe.beta,
             loss_type=losses,
             loss_weights=weights,
-            label_smoothing=recipe.label_smoothing,
+            label_smoothing=self.recipe.label_smoothing,
             max_length=None,  # cut by us, before TRL would drop pairs
-            # Weights are loaded in the dtype the machine is quick with. Autocast on top is for GPUs, where it lets
-            # the LoRA matrices (kept in float32) multiply in half precision; on a CPU it would only add casts.
-            bf16=on_gpu and hardware.dtype == "bfloat16",
-            fp16=on_gpu and hardware.dtype == "float16",
-            seed=recipe.seed,
-            data_seed=recipe.seed,
-            logging_steps=recipe.logging_steps,
-            logging_nan_inf_filter=False,
-            save_strategy="steps",
-            save_steps=recipe.save_steps,
-            save_total_limit=2,
-            eval_strategy="steps" if steps else "no",
-            eval_steps=recipe.eval_steps if steps else None,
-            report_to=[],
-            disable_tqdm=True,
-            dataloader_num_workers=0,
-            dataloader_pin_memory=on_gpu,
-            ddp_find_unused_parameters=False,
-            remove_unused_columns=False,
         )
-        if arguments.n_gpu > 1:
-            # TRL has no DataParallel; several GPUs are used through `accelerate launch`
-            self._note(f"{arguments.n_gpu} GPUs seen, one is used: `accelerate launch` uses all")
-            arguments._n_gpu = 1
+        for note in one_gpu(arguments):
+            self._note(note)
         return arguments
-
-    def _check_same_run(
-        self, policy: LoadedPolicy, train: EncodedPairs, arguments: trl.DPOConfig, checkpoint: Path | None
-    ) -> None:
-        rows = hashlib.sha256()
-        for row in train.rows:
-            rows.update(json.dumps(row).encode())
-        now = {
-            "recipe": self.recipe.as_dict(),
-            "base_model_hash": policy.base_model_hash,
-            "pairs": rows.hexdigest(),
-            "processes": arguments.world_size,
-        }
-        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
 
     def _trainer(
         self, policy: LoadedPolicy, arguments: trl.DPOConfig, train: EncodedPairs, held_out: EncodedPairs
@@ -200,10 +166,7 @@ class DPOTrainer:
 
         weights = [row["weight"] for row in train.rows]
         collator = PairCollator(policy.tokenizer.pad_token_id, weight_scale=len(weights) / math.fsum(weights))
-        # TRL and transformers would warn about, and then do, just this
-        policy.model.config.pad_token_id = policy.tokenizer.pad_token_id
-        policy.model.config.eos_token_id = policy.tokenizer.eos_token_id
-        policy.model.config.bos_token_id = policy.tokenizer.bos_token_id
+        special_tokens_settle(policy)
         trainer = PairTrainer(
             model=policy.model,
             args=arguments,
@@ -242,48 +205,6 @@ class DPOTrainer:
                 )
             columns["ref_chosen_logps"], columns["ref_rejected_logps"] = logps[::2], logps[1::2]
         return Dataset.from_dict(columns)
-
-    def _run(self, trainer: PairTrainer, checkpoint: Path | None) -> None:
-        with shortages_explained(self.output_dir, self.recipe):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-
-    def _result(
-        self,
-        trainer: PairTrainer,
-        train: EncodedPairs,
-        held_out: EncodedPairs,
-        metrics: dict[str, float],
-        seconds: float,
-    ) -> TrainResult:
-        state = trainer.state
-        cancelled = state.global_step < state.max_steps
-        history = history_columns(state.log_history)
-        policy = self.load_base_model()
-        checkpoint = self.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
-        if not cancelled:
-            checkpoint = self.output_dir / "adapter"
-            if trainer.is_world_process_zero():
-                adapter_save(policy, checkpoint, agent=self.agent, method="dpo")
-        last = {name: values[-1] for name, values in history.items() if values and not name.endswith("step")}
-        return TrainResult(
-            method="dpo",
-            status="cancelled" if cancelled else "succeeded",
-            checkpoint=str(checkpoint),
-            base_model=self.base_model,
-            base_model_hash=policy.base_model_hash,
-            steps=state.global_step,
-            total_steps=state.max_steps,
-            seconds=round(seconds, 2),
-            samples={"train": len(train.rows), "eval": len(held_out.rows)},
-            truncated=train.truncated,
-            left_out=train.left_out,
-            metrics={**last, **metrics},
-            history=history,
-            recipe=self.recipe.as_dict(),
-            hardware=dataclasses.asdict(self.hardware),
-            libraries={name: importlib.metadata.version(name) for name in LIBRARIES},
-            notes=self.notes,
-        )
 
     def _note(self, text: str) -> None:
         self.notes.append(text)

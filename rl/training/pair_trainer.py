@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import struct
 import time
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import trl
 from accelerate.utils import gather_object
 from torch.nn import functional
-from transformers import PrinterCallback
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.following import Follower
 from rl.training.ladder import Choice, install, packed_logps, rung_choose
 from rl.training.logps import causal_model, head_logps, spread
 from rl.training.micro import MicroBatcher, Rows
 from rl.training.packing import Packed, pack
-from rl.training.policy import LoadedPolicy, adapter_describe
+from rl.training.policy import LoadedPolicy
 from rl.training.prefix import Rung, installed
-from rl.training.progress import checkpoint_seal
-from rl.training.result import TrainingFailed
 from rl.training.row_cache import RowCache, row_key
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
+from rl.training.trl_runs import OwnHouse, trainer_settle
 
 if TYPE_CHECKING:
     from rl.training.dpo import DPOTrainer
@@ -210,11 +205,10 @@ def _compact_output(model: Any, *args: Any, labels: torch.Tensor, **kwargs: Any)
     )
 
 
-class PairTrainer(trl.DPOTrainer):
-    """TRL's trainer on pairs that are already tokens. Loss, metrics, optimiser and checkpoints stay TRL's.
+class PairTrainer(OwnHouse, trl.DPOTrainer):
+    """TRL's trainer on pairs that are already tokens. Loss, metrics, optimiser and checkpoints stay TRL's."""
 
-    The underscored methods are TRL 1.16's and transformers 5.23's own; both are pinned.
-    """
+    method = "dpo"
 
     owner: DPOTrainer
     policy: LoadedPolicy
@@ -224,24 +218,13 @@ class PairTrainer(trl.DPOTrainer):
 
     def settle(self, owner: DPOTrainer, policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
-        self.owner, self.policy = owner, policy
-        policy.model = self.model
+        self.owner, self.policy, self.agent = owner, policy, owner.agent
         self.precompute_ref_logps = owner.recipe.precompute_reference
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:  # TRL makes a 4-bit model's LoRA bfloat16, too coarse for small steps
-                parameter.data = parameter.data.float()
-            assert parameter.requires_grad == ("lora_" in name)
-        for name, module in self.model.named_modules():
-            if (
-                isinstance(module, torch.nn.Dropout) and "lora_dropout" in name
-            ):  # TRL silences it with the others
-                module.p = owner.recipe.lora_dropout
+        trainer_settle(self, policy, owner.recipe, owner.listener)
         install_forward(
             causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
         )
         self.choice = self._climb()
-        self.remove_callback(PrinterCallback)  # it prints to stdout
-        self.add_callback(Follower(self, owner.listener))
         self._busy_s, self._busy_tokens = 0.0, 0
         self._share = 1.0
         self._micro = MicroBatcher(
@@ -268,22 +251,6 @@ class PairTrainer(trl.DPOTrainer):
         self.policy.rung = choice.rung
         self.policy.rung_longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
         return choice
-
-    def evaluate_at_end(self) -> dict[str, float]:
-        """Metrics on the eval split after the last step, unless that step's are there already."""
-        for row in reversed(self.state.log_history):
-            if "eval_loss" in row and row.get("step") == self.state.global_step:
-                return {name: value for name, value in row.items() if name.startswith("eval_")}
-        return dict(self.evaluate())
-
-    def _send_telemetry(self) -> None:
-        """TRL reports each run to its makers; what people rate here is nobody else's business."""
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Not a model to publish."""
-
-    def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
-        return dataset
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         data = train_dataset if train_dataset is not None else self.train_dataset
@@ -338,13 +305,7 @@ class PairTrainer(trl.DPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         loss = super()._compute_loss(model, inputs, return_outputs)
         mode = "train" if self.model.training else "eval"
-        value = float((loss[0] if return_outputs else loss).detach())
-        if not math.isfinite(value):
-            raise TrainingFailed(
-                f"the loss became {value:g} at step {self.state.global_step + 1} of {self.state.max_steps}: "
-                f"training diverged. Lower learning_rate (now {self.args.learning_rate:g}) or raise beta "
-                f"(now {self.beta:g}); the last whole checkpoint is kept"
-            )
+        self.loss_check(loss[0] if return_outputs else loss, f" or raise beta (now {self.beta:g})")
         metrics = self._metrics[mode]
         tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()
         pairs = inputs["input_ids"].size(0) / 2 * self.args.world_size
@@ -360,11 +321,3 @@ class PairTrainer(trl.DPOTrainer):
             self._metrics["train"]["tokens_per_second"] = [self._busy_tokens / self._busy_s]
             self._busy_s, self._busy_tokens = 0.0, 0
         super().log(logs, start_time)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if self.is_world_process_zero():
-            path = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            adapter_describe(self.policy, path, agent=self.owner.agent, method="dpo")
-            checkpoint_seal(path)

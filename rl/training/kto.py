@@ -1,0 +1,246 @@
+"""Kahneman-Tversky optimisation: recipe -> TRL's KTOTrainer -> TrainResult. Good and bad responses in, an adapter
+out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from datasets import Dataset
+
+from rl.recipes import KTORecipe
+from rl.training.encoding import EncodedResponse, prompt_messages, response_text
+from rl.training.folder import folder_prepare, same_run_check
+from rl.training.hardware import Hardware, detect
+from rl.training.logps import causal_model
+from rl.training.pair_trainer import install_forward, reference_logps
+from rl.training.policy import LoadedPolicy, load_policy, lora_config, matmul
+from rl.training.progress import Silent, TrainListener
+from rl.training.result import TrainingRefused, TrainResult
+from rl.training.row_cache import RowCache
+from rl.training.scoring import head_check
+from rl.training.trl_runs import (
+    OwnHouse,
+    common_arguments,
+    failures_explained,
+    one_gpu,
+    result_of,
+    run_facts,
+    special_tokens_settle,
+    trainer_settle,
+)
+
+BALANCE = (1.0, 4.0 / 3.0)
+"""Bounds of (weight x number of good) / (weight x number of bad): Ethayarajh et al. 2024, eq. 9."""
+
+
+def kto_weights(good: int, bad: int) -> tuple[float, float]:
+    """Weights of good and of bad responses for so many of each, the rarer side's raised until the paper's bounds hold.
+
+    Eq. 9 of arXiv 2402.01306: w_D n_D / (w_U n_U) in [1, 4/3]. Raises TrainingRefused where a side is empty: with good
+    responses alone that is supervised fine-tuning.
+    """
+    if not good or not bad:
+        raise TrainingRefused(
+            f"expected good and bad responses, found {good} good and {bad} bad: rate some of the other kind"
+            + (", or use train_sft, which learns from good ones alone" if good else "")
+        )
+    ratio = good / bad
+    low, high = BALANCE
+    if ratio < low:
+        return low / ratio, 1.0
+    if ratio > high:
+        return 1.0, ratio / high
+    return 1.0, 1.0
+
+
+class KTOTrainer:
+    """Train a LoRA adapter on single responses that were liked or not.
+
+    Rows are {"prompt": messages, "completion": text or [message], "label": whether it was good}. Everything else as
+    `rl.training.dpo.DPOTrainer`.
+    """
+
+    def __init__(
+        self,
+        recipe: KTORecipe,
+        base_model: str = "bundled",
+        *,
+        output_dir: str | Path,
+        agent: str = "",
+        hardware: Hardware | None = None,
+        listener: TrainListener | None = None,
+        resume: bool = False,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.base_model = base_model
+        self.output_dir = Path(output_dir)
+        self.agent = agent
+        self.hardware = hardware or detect()
+        self.listener: TrainListener = listener or Silent()
+        self.resume = resume
+        self.cache_dir = Path(cache_dir) if cache_dir is not None else None
+        self.policy: LoadedPolicy | None = None
+        self.notes: list[str] = []
+
+    def load_base_model(self) -> LoadedPolicy:
+        """Load base model and tokenizer, once. Raises PolicyLoadError."""
+        if self.policy is None:
+            self.policy = load_policy(
+                self.base_model, hardware=self.hardware, quantization=self.recipe.quantization
+            )
+        return self.policy
+
+    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
+        """Train and return what came of it; refusals and failures as DPOTrainer's."""
+        started = time.monotonic()
+        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        good = sum(bool(row.get("label")) for row in train_rows)
+        weights = kto_weights(good, len(train_rows) - good)
+        checkpoint, notes = folder_prepare(self.output_dir, resume=self.resume)
+        policy = self.load_base_model()
+        head_check(policy)
+        encoded, left_out = self._encode(policy, train_rows)
+        if len(encoded) < 2:
+            raise TrainingRefused(f"expected at least 2 responses to train on, found {len(encoded)}")
+        # the reference point needs a second prompt; one held-out row alone has none
+        held_out = self._encode(policy, eval_rows)[0] if len(eval_rows) > 1 else []
+        arguments = self._arguments(bool(held_out), weights)
+        self._main = arguments.process_index == 0
+        truncated = {
+            "prompts": sum(item.prompt_cut for item, _ in encoded),
+            "completions": sum(item.response_cut for item, _ in encoded),
+        }
+        for note in [*notes, *policy.notes, *one_gpu(arguments)]:
+            self._note(note)
+        self._note(
+            f"{good:,} good and {len(train_rows) - good:,} bad responses: weights {arguments.desirable_weight:.3g} and "
+            f"{arguments.undesirable_weight:.3g}"
+        )
+        rows = [[item.prompt_ids, item.response_ids, label] for item, label in encoded]
+        now = run_facts(self.recipe, policy, rows, arguments.world_size)
+        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
+        with matmul(self.hardware):
+            special_tokens_settle(policy)
+            trainer = _Trainer(
+                model=policy.model,
+                args=arguments,
+                train_dataset=self._dataset(policy, arguments, encoded),
+                eval_dataset=self._dataset(policy, arguments, held_out) if held_out else None,
+                processing_class=policy.tokenizer,
+                peft_config=lora_config(self.recipe, policy.model),
+            )
+            trainer.settle(self, policy)
+            with failures_explained(self.recipe, self.output_dir):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            metrics = trainer.evaluate_at_end() if held_out else {}
+        return result_of(
+            "kto",
+            trainer,
+            policy,
+            recipe=self.recipe,
+            hardware=self.hardware,
+            output_dir=self.output_dir,
+            agent=self.agent,
+            seconds=time.monotonic() - started,
+            samples={"train": len(encoded), "eval": len(held_out)},
+            truncated=truncated,
+            left_out=left_out,
+            metrics=metrics,
+            notes=self.notes,
+        )
+
+    def _encode(
+        self, policy: LoadedPolicy, rows: Sequence[Any]
+    ) -> tuple[list[tuple[EncodedResponse, bool]], dict[str, int]]:
+        try:
+            items = [
+                (prompt_messages(row, number), response_text(row, "completion", number))
+                for number, row in enumerate(rows)
+            ]
+        except ValueError as error:
+            raise TrainingRefused(str(error)) from error
+        encoded = policy.encoder.responses(items, self.recipe.max_length, self.recipe.max_completion_length)
+        kept = [
+            (item, bool(row["label"]))
+            for item, row in zip(encoded, rows, strict=True)
+            if item.prompt_ids and item.response_ids
+        ]
+        empty = len(rows) - len(kept)
+        return kept, {"empty response": empty} if empty else {}
+
+    def _arguments(self, evaluates: bool, weights: tuple[float, float]) -> trl.KTOConfig:
+        recipe = self.recipe
+        return trl.KTOConfig(
+            **common_arguments(recipe, self.hardware, self.output_dir, evaluates=evaluates),
+            beta=recipe.beta,
+            loss_type=recipe.loss,
+            desirable_weight=recipe.desirable_weight or weights[0],
+            undesirable_weight=recipe.undesirable_weight or weights[1],
+            max_length=None,
+            train_sampling_strategy="sequential",  # our order is shuffled already, see _dataset
+        )
+
+    def _dataset(
+        self, policy: LoadedPolicy, arguments: trl.KTOConfig, encoded: list[tuple[EncodedResponse, bool]]
+    ) -> Dataset:
+        """Token columns with the reference's log-probabilities, of each response and of one that answers another
+        prompt.
+
+        The paper's reference point is the KL of mismatched pairs: prompt i goes with the next response in a fixed
+        shuffle.
+        """
+        generator = torch.Generator().manual_seed(self.recipe.seed)
+        encoded = [encoded[i] for i in torch.randperm(len(encoded), generator=generator).tolist()]
+        items = [item for item, _ in encoded]
+        mismatched = [
+            EncodedResponse(item.prompt_ids, other.response_ids)
+            for item, other in zip(items, [*items[1:], items[0]], strict=True)
+        ]
+        cache = RowCache(self.cache_dir / "reference.sqlite3") if self.cache_dir is not None else None
+        logps, computed = reference_logps(
+            policy, arguments, [*items, *mismatched], 2 * self.recipe.batch_size, cache
+        )
+        if cache is not None:
+            self._note(
+                f"reference log-probabilities: {computed:,} computed, {2 * len(items) - computed:,} known before"
+            )
+        return Dataset.from_dict(
+            {
+                "prompt_ids": [item.prompt_ids for item in items],
+                "completion_ids": [item.response_ids for item in items],
+                "KL_completion_ids": [item.response_ids for item in mismatched],
+                "label": [label for _, label in encoded],
+                "ref_logps": logps[: len(items)],
+                "ref_KL_logps": logps[len(items) :],
+            }
+        )
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        if getattr(self, "_main", True):
+            self.listener.on_note(text)
+
+
+class _Trainer(OwnHouse, trl.KTOTrainer):
+    """TRL's trainer on responses that are already tokens and whose reference is known."""
+
+    method = "kto"
+
+    def settle(self, owner: KTOTrainer, policy: LoadedPolicy) -> None:
+        self.policy, self.agent = policy, owner.agent
+        self.precompute_ref_logps = True
+        trainer_settle(self, policy, owner.recipe, owner.listener)
+        install_forward(
+            causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
+        )
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        loss = super()._compute_loss(model, inputs, return_outputs)
+        self.loss_check(loss[0] if return_outputs else loss, f" or raise beta (now {self.beta:g})")
+        return loss

@@ -1,0 +1,165 @@
+"""Supervised fine-tuning: recipe -> TRL's SFTTrainer -> TrainResult. Demonstrations in, an adapter out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import trl
+from datasets import Dataset
+
+from rl.recipes import SFTRecipe
+from rl.training.encoding import EncodedResponse, prompt_messages, response_text
+from rl.training.folder import folder_prepare, same_run_check
+from rl.training.hardware import Hardware, detect
+from rl.training.logps import causal_model
+from rl.training.pair_trainer import install_forward
+from rl.training.policy import LoadedPolicy, load_policy, lora_config, matmul
+from rl.training.progress import Silent, TrainListener
+from rl.training.result import TrainingRefused, TrainResult
+from rl.training.scoring import head_check
+from rl.training.trl_runs import (
+    OwnHouse,
+    common_arguments,
+    failures_explained,
+    one_gpu,
+    result_of,
+    run_facts,
+    special_tokens_settle,
+    trainer_settle,
+)
+
+
+class SFTTrainer:
+    """Train a LoRA adapter to answer as people showed.
+
+    Rows are {"prompt": messages, "completion": text or [message]}; the loss is on the completion's tokens alone, the
+    one that ends the turn included. Everything else as `rl.training.dpo.DPOTrainer`.
+    """
+
+    def __init__(
+        self,
+        recipe: SFTRecipe,
+        base_model: str = "bundled",
+        *,
+        output_dir: str | Path,
+        agent: str = "",
+        hardware: Hardware | None = None,
+        listener: TrainListener | None = None,
+        resume: bool = False,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        """`cache_dir` is taken because every trainer is; demonstrations have no reference to keep."""
+        self.recipe = recipe
+        self.base_model = base_model
+        self.output_dir = Path(output_dir)
+        self.agent = agent
+        self.hardware = hardware or detect()
+        self.listener: TrainListener = listener or Silent()
+        self.resume = resume
+        self.policy: LoadedPolicy | None = None
+        self.notes: list[str] = []
+
+    def load_base_model(self) -> LoadedPolicy:
+        """Load base model and tokenizer, once. Raises PolicyLoadError."""
+        if self.policy is None:
+            self.policy = load_policy(
+                self.base_model, hardware=self.hardware, quantization=self.recipe.quantization
+            )
+        return self.policy
+
+    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
+        """Train and return what came of it; refusals and failures as DPOTrainer's."""
+        started = time.monotonic()
+        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        if not train_rows:
+            raise TrainingRefused("expected at least one demonstration to train on, found none")
+        checkpoint, notes = folder_prepare(self.output_dir, resume=self.resume)
+        policy = self.load_base_model()
+        head_check(policy)
+        train, held_out = self._encode(policy, train_rows), self._encode(policy, eval_rows)
+        arguments = trl.SFTConfig(
+            **common_arguments(self.recipe, self.hardware, self.output_dir, evaluates=bool(held_out)),
+            max_length=None,
+        )
+        self._main = arguments.process_index == 0
+        for note in [*notes, *policy.notes, *one_gpu(arguments)]:
+            self._note(note)
+        rows = [[item.prompt_ids, item.response_ids] for item in train]
+        now = run_facts(self.recipe, policy, rows, arguments.world_size)
+        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
+        with matmul(self.hardware):
+            special_tokens_settle(policy)
+            trainer = _Trainer(
+                model=policy.model,
+                args=arguments,
+                train_dataset=self._dataset(train),
+                eval_dataset=self._dataset(held_out) if held_out else None,
+                processing_class=policy.tokenizer,
+                peft_config=lora_config(self.recipe, policy.model),
+            )
+            trainer.settle(self, policy)
+            with failures_explained(self.recipe, self.output_dir):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            metrics = trainer.evaluate_at_end() if held_out else {}
+        return result_of(
+            "sft",
+            trainer,
+            policy,
+            recipe=self.recipe,
+            hardware=self.hardware,
+            output_dir=self.output_dir,
+            agent=self.agent,
+            seconds=time.monotonic() - started,
+            samples={"train": len(train), "eval": len(held_out)},
+            truncated={
+                "prompts": sum(item.prompt_cut for item in train),
+                "completions": sum(item.response_cut for item in train),
+            },
+            left_out={},
+            metrics=metrics,
+            notes=self.notes,
+        )
+
+    def _encode(self, policy: LoadedPolicy, rows: Sequence[Any]) -> list[EncodedResponse]:
+        try:
+            items = [
+                (prompt_messages(row, number), response_text(row, "completion", number))
+                for number, row in enumerate(rows)
+            ]
+        except ValueError as error:
+            raise TrainingRefused(str(error)) from error
+        return policy.encoder.responses(items, self.recipe.max_length, self.recipe.max_completion_length)
+
+    def _dataset(self, items: Sequence[EncodedResponse]) -> Dataset:
+        return Dataset.from_dict(
+            {
+                "input_ids": [item.prompt_ids + item.response_ids for item in items],
+                "labels": [[-100] * len(item.prompt_ids) + item.response_ids for item in items],
+            }
+        )
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        if getattr(self, "_main", True):
+            self.listener.on_note(text)
+
+
+class _Trainer(OwnHouse, trl.SFTTrainer):
+    """TRL's trainer on demonstrations that are already tokens."""
+
+    method = "sft"
+
+    def settle(self, owner: SFTTrainer, policy: LoadedPolicy) -> None:
+        self.policy, self.agent = policy, owner.agent
+        trainer_settle(self, policy, owner.recipe, owner.listener)
+        install_forward(
+            causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
+        )
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, return_outputs, **kwargs)
+        self.loss_check(loss[0] if return_outputs else loss, "")
+        return loss

@@ -1,0 +1,226 @@
+"""What the runs over TRL's trainers share: arguments, settling a trainer, failures that say what to do, the result."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import importlib.metadata
+import json
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import PrinterCallback
+
+from rl.recipes import Recipe
+from rl.training.following import Follower, history_columns
+from rl.training.hardware import Hardware
+from rl.training.policy import LoadedPolicy, adapter_describe, adapter_save
+from rl.training.progress import TrainListener, checkpoint_seal
+from rl.training.result import TrainingFailed, TrainResult
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
+
+
+def common_arguments(
+    recipe: Recipe, hardware: Hardware, output_dir: Path, *, evaluates: bool
+) -> dict[str, Any]:
+    """Keyword arguments that every one of TRL's configs is given."""
+    on_gpu = hardware.device == "cuda"
+    steps = evaluates and recipe.eval_steps > 0
+    return {
+        "output_dir": str(output_dir / "checkpoints"),
+        "use_cpu": hardware.device == "cpu",
+        "num_train_epochs": recipe.epochs,
+        "max_steps": recipe.max_steps,
+        "per_device_train_batch_size": recipe.batch_size,
+        "per_device_eval_batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.gradient_accumulation,
+        "learning_rate": recipe.learning_rate,
+        "warmup_steps": recipe.warmup_ratio,
+        "lr_scheduler_type": recipe.lr_scheduler,
+        "weight_decay": recipe.weight_decay,
+        "max_grad_norm": recipe.max_grad_norm,
+        "gradient_checkpointing": recipe.gradient_checkpointing,
+        # Weights are loaded in the dtype the machine is quick with. Autocast on top is for GPUs, where it lets
+        # the LoRA matrices (kept in float32) multiply in half precision; on a CPU it would only add casts.
+        "bf16": on_gpu and hardware.dtype == "bfloat16",
+        "fp16": on_gpu and hardware.dtype == "float16",
+        "seed": recipe.seed,
+        "data_seed": recipe.seed,
+        "logging_steps": recipe.logging_steps,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": recipe.save_steps,
+        "save_total_limit": 2,
+        "eval_strategy": "steps" if steps else "no",
+        "eval_steps": recipe.eval_steps if steps else None,
+        "report_to": [],
+        "disable_tqdm": True,
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": on_gpu,
+        "ddp_find_unused_parameters": False,
+        "remove_unused_columns": False,
+    }
+
+
+def one_gpu(arguments: Any) -> list[str]:
+    """TRL has no DataParallel: of several GPUs one is used, and the note returned says what uses all."""
+    if arguments.n_gpu <= 1:
+        return []
+    seen = arguments.n_gpu
+    arguments._n_gpu = 1
+    return [f"{seen} GPUs seen, one is used: `accelerate launch` uses all"]
+
+
+def special_tokens_settle(policy: LoadedPolicy) -> None:
+    """TRL and transformers would warn about, and then do, just this."""
+    for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
+        setattr(policy.model.config, name, getattr(policy.tokenizer, name))
+
+
+def trainer_settle(trainer: Any, policy: LoadedPolicy, recipe: Recipe, listener: TrainListener) -> None:
+    """What TRL's constructors cannot be told: float32 LoRA, its dropout, a listener, nothing on stdout."""
+    policy.model = trainer.model
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:  # TRL makes a 4-bit model's LoRA bfloat16, too coarse for small steps
+            parameter.data = parameter.data.float()
+    for name, module in trainer.model.named_modules():
+        if isinstance(module, torch.nn.Dropout) and "lora_dropout" in name:  # TRL silences it with the others
+            module.p = recipe.lora_dropout
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout
+    trainer.add_callback(Follower(trainer, listener))
+
+
+class OwnHouse:
+    """Mixed into TRL's trainers: rows are tokens already, checkpoints are sealed, nobody is told of the run.
+
+    The underscored methods are TRL 1.16's and transformers 5.23's own; both are pinned.
+    """
+
+    policy: LoadedPolicy
+    agent: str
+    method: str
+    model: Any
+    args: Any
+    state: Any
+    accelerator: Any
+
+    def _send_telemetry(self) -> None:
+        """TRL reports each run to its makers; what people rate here is nobody else's business."""
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Not a model to publish."""
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return dataset
+
+    def evaluate_at_end(self) -> dict[str, float]:
+        """Metrics on the eval split after the last step, unless that step's are there already."""
+        for row in reversed(self.state.log_history):
+            if "eval_loss" in row and row.get("step") == self.state.global_step:
+                return {name: value for name, value in row.items() if name.startswith("eval_")}
+        return dict(self.evaluate())  # type: ignore[attr-defined]
+
+    def loss_check(self, loss: torch.Tensor, advice: str) -> None:
+        """Raises TrainingFailed for a loss that is not a number any more."""
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise TrainingFailed(
+                f"the loss became {value:g} at step {self.state.global_step + 1} of {self.state.max_steps}: "
+                f"training diverged. Lower learning_rate (now {self.args.learning_rate:g}){advice}; "
+                "the last whole checkpoint is kept"
+            )
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            path = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            adapter_describe(self.policy, path, agent=self.agent, method=self.method)
+            checkpoint_seal(path)
+
+
+@contextlib.contextmanager
+def failures_explained(recipe: Recipe, output_dir: Path) -> Iterator[None]:
+    """Inside, a lack of memory or of disk becomes a TrainingFailed that says what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TrainingFailed(
+            f"the accelerator ran out of memory: lower batch_size (now {recipe.batch_size}) or max_length "
+            f"(now {recipe.max_length}), or use the small_gpu preset"
+        ) from error
+    except (OSError, SafetensorError, RuntimeError) as error:
+        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+        if not full and shutil.disk_usage(output_dir).free > 1 << 20:
+            raise
+        raise TrainingFailed(
+            f"the disk of {output_dir} is full: free some space and resume; the last whole checkpoint is kept"
+        ) from error
+
+
+def run_facts(recipe: Recipe, policy: LoadedPolicy, rows: Sequence[Any], processes: int) -> dict[str, Any]:
+    """What a resumed run must have in common with the one that began (`folder.same_run_check`)."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row).encode())
+    return {
+        "recipe": recipe.as_dict(),
+        "base_model_hash": policy.base_model_hash,
+        "pairs": digest.hexdigest(),
+        "processes": processes,
+    }
+
+
+def result_of(
+    method: str,
+    trainer: Any,
+    policy: LoadedPolicy,
+    *,
+    recipe: Recipe,
+    hardware: Hardware,
+    output_dir: Path,
+    agent: str,
+    seconds: float,
+    samples: dict[str, int],
+    truncated: dict[str, int],
+    left_out: dict[str, int],
+    metrics: dict[str, float],
+    notes: list[str],
+) -> TrainResult:
+    """What came of a run over TRL; the finished adapter is saved below `output_dir` by the main process."""
+    state = trainer.state
+    cancelled = state.global_step < state.max_steps
+    history = history_columns(state.log_history)
+    checkpoint = output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
+    if not cancelled:
+        checkpoint = output_dir / "adapter"
+        if trainer.is_world_process_zero():
+            adapter_save(policy, checkpoint, agent=agent, method=method)
+    last = {name: values[-1] for name, values in history.items() if values and not name.endswith("step")}
+    return TrainResult(
+        method=method,
+        status="cancelled" if cancelled else "succeeded",
+        checkpoint=str(checkpoint),
+        base_model=policy.base_model,
+        base_model_hash=policy.base_model_hash,
+        steps=state.global_step,
+        total_steps=state.max_steps,
+        seconds=round(seconds, 2),
+        samples=samples,
+        truncated=truncated,
+        left_out=left_out,
+        metrics={**last, **metrics},
+        history=history,
+        recipe=recipe.as_dict(),
+        hardware=dataclasses.asdict(hardware),
+        libraries={name: importlib.metadata.version(name) for name in LIBRARIES},
+        notes=notes,
+    )

@@ -1,0 +1,181 @@
+"""KTO and SFT: weights by the paper, runs that learn what was shown, resume, and refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.recipes import KTORecipe, RecipeError, SFTRecipe
+from rl.training.kto import KTOTrainer, kto_weights
+from rl.training.policy import generate, load_policy
+from rl.training.result import TrainingRefused, TrainResult
+from rl.training.scoring import score_responses
+from rl.training.sft import SFTTrainer
+from tests.test_dpo import HARDWARE, Follower, some_pairs
+from tests.tiny import tiny_model
+
+CHART, TABLE = '{"widget": "line_chart"}', '{"widget": "table"}'
+
+KNOBS: dict[str, Any] = {
+    "batch_size": 4, "learning_rate": 5e-3, "lora_r": 4, "lora_alpha": 8, "max_length": 96,
+    "max_completion_length": 32, "logging_steps": 1, "warmup_ratio": 0.0,
+}  # fmt: skip
+KTO = KTORecipe(**KNOBS)
+SFT = SFTRecipe(**KNOBS)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("base"), "llama"))
+
+
+def labels(count: int) -> list[dict[str, Any]]:
+    """Charts are good and tables bad, each to a prompt of its own."""
+    return [
+        {
+            "prompt": row["prompt"],
+            "completion": CHART if number % 2 else TABLE,
+            "label": bool(number % 2),
+        }
+        for number, row in enumerate(some_pairs(count))
+    ]
+
+
+def demonstrations(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": row["prompt"], "completion": CHART} for row in some_pairs(count)]
+
+
+def kto(base: str, folder: Path, recipe: KTORecipe = KTO, **more: Any) -> KTOTrainer:
+    return KTOTrainer(recipe, base, output_dir=folder, hardware=HARDWARE, **more)
+
+
+def sft(base: str, folder: Path, recipe: SFTRecipe = SFT, **more: Any) -> SFTTrainer:
+    return SFTTrainer(recipe, base, output_dir=folder, hardware=HARDWARE, **more)
+
+
+# --- Weights, arXiv 2402.01306 eq. 9 ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "weights"),
+    [
+        (100, 100, (1.0, 1.0)),
+        (120, 100, (1.0, 1.0)),  # 1.2 lies within [1, 4/3]
+        (50, 100, (2.0, 1.0)),  # 2 * 50 = 1 * 100
+        (400, 100, (1.0, 3.0)),  # 400 / (3 * 100) = 4/3
+    ],
+)
+def test_the_rarer_side_weighs_more(good: int, bad: int, weights: tuple[float, float]) -> None:
+    assert kto_weights(good, bad) == pytest.approx(weights)
+    found = kto_weights(good, bad)
+    assert 1.0 <= found[0] * good / (found[1] * bad) <= 4 / 3 + 1e-12
+
+
+def test_one_kind_of_response_is_refused() -> None:
+    with pytest.raises(TrainingRefused, match=r"3 good and 0 bad.*train_sft"):
+        kto_weights(3, 0)
+
+
+def test_a_knob_overrides_the_weights(base: str, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(KTO, max_steps=1, undesirable_weight=2.5)
+    trainer = kto(base, tmp_path, recipe)
+    trainer.train(labels(8))
+    assert any("weights 1 and 2.5" in note for note in trainer.notes), trainer.notes
+
+
+def test_a_batch_of_one_has_no_reference_point() -> None:
+    with pytest.raises(RecipeError, match="at least 2"):
+        KTORecipe(batch_size=1)
+
+
+# --- Learning -----------------------------------------------------------------------------------------------
+
+
+def preference(base: str, adapter: str | None) -> float:
+    """Mean log-probability of the chart over the table, in nats, on prompts not trained on."""
+    policy = load_policy(base, adapter, hardware=HARDWARE)
+    prompts = [row["prompt"] for row in some_pairs(8, seed=9)]
+    charts = score_responses(policy, [(prompt, CHART) for prompt in prompts])
+    tables = score_responses(policy, [(prompt, TABLE) for prompt in prompts])
+    return sum(a.logp - b.logp for a, b in zip(charts, tables, strict=True)) / len(prompts)
+
+
+@pytest.mark.training
+def test_kto_learns_from_thumbs_what_is_preferred(base: str, tmp_path: Path) -> None:
+    follower = Follower()
+    result = kto(base, tmp_path, dataclasses.replace(KTO, epochs=6), listener=follower).train(
+        labels(32), labels(6)
+    )
+    assert preference(base, result.checkpoint) > preference(base, None) + 2
+    assert {"loss", "kl", "rewards/chosen", "rewards/rejected", "rewards/margins"} <= result.history.keys()
+    assert "eval_loss" in result.metrics
+    assert len(follower.rows) >= len(result.history["step"])
+
+
+@pytest.mark.training
+def test_sft_reproduces_what_was_shown(base: str, tmp_path: Path) -> None:
+    result = sft(base, tmp_path, dataclasses.replace(SFT, epochs=10)).train(
+        demonstrations(24), demonstrations(4)
+    )
+    policy = load_policy(base, result.checkpoint, hardware=HARDWARE)
+    answers = generate(policy, [row["prompt"] for row in some_pairs(8, seed=9)], max_new_tokens=32)
+    assert [answer.text for answer in answers] == [CHART] * 8
+    assert result.metrics["eval_loss"] < 0.1
+    assert result.history["mean_token_accuracy"][-1] > 0.95
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("method", ["kto", "sft"])
+def test_a_stopped_run_goes_on_to_the_same_end(base: str, tmp_path: Path, method: str) -> None:
+    if method == "kto":
+
+        def run(folder: str, **more: Any) -> TrainResult:
+            recipe = dataclasses.replace(KTO, max_steps=5)
+            return kto(base, tmp_path / folder, recipe, **more).train(labels(12))
+    else:
+
+        def run(folder: str, **more: Any) -> TrainResult:
+            recipe = dataclasses.replace(SFT, max_steps=5)
+            return sft(base, tmp_path / folder, recipe, **more).train(demonstrations(12))
+
+    whole = run("whole")
+    stopped = run("stopped", listener=Follower(stop_after=2))
+    assert stopped.status == "cancelled"
+    resumed = run("stopped", resume=True)
+    assert resumed.status == "succeeded"
+    assert resumed.steps == 5
+    assert resumed.history["loss"][-1] == pytest.approx(whole.history["loss"][-1], abs=1e-5)
+
+
+def test_a_result_loads_and_draws_itself(base: str, tmp_path: Path) -> None:
+    result = kto(base, tmp_path / "run", dataclasses.replace(KTO, max_steps=2)).train(labels(8))
+    result.save(tmp_path / "result.json")
+    again = TrainResult.load(tmp_path / "result.json")
+    assert again == result
+    again.plot(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1_000
+
+
+# --- Refusals -----------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_show_is_refused(base: str, tmp_path: Path) -> None:
+    with pytest.raises(TrainingRefused, match="at least one demonstration"):
+        sft(base, tmp_path).train([])
+
+
+def test_a_row_without_a_completion_is_refused_with_its_number(base: str, tmp_path: Path) -> None:
+    rows = [*demonstrations(2), {"prompt": [{"role": "user", "content": "how"}]}]
+    with pytest.raises(TrainingRefused, match="row 2: expected `completion`"):
+        sft(base, tmp_path).train(rows)
+
+
+def test_known_references_are_not_computed_again(base: str, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(KTO, max_steps=1)
+    kto(base, tmp_path / "one", recipe, cache_dir=tmp_path / "cache").train(labels(8))
+    again = kto(base, tmp_path / "two", recipe, cache_dir=tmp_path / "cache")
+    again.train(labels(8))
+    assert any(note.startswith("reference log-probabilities: 0 computed") for note in again.notes)
