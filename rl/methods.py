@@ -18,11 +18,25 @@ class Method:
     """`module:Class` in the training room; every class has DPOTrainer's constructor, load_base_model and train."""
     policy: bool = True
     """Whether what comes out can answer, and enters the registry; a reward model only judges."""
+    estimate: str = "rl.training.hardware:estimate"
+    """`module:function` that foresees steps, minutes and memory for a dry run."""
     rewarded: bool = False
     """Whether it needs reward functions (`--reward`)."""
 
 
-METHODS = {method.slug: method for method in (Method("dpo", "pairs", "rl.training.dpo:DPOTrainer"),)}
+METHODS = {
+    method.slug: method
+    for method in (
+        Method("dpo", "pairs", "rl.training.dpo:DPOTrainer"),
+        Method(
+            "ppo",
+            "prompts",
+            "rl.training.ppo:PPOTrainer",
+            estimate="rl.training.ppo.estimate:estimate",
+            rewarded=True,
+        ),
+    )
+}
 
 
 def method_named(slug: str) -> Method:

@@ -400,13 +400,16 @@ PPO_CONFIG: dict[str, PPORecipe] = {
     "high_quality": PPORecipe(
         lora_r=64, lora_alpha=128, batch_size=32, mini_batch_size=8, max_length=2048, max_new_tokens=256
     ),
-    # a laptop and a small model
+    # a laptop and a small model, measured on the bundled base: at 5e-4 and a KL price of 0.05 the answers got longer
+    # and 6 % no longer ended after 10 steps; at 2.5e-4 and 0.1 all did, and the reward went on rising
     "cpu": PPORecipe(
+        epochs=2.0,
         batch_size=64,
         mini_batch_size=32,
-        learning_rate=5e-4,
+        ppo_epochs=3,
+        learning_rate=2.5e-4,
         value_learning_rate=1e-3,
-        init_kl_coef=0.05,
+        init_kl_coef=0.1,
         kl_controller="fixed",
         max_new_tokens=48,
     ),

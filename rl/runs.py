@@ -59,13 +59,13 @@ def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
 
 def train_plan(order: TrainOrder) -> dict[str, Any]:
     """What `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe."""
-    from rl.training.hardware import estimate
-
     hardware = hardware_detect()
     config, recipe = recipe_for(order, hardware)
     prepared = _prepare(order, dry_run=True)
     base_model = order.base_model or settings.RATCHET_BASE_MODEL
-    expected = estimate(base_model, recipe, list(prepared.rows("train")), hardware=hardware)
+    expected = _named(method_named(order.method).estimate)(
+        base_model, recipe, list(prepared.rows("train")), hardware=hardware
+    )
     return {
         "samples": prepared.counts,
         "sources": prepared.sources,
@@ -170,7 +170,7 @@ def _run_claimed(
     except KeyboardInterrupt:
         run_finish(run, Status.CANCELLED, reason="stopped by Ctrl-C before the first checkpoint")
         raise
-    except (TrainingRefused, DatasetRefused, registry.RegistryRefused) as refusal:
+    except (TrainingRefused, DatasetRefused, RunRefused, registry.RegistryRefused) as refusal:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
@@ -195,9 +195,12 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: RunListener, *, res
         raise RunRefused(f"run {run.pk} has no snapshot to train on")
     folder = run_folder(run)
     allocator_settle()  # this process trains and then ends
-    module, _, name = method_named(run.method).trainer.partition(":")
-    trainer = getattr(importlib.import_module(module), name)(
-        type(RECIPES[run.method]["default"]).from_dict(run.recipe),
+    method = method_named(run.method)
+    recipe = type(RECIPES[run.method]["default"]).from_dict(run.recipe)
+    if method.rewarded:
+        recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"]))
+    trainer = _named(method.trainer)(
+        recipe,
         run.base_model,
         output_dir=folder,
         agent=run.agent,
@@ -220,6 +223,38 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: RunListener, *, res
     )
     run.refresh_from_db()
     return result
+
+
+def _named(path: str) -> Any:
+    """What `module:name` stands for in the training room."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def rewards_located(specs: str) -> str:
+    """Reward specs with `model:RUN` made `model:FOLDER`, the folder that run left its reward model in.
+
+    Raises RunRefused for a run that does not exist or left no reward model.
+    """
+    from rl.training.result import ResultError, TrainResult
+
+    located = []
+    for spec in specs.split(","):
+        kind, _, name = spec.strip().partition(":")
+        if kind == "model" and name.isdigit():
+            run = TrainingRun.objects.filter(pk=int(name), method="reward_model").first()
+            if run is None:
+                raise RunRefused(
+                    f"--reward {spec}: run {name} trained no reward model; see `manage.py train_reward_model`"
+                )
+            try:
+                spec = f"model:{TrainResult.load(run_folder(run) / 'result.json').checkpoint}"
+            except ResultError as error:
+                raise RunRefused(
+                    f"--reward {spec}: run {name} is {run.status} and left no model ({error})"
+                ) from error
+        located.append(spec.strip())
+    return ",".join(located)
 
 
 def _policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy:

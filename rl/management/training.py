@@ -228,5 +228,9 @@ SHOWN = {
     "kl": "kl",
     "eval_loss": "eval loss",
     "eval_rewards/accuracies": "eval accuracy",
+    "reward": "reward",
+    "eval_reward_before": "held-out reward of the base",
+    "eval_reward": "held-out reward",
+    "eval_kl": "held-out kl",
 }
 """Final figures worth a place in the table, and what to call them there."""

@@ -301,7 +301,7 @@ def estimate(
     steps = recipe.max_steps if recipe.max_steps > 0 else math.ceil(recipe.epochs * per_epoch)
     text = config.get_text_config()
     layers, mean_width = int(text.num_hidden_layers), sum(widths) / len(widths)
-    one, three = (_trial_step(config, recipe, hardware, n, round(mean_width)) for n in (1, 3))
+    one, three = (trial_step(config, recipe, hardware, n, round(mean_width)) for n in (1, 3))
     per_layer = max((three - one) / 2, 0.0)
     seconds_per_token = max(one - per_layer, 0.0) + per_layer * layers
     trained = 2 * recipe.batch_size * recipe.gradient_accumulation * steps * mean_width
@@ -310,7 +310,9 @@ def estimate(
         passes += 2 * count * mean_width / 3
     else:
         passes += trained / 3
-    memory, how = _memory_gb(text, recipe, hardware, parameters, 2 * recipe.batch_size * max(widths), answers)
+    memory, how = memory_estimate(
+        text, recipe, hardware, parameters, 2 * recipe.batch_size * max(widths), answers
+    )
     return Estimate(
         steps=steps,
         minutes=passes * seconds_per_token / 60,
@@ -326,7 +328,7 @@ def estimate(
     )
 
 
-def _trial_step(config: Any, recipe: Recipe, hardware: Hardware, layers: int, width: int) -> float:
+def trial_step(config: Any, recipe: Recipe, hardware: Hardware, layers: int, width: int) -> float:
     """Seconds per token of forward and backward through a random model of that many layers, with LoRA."""
     import torch
     from peft import get_peft_model
@@ -362,7 +364,7 @@ def _trial_step(config: Any, recipe: Recipe, hardware: Hardware, layers: int, wi
     return min(times[1:]) / (rows * width)
 
 
-def _memory_gb(
+def memory_estimate(
     text: Any, recipe: Recipe, hardware: Hardware, parameters: int, tokens: int, answer: int
 ) -> tuple[float, str]:
     """Peak memory: weights, LoRA with its optimiser, activations of one micro-batch, the head's tile.

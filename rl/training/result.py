@@ -153,6 +153,13 @@ _PANELS = (
     ("kl", "Distance from the base", "mean log-ratio per token, nats", 0.0),
 )
 
+_PPO_PANELS = (
+    ("reward", "Reward", "mean score of a step's responses", None),
+    ("kl", "Distance from the base", "log-ratio per response, nats", 0.0),
+    ("loss", "Loss", "policy + vf_coef × value; hovers, does not fall", 0.0),
+    ("explained_variance", "Explained variance", "1: the value foresees the returns; 0: a constant", 0.0),
+)
+
 
 def _plot(result: TrainResult, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -166,7 +173,8 @@ def _plot(result: TrainResult, path: Path) -> Path:
     axes = figure.subplots(2, 2, sharex=True)
     steps = result.history.get("step", [])
     eval_steps = result.history.get("eval_step", [])
-    for axis, (metric, title, unit, neutral) in zip(axes.flat, _PANELS, strict=True):
+    panels, rows = (_PPO_PANELS, "prompts") if result.method == "ppo" else (_PANELS, "pairs")
+    for axis, (metric, title, unit, neutral) in zip(axes.flat, panels, strict=True):
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK, pad=16)
         axis.text(0, 1.02, unit, transform=axis.transAxes, fontsize=8.5, color="#66727f", va="bottom")
         if neutral is not None:
@@ -201,7 +209,7 @@ def _plot(result: TrainResult, path: Path) -> Path:
     name = Path(result.base_model).name or result.base_model
     state = "" if result.status == "succeeded" else f" · {result.status} at step {result.steps}"
     figure.suptitle(
-        f"{result.method.upper()} on {name} · {result.samples.get('train', 0):,} pairs · "
+        f"{result.method.upper()} on {name} · {result.samples.get('train', 0):,} {rows} · "
         f"{result.steps:,} of {result.total_steps:,} steps · {_duration(result.seconds)}{state}",
         x=0.016, ha="left", fontsize=12.5, color=_INK,
     )  # fmt: skip

@@ -26,6 +26,7 @@ from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
 from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
 from rl.training.ppo.formulas import kl_coef_adapted
 from rl.training.ppo.judge import Judge, Judgement, Scorer
+from rl.training.ppo.named import rewards_of
 from rl.training.ppo.processes import Processes
 from rl.training.ppo.rollout import Rollout, Sampling, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
@@ -121,6 +122,8 @@ class PPOTrainer:
         self.eval_prompts = self._prompts(policy, eval_rows, self.recipe.eval_prompts)
         self._check_same_run(policy, resumed=checkpoint is not None)
         self.base = SharedBase(policy, self.recipe)
+        if not self.rewards and not self.scorers:
+            self.rewards, self.scorers = rewards_of(self.recipe.reward, agent=self.agent)
         self.judge = Judge(self.rewards, self.scorers, agent=self.agent)
         self.optimizer = self._optimizer()
         self.state = State(kl_coef=self.recipe.init_kl_coef)
