@@ -256,16 +256,38 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
 
 # --- Background work --------------------------------------------------------------------------------------
 REDIS_URL = os.environ.get("REDIS_URL") or ""
+_LONGEST_RUN_S = 24 * 3600
 Q_CLUSTER: dict[str, Any] = {
     "name": "ratchet",
     "workers": 1,
-    # timeout < retry, both above the longest run: a job that still works must never be delivered again
-    "timeout": 24 * 3600,
-    "retry": 25 * 3600,
+    # the default cluster turns the clock and does what is short; timeout < retry, so that a job that still works is
+    # never delivered again
+    "timeout": 600,
+    "retry": 900,
     "max_attempts": 1,
     "catch_up": False,
+    "save_limit": 250,
+    "label": "Workers",
+    # trains, one run at a time: `Q_CLUSTER_NAME=training python manage.py qcluster`, as many machines as there are
+    "ALT_CLUSTERS": {
+        "training": {
+            "workers": 1,
+            "timeout": _LONGEST_RUN_S,
+            "retry": _LONGEST_RUN_S + 3600,
+            "max_attempts": 1,
+            "catch_up": False,
+        }
+    },
     **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
 }
+
+# --- Notices ----------------------------------------------------------------------------------------------
+NOTIFY_WEBHOOK = os.environ.get("NOTIFY_WEBHOOK") or ""
+if NOTIFY_WEBHOOK and not NOTIFY_WEBHOOK.startswith(("http://", "https://")):
+    raise ImproperlyConfigured(f"NOTIFY_WEBHOOK must be an http(s) address, found {NOTIFY_WEBHOOK!r}")
+NOTIFY_EMAIL = [a.strip() for a in os.environ.get("NOTIFY_EMAIL", "").split(",") if a.strip()]
+EMAIL_HOST = os.environ.get("EMAIL_HOST") or "localhost"
+DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM") or "ratchet@localhost"
 
 # --- What feedback asks of the rest, without importing it ---------------------------------------------------
 # Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).

@@ -17,7 +17,10 @@ from typing import Any
 
 import psutil
 from django.conf import settings
+from django.db import DatabaseError, connection
+from django.db.models import F, Q
 from django.utils import timezone
+from django_q.tasks import async_task
 
 from rl.models import RunMetric, TrainingRun
 from rl.recipes import recipe_named
@@ -28,10 +31,18 @@ Status = TrainingRun.Status
 ProgressCallback = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and a short figure to show."""
 
-HEARTBEAT_S = 5.0
+HEARTBEAT_S = 2.0
 """Seconds between signs of life of a running job."""
 LOST_AFTER = timedelta(minutes=2)
 """A run of another host without a sign of life for so long is taken to be dead."""
+MAX_ATTEMPTS = 5
+"""Workers that may take a run; one whose process dies again and again is not begun for ever."""
+REDISPATCH_AFTER = timedelta(minutes=1)
+"""A run that waits while nothing is trained is handed to the workers again after so long."""
+TRAINING_CLUSTER = "training"
+"""The cluster that trains: one worker, so that one run at a time has the device."""
+LEARNER = "online learner"
+"""Who asked for a run that the online learner started."""
 
 
 class RunRefused(ValueError):
@@ -69,7 +80,116 @@ def run_enqueue(order: TrainOrder) -> TrainingRun:
         base_model=order.base_model or settings.RATCHET_BASE_MODEL,
         config=order.config or "",
         recipe=order.knobs,
+        asked_by=order.actor,
     )
+
+
+def run_dispatch(run: TrainingRun) -> None:
+    """Hand a queued run to the workers. Twice does no harm: a run is claimed once."""
+    TrainingRun.objects.filter(pk=run.pk).update(dispatched_at=timezone.now())
+    # by its name: the worker is another process
+    async_task("rl.tasks.train", run.pk, task_name=f"run {run.pk}", group=run.agent, cluster=TRAINING_CLUSTER)
+
+
+def follow_up_dispatch(run: TrainingRun) -> None:
+    """Hand the judging of a finished run's policy to the workers."""
+    async_task(
+        "rl.tasks.follow_up",
+        run.pk,
+        task_name=f"after run {run.pk}",
+        group=run.agent,
+        cluster=TRAINING_CLUSTER,
+    )
+
+
+def run_interrupt(run: TrainingRun, *, reason: str, **facts: Any) -> None:
+    """Give back a run that this process holds and was told to stop with its worker: another goes on with it."""
+    TrainingRun.objects.filter(pk=run.pk, worker=run.worker, status=Status.RUNNING).update(
+        status=Status.QUEUED, reason=reason, dispatched_at=None, **facts
+    )
+    run.refresh_from_db()
+
+
+def run_cancel(run: TrainingRun, *, actor: str) -> TrainingRun:
+    """Stop a run: at once where it waits or its worker is dead, else after its present step, keeping a checkpoint.
+
+    Raises RunRefused where it is over already.
+    """
+    reason = f"cancelled by {actor}"
+    over = {"status": Status.CANCELLED, "reason": reason, "finished_at": timezone.now()}
+    waiting = TrainingRun.objects.filter(pk=run.pk, status=Status.QUEUED)
+    if not waiting.update(cancel_requested=True, **over):
+        running = TrainingRun.objects.filter(pk=run.pk, status=Status.RUNNING)
+        if not running.update(cancel_requested=True, reason=reason):
+            run.refresh_from_db()
+            raise RunRefused(f"run {run.pk} is {run.status}; only queued and running runs can be cancelled")
+        run.refresh_from_db()
+        if not worker_lives(run):
+            running.filter(worker=run.worker).update(**over)
+    run.refresh_from_db()
+    logger.info("run %s: %s", run.pk, reason)
+    return run
+
+
+def runs_reclaim() -> list[TrainingRun]:
+    """Queue the runs whose worker died again, so that another resumes them; one that killed too many of them fails."""
+    again = []
+    for run in TrainingRun.objects.filter(status=Status.RUNNING):
+        if worker_lives(run):
+            continue
+        held = TrainingRun.objects.filter(pk=run.pk, status=Status.RUNNING, worker=run.worker)
+        if run.cancel_requested:
+            held.update(status=Status.CANCELLED, finished_at=timezone.now())
+        elif run.asked_by and run.dispatched_at is None:
+            # trained by a command in somebody's terminal: theirs to resume
+            held.update(
+                status=Status.FAILED,
+                finished_at=timezone.now(),
+                reason=f"{run.worker} is gone; go on with: python manage.py train_{run.method} --resume {run.pk}",
+            )
+        elif run.attempts >= MAX_ATTEMPTS:
+            held.update(
+                status=Status.FAILED,
+                finished_at=timezone.now(),
+                reason=f"the process that trained it died {run.attempts} times, the last was {run.worker}",
+            )
+        elif held.update(status=Status.QUEUED, reason=f"{run.worker} is gone", dispatched_at=None):
+            logger.warning("run %s: %s is gone, it is queued again", run.pk, run.worker)
+            again.append(run)
+    return again
+
+
+def runs_redispatch() -> list[TrainingRun]:
+    """Hand runs that wait to the workers again where the message got lost: nothing is trained, and nothing begins."""
+    if TrainingRun.objects.filter(status=Status.RUNNING).exists():
+        return []
+    before = timezone.now() - REDISPATCH_AFTER
+    lost = TrainingRun.objects.filter(status=Status.QUEUED).filter(
+        Q(dispatched_at__isnull=True) | Q(dispatched_at__lt=before)
+    )
+    found = []
+    for run in lost.order_by("pk"):
+        # of two clocks one hands it over
+        if TrainingRun.objects.filter(pk=run.pk, dispatched_at=run.dispatched_at).update(
+            dispatched_at=timezone.now()
+        ):
+            run_dispatch(run)
+            found.append(run)
+    return found
+
+
+def run_log_tail(run: TrainingRun, lines: int = 40) -> str:
+    """The last lines of what the run and its process said; empty where there is nothing on this machine."""
+    told = []
+    for name in ("worker.log", "train.log"):
+        try:
+            with (run_folder(run) / name).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - 200 * lines))
+                told += file.read().decode("utf-8", "replace").splitlines()[-lines:]
+        except FileNotFoundError:
+            continue
+    return "\n".join(told[-lines:])
 
 
 def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
@@ -93,6 +213,8 @@ def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
         started_at=run.started_at or timezone.now(),
         heartbeat_at=timezone.now(),
         finished_at=None,
+        attempts=F("attempts") + 1,
+        cancel_requested=False,
     )
     if claimed != 1:
         raise RunRefused(f"run {run_id} was taken by another worker a moment ago")
@@ -117,9 +239,14 @@ def worker_lives(run: TrainingRun) -> bool:
 
 
 def run_finish(run: TrainingRun, status: str, *, reason: str = "", **facts: Any) -> None:
-    """End a run that this process holds; `facts` are further fields of its row."""
+    """End a run that this process holds; `facts` are further fields of its row.
+
+    Raises RunRefused where another worker took it meanwhile and this one was to succeed: its work is not entered.
+    """
     facts |= {"status": status, "reason": reason, "finished_at": timezone.now()}
-    TrainingRun.objects.filter(pk=run.pk, worker=run.worker).update(**facts)
+    held = TrainingRun.objects.filter(pk=run.pk, worker=run.worker, status=Status.RUNNING)
+    if not held.update(**facts) and status == Status.SUCCEEDED:
+        raise RunRefused(f"run {run.pk} was taken from {run.worker} while it trained")
     run.refresh_from_db()
     if status == Status.FAILED:
         logger.error("run %s failed: %s", run.pk, reason)
@@ -157,6 +284,8 @@ class RunListener:
         if (timezone.now() - self.beat_at).total_seconds() >= HEARTBEAT_S or step == total:
             self.beat_at = timezone.now()
             TrainingRun.objects.filter(pk=self.run.pk).update(steps_done=step, heartbeat_at=self.beat_at)
+            if TrainingRun.objects.filter(pk=self.run.pk, cancel_requested=True).exists():
+                self.stop.set()
 
     def on_note(self, text: str) -> None:
         logger.info("run %s: %s", self.run.pk, text)
@@ -185,6 +314,29 @@ def stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def pulse(run: TrainingRun) -> Iterator[None]:
+    """Signs of life beside the steps: loading a model or reading feedback takes longer than a run may be silent."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_S):
+            try:
+                TrainingRun.objects.filter(pk=run.pk, worker=run.worker).update(heartbeat_at=timezone.now())
+            except DatabaseError as error:
+                # the next beat may come through; the training itself meets the same fault and says so
+                logger.warning("run %s: no sign of life could be written: %s", run.pk, error)
+        connection.close()
+
+    thread = threading.Thread(target=beat, name=f"pulse of run {run.pk}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextmanager

@@ -67,6 +67,11 @@ class TrainingRun(models.Model):
         REFUSED = "refused"
         CANCELLED = "cancelled"
 
+    class FollowUp(models.TextChoices):
+        WANTED = "wanted"
+        DONE = "done"
+        FAILED = "failed"
+
     RESUMABLE = (Status.RUNNING, Status.FAILED, Status.CANCELLED)
 
     agent = models.CharField(max_length=64)
@@ -95,6 +100,16 @@ class TrainingRun(models.Model):
     worker = models.CharField(max_length=200, blank=True, help_text="host:pid that claimed it")
     attempts = models.PositiveSmallIntegerField(default=0, help_text="Times a worker took it")
     cancel_requested = models.BooleanField(default=False)
+    dispatched_at = models.DateTimeField(
+        null=True, blank=True, help_text="When it was last handed to the workers"
+    )
+    follow_up = models.CharField(
+        max_length=16,
+        choices=FollowUp,
+        blank=True,
+        help_text="Judging, promoting, exporting, deploying its policy",
+    )
+    follow_ups = models.PositiveSmallIntegerField(default=0, help_text="Times that was begun")
     result = models.JSONField(
         default=dict, help_text="Final figures, without the histories (those are in result.json)"
     )
@@ -114,6 +129,12 @@ class TrainingRun(models.Model):
             models.CheckConstraint(
                 condition=Q(status__in=["queued", "running"]) | Q(finished_at__isnull=False),
                 name="run_ended_has_end",
+            ),
+            # two ticks of the clock at once, on two machines, must not both start the agent's retrain
+            models.UniqueConstraint(
+                fields=["agent"],
+                condition=Q(asked_by="online learner", status__in=["queued", "running"]),
+                name="run_one_learner_per_agent",
             ),
         ]
 

@@ -9,11 +9,10 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
-from django_q.tasks import async_task
 
 from feedback.selectors import feedback_counts
 from rl.datasets import DatasetRefused, prepare_training_dataset
-from rl.jobs import TrainOrder, run_enqueue
+from rl.jobs import TrainOrder, run_dispatch, run_enqueue
 from rl.models import TrainingRun
 from rl.recipes import DATASET_CONFIG, DPORecipe, recipe_named
 from rl.scores import score_summaries
@@ -132,6 +131,5 @@ def order_place(order: TrainOrder) -> TrainingRun:
         raise DatasetRefused(estimate.refused)
     with transaction.atomic():
         run = run_enqueue(order)
-        # by its name: the worker is another process
-        async_task("rl.tasks.train", run.pk, task_name=f"train run {run.pk}", group=order.agent)
+        run_dispatch(run)
     return run

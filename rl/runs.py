@@ -14,15 +14,18 @@ from django.db import transaction
 
 from feedback.selectors import agents_known
 from rl import registry
+from rl.buffer import buffer_ids, feedback_note, feedback_take
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
 from rl.jobs import (
     ProgressCallback,
     RunListener,
     RunRefused,
     TrainOrder,
+    pulse,
     run_claim,
     run_finish,
     run_folder,
+    run_interrupt,
     run_log,
     stop_signals,
 )
@@ -89,10 +92,12 @@ def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[s
     """
     hardware = hardware_detect()
     config, recipe = recipe_for(order, hardware)
+    new = buffer_ids(order.agent) if order.source == "db" else []
     prepared = _prepare(order)
     run = TrainingRun.objects.create(
         agent=order.agent,
         method=order.method,
+        asked_by=order.actor,
         snapshot=prepared.snapshot,
         base_model=order.base_model or settings.RATCHET_BASE_MODEL,
         config=config,
@@ -102,13 +107,16 @@ def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[s
         hardware=hardware.as_dict(),
         output=registry.home_relative(order.output) if order.output else "",
     )
+    feedback_note(run, new)
     return _run_claimed(run_claim(run.pk), hardware, progress, actor=order.actor)
 
 
 def train_queued(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
     """Train a run that `run_enqueue` entered. What refuses it is raised, and stands as the run's reason."""
     run = run_claim(run_id)
-    return _run_claimed(run, _settle(run), progress, actor=actor)
+    with pulse(run):
+        begun = run.snapshot is not None  # by a worker that died
+        return _run_claimed(run, _settle(run), progress, actor=actor, resume=begun)
 
 
 def _settle(run: TrainingRun) -> Hardware:
@@ -119,6 +127,7 @@ def _settle(run: TrainingRun) -> Hardware:
             order = TrainOrder(run.agent, run.method, run.config or None, run.base_model, run.recipe)
             run.config, recipe = recipe_for(order, hardware)
             run.recipe, run.seed = recipe.as_dict(), recipe.seed
+            feedback_take(run)
             run.snapshot = _prepare(order).snapshot
             run.hardware, run.code_version = hardware.as_dict(), code_version()
             run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
@@ -177,12 +186,13 @@ def _run_claimed(
         run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")
         raise
     if policy is None:
-        run_finish(
-            run,
-            Status.CANCELLED,
-            reason=f"stopped at step {result.steps} of {result.total_steps}",
-            **_figures(result),
-        )
+        run.refresh_from_db()
+        where = f"stopped at step {result.steps} of {result.total_steps}"
+        if run.dispatched_at is not None and not run.cancel_requested:
+            run_interrupt(run, reason=f"{where} with its worker", **_figures(result))
+        else:
+            said = f"{run.reason}, " if run.cancel_requested else ""
+            run_finish(run, Status.CANCELLED, reason=f"{said}{where}", **_figures(result))
     return _train_report(run, result, policy)
 
 

@@ -1,49 +1,65 @@
-"""What the worker (`manage.py qcluster`) runs: each task starts the command that does it, as a child of its own."""
+"""What the workers (`manage.py qcluster`) run: each job starts the command that does it, as a child of its own."""
 
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 
-from django.conf import settings
 from django.utils import timezone
 
-from rl.jobs import worker_lives
+from rl import online
+from rl.jobs import run_folder, run_log_tail, worker_lives
 from rl.models import TrainingRun
+from rl.workers import command_run
 
 logger = logging.getLogger("rl.tasks")
 
+Status = TrainingRun.Status
+
 
 def train(run_id: int) -> str:
-    """Train a queued run in a process of its own, whose memory is free again after it. Returns the run's status.
+    """Train a queued run in a process of its own, whose memory is free again after it; then what follows from it.
 
-    The command claims the run, so a task that is delivered twice trains it once. A refusal is the run's reason; a child
-    that died without a word leaves the run failed.
+    The command claims the run, so a task that is delivered twice trains it once. A refusal is the run's reason. Where
+    the child was killed the run stays as it was left, for the clock to queue it again. Returns the run's status.
     """
     run = TrainingRun.objects.get(pk=run_id)
-    command = [
-        sys.executable,
-        str(settings.BASE_DIR / "manage.py"),
-        f"train_{run.method}",
-        "--queued",
-        str(run_id),
-        "--json",
-    ]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    run.refresh_from_db()
-    unfinished = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
-    if child.returncode != 0 and run.status in unfinished and not _held_by_another(run):
-        said = child.stderr.strip().splitlines()
-        reason = f"the process that trained it ended with {child.returncode}: {said[-1] if said else 'it said nothing'}"
-        TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker).update(
-            status=TrainingRun.Status.FAILED, reason=reason[:2000], finished_at=timezone.now()
-        )
-        logger.error("run %s failed: %s", run_id, reason)
+    if run.status == Status.QUEUED:
+        log = run_folder(run) / "worker.log"
+        status = command_run([f"train_{run.method}", "--queued", str(run_id), "--json"], log)
         run.refresh_from_db()
+        if status > 0 and run.status in (Status.QUEUED, Status.RUNNING) and not _held_by_another(run):
+            _fail(run, status)
+    if run.status == Status.SUCCEEDED and run.follow_up == TrainingRun.FollowUp.WANTED:
+        follow_up(run_id)
+    run.refresh_from_db()
     return str(run.status)
+
+
+def follow_up(run_id: int) -> str:
+    """Judge, promote, export and deploy what a run brought, in a process of its own. Returns where that stands."""
+    run = TrainingRun.objects.get(pk=run_id)
+    if run.follow_up == TrainingRun.FollowUp.WANTED:
+        command_run(["run_pipeline", "--run", str(run_id), "--json"], run_folder(run) / "worker.log")
+        run.refresh_from_db()
+    return str(run.follow_up)
+
+
+def tick() -> list[str]:
+    """What the clock does, every so often: see `rl.online.tick`."""
+    return online.tick()
+
+
+def _fail(run: TrainingRun, status: int) -> None:
+    """A child that ended without a word to its run."""
+    said = run_log_tail(run, 1)
+    reason = f"the process that trained it ended with {status}: {said or 'it said nothing'}"
+    TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker).update(
+        status=Status.FAILED, reason=reason[:2000], finished_at=timezone.now()
+    )
+    logger.error("run %s failed: %s", run.pk, reason)
+    run.refresh_from_db()
 
 
 def _held_by_another(run: TrainingRun) -> bool:
     """Whether a worker that lives has it: ours was refused the claim then, and the run is not ours to fail."""
-    return run.status == TrainingRun.Status.RUNNING and worker_lives(run)
+    return run.status == Status.RUNNING and worker_lives(run)

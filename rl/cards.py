@@ -1,0 +1,147 @@
+"""The model card of a policy, written from the facts in the registry and from nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rl import registry
+from rl.models import Policy, PolicyEvent, TrainingRun
+from rl.selectors import Share, share_of
+
+KNOBS = (
+    "learning_rate", "epochs", "max_steps", "batch_size", "beta", "loss", "lora_r", "lora_alpha", "max_length",
+    "sft_weight", "seed",
+)  # fmt: skip
+
+
+def _share(share: Share | None) -> str:
+    if share is None:
+        return "not measured"
+    interval = f" [{share.interval}]" if share.interval else ""
+    return f"{100 * share.value:.1f} %{interval}" + (f", n = {share.n}" if share.n else "")
+
+
+def policy_card(policy: Policy) -> str:
+    """Markdown: what it is, what it learnt from, how, what it scored, what is not known."""
+    run = TrainingRun.objects.select_related("snapshot").filter(policy=policy).first()
+    lines = [
+        "---",
+        "library_name: peft",
+        f"base_model: {policy.base_model}",
+        "tags: [ratchet, preference-learning, lora]",
+        "---",
+        f"# {policy.name}",
+        "",
+        f"A LoRA adapter for the agent `{policy.agent}`, stage *{policy.stage}*, "
+        f"made {policy.created_at:%Y-%m-%d %H:%M} UTC.",
+        "",
+        f"- base model: `{policy.base_model}` (SHA-256 {policy.base_model_hash[:16] or 'not known'})",
+        f"- adapter SHA-256: `{policy.adapter_sha256}`",
+        f"- set out to beat: {policy.parent.name if policy.parent else 'the base model'}",
+        "",
+        "## Data",
+        "",
+        *_data(run),
+        "",
+        "## Method",
+        "",
+        *_method(run),
+        "",
+        "## Figures on held-out prompts",
+        "",
+        *_figures(policy),
+        "",
+        "## Gate",
+        "",
+        *_gate(policy),
+        "",
+        "## Limits",
+        "",
+        *_limits(policy, run),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _data(run: TrainingRun | None) -> list[str]:
+    snapshot = run.snapshot if run else None
+    if snapshot is None:
+        return ["Not known: it was not trained by a run of this registry."]
+    counts = ", ".join(f"{count} {split}" for split, count in snapshot.counts.items())
+    left = ", ".join(f"{count} {reason}" for reason, count in snapshot.left_out.items()) or "nothing"
+    return [
+        f"- {snapshot.feedback_count} ratings and comparisons, "
+        f"{100 * snapshot.simulated_share:.0f} % of them simulated",
+        f"- {snapshot.kind}: {counts}",
+        f"- left out: {left}",
+        f"- snapshot {snapshot.pk}, SHA-256 `{snapshot.sha256}`",
+    ]
+
+
+def _method(run: TrainingRun | None) -> list[str]:
+    if run is None:
+        return ["Not known."]
+    knobs = ", ".join(f"{knob} {run.recipe[knob]}" for knob in KNOBS if knob in run.recipe)
+    libraries = ", ".join(f"{name} {version}" for name, version in sorted(run.libraries.items()))
+    return [
+        f"- {run.method}, preset {run.config or 'none'}: {knobs}",
+        f"- {run.steps_done} steps{f' in {run.seconds:.0f} s' if run.seconds else ''}",
+        f"- code {run.code_version}; {libraries or 'libraries not known'}",
+    ]
+
+
+def _figures(policy: Policy) -> list[str]:
+    metrics: dict[str, Any] = policy.metrics
+    if not metrics:
+        return ["Not evaluated yet."]
+    rows = [
+        f"- preference accuracy: {_share(share_of(metrics, 'preference_accuracy'))}",
+        f"- valid answers: {_share(share_of(metrics, 'valid_rate'))}",
+    ]
+    if difference := share_of(metrics, "difference"):
+        rows.append(
+            f"- against {metrics.get('against')}: {difference.points} points [{difference.points_interval}]"
+        )
+    return rows
+
+
+def _gate(policy: Policy) -> list[str]:
+    event = (
+        policy.events.filter(kind__in=[PolicyEvent.Kind.GATED, PolicyEvent.Kind.PROMOTED])
+        .exclude(verdicts={})
+        .first()
+    )
+    if event is None:
+        return ["Not judged yet."]
+    forced = [f"**Promoted by force** by {event.actor}: {event.reason}", ""] if event.forced else []
+    return forced + [
+        f"- {verdict['rule']}: {verdict['outcome']}, {verdict['words']}"
+        for verdict in event.verdicts.get("verdicts", [])
+    ]
+
+
+def _limits(policy: Policy, run: TrainingRun | None) -> list[str]:
+    limits = [
+        "- It was judged on held-out prompts of the same agent; other prompts are another matter.",
+        "- What raters like is not what is true: the figures measure agreement with raters.",
+    ]
+    snapshot = run.snapshot if run else None
+    if snapshot is not None and snapshot.simulated_share > 0:
+        limits.append(
+            "- Part of the feedback is simulated: the figures say nothing of people to that extent."
+        )
+    accuracy = share_of(policy.metrics, "preference_accuracy")
+    if accuracy is not None and accuracy.n is not None and accuracy.n < 100:
+        limits.append(f"- Only {accuracy.n} held-out pairs: small losses would not have shown.")
+    return limits
+
+
+def card_write(policy: Policy) -> Path | None:
+    """Write the card as README.md beside the adapter; None where its files are gone."""
+    folder = registry.home_path(policy.adapter_path)
+    if not folder.is_dir():
+        return None
+    path = folder / "README.md"
+    path.write_text(policy_card(policy), "utf-8")
+    return path

@@ -1,0 +1,67 @@
+"""The online learner: how it stands, one tick of its clock, a retrain now, its place in the workers' schedule."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from feedback.selectors import agents_known
+from rl import jobs, online
+from rl.models import TrainingRun
+
+
+class Command(RatchetCommand):
+    help = (
+        "The clock over feedback that was not learnt from: status, tick (once), watch (for ever), retrain (now), "
+        "cancel RUN, install (into the workers' schedule). Example: manage.py online_learner status --agent widgets"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("action", choices=["status", "tick", "watch", "retrain", "cancel", "install"])
+        parser.add_argument("run", nargs="?", type=int, help="The run to cancel. Example: cancel 17")
+        parser.add_argument(
+            "--agent", metavar="SLUG", help="Whose (default: all, or the only one). Example: --agent widgets"
+        )
+        parser.add_argument(
+            "--every",
+            type=float,
+            default=None,
+            metavar="S",
+            help="Seconds between two ticks of watch (default: tick_seconds of the settings). Example: --every 5",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        action, agent = options["action"], options["agent"]
+        if action == "status":
+            agents = [agent] if agent else agents_known()
+            found = {slug: online.get_online_learner(slug).get_status() for slug in agents}
+            return found[agent] if agent else {"agents": found}
+        if action == "tick":
+            return {"done": online.tick()}
+        if action == "watch":
+            every = options["every"] or float(online.config()["tick_seconds"])
+            while True:  # until Ctrl-C
+                online.tick()
+                time.sleep(every)
+        if action == "retrain":
+            run = online.get_online_learner(agent).trigger_retrain(actor="online_learner", force=True)
+            return {"run": run.pk, "agent": run.agent, "status": str(run.status)}
+        if action == "cancel":
+            found_run = TrainingRun.objects.filter(pk=options["run"]).first()
+            if found_run is None:
+                raise jobs.RunRefused(f"there is no run {options['run']}")
+            run = jobs.run_cancel(found_run, actor="online_learner")
+            return {"run": run.pk, "status": str(run.status), "reason": run.reason}
+        row = online.schedule_install()
+        return {"schedule": row.name, "minutes": row.minutes, "next_run": row.next_run}
+
+    def show(self, result: dict[str, Any]) -> None:
+        for agent, status in result.get("agents", {}).items():
+            self.stdout.write(f"{agent}: {status['reason']}")
+        for name, value in result.items():
+            if name != "agents":
+                self.stdout.write(f"{name}: {value}")

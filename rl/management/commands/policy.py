@@ -1,0 +1,102 @@
+"""The registry from a terminal: list, show, promote, roll back, retire, compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from backend.command import RatchetCommand
+from rl import registry
+from rl.comparing import policy_diff
+from rl.models import Policy
+from rl.selectors import policy_overview, share_of
+
+
+class Command(RatchetCommand):
+    help = (
+        "Look at policies and move them. Examples: manage.py policy list; manage.py policy promote widgets-v480; "
+        "manage.py policy rollback widgets; manage.py policy diff widgets-v480 widgets-v980"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "action", choices=["list", "show", "promote", "reject", "rollback", "retire", "diff"]
+        )
+        parser.add_argument(
+            "names", nargs="*", help="Policies; for rollback the agent. Example: widgets-v480"
+        )
+        parser.add_argument(
+            "--agent", metavar="SLUG", help="List only this agent's. Example: --agent widgets"
+        )
+        parser.add_argument(
+            "--to", default="champion", choices=["challenger", "champion"], help="Stage (default champion)."
+        )
+        parser.add_argument(
+            "--force", action="store_true", help="Past the gate; needs --reason, kept for ever."
+        )
+        parser.add_argument("--reason", default="", help='Why. Example: --reason "the old one is offensive"')
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        action, names, actor = options["action"], options["names"], "policy"
+        expected = {"list": 0, "diff": 2}.get(action, 1)
+        if len(names) != expected:
+            raise CommandError(f"policy {action} takes {expected} names, found {len(names)}")
+        if action == "list":
+            rows = Policy.objects.order_by("agent", "-pk")
+            if options["agent"]:
+                rows = rows.filter(agent=options["agent"])
+            return {"policies": [_shown(policy) for policy in rows]}
+        if action == "diff":
+            return policy_diff(registry.policy_get(names[0]), registry.policy_get(names[1]))
+        if action == "rollback":
+            return _shown(registry.policy_rollback(names[0], actor=actor, reason=options["reason"]))
+        policy = registry.policy_get(names[0])
+        if action == "show":
+            overview = policy_overview(policy)
+            return {
+                **_shown(policy),
+                "parent": policy.parent.name if policy.parent else None,
+                "adapter": policy.adapter_path,
+                "sha256": policy.adapter_sha256,
+                "children": [child.name for child in overview.children],
+                "artifacts": [artifact.path for artifact in overview.artifacts],
+                "events": [
+                    {
+                        "at": event.created_at.isoformat(), "kind": event.kind, "to": event.to_stage,
+                        "actor": event.actor, "reason": event.reason, "forced": event.forced,
+                    }
+                    for event in overview.events
+                ],
+            }  # fmt: skip
+        if action == "promote":
+            moved = registry.policy_promote(
+                policy, options["to"], actor=actor, reason=options["reason"], force=options["force"]
+            )
+        elif action == "reject":
+            moved = registry.policy_reject(policy, actor=actor, reason=options["reason"])
+        else:
+            moved = registry.policy_retire(policy, actor=actor, reason=options["reason"])
+        return _shown(moved)
+
+    def show(self, result: dict[str, Any]) -> None:
+        for row in result.get("policies", []):
+            accuracy = row["preference_accuracy"]
+            figure = f"{100 * accuracy:.1f} %" if accuracy is not None else "not judged"
+            self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {figure}")
+        for name, value in result.items():
+            if name != "policies":
+                self.stdout.write(f"{name}: {value}")
+
+
+def _shown(policy: Policy) -> dict[str, Any]:
+    accuracy = share_of(policy.metrics, "preference_accuracy")
+    return {
+        "name": policy.name,
+        "agent": policy.agent,
+        "stage": str(policy.stage),
+        "feedback_count": policy.feedback_count,
+        "preference_accuracy": accuracy.value if accuracy else None,
+        "against": policy.metrics.get("against"),
+    }

@@ -1,0 +1,282 @@
+"""The online learner: a clock over the feedback not learnt from yet. No torch; training is handed to the workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from feedback.selectors import agents_known
+from feedback.services import decision_record, rating_submit
+from rl import jobs, registry
+from rl.buffer import buffer_size, feedback_take
+from rl.models import LearnerSettings, TrainingRun
+from rl.recipes import DATASET_CONFIG, ONLINE_LEARNING_CONFIG, RECIPES, RecipeError
+
+logger = logging.getLogger("rl.online")
+
+Status = TrainingRun.Status
+FollowUp = TrainingRun.FollowUp
+
+MAX_FOLLOW_UPS = 3
+"""Times that judging and exporting a run's policy is begun; what fails so often needs a person."""
+
+
+class LearnerRefused(ValueError):
+    """A retrain that cannot begin now; the message says why and when it can."""
+
+
+def config() -> dict[str, Any]:
+    """ONLINE_LEARNING_CONFIG with the operator's section `continuous_learning` over it. Raises RecipeError."""
+    given = settings.RATCHET_CONFIG.get("continuous_learning", {})
+    if unknown := sorted(set(given) - set(ONLINE_LEARNING_CONFIG)):
+        raise RecipeError(
+            f"continuous_learning: no knob {unknown[0]!r}; there are {', '.join(ONLINE_LEARNING_CONFIG)}"
+        )
+    return {**ONLINE_LEARNING_CONFIG, **given}
+
+
+def learner_settings(agent: str) -> LearnerSettings:
+    """The agent's row, or one of the defaults that is not stored."""
+    stored = LearnerSettings.objects.filter(agent=agent).first()
+    if stored is not None:
+        return stored
+    return LearnerSettings(agent=agent, **{k: v for k, v in config().items() if k != "tick_seconds"})
+
+
+def method_of(agent: str, wanted: str) -> str:
+    """The method a retrain uses; `auto` takes the one whose data the agent's feedback is. Raises RecipeError."""
+    if wanted == "auto":
+        return "dpo"
+    if wanted not in RECIPES:
+        raise RecipeError(f"no method {wanted!r}; there are auto, {', '.join(RECIPES)}")
+    return wanted
+
+
+@dataclass(frozen=True)
+class OnlineLearner:
+    """One agent's learner. Holds no feedback: what it says is asked of the database each time."""
+
+    agent: str
+    min_samples: int | None = None
+    """In place of the agent's `min_samples_to_retrain`."""
+
+    @property
+    def settings(self) -> LearnerSettings:
+        found = learner_settings(self.agent)
+        if self.min_samples is not None:
+            found.min_samples_to_retrain = self.min_samples
+        return found
+
+    def add_feedback(self, entry: Mapping[str, Any]) -> str:
+        """Record one response and what was thought of it; returns the rating's id.
+
+        entry: `prompt` (text or chat messages), `response`, and one of `thumb` (up, down), `stars` (1 to 5), `score`
+        (0 to 1), `correction`; optional `rater`, `tags`, `notes`. Raises what feedback.services raise.
+        """
+        unknown = sorted(set(entry) - {"prompt", "response", "rater", *SAID})
+        if unknown or not {"prompt", "response"} <= set(entry):
+            raise LearnerRefused(
+                f"feedback is {{prompt, response, {', '.join(SAID)}, rater}}; found {', '.join(map(str, entry))}"
+            )
+        with transaction.atomic():
+            decision = decision_record(
+                agent=self.agent, messages=entry["prompt"], response=entry["response"]
+            ).row
+            said = {name: entry[name] for name in SAID if entry.get(name) is not None}
+            rating = rating_submit(decision=decision, rater=str(entry.get("rater") or "online"), **said).row
+        return str(rating.pk)
+
+    def get_status(self) -> dict[str, Any]:
+        """buffer_size, min_samples, should_retrain and why, the last run, when the clock looks again."""
+        wanted = self.settings
+        size = min(buffer_size(self.agent), wanted.max_buffer_size)
+        last = self._runs().first()
+        should, reason = self._judge(wanted, size, last)
+        champion = registry.champion_of(self.agent)
+        return {
+            "agent": self.agent,
+            "enabled": settings.ENABLE_ONLINE_LEARNING and wanted.enabled,
+            "buffer_size": size,
+            "min_samples": wanted.min_samples_to_retrain,
+            "max_buffer_size": wanted.max_buffer_size,
+            "should_retrain": should,
+            "reason": reason,
+            "method": wanted.method,
+            "gate": wanted.gate,
+            "champion": champion.name if champion else None,
+            "last_run": _run_shown(last),
+            "next_check": _iso(next_check()),
+        }
+
+    def should_retrain(self) -> bool:
+        return bool(self.get_status()["should_retrain"])
+
+    def trigger_retrain(self, *, actor: str = jobs.LEARNER, force: bool = False) -> TrainingRun:
+        """Enter a run with what is in the buffer and hand it to the workers, all or nothing.
+
+        force: whatever the clock thinks of it. Raises LearnerRefused, also where another clock was a moment faster.
+        """
+        wanted = self.settings
+        size = buffer_size(self.agent)
+        should, reason = self._judge(wanted, size, self._runs().first())
+        if not should and not force:
+            raise LearnerRefused(f"{self.agent}: {reason}")
+        if size == 0:
+            raise LearnerRefused(f"{self.agent}: there is no feedback that was not learnt from")
+        order = jobs.TrainOrder(self.agent, method_of(self.agent, wanted.method), actor=jobs.LEARNER)
+        try:
+            with transaction.atomic():
+                run = jobs.run_enqueue(order)
+                TrainingRun.objects.filter(pk=run.pk).update(follow_up=FollowUp.WANTED)
+                taken = feedback_take(run)
+                jobs.run_dispatch(run)
+        except IntegrityError as error:
+            raise LearnerRefused(f"{self.agent}: a retrain is queued or running already") from error
+        logger.info("run %s: %s retrains on %s new ratings, asked by %s", run.pk, self.agent, taken, actor)
+        run.refresh_from_db()
+        return run
+
+    def _runs(self) -> Any:
+        return TrainingRun.objects.filter(agent=self.agent, asked_by=jobs.LEARNER).order_by("-pk")
+
+    def _judge(self, wanted: LearnerSettings, size: int, last: TrainingRun | None) -> tuple[bool, str]:
+        if not settings.ENABLE_ONLINE_LEARNING:
+            return False, "ENABLE_ONLINE_LEARNING is off"
+        if not wanted.enabled:
+            return False, "switched off for this agent in the admin"
+        if last is not None and last.status in (Status.QUEUED, Status.RUNNING):
+            return False, f"run {last.pk} is {last.status}"
+        pause = timedelta(hours=wanted.retrain_interval_hours)
+        due = last.created_at + pause if last else None
+        if last is not None and last.status != Status.SUCCEEDED and due and timezone.now() < due:
+            # the same feedback would fail the same way: wait for the pause, or for as much again
+            fresh = size - last.learnt.count()
+            if fresh < wanted.min_samples_to_retrain:
+                return False, f"run {last.pk} was {last.status}; tried again at {due:%Y-%m-%d %H:%M} UTC"
+        if size >= wanted.min_samples_to_retrain:
+            return (
+                True,
+                f"{size} ratings are not learnt from, {wanted.min_samples_to_retrain} start a retrain",
+            )
+        if due is not None and size >= DATASET_CONFIG["min_samples"] and timezone.now() >= due:
+            return True, f"{size} ratings have waited for {wanted.retrain_interval_hours:g} hours"
+        return False, f"{size} of {wanted.min_samples_to_retrain} ratings that start a retrain"
+
+
+SAID = ("thumb", "stars", "score", "correction", "tags", "notes")
+
+
+def get_online_learner(agent: str | None = None) -> OnlineLearner:
+    """The learner of an agent; without one, of the only agent there is. Raises LearnerRefused."""
+    known = agents_known()
+    if agent is None:
+        if len(known) != 1:
+            raise LearnerRefused(f"expected an agent, one of {', '.join(known) or 'none yet'}")
+        agent = known[0]
+    return OnlineLearner(agent)
+
+
+def init_online_learner(min_samples: int | None = None, agent: str | None = None) -> OnlineLearner:
+    """The same, with another number of samples that start a retrain."""
+    if min_samples is not None and min_samples < 1:
+        raise LearnerRefused(f"min_samples must be at least 1, found {min_samples}")
+    return replace(get_online_learner(agent), min_samples=min_samples)
+
+
+# --- The clock ----------------------------------------------------------------------------------------------
+
+
+def tick() -> list[str]:
+    """Reclaim runs whose worker died, hand over what waits, finish what follows, start the retrains that are due.
+
+    Every part may be repeated and may meet another clock doing the same. Returns what was done, a line each.
+    """
+    done = [f"run {run.pk}: queued again" for run in jobs.runs_reclaim()]
+    done += [f"run {run.pk}: handed over again" for run in jobs.runs_redispatch()]
+    done += [f"run {run.pk}: what follows is handed over" for run in _follow_ups()]
+    if settings.ENABLE_ONLINE_LEARNING:
+        for agent in agents_known():
+            try:
+                done.append(f"run {OnlineLearner(agent).trigger_retrain().pk}: {agent} retrains")
+            except LearnerRefused:
+                continue  # the usual answer of a clock: not now
+    for line in done:
+        logger.info("tick: %s", line)
+    return done
+
+
+def _follow_ups() -> list[TrainingRun]:
+    """Successful runs whose policy was not judged to the end, where nobody is at it."""
+    before = timezone.now() - jobs.REDISPATCH_AFTER
+    waiting = TrainingRun.objects.filter(status=Status.SUCCEEDED, follow_up=FollowUp.WANTED)
+    found = []
+    for run in waiting.filter(finished_at__lt=before):
+        if run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < jobs.REDISPATCH_AFTER:
+            continue  # somebody gives signs of life
+        if run.follow_ups >= MAX_FOLLOW_UPS:
+            TrainingRun.objects.filter(pk=run.pk, follow_up=FollowUp.WANTED).update(
+                follow_up=FollowUp.FAILED,
+                reason=f"what follows was begun {run.follow_ups} times and never ended",
+            )
+            continue
+        # of two clocks one hands it over
+        if TrainingRun.objects.filter(pk=run.pk, heartbeat_at=run.heartbeat_at).update(
+            heartbeat_at=timezone.now()
+        ):
+            jobs.follow_up_dispatch(run)
+            found.append(run)
+    return found
+
+
+def next_check() -> datetime | None:
+    """When the scheduled clock looks again; None where no schedule is installed."""
+    from django_q.models import Schedule
+
+    row = Schedule.objects.filter(name=SCHEDULE).first()
+    return row.next_run if row else None
+
+
+SCHEDULE = "online learner tick"
+
+
+def schedule_install() -> Any:
+    """Put the clock into the workers' schedule: every `tick_seconds`, rounded up to minutes. Returns the Schedule."""
+    from django_q.models import Schedule
+
+    minutes = max(1, -(-int(config()["tick_seconds"]) // 60))
+    row, _ = Schedule.objects.update_or_create(
+        name=SCHEDULE,
+        defaults={
+            "func": "rl.tasks.tick",
+            "schedule_type": Schedule.MINUTES,
+            "minutes": minutes,
+            "repeats": -1,
+        },
+    )
+    return row
+
+
+def _run_shown(run: TrainingRun | None) -> dict[str, Any] | None:
+    if run is None:
+        return None
+    policy = getattr(run, "policy", None)
+    return {
+        "id": run.pk,
+        "status": str(run.status),
+        "reason": run.reason,
+        "created_at": _iso(run.created_at),
+        "finished_at": _iso(run.finished_at),
+        "policy": policy.name if policy else None,
+        "stage": str(policy.stage) if policy else None,
+    }
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat() if at else None

@@ -1,0 +1,171 @@
+"""What follows a training run: judge, gate, promote, export, deploy, tidy, tell. Each step may be begun again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import F
+from django.utils import timezone
+
+from rl import evaluations, exports, registry
+from rl.cards import card_write
+from rl.datasets import DatasetRefused
+from rl.gates import WAITING, Sheet
+from rl.jobs import RunRefused, pulse
+from rl.judging import comparison_newest, rival_name
+from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
+from rl.notices import notify
+from rl.online import learner_settings
+from rl.retention import policies_prune
+
+logger = logging.getLogger("rl.pipeline")
+
+Progress = Callable[[int, int, str], None]
+FollowUp = TrainingRun.FollowUp
+ACTOR = "pipeline"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be done with a policy that passes."""
+
+    gate: str = "champion"
+    export: bool = True
+    deploy: bool = False
+    quantization: str = "q4_k_m"
+
+    @classmethod
+    def of(cls, wanted: LearnerSettings) -> Wishes:
+        return cls(
+            gate=wanted.gate, export=wanted.auto_export or wanted.auto_deploy, deploy=wanted.auto_deploy
+        )
+
+
+@dataclass
+class Outcome:
+    """What became of a policy."""
+
+    policy: str
+    stage: str = ""
+    passed: bool = False
+    reason: str = ""
+    sheet: dict[str, Any] = field(default_factory=dict)
+    exported: list[str] = field(default_factory=list)
+    deployed: str = ""
+    pruned: list[str] = field(default_factory=list)
+
+
+def run_follow(run_id: int, progress: Progress | None = None) -> Outcome:
+    """Take a successful run to its end, by its agent's settings. A second call goes on where a killed one stopped.
+
+    Raises RunRefused where the run has no policy, and whatever a step raises; the run is then begun again by the clock.
+    """
+    run = TrainingRun.objects.filter(pk=run_id).first()
+    policy = Policy.objects.filter(run_id=run_id).first()
+    if run is None or policy is None:
+        raise RunRefused(f"run {run_id} brought no policy: {run.status if run else 'there is no such run'}")
+    TrainingRun.objects.filter(pk=run.pk).update(follow_ups=F("follow_ups") + 1, heartbeat_at=timezone.now())
+    with pulse(run):
+        outcome = policy_follow(policy, Wishes.of(learner_settings(policy.agent)), progress)
+    TrainingRun.objects.filter(pk=run.pk, follow_up=FollowUp.WANTED).update(follow_up=FollowUp.DONE)
+    return outcome
+
+
+def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = None) -> Outcome:
+    """Judge a candidate against whom it must beat, and act on the verdict."""
+    outcome = Outcome(policy.name)
+    to = wishes.gate if wishes.gate != LearnerSettings.Gate.NONE else "champion"
+    sheet = _judged(policy, to, outcome, progress)
+    if sheet is not None:
+        outcome.passed, outcome.reason, outcome.sheet = sheet.passed, sheet.reason, sheet.as_dict()
+        _act(policy, sheet, wishes, outcome)
+    policy.refresh_from_db()
+    outcome.stage = str(policy.stage)
+    if outcome.passed and wishes.export:
+        outcome.exported = _exported(policy, wishes, progress)
+    if outcome.passed and wishes.deploy and policy.stage == Policy.Stage.CHAMPION:
+        outcome.deployed = policy_deploy(policy, actor=ACTOR)
+    card_write(policy)
+    outcome.pruned = [gone.name for gone in policies_prune(policy.agent, actor=ACTOR)]
+    _tell(policy, outcome)
+    return outcome
+
+
+def _judged(policy: Policy, to: str, outcome: Outcome, progress: Progress | None) -> Sheet | None:
+    """The gate's sheet, by a comparison made now unless a killed attempt made it; None where nothing can be judged."""
+    if policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).exists():
+        promoted = policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).latest("pk")
+        outcome.passed, outcome.sheet = True, promoted.verdicts
+        return None
+    rival = rival_name(policy)
+    if comparison_newest(policy) is None:
+        order = evaluations.EvaluationOrder(
+            policy=policy.name,
+            compare=None if rival == "base" else rival,
+            compare_base=rival == "base",
+            actor=ACTOR,
+        )
+        try:
+            evaluations.evaluate(order, progress)
+        except (evaluations.EvaluationRefused, DatasetRefused) as refusal:
+            outcome.reason = str(refusal)
+            PolicyEvent.objects.create(
+                policy=policy, kind=PolicyEvent.Kind.GATED, actor=ACTOR, reason=outcome.reason
+            )
+            return None
+        policy.refresh_from_db()
+    return registry.policy_gated(policy, to, actor=ACTOR)
+
+
+def _act(policy: Policy, sheet: Sheet, wishes: Wishes, outcome: Outcome) -> None:
+    """Promote what passed; reject what harms; what lacks evidence alone stays a candidate."""
+    try:
+        if sheet.passed and wishes.gate != LearnerSettings.Gate.NONE:
+            registry.policy_promote(policy, wishes.gate, actor=ACTOR, reason="passed the gate")
+        elif not sheet.passed and not {verdict.rule for verdict in sheet.refusals} <= WAITING:
+            registry.policy_reject(policy, actor=ACTOR, reason=sheet.reason)
+    except registry.RegistryRefused as refusal:
+        # somebody moved it, or another policy, a moment ago: theirs stands
+        outcome.reason, outcome.passed = str(refusal), False
+
+
+def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list[str]:
+    """The GGUF file of a policy, made where there is none yet."""
+    there = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
+    if not there.exists():
+        exports.export(
+            exports.ExportOrder(
+                policy=policy.name, format="gguf", quantization=wishes.quantization, actor=ACTOR
+            ),
+            progress,
+        )
+    return [artifact.path for artifact in there.all()]
+
+
+def policy_deploy(policy: Policy, *, actor: str) -> str:
+    """Make a champion answer. In process it does so by being champion, once its GGUF file is there: what serves an
+    agent asks the registry each time. Returns where it answers."""
+    PolicyEvent.objects.create(
+        policy=policy, kind=PolicyEvent.Kind.DEPLOYED, actor=actor, reason="answers in process"
+    )
+    return "in process"
+
+
+def _tell(policy: Policy, outcome: Outcome) -> None:
+    said = (
+        f"{policy.name} is {policy.stage}"
+        if outcome.passed
+        else f"{policy.name} was refused: {outcome.reason}"
+    )
+    logger.info("%s", said)
+    notify(
+        "policy_promoted" if outcome.passed else "policy_refused",
+        said,
+        policy=policy.name,
+        agent=policy.agent,
+        stage=str(policy.stage),
+        reason=outcome.reason,
+    )
