@@ -20,7 +20,7 @@ test: $(STAMP)-dev lint
 
 serve: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0
-	$(BIN)/gunicorn backend.wsgi --bind 127.0.0.1:$(PORT) --workers 2 --threads 4
+	$(BIN)/python manage.py serve --port $(PORT)
 
 lint: $(STAMP)-dev
 	$(BIN)/ruff check .

@@ -37,7 +37,7 @@ class Policies(ApiView):
     )
     def get(self, request: Request, agent: str) -> Response:
         parameters(request, ())
-        found = list(Policy.objects.filter(agent=_agent(agent)).order_by("-pk"))
+        found = list(Policy.objects.filter(agent=agent_checked(agent)).order_by("-pk"))
         scores = score_summaries(agent, [policy.created_at for policy in found])
         return Response(
             [
@@ -77,14 +77,14 @@ class TrainPolicy(ApiView):
         facts = object_in(request.data, required=(), optional=("dryRun", "maxSteps", "learningRate"))
         grant = request.auth
         assert isinstance(grant, Grant)  # the permission let nobody else through
-        order = TrainOrder(_agent(agent), knobs=_knobs(facts), actor=grant.who)
+        order = TrainOrder(agent_checked(agent), knobs=_knobs(facts), actor=grant.who)
         try:
-            if _flag(facts, "dryRun"):
+            if flag(facts, "dryRun"):
                 return Response(_plan(order_estimate(order)))
             run = order_place(order)
         except (DatasetRefused, RecipeError) as refusal:
             raise Refused(str(refusal)) from refusal
-        return Response(_run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
+        return Response(run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
 
 
 class RunOne(ApiView):
@@ -105,17 +105,17 @@ class RunOne(ApiView):
         if run is None:
             raise Refused(f"no run {pk}", code="not_found", status=404, fields={"id": "does not exist"})
         history = {name: [list(point) for point in points] for name, points in run_series(run).items()}
-        return Response({**_run_shown(run), **_trained(run), "history": history})
+        return Response({**run_shown(run), **_trained(run), "history": history})
 
 
-def _agent(slug: str) -> str:
+def agent_checked(slug: str) -> str:
     if not re.fullmatch(SLUG_PATTERN, slug):
         fault = "expected a slug of 1 to 64 lower-case letters, digits, - and _"
         raise Refused(f"agent: {fault}", fields={"agent": fault})
     return slug
 
 
-def _flag(facts: dict[str, Any], name: str) -> bool:
+def flag(facts: dict[str, Any], name: str) -> bool:
     value = facts.get(name, False)
     if not isinstance(value, bool):
         raise Refused(f"{name}: expected true or false", fields={name: "expected true or false"})
@@ -165,7 +165,7 @@ def _plan(estimate: OrderEstimate) -> dict[str, Any]:
     }
 
 
-def _run_shown(run: TrainingRun) -> dict[str, Any]:
+def run_shown(run: TrainingRun) -> dict[str, Any]:
     done = run.status == TrainingRun.Status.SUCCEEDED
     return {
         "id": run.pk,

@@ -82,6 +82,77 @@ COMPONENTS: dict[str, Schema] = {
             "refused": {**TEXT, "description": "Why it could not be trained now; empty where it could"},
         }
     ),
+    "Policy": _all_of(
+        {
+            "name": TEXT,
+            "agent": TEXT,
+            "stage": {
+                "type": "string",
+                "enum": ["candidate", "challenger", "champion", "retired", "rejected"],
+            },
+            "base_model": TEXT,
+            "feedback_count": WHOLE,
+            "preference_accuracy": {**MAYBE_NUMBER, "description": "On held-out pairs, in [0, 1]"},
+            "against": {"type": ["string", "null"], "description": "What it was compared to"},
+            "created_at": TIME,
+        }
+    ),
+    "PromotionSent": {
+        "type": "object",
+        "properties": {
+            "to": {
+                "type": ["string", "null"],
+                "enum": ["challenger", "champion", None],
+                "default": "champion",
+            },
+            "force": {"type": ["boolean", "null"], "default": False},
+            "reason": {"type": ["string", "null"], "description": "Needed with force, and kept for ever"},
+        },
+        "additionalProperties": False,
+    },
+    "RollbackSent": {
+        "type": "object",
+        "properties": {"reason": {"type": ["string", "null"]}},
+        "additionalProperties": False,
+    },
+    "RunSent": {
+        "type": "object",
+        "required": ["agent"],
+        "properties": {
+            "agent": TEXT,
+            "method": {"type": ["string", "null"], "default": "auto"},
+            "config": {"type": ["string", "null"], "description": "A preset; by the machine where left out"},
+            "knobs": {"type": ["object", "null"], "additionalProperties": True},
+        },
+        "additionalProperties": False,
+    },
+    "OnlineStatus": _all_of(
+        {
+            "agent": TEXT,
+            "enabled": {"type": "boolean"},
+            "buffer_size": {**WHOLE, "description": "Ratings and comparisons not learnt from"},
+            "min_samples": WHOLE,
+            "max_buffer_size": WHOLE,
+            "should_retrain": {"type": "boolean"},
+            "reason": TEXT,
+            "method": TEXT,
+            "gate": TEXT,
+            "champion": {"type": ["string", "null"]},
+            "last_run": {
+                "type": ["object", "null"],
+                "properties": {
+                    "id": {"type": "integer"},
+                    "status": TEXT,
+                    "reason": TEXT,
+                    "created_at": MAYBE_TIME,
+                    "finished_at": MAYBE_TIME,
+                    "policy": {"type": ["string", "null"]},
+                    "stage": {"type": ["string", "null"]},
+                },
+            },
+            "next_check": MAYBE_TIME,
+        }
+    ),
     "Run": {**_all_of(RUN), "additionalProperties": False},
     "RunWhole": {
         "type": "object",

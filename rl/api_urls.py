@@ -5,9 +5,16 @@ from __future__ import annotations
 from django.urls import path
 
 from rl.api import Policies, RunOne, TrainPolicy
+from rl.api_loop import Cancel, Online, Promote, Registry, Rollback, Runs
 
 urlpatterns = [
     path("policies/train_policy/<str:agent>", TrainPolicy.as_view(), name="api-train-policy"),
     path("policies/<str:agent>", Policies.as_view(), name="api-policies"),
+    path("policies/", Registry.as_view(), name="api-registry"),
+    path("policies/<str:name>/promote/", Promote.as_view(), name="api-promote"),
+    path("policies/<str:name>/rollback/", Rollback.as_view(), name="api-rollback"),
+    path("runs/", Runs.as_view(), name="api-runs"),
+    path("runs/<int:pk>/cancel/", Cancel.as_view(), name="api-run-cancel"),
+    path("online/<str:agent>/", Online.as_view(), name="api-online"),
     path("runs/<int:pk>/", RunOne.as_view(), name="api-run"),
 ]

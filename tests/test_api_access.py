@@ -50,7 +50,7 @@ def endpoints() -> list[tuple[str, str, str]]:
         assert view is not None, f"{address} is no REST view: it has no guard"
         assert issubclass(view, ApiView), f"{address} is not built on ApiView: it has no guard"
         filled = address.replace("<uuid:pk>", str(uuid.UUID(int=7))).replace("<int:pk>", "7")
-        filled = filled.replace("<str:agent>", "support-bot")
+        filled = filled.replace("<str:agent>", "support-bot").replace("<str:name>", "widgets-v1")
         assert "<" not in filled, f"{address}: give the place a value in this test"
         found += [(method, filled, scope) for method, scope in view.scopes.items()]
     return found
@@ -378,6 +378,7 @@ def test_the_schema_describes_every_endpoint_and_its_scope() -> None:
                 address.replace("<uuid:pk>", "{id}")
                 .replace("<int:pk>", "{id}")
                 .replace("<str:agent>", "{agent}")
+                .replace("<str:name>", "{name}")
             )
             expected |= {(method, path) for method in view.scopes}
     assert {(method, path.replace("{pk}", "{id}")) for method, path in described} == expected

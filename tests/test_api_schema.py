@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from schemathesis.specs.openapi.checks import (
 from feedback.keys import key_create
 from feedback.services import decision_record, rating_submit
 from rl.models import TrainingRun
+from rl.registry import policy_promote, policy_register
 
 pytestmark = pytest.mark.django_db
 
@@ -79,6 +81,13 @@ def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         row = decision_record(id=uuid.UUID(int=n), agent="0", messages=f"q{n // 2}", response=f"r{n}").row
         rating_submit(decision=row, rater="ada", score=n % 2)
     TrainingRun.objects.create(pk=RUN, agent="0", method="dpo", base_model="bundled")
+    for name in ("first", "second", "third"):
+        run = TrainingRun.objects.create(agent="1", method="dpo", base_model="bundled")
+        policy = policy_register(
+            run, name=name, adapter=Path("nowhere"), adapter_sha256="", feedback_count=1, actor="test"
+        )
+        if name != "third":
+            policy_promote(policy, actor="test", force=True, reason="a test")
     yield key_create("everything", ["ingest", "rate", "read", "operate"])[1]
     request_started.connect(close_old_connections)
     request_finished.connect(close_old_connections)
@@ -103,10 +112,19 @@ def test_the_api_keeps_to_its_description(case: Any, key: str) -> None:
 
 
 def point_at_what_is_there(case: Any) -> None:
-    there = {"id": RUN if "runs" in case.operation.path else KNOWN, "agent": "0"}
+    policy = "second" if "rollback" in case.operation.path else "third"
+    there = {"id": RUN if "runs" in case.operation.path else KNOWN, "agent": "0", "name": policy}
     if not case.meta.is_negative_at(ParameterLocation.PATH):
         for name in case.path_parameters:
             case.path_parameters[name] = there[name]
+    if (
+        policy == "third"
+        and "promote" in case.operation.path
+        and not case.meta.is_negative_at(ParameterLocation.BODY)
+    ):
+        case.body = {"force": True, "reason": "a test"}
+    if case.operation.label == "POST /api/runs/" and not case.meta.is_negative_at(ParameterLocation.BODY):
+        case.body = {"agent": "0"}
     if "comparisons" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body |= {"left": KNOWN, "right": OTHER}
 

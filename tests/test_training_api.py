@@ -218,14 +218,16 @@ def test_the_finest_word_of_a_rating_counts() -> None:
 class Child:
     """Stands in for the command: what it does to the run, and how it ends."""
 
-    def __init__(self, code: int, stderr: str = "", **changes: Any) -> None:
-        self.code, self.stderr, self.changes = code, stderr, changes
-        self.command: list[str] = []
+    def __init__(self, code: int, said: str = "", **changes: Any) -> None:
+        self.code, self.said, self.changes = code, said, changes
+        self.commands: list[list[str]] = []
 
-    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        self.command = command
+    def __call__(self, arguments: list[str], log: Path) -> int:
+        self.commands.append(arguments)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(self.said)
         TrainingRun.objects.update(**self.changes)
-        return subprocess.CompletedProcess(command, self.code, "", self.stderr)
+        return self.code
 
 
 def queued() -> TrainingRun:
@@ -234,30 +236,45 @@ def queued() -> TrainingRun:
 
 def test_the_task_starts_the_command_that_claims_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run, child = queued(), Child(0, status="succeeded", finished_at=timezone.now())
-    monkeypatch.setattr(tasks.subprocess, "run", child)
+    monkeypatch.setattr(tasks, "command_run", child)
     assert tasks.train(run.pk) == "succeeded"
-    assert child.command[2:] == ["train_dpo", "--queued", str(run.pk), "--json"]
+    assert child.commands == [["train_dpo", "--queued", str(run.pk), "--json"]]
 
 
 def test_a_refusal_of_the_child_stands_as_it_was_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     run = queued()
     child = Child(1, "x", status="refused", reason="2 pairs found", finished_at=timezone.now())
-    monkeypatch.setattr(tasks.subprocess, "run", child)
+    monkeypatch.setattr(tasks, "command_run", child)
     assert tasks.train(run.pk) == "refused"
     run.refresh_from_db()
     assert run.reason == "2 pairs found"
 
 
 @pytest.mark.parametrize("left", ["queued", "running"])
-def test_a_child_that_died_without_a_word_leaves_the_run_failed(
+def test_a_child_that_failed_without_a_word_leaves_the_run_failed(
     monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
     run = queued()
-    monkeypatch.setattr(tasks.subprocess, "run", Child(-9, "warming up\nKilled\n", status=left))
+    monkeypatch.setattr(tasks, "command_run", Child(1, "warming up\nno such option\n", status=left))
     assert tasks.train(run.pk) == "failed"
     run.refresh_from_db()
-    assert "ended with -9: Killed" in run.reason
+    assert run.reason == "the process that trained it ended with 1: no such option"
     assert run.finished_at is not None
+
+
+def test_a_child_that_was_killed_leaves_the_run_to_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = queued()
+    monkeypatch.setattr(tasks, "command_run", Child(-9, "warming up", status="running"))
+    assert tasks.train(run.pk) == "running"
+
+
+def test_a_run_of_the_learner_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = queued()
+    TrainingRun.objects.update(follow_up="wanted")
+    child = Child(0, status="succeeded", finished_at=timezone.now())
+    monkeypatch.setattr(tasks, "command_run", child)
+    tasks.train(run.pk)
+    assert child.commands[1] == ["run_pipeline", "--run", str(run.pk), "--json"]
 
 
 def test_a_task_delivered_twice_leaves_the_run_to_the_worker_that_has_it(
@@ -267,7 +284,9 @@ def test_a_task_delivered_twice_leaves_the_run_to_the_worker_that_has_it(
 
     run = queued()
     run_claim(run.pk)  # by this process, which lives
-    monkeypatch.setattr(tasks.subprocess, "run", Child(1, "run 1 is running"))
+    monkeypatch.setattr(tasks, "command_run", Child(1, "run 1 is running"))
+    TrainingRun.objects.update(status="queued")
+    monkeypatch.setattr(tasks, "command_run", Child(1, "run 1 is running", status="running"))
     assert tasks.train(run.pk) == "running"
 
 
@@ -300,7 +319,7 @@ def test_a_request_becomes_a_policy_through_the_real_worker(tmp_path: Path) -> N
         answer = connection.getresponse()
         return answer.status, answer.headers, json.loads(answer.read())
 
-    worker = [sys.executable, str(ROOT / "manage.py"), "qcluster"]
+    worker = ["env", "Q_CLUSTER_NAME=training", sys.executable, str(ROOT / "manage.py"), "qcluster"]
     with server, (tmp_path / "worker.log").open("w") as log:
         cluster = subprocess.Popen(
             worker, env=server.environment, cwd=ROOT, stdout=log, stderr=log, start_new_session=True

@@ -21,7 +21,11 @@ class Command(RatchetCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("action", choices=["status", "tick", "watch", "retrain", "cancel", "install"])
+        parser.add_argument(
+            "action",
+            choices=["status", "tick", "watch", "retrain", "cancel", "install"],
+            help="What to do. Example: status",
+        )
         parser.add_argument("run", nargs="?", type=int, help="The run to cancel. Example: cancel 17")
         parser.add_argument(
             "--agent", metavar="SLUG", help="Whose (default: all, or the only one). Example: --agent widgets"

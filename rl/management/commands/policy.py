@@ -22,7 +22,9 @@ class Command(RatchetCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
-            "action", choices=["list", "show", "promote", "reject", "rollback", "retire", "diff"]
+            "action",
+            choices=["list", "show", "promote", "reject", "rollback", "retire", "diff"],
+            help="What to do. Example: list",
         )
         parser.add_argument(
             "names", nargs="*", help="Policies; for rollback the agent. Example: widgets-v480"

@@ -1,0 +1,233 @@
+"""The REST endpoints of the loop: the registry, the runs, cancelling one, the online learner."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.access import Grant
+from backend.rest.errors import Refused
+from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
+from backend.rest.pages import page_of
+from backend.rest.reading import object_in, parameters
+from backend.rest.schema import described, paged, parameter, ref
+from backend.rest.views import ApiView
+from feedback.selectors import SLUG_PATTERN
+from rl import jobs, registry
+from rl.api import AGENT, agent_checked, flag, run_shown
+from rl.datasets import DatasetRefused
+from rl.jobs import TrainOrder
+from rl.models import Policy, TrainingRun
+from rl.online import OnlineLearner, method_of
+from rl.orders import order_place
+from rl.recipes import RecipeError
+from rl.selectors import share_of
+
+NAME = parameter("name", {"type": "string"}, "The policy's name, such as widgets-v480", where="path")
+RUN = parameter("id", {"type": "integer"}, "The run", where="path")
+OF_AGENT = parameter("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Only this agent's")
+PAGING = (
+    parameter("cursor", {"type": "string"}, "Where to go on: from next or previous of an answer"),
+    parameter("page_size", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Rows"),
+)
+
+
+class Registry(ApiView):
+    scopes = {"GET": "read"}
+
+    @described(
+        "List policies, newest first",
+        {200: ("A page of them", paged(ref("Policy")))},
+        parameters=(OF_AGENT, *PAGING),
+        tag="policies",
+        operation="policies_list",
+    )
+    def get(self, request: Request) -> Response:
+        given = parameters(request, ("agent", *PAGE_PARAMETERS))
+        found = Policy.objects.all()
+        if "agent" in given:
+            found = found.filter(agent=agent_checked(given["agent"]))
+        return Response(page_of(found, request, policy_shown))
+
+
+class Promote(ApiView):
+    scopes = {"POST": "operate"}
+
+    @described(
+        "Promote a policy, if the gate opens",
+        {200: ("The policy, moved", ref("Policy"))},
+        body=ref("PromotionSent"),
+        parameters=(NAME,),
+        refusals=(404, 409),
+        tag="policies",
+        operation="policies_promote",
+        body_required=False,
+        description="409 with the reasons where the gate stays closed; `force` and a `reason` go past it.",
+    )
+    def post(self, request: Request, name: str) -> Response:
+        facts = object_in(request.data, required=(), optional=("to", "force", "reason"))
+        to, reason = _text(facts, "to") or "champion", _text(facts, "reason")
+        if to not in ("challenger", "champion"):
+            raise Refused(
+                "to: expected challenger or champion", fields={"to": "expected challenger or champion"}
+            )
+        policy = _policy(name)
+        try:
+            moved = registry.policy_promote(
+                policy, to, actor=_who(request), reason=reason, force=flag(facts, "force")
+            )
+        except registry.RegistryRefused as refusal:
+            raise Refused(str(refusal), code="conflict", status=409) from refusal
+        return Response(policy_shown(moved))
+
+
+class Rollback(ApiView):
+    scopes = {"POST": "operate"}
+
+    @described(
+        "Put the champion before this one back",
+        {200: ("The policy that is champion again", ref("Policy"))},
+        body=ref("RollbackSent"),
+        parameters=(NAME,),
+        refusals=(404, 409),
+        tag="policies",
+        operation="policies_rollback",
+        body_required=False,
+    )
+    def post(self, request: Request, name: str) -> Response:
+        reason = _text(object_in(request.data, required=(), optional=("reason",)), "reason")
+        policy = _policy(name)
+        if policy.stage != Policy.Stage.CHAMPION:
+            raise Refused(
+                f"{name} is {policy.stage}; only a champion is rolled back", code="conflict", status=409
+            )
+        try:
+            back = registry.policy_rollback(policy.agent, actor=_who(request), reason=reason)
+        except registry.RegistryRefused as refusal:
+            raise Refused(str(refusal), code="conflict", status=409) from refusal
+        return Response(policy_shown(back))
+
+
+class Runs(ApiView):
+    scopes = {"GET": "read", "POST": "operate"}
+
+    @described(
+        "List training runs, newest first",
+        {200: ("A page of them", paged(ref("Run")))},
+        parameters=(OF_AGENT, *PAGING),
+        tag="policies",
+        operation="runs_list",
+    )
+    def get(self, request: Request) -> Response:
+        given = parameters(request, ("agent", *PAGE_PARAMETERS))
+        found = TrainingRun.objects.all()
+        if "agent" in given:
+            found = found.filter(agent=agent_checked(given["agent"]))
+        return Response(page_of(found, request, run_shown))
+
+    @described(
+        "Queue a training run",
+        {202: ("The queued run; Location is where it stands", ref("Run"))},
+        body=ref("RunSent"),
+        tag="policies",
+        operation="runs_order",
+        description="`knobs` are the method's, as `--set` takes them.",
+    )
+    def post(self, request: Request) -> Response:
+        facts = object_in(request.data, required=("agent",), optional=("method", "config", "knobs"))
+        knobs = {} if facts.get("knobs") is None else facts["knobs"]
+        if not isinstance(knobs, dict):
+            raise Refused("knobs: expected an object", fields={"knobs": "expected an object"})
+        agent = agent_checked(_text(facts, "agent"))
+        try:
+            order = TrainOrder(
+                agent,
+                method_of(agent, _text(facts, "method") or "auto"),
+                config=_text(facts, "config") or None,
+                knobs=knobs,
+                actor=_who(request),
+            )
+            run = order_place(order)
+        except (DatasetRefused, RecipeError) as refusal:
+            raise Refused(str(refusal)) from refusal
+        return Response(run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
+
+
+class Cancel(ApiView):
+    scopes = {"POST": "operate"}
+
+    @described(
+        "Cancel a run",
+        {200: ("The run: cancelled, or asked to stop after its present step", ref("Run"))},
+        parameters=(RUN,),
+        refusals=(404, 409),
+        tag="policies",
+        operation="runs_cancel",
+    )
+    def post(self, request: Request, pk: int) -> Response:
+        run = TrainingRun.objects.filter(pk=pk).first() if pk < 2**63 else None
+        if run is None:
+            raise Refused(f"no run {pk}", code="not_found", status=404, fields={"id": "does not exist"})
+        try:
+            return Response(run_shown(jobs.run_cancel(run, actor=_who(request))))
+        except jobs.RunRefused as refusal:
+            raise Refused(str(refusal), code="conflict", status=409) from refusal
+
+
+class Online(ApiView):
+    scopes = {"GET": "read"}
+
+    @described(
+        "How an agent's online learner stands",
+        {200: ("Its buffer, whether it retrains and why, its last run", ref("OnlineStatus"))},
+        parameters=(AGENT,),
+        tag="policies",
+        operation="online_status",
+    )
+    def get(self, request: Request, agent: str) -> Response:
+        parameters(request, ())
+        return Response(OnlineLearner(agent_checked(agent)).get_status())
+
+
+def _text(facts: dict[str, Any], name: str) -> str:
+    """A text or null, which is empty. Refuses anything else."""
+    value = "" if facts.get(name) is None else facts[name]
+    if not isinstance(value, str) or "\x00" in value:
+        raise Refused(f"{name}: expected text", fields={name: "expected text"})
+    return value
+
+
+def _who(request: Request) -> str:
+    grant = request.auth
+    assert isinstance(grant, Grant)  # the permission let nobody else through
+    return grant.who
+
+
+def _policy(name: str) -> Policy:
+    found = Policy.objects.filter(name=name).first() if re.fullmatch(r"[\w.-]{1,200}", name) else None
+    if found is None:
+        raise Refused(
+            f"no policy is named {name[:80]!r}",
+            code="not_found",
+            status=404,
+            fields={"name": "does not exist"},
+        )
+    return found
+
+
+def policy_shown(policy: Policy) -> dict[str, Any]:
+    """A policy as the API answers it."""
+    accuracy = share_of(policy.metrics, "preference_accuracy")
+    return {
+        "name": policy.name,
+        "agent": policy.agent,
+        "stage": str(policy.stage),
+        "base_model": policy.base_model,
+        "feedback_count": policy.feedback_count,
+        "preference_accuracy": accuracy.value if accuracy else None,
+        "against": policy.metrics.get("against"),
+        "created_at": policy.created_at.isoformat(),
+    }

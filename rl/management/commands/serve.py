@@ -1,0 +1,47 @@
+"""Web, workers and the learner's clock together: what `make serve` runs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from rl import supervisor
+
+
+class Command(RatchetCommand):
+    help = (
+        "Serve the pages and the API, with the workers that train and the clock of the online learner; Ctrl-C ends all "
+        "of them. Example: manage.py serve --port 8000"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--host", default="127.0.0.1", help="Address to listen at (default 127.0.0.1). Example: 0.0.0.0"
+        )
+        parser.add_argument(
+            "--port", type=int, default=8000, help="Port (default 8000). Example: --port 8001"
+        )
+        parser.add_argument(
+            "--web-workers", type=int, default=2, metavar="N", help="Web processes (default 2)."
+        )
+        parser.add_argument(
+            "--every", type=float, default=5.0, metavar="S", help="Seconds between two ticks (default 5)."
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        asked = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: asked.set())
+        running = supervisor.services(
+            options["port"], options["host"], options["web_workers"], options["every"]
+        )
+        supervisor.supervise(running, asked.is_set)
+        return {"ended": [service.name for service in running]}
+
+    def show(self, result: dict[str, Any]) -> None:
+        self.stdout.write(f"ended: {', '.join(result['ended'])}")

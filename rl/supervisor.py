@@ -1,0 +1,139 @@
+"""Web, workers and the clock as one program: started together, restarted when one dies, ended together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+from django.conf import settings
+
+from rl.workers import dies_with_parent
+
+logger = logging.getLogger("rl.supervisor")
+
+LOOK_S = 0.5
+"""Seconds between two looks at the processes."""
+STOP_S = 30.0
+"""Seconds the processes and their children have to end by themselves: a training keeps a checkpoint."""
+PAUSE_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
+"""Before a process that died is started again, by how often it died in a row."""
+STEADY_S = 60.0
+"""A process that lived for so long starts over in PAUSE_S."""
+
+
+@dataclass
+class Service:
+    """One of the processes."""
+
+    name: str
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    deaths: int = 0
+    again_at: float = 0.0
+    _died: bool = field(default=True, repr=False)
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(  # noqa: S603
+            self.command,
+            cwd=settings.BASE_DIR,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # a group of its own: stopped with its children, by us, in order
+            preexec_fn=dies_with_parent(),
+        )
+        self.started = time.monotonic()
+        logger.info("%s started as process %s", self.name, self.process.pid)
+
+    def look(self) -> None:
+        """Start it again where it died and its pause is over."""
+        now = time.monotonic()
+        if self.process is not None and self.process.poll() is not None:
+            self.deaths = 0 if now - self.started > STEADY_S else self.deaths
+            pause = PAUSE_S[min(self.deaths, len(PAUSE_S) - 1)]
+            logger.warning("%s ended with %s; again in %g s", self.name, self.process.returncode, pause)
+            _signal_group(self.process.pid, signal.SIGKILL)  # what it left behind
+            self.process, self.deaths, self.again_at = None, self.deaths + 1, now + pause
+        if self.process is None and now >= self.again_at:
+            self.start()
+
+
+def services(port: int, host: str, web_workers: int, every_s: float) -> list[Service]:
+    """gunicorn, the cluster that does what is short, the cluster that trains, and the clock."""
+    python, manage = sys.executable, str(settings.BASE_DIR / "manage.py")
+    return [
+        Service(
+            "web",
+            [
+                python, "-m", "gunicorn", "backend.wsgi", "--bind", f"{host}:{port}",
+                "--workers", str(web_workers), "--threads", "4",
+            ],
+        ),
+        Service("workers", [python, manage, "qcluster"]),
+        Service("training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", python, manage, "qcluster"]),
+        Service("clock", [python, manage, "online_learner", "watch", "--every", str(every_s)]),
+    ]  # fmt: skip
+
+
+def supervise(running: list[Service], stop: Callable[[], bool]) -> None:
+    """Keep the services running until `stop()`; then end them and everything they started."""
+    try:
+        while not stop():
+            for service in running:
+                service.look()
+            time.sleep(LOOK_S)
+    finally:
+        _end(running)
+
+
+def _end(running: list[Service]) -> None:
+    """TERM to every group, children in groups of their own included, then KILL to what is left."""
+    processes: list[psutil.Process] = []
+    for service in running:
+        if service.process is not None and service.process.poll() is None:
+            try:
+                parent = psutil.Process(service.process.pid)
+                processes += [parent, *parent.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                continue
+    for process in processes:
+        _quietly(process.terminate)
+    for service in running:
+        if service.process is not None:
+            _signal_group(service.process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_S
+    while time.monotonic() < deadline:
+        for service in running:
+            if service.process is not None:
+                service.process.poll()  # reaps it
+        if not any(_lives(process) for process in processes):
+            return
+        time.sleep(0.1)
+    for process in processes:
+        logger.warning("process %s did not end in %g s and is killed", process.pid, STOP_S)
+        _quietly(process.kill)
+
+
+def _quietly(act: Callable[[], object]) -> object:
+    """A process may end at any moment, which is what is wanted of it."""
+    try:
+        return act()
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _lives(process: psutil.Process) -> bool:
+    return bool(_quietly(lambda: process.status() != psutil.STATUS_ZOMBIE))
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return  # all of them ended
