@@ -66,8 +66,65 @@ def decision_shown(agent: str, response: str, **context: Any) -> str:
     raise SystemExit(f"no simulated decision of {agent} answered {response} with {context}")
 
 
+def pair_shown(agent: str) -> str:
+    """Two simulated responses to one prompt, as `?pair=` takes them; empty where there are none."""
+    from feedback.pair_queue import pairs_waiting
+    from feedback.search import Narrowed
+
+    pair = pairs_waiting("admin", Narrowed(agent=agent)).pair
+    return f"{pair.left.pk}~{pair.right.pk}" if pair else ""
+
+
+def support_recorded() -> None:
+    """A decision of an agent that looks things up first, with all that can be known of one."""
+    from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
+    from feedback.traces import trace_record
+
+    prompt = [
+        {"role": "system", "content": "You answer customers of a shop."},
+        {
+            "role": "user",
+            "content": "Where is my order 1043? It was promised for Monday, and the party is tomorrow.",
+        },
+    ]
+    good = "It left our warehouse this morning and arrives tomorrow before noon."
+    late = "I am sorry to hear that. Your parcel is on its way; I cannot say when it will be there."
+    thought = (
+        "I should look the parcel up before I promise anything, and name a time only if the carrier does."
+    )
+    track = {"kind": "tool_call", "name": "carrier.track", "parent": 0, "arguments": {"tracking": "JD0002"}}
+    asked = {"kind": "tool_call", "name": "orders.find", "parent": 0, "arguments": {"number": 1043}}
+    chosen = [{"response": good, "score": 0.81}, {"response": late, "score": 0.19}]
+    decided = {
+        "kind": "decision",
+        "name": "answer",
+        "messages": prompt,
+        "response": good,
+        "candidates": chosen,
+    }
+    facts = {"propensity": 0.81, "policy": "support-bot-v12", "unit": "user-7", "tags": ["delivery"]}
+    steps = [
+        {"kind": "step", "name": "plan", "n": 0, "duration_ms": 12.0},
+        {"kind": "reasoning", "text": thought, "n": 1, "parent": 0},
+        asked | {"n": 2, "result": {"state": "shipped", "carrier": "DHL"}, "duration_ms": 184.0},
+        track | {"n": 3, "error": "TimeoutError: no answer within 1 s", "duration_ms": 1002.0},
+        track | {"n": 4, "result": "out for delivery, tomorrow 09:00-12:00", "duration_ms": 430.0},
+        decided | facts | {"n": 5, "duration_ms": 912.0},
+        {"kind": "task", "name": "answer the customer", "status": "completed", "n": 6},
+    ]
+    made = trace_record(agent="support-bot", run_id="run-7731", steps=steps).decisions[0]
+    other = decision_record(agent="support-bot", messages=prompt, response=late, policy="support-bot-v11").row
+    rating_submit(decision=made, rater="bob", stars=3)
+    rating_submit(decision=made, rater="bob", stars=5, tags=["friendly"], notes="Says when, and why.")
+    fixed = "It arrives tomorrow between 9 and 12. Shall I add a birthday card?"
+    rating_submit(decision=made, rater="eve", thumb="down", correction=fixed)
+    comparison_submit(left=other, right=made, preference="right", rater="bob")
+    outcome_record(decision=made, name="ticket_reopened", value=0)
+
+
 def pictures() -> list[tuple[str, str, dict[str, Any]]]:
     """Name, address and window of each picture."""
+    from feedback.models import Decision
     from rl.models import Policy, TrainingRun
 
     wide, phone = {"width": 1080, "height": 1040}, {"width": 390, "height": 780}
@@ -78,6 +135,13 @@ def pictures() -> list[tuple[str, str, dict[str, Any]]]:
         ("rating-page-dark", folder, {"viewport": wide | {"height": 900}, "color_scheme": "dark"}),
         ("rating-page-phone", line, {"viewport": phone, "has_touch": True, "is_mobile": True}),
     ]
+    if pair := pair_shown("widgets"):
+        found.append(("pairs", f"/rate/pairs/?pair={pair}", {"viewport": wide}))
+        found.append(("pairs-phone", f"/rate/pairs/?pair={pair}", {"viewport": phone, "has_touch": True}))
+    if decision := Decision.objects.filter(agent="support-bot", trace__isnull=False).first():
+        found.append(("decisions", "/decisions/", {"viewport": wide}))
+        found.append(("decision", f"/decisions/{decision.pk}/", {"viewport": wide | {"height": 1320}}))
+        found.append(("agreement", "/agreement/?agent=widgets&rater_kind=human", {"viewport": wide}))
     if policy := Policy.objects.exclude(metrics={}).first():
         found.append(("start-page", "/", {"viewport": wide}))
         found.append(
@@ -110,6 +174,12 @@ def main() -> None:
             simulation.simulate("filer")
             for decision in Decision.objects.filter(agent="widgets").order_by("-id")[:90]:
                 rating_submit(decision=decision, rater="admin", thumb="up")
+            for number, decision in enumerate(Decision.objects.filter(agent="widgets").order_by("-id")[:40]):
+                for rater, every in (("ada", 3), ("bob", 4)):
+                    rating_submit(
+                        decision=decision, rater=rater, thumb="down" if number % every == 0 else "up"
+                    )
+            support_recorded()
         server, base = server_start()
         try:
             wanted = pictures()

@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 from django.http import QueryDict
 
-from feedback.models import Decision, Thumb
+from feedback.models import Decision, Preference, Thumb
 
 STARS = ("1", "2", "3", "4", "5")
 
@@ -20,7 +20,29 @@ def tags_sent(sent: Any) -> list[str]:
     return [*ticked, *(tag.strip() for tag in written if tag.strip())]
 
 
-class RatingForm(forms.Form):
+class SentForm(forms.Form):
+    """Says what is wrong with itself in one line."""
+
+    def fault(self) -> str:
+        return "; ".join(f"{name}: {' '.join(map(str, faults))}" for name, faults in self.errors.items())
+
+
+class ComparisonForm(SentForm):
+    """One press of a button on the page of pairs; the decisions are looked up by the view.
+
+    id: made with the page, so that a double click or a resend is stored once.
+    """
+
+    id = forms.UUIDField()
+    preference = forms.ChoiceField(choices=Preference.choices)
+    notes = forms.CharField(required=False)
+
+    def facts(self) -> dict[str, Any]:
+        """Keyword arguments of comparison_submit, without the decisions and the rater. Only for a valid form."""
+        return {name: self.cleaned_data[name] for name in ("id", "preference", "notes")}
+
+
+class RatingForm(SentForm):
     """One press of a button on the rating page.
 
     id: made with the page, so that a double click or a resend is stored once. verdict: the button pressed. tag (any
@@ -49,10 +71,6 @@ class RatingForm(forms.Form):
             "tags": tags_sent(self.data),
             "notes": self.cleaned_data["notes"],
         }
-
-    def fault(self) -> str:
-        """What is wrong, in one line."""
-        return "; ".join(f"{name}: {' '.join(map(str, faults))}" for name, faults in self.errors.items())
 
 
 def rating_id() -> uuid.UUID:

@@ -35,8 +35,20 @@ def ratings_standing(agent: str | None = None) -> QuerySet[Rating]:
 
 
 def comparisons_standing(agent: str | None = None) -> QuerySet[Comparison]:
-    """Comparisons that were neither superseded nor withdrawn, oldest first."""
-    comparisons = Comparison.objects.filter(superseded_by__isnull=True, withdrawn=False)
+    """Comparisons that were neither superseded nor withdrawn, oldest first.
+
+    Of one rater's comparisons of the same two decisions with the sides swapped the later one stands: a pair is one
+    question, however it is shown.
+    """
+    standing = Comparison.objects.filter(superseded_by__isnull=True, withdrawn=False)
+    swapped_later = standing.filter(
+        Q(created_at__gt=OuterRef("created_at"))
+        | Q(created_at=OuterRef("created_at"), pk__gt=OuterRef("pk")),
+        left=OuterRef("right"),
+        right=OuterRef("left"),
+        rater=OuterRef("rater"),
+    ).order_by()
+    comparisons = standing.filter(~Exists(swapped_later))
     if agent is not None:
         comparisons = comparisons.filter(left__agent=agent)
     return comparisons.order_by("created_at", "id")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from django.urls import path
 
-from feedback import agreement_views, explorer_views, views
+from feedback import agreement_views, explorer_views, pair_views, views
 
 urlpatterns = [
     path("rate/", views.rate, name="rate"),
     path("rate/undo/", views.rate_undo, name="rate-undo"),
     path("rate/skip/", views.rate_skip, name="rate-skip"),
+    path("rate/pairs/", pair_views.pairs, name="pairs"),
+    path("rate/pairs/undo/", pair_views.pairs_undo, name="pairs-undo"),
+    path("rate/pairs/skip/", pair_views.pairs_skip, name="pairs-skip"),
     path("decisions/", explorer_views.decisions, name="decisions"),
     path("decisions/<uuid:pk>/", explorer_views.decision, name="decision"),
     path("agreement/", agreement_views.agreement, name="agreement"),

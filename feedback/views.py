@@ -63,7 +63,7 @@ def _decision_asked(value: str) -> Decision:
     return decision
 
 
-def _wants_card(request: HttpRequest) -> bool:
+def wants_card(request: HttpRequest) -> bool:
     """Whether our script asked: it gets the card alone, to swap in."""
     return request.headers.get("X-Ratchet-Card") == "1"
 
@@ -101,10 +101,10 @@ def _card(
             "tags": [(tag, tag in kept["tags"]) for tag in suggested],
             "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in suggested),
         }
-    wants_card = _wants_card(request)
-    template = "feedback/_card.html" if wants_card else "feedback/rate.html"
+    alone = wants_card(request)
+    template = "feedback/_card.html" if alone else "feedback/rate.html"
     response = render(request, template, context, status=status)
-    if wants_card:
+    if alone:
         response["X-Ratchet-Card"] = "1"
     return response
 
@@ -163,7 +163,7 @@ def _kept(rater: str, decision: Decision) -> dict[str, Any]:
 
 def _next(request: HttpRequest, within: Narrowed, *, said: str = "") -> HttpResponse:
     """Go on to the next decision: the card for our script, a redirect for a plain form (so that reload is safe)."""
-    if not _wants_card(request):
+    if not wants_card(request):
         return _to_page(within, said=said)
     rater = request.user.get_username()
     decision = None
@@ -246,7 +246,7 @@ def _rate_store(request: HttpRequest, within: Narrowed) -> HttpResponse:
     if written.created:
         done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
         request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
-    if _wants_card(request):
+    if wants_card(request):
         return _next(request, within, said=_said(verdict))
     return _to_page(within, said=verdict)
 
@@ -270,10 +270,10 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
             # replaced or taken back in another window: the one before it is meant
             continue
         lease_take(rater, rating.decision_id)
-        if _wants_card(request):
+        if wants_card(request):
             return _card(request, rating.decision, within, said=NOTICES["undone"])
         return _to_page(within, decision=str(rating.decision_id), said="undone")
-    if _wants_card(request):
+    if wants_card(request):
         return _next(request, within, said=NOTICES["nothing"])
     return _to_page(within, said="nothing")
 
@@ -291,7 +291,7 @@ def rate_skip(request: HttpRequest) -> HttpResponse:
     aside = [pk for pk in request.session.get(SKIP_KEY, []) if pk != str(decision.pk)]
     request.session[SKIP_KEY] = [*aside, str(decision.pk)][-SKIP_LIMIT:]
     lease_release(request.user.get_username(), decision.pk)
-    if _wants_card(request):
+    if wants_card(request):
         return _next(request, within, said=NOTICES["skipped"])
     return _to_page(within, said="skipped")
 

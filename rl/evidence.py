@@ -212,8 +212,8 @@ class FileEvidence:
         self.feedback_count = self.simulated_count = 0
         refused: list[RowRefused] = []
         decisions: dict[uuid.UUID, _Response] = {}
-        # of a named rater's comparisons of the same two decisions the last one stands
-        named: dict[tuple[Any, Any, str], ImportedComparison] = {}
+        # of a named rater's comparisons of the same two decisions the last one stands, on whichever sides they were
+        named: dict[tuple[frozenset[Any], str], ImportedComparison] = {}
         for record in formats.read(self.path, self.format, self.ratings_path):
             if isinstance(record, RowRefused):
                 if record.broken:
@@ -223,7 +223,7 @@ class FileEvidence:
                 left_out["no_preference"] += 1
             elif isinstance(record, ImportedComparison):
                 if isinstance(record.left, uuid.UUID):
-                    named[record.left, record.right, record.rater] = record
+                    named[frozenset((record.left, record.right)), record.rater] = record
                 else:
                     yield from self._compared(record, decisions, left_out)
             elif self.format == "ratchet" and record.agent != self.agent:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from feedback.models import Decision, Rating
-from feedback.selectors import ratings_standing
-from feedback.services import decision_record
+from feedback.models import Comparison, Decision, Rating
+from feedback.selectors import comparisons_standing, ratings_standing
+from feedback.services import decision_record, outcome_record, rating_submit
+from feedback.traces import trace_record
 from rl import simulation
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -442,3 +444,131 @@ def test_a_link_opens_the_door_in_the_browser(browser: Browser, live_server: Any
     page.goto(link.url)
     expect(page.locator("h1")).to_have_text("This link is used up")
     page.context.close()
+
+
+# --- Side by side -------------------------------------------------------------------------------------------
+
+
+def record_pairs(count: int) -> None:
+    """As many prompts, each answered by two policies."""
+    for number in range(count):
+        for policy in ("assistant-v1", "assistant-v2"):
+            record(messages=f"question {number}", response=f"{policy} to {number}", policy=policy)
+
+
+def compared(page: Page, count: int) -> None:
+    expect(page.locator(".progress strong").first).to_have_text(str(count))
+
+
+def comparisons() -> list[Comparison]:
+    return list(comparisons_standing().select_related("left", "right"))
+
+
+def test_pairs_are_compared_by_keyboard_alone(opener: Opener) -> None:
+    record_pairs(5)
+    page = opener("/rate/pairs/")
+    said = []
+    keys = {"ArrowLeft": "left", "ArrowRight": "right", "=": "tie", "0": "both_bad"}
+    for number, key in enumerate(keys):
+        expect(page.locator("#stage[data-ahead]")).to_be_attached()
+        sides = page.locator(".side-text").all_inner_texts()
+        page.keyboard.press(key)
+        compared(page, number + 1)
+        said.append((sides, keys[key]))
+    assert [([row.left.response, row.right.response], row.preference) for row in comparisons()] == said
+    page.keyboard.press("u")
+    compared(page, 3)
+    assert len(comparisons()) == 3
+    page.keyboard.press("n")
+    page.keyboard.type("= 0 s u")
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowRight")
+    compared(page, 4)
+    assert (comparisons()[-1].preference, comparisons()[-1].notes) == ("right", "= 0 s u")
+    page.keyboard.press("s")
+    expect(page.locator("h1")).to_have_text("Only those you skipped are left")
+    assert page.complaints == []  # type: ignore[attr-defined]
+
+
+def test_pairs_are_compared_with_scripts_blocked(opener: Opener) -> None:
+    record_pairs(2)
+    page = opener("/rate/pairs/", java_script_enabled=False)
+    page.locator("textarea[name=notes]").fill("Clearer")
+    page.locator("button[value=left]").click()
+    expect(page.locator(".said")).to_have_text("Saved: A is better")
+    page.get_by_role("button", name="Skip").click()
+    page.get_by_role("button", name="Bring them back").click()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".said")).to_have_text("Taken back")
+    page.locator("button[value=tie]").click()
+    page.locator("button[value=both_bad]").click()
+    expect(page.locator("h1")).to_have_text("All compared")
+    assert [row.preference for row in comparisons()] == ["tie", "both_bad"]
+
+
+PAGES = (
+    "/",
+    "/rate/",
+    "/rate/?agent=filer",
+    "/rate/pairs/",
+    "/rate/pairs/?agent=widgets",
+    "/decisions/",
+    "/agreement/",
+)
+
+
+def everything_recorded() -> Decision:
+    """Something to see on every page; returns a decision with all that one can have."""
+    simulation.simulate("filer", scenarios=3, rated=True)
+    simulation.simulate("widgets", scenarios=3)
+    record_pairs(2)
+    steps: list[dict[str, Any]] = [
+        {"kind": "reasoning", "text": "Look it up first.", "n": 0, "parent": None},
+        {"kind": "tool_call", "name": "orders.find", "arguments": {"number": 1}, "error": "TimeoutError", "n": 1,
+         "parent": 0, "duration_ms": 12},
+        {"kind": "decision", "messages": "q", "response": "r", "candidates": [{"response": "r", "score": 0.9}],
+         "policy": "assistant-v2", "tags": ["a"]},
+        {"kind": "task", "name": "t", "status": "failed"},
+    ]  # fmt: skip
+    whole = trace_record(agent="assistant", steps=steps).decisions[0]
+    for rater, said in (("ada", {"thumb": "up", "notes": "Fine.", "tags": ["kind"]}), ("bob", {"stars": 1})):
+        rating_submit(decision=whole, rater=rater, **said)
+    rating_submit(decision=whole, rater="bob", correction="better")
+    outcome_record(decision=whole, name="clicked", value=1)
+    return Decision.objects.get(pk=whole)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(opener: Opener, scheme: str) -> None:
+    axe = Axe()
+    whole = everything_recorded()
+    page = opener(color_scheme=scheme)
+    home = page.url.split("/rate/")[0]
+    for path in (*PAGES, f"/decisions/{whole.pk}/"):
+        page.goto(home + path)
+        for details in page.locator("details").all():
+            details.evaluate("e => { e.open = true; }")
+        answer = axe.run(page).response
+        assert "color-contrast" in {rule["id"] for rule in answer["passes"]}, "nothing was looked at"
+        found = answer["violations"]
+        serious = [(v["id"], [n["html"][:120] for n in v["nodes"]][:3]) for v in found
+                   if v["impact"] in ("serious", "critical")]  # fmt: skip
+        assert serious == [], path
+
+
+def test_pages_fit_a_phone(opener: Opener) -> None:
+    whole = everything_recorded()
+    page = opener(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    home = page.url.split("/rate/")[0]
+    for path in (*PAGES, f"/decisions/{whole.pk}/"):
+        page.goto(home + path)
+        for details in page.locator("details").all():
+            details.evaluate("e => { e.open = true; }")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+    page.goto(f"{home}/rate/pairs/")
+    for value in ("left", "tie", "both_bad", "right"):
+        box = page.locator(f"button[value={value}]").bounding_box()
+        assert box
+        assert min(box["width"], box["height"]) >= 44
+    page.locator("button[value=right]").tap()
+    compared(page, 1)
