@@ -39,7 +39,10 @@ class RewardValue:
 class RewardFunction(Protocol):
     """Scores samples in batches, one value per sample, in order."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What reports and metrics call it."""
+        ...
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]: ...
 

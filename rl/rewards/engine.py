@@ -1,0 +1,99 @@
+"""Several rewards as one: weighted, made binary where asked, normalised within groups, and reported part by part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, RewardValue, normalised
+
+
+@dataclass(frozen=True)
+class Component:
+    """One reward function with its weight; `binary` turns its value into all (2) or nothing (-2) at `threshold`."""
+
+    function: RewardFunction
+    weight: float = 1.0
+    binary: bool = False
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ValueError(f"the weight of {self.function.name} must be above 0, found {self.weight!r}")
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """What a sample earned: the weighted mean of what applied, and each part of it."""
+
+    raw: float | None
+    """In [-2, 2]; None where no function applied."""
+    components: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name -> {"raw", "weight", "detail"}; raw None where it did not apply."""
+
+    @property
+    def value(self) -> float | None:
+        """In [0, 1]."""
+        return None if self.raw is None else normalised(self.raw)
+
+
+class RewardEngine:
+    """A weighted sum of reward functions; functions that do not apply to a sample leave their weight to the others."""
+
+    def __init__(self, components: Sequence[Component]) -> None:
+        names = [component.function.name for component in components]
+        if not components:
+            raise ValueError("an engine needs at least one reward function")
+        if len(set(names)) != len(names):
+            raise ValueError(f"each reward function has a name of its own, found {', '.join(names)}")
+        self.components = tuple(components)
+
+    def reward(self, samples: Sequence[RewardSample]) -> list[Rewarded]:
+        """One result per sample, in order."""
+        columns = [component.function.score(samples) for component in self.components]
+        for component, column in zip(self.components, columns, strict=True):
+            if len(column) != len(samples):
+                raise ValueError(
+                    f"reward {component.function.name} gave {len(column)} values for {len(samples)} samples"
+                )
+        return [self._sum([column[i] for column in columns]) for i in range(len(samples))]
+
+    def _sum(self, values: Sequence[RewardValue]) -> Rewarded:
+        parts: dict[str, dict[str, Any]] = {}
+        total = weight = 0.0
+        for component, value in zip(self.components, values, strict=True):
+            raw = value.raw
+            if raw is not None and component.binary:
+                raw = RAW_HIGH if raw > component.threshold else RAW_LOW
+            if raw is not None:
+                total += component.weight * raw
+                weight += component.weight
+            parts[component.function.name] = {
+                "raw": raw, "weight": component.weight, "detail": dict(value.detail)
+            }  # fmt: skip
+        return Rewarded(total / weight if weight else None, parts)
+
+
+def group_advantages(rewards: Sequence[float], *, scale: bool = True, eps: float = 1e-4) -> list[float]:
+    """Rewards of one group minus their mean, divided by their standard deviation (+ eps) where `scale`.
+
+    Shao et al. 2024 (DeepSeekMath, arXiv 2402.03300), sec. 4.1.2; without the division: Liu et al. 2025 (Dr. GRPO,
+    arXiv 2503.20783). The deviation is the sample's, n - 1 below the line; a group of one earns 0.
+    """
+    n = len(rewards)
+    if n < 2:
+        return [0.0] * n
+    mean = math.fsum(rewards) / n
+    if not scale:
+        return [reward - mean for reward in rewards]
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (n - 1))
+    return [(reward - mean) / (std + eps) for reward in rewards]
+
+
+def combined(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+    """Weighted mean of the horizons that are known (immediate, delayed, strategic), each raw in [-2, 2]."""
+    known = {name: raw for name, raw in parts.items() if raw is not None and weights.get(name, 0.0) > 0}
+    total = math.fsum(weights[name] for name in known)
+    return math.fsum(weights[name] * raw for name, raw in known.items()) / total if total else None

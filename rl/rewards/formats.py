@@ -1,0 +1,99 @@
+"""Rewards for form: code and JSON that parse, and answers the agent can act on."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl.agents import get_agent
+from rl.agents.base import Agent, InvalidResponse
+from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
+from rl.rewards.code_execution import code_of
+
+LONGEST = 100_000
+"""Characters of code that are parsed; more is a fault of its own."""
+
+
+@dataclass(frozen=True)
+class SyntaxValidationReward:
+    """2 where the response parses as `language` (python or json), -2 where it does not. Nothing is run."""
+
+    language: str = "python"
+    name: str = "syntax"
+
+    def __post_init__(self) -> None:
+        if self.language not in ("python", "json"):
+            raise ValueError(f"syntax is checked for python and json, found {self.language!r}")
+
+    def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+        return [self._one(sample.response) for sample in samples]
+
+    def _one(self, response: str) -> RewardValue:
+        if len(response) > LONGEST:
+            return RewardValue(
+                RAW_LOW, {"fault": f"{len(response):,} characters, at most {LONGEST:,} are parsed"}
+            )
+        try:
+            if self.language == "json":
+                json.loads(response)
+            else:
+                found = code_of(response)
+                if found is None or found[0] != "python":
+                    return RewardValue(RAW_LOW, {"fault": "no Python in the response"})
+                ast.parse(found[1])
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            return RewardValue(RAW_LOW, {"fault": f"{type(error).__name__}: {error}"[:300]})
+        return RewardValue(RAW_HIGH)
+
+
+@dataclass(frozen=True)
+class FormatComplianceReward:
+    """2 where the agent can act on the response, -2 where it cannot; free text must only not be empty."""
+
+    name: str = "format"
+
+    def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+        return [_acted_on(get_agent(sample.agent), sample, RAW_HIGH) for sample in samples]
+
+
+@dataclass(frozen=True)
+class AgentReward:
+    """The agent's own judgement: -2 for what it cannot act on, 2 for an answer known to be right, -1 for one known
+    to be wrong, and 1 for a valid answer where nobody knows."""
+
+    name: str = "agent"
+
+    def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+        return [self._one(sample) for sample in samples]
+
+    def _one(self, sample: RewardSample) -> RewardValue:
+        agent = get_agent(sample.agent)
+        value = _acted_on(agent, sample, 1.0)
+        state = sample.facts.get("state")
+        right = agent.ground_truth(state) if isinstance(state, dict) else None
+        if value.raw != 1.0 or right is None:
+            return value
+        hit = sample.response in right or any(
+            _same(agent, sample.response, answer, state) for answer in right
+        )
+        return RewardValue(RAW_HIGH if hit else -1.0, {"right": right[:5]})
+
+
+def _acted_on(agent: Agent, sample: RewardSample, good: float) -> RewardValue:
+    if not sample.response.strip():
+        return RewardValue(RAW_LOW, {"fault": "an empty response"})
+    try:
+        agent.parse(sample.response, sample.facts.get("state"))
+    except InvalidResponse as error:
+        return RewardValue(RAW_LOW, {"fault": str(error)[:300]})
+    return RewardValue(good)
+
+
+def _same(agent: Agent, one: str, other: str, state: Any) -> bool:
+    try:
+        return agent.parse(one, state) == agent.parse(other, state)
+    except InvalidResponse:
+        return False

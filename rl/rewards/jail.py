@@ -1,0 +1,189 @@
+"""Started as a program of its own: locks itself in, then runs one command. Standard library only.
+
+    python -I jail.py '{"command": [...], "work": DIR, "memory_mb": ..., "cpu_s": ..., "processes": ..., "file_mb":
+    ...}'
+
+New user (unless root), mount, process, network, IPC and host-name namespaces; a root folder in memory that holds the
+system's programs read-only and an empty work folder; limits; no capabilities, nobody's rights where it started as
+root. Whatever fails on the way ends it with CANNOT_ISOLATE before the command runs: it never runs less isolated than
+asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+CANNOT_ISOLATE = 97
+"""Exit status: the command was not run."""
+
+CLONE = {
+    "mount": 0x00020000,
+    "uts": 0x04000000,
+    "ipc": 0x08000000,
+    "user": 0x10000000,
+    "pid": 0x20000000,
+    "net": 0x40000000,
+}
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+NOBODY = 65534
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    """Raises OSError for a failed call of the C library."""
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def mount(source: str, target: Path, kind: str | None, flags: int, options: str | None = None) -> None:
+    check(
+        libc.mount(
+            source.encode(),
+            str(target).encode(),
+            kind.encode() if kind else None,
+            ctypes.c_ulong(flags),
+            options.encode() if options else None,
+        ),
+        f"mount {source} on {target}",
+    )
+
+
+def namespaces(root: bool) -> None:
+    """Leave the host's processes, network, mounts, IPC and name; without root's rights, by way of a user namespace."""
+    uid, gid = os.getuid(), os.getgid()
+    flags = CLONE["mount"] | CLONE["uts"] | CLONE["ipc"] | CLONE["pid"] | CLONE["net"]
+    check(libc.unshare(flags if root else flags | CLONE["user"]), "unshare")
+    if not root:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+
+
+def bind_read_only(source: Path, root: Path) -> None:
+    """Show a folder or file of the host at the same place under the new root, not to be changed."""
+    target = root / source.relative_to("/")
+    if source.is_symlink():  # /bin and /lib are links into /usr on most systems
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source.readlink())
+        return
+    if source.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    mount(str(source), target, None, MS_BIND | MS_REC)
+    mount(
+        "none",
+        target,
+        None,
+        MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | (MS_NODEV if source.is_dir() else 0),
+    )
+
+
+def new_root(work: Path, file_mb: int) -> None:
+    """Make the only files there are: the system's programs, a few devices, and /work with what `work` held."""
+    root = work / "root"
+    root.mkdir()
+    mount("none", Path("/"), None, MS_REC | MS_PRIVATE)
+    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"size={file_mb}m,mode=755")
+    shown = {Path(p) for p in ("/usr", "/bin", "/lib", "/lib64")} | {Path(sys.base_prefix)}
+    inside = {
+        path for path in shown if not any(other != path and path.is_relative_to(other) for other in shown)
+    }
+    for path in sorted(inside):
+        if path.exists():
+            bind_read_only(path, root)
+    for device in ("null", "zero", "urandom"):
+        bind_read_only(Path("/dev") / device, root)
+    for folder in ("work", "tmp", "old"):
+        (root / folder).mkdir()
+        (root / folder).chmod(0o777)
+    for file in work.iterdir():
+        if file.is_file():
+            shutil.copyfile(file, root / "work" / file.name)
+    os.chdir(root)
+    number = PIVOT_ROOT[os.uname().machine]
+    check(libc.syscall(ctypes.c_long(number), b".", b"old"), "pivot_root")
+    os.chdir("/work")
+    check(libc.umount2(b"/old", MNT_DETACH), "umount /old")
+    Path("/old").rmdir()
+
+
+def limits(asked: dict[str, Any]) -> None:
+    """What one process may take; the command's children inherit it."""
+    megabyte = 1 << 20
+    for kind, value in (
+        (resource.RLIMIT_AS, asked["memory_mb"] * megabyte),
+        (resource.RLIMIT_CPU, asked["cpu_s"]),
+        (resource.RLIMIT_NPROC, asked["processes"]),
+        (resource.RLIMIT_FSIZE, asked["file_mb"] * megabyte),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_STACK, 64 * megabyte),
+    ):
+        resource.setrlimit(kind, (value, value))
+
+
+def give_up_rights(root: bool) -> None:
+    for capability in range(64):
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the last one there is
+    if root:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+
+
+def main() -> int:
+    asked = json.loads(sys.argv[1])
+    root = os.getuid() == 0
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        namespaces(root)
+    except (OSError, KeyError) as error:
+        sys.stderr.write(f"cannot isolate: {error}\n")
+        return CANNOT_ISOLATE
+    init = os.fork()  # the first process of the new namespace: when it ends, the kernel ends all others in it
+    if init:
+        return os.waitstatus_to_exitcode(os.waitpid(init, 0)[1]) % 256
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        new_root(Path(asked["work"]), asked["file_mb"])
+    except (OSError, KeyError) as error:
+        sys.stderr.write(f"cannot isolate: {error}\n")
+        os._exit(CANNOT_ISOLATE)
+    child = os.fork()  # not the first process itself: that one would survive its own limits' signals
+    if child == 0:
+        try:
+            limits(asked)
+            give_up_rights(root)
+            variables = {"PATH": "/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
+            os.execve(asked["command"][0], asked["command"], variables)  # noqa: S606
+        except OSError as error:
+            sys.stderr.write(f"cannot isolate: {error}\n")
+        os._exit(CANNOT_ISOLATE)
+    status = 0
+    while True:
+        pid, found = os.waitpid(-1, 0)
+        if pid == child:
+            status = found
+            break
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(128 - code if code < 0 else code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Runs code that a model wrote, where it can do no harm, or refuses to. The walls are built by `rl.rewards.jail`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl.rewards import jail
+
+LANGUAGES = {
+    "python": ("main.py", [sys.executable, "-I", "main.py"]),
+    "shell": ("main.sh", ["/bin/sh", "main.sh"]),
+}
+"""Language -> its file, and the command that runs it."""
+
+
+class IsolationUnavailable(RuntimeError):
+    """This machine cannot wall code in; nothing was run."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run may take. Memory is per process, of which there are at most `processes`."""
+
+    wall_s: float = 10.0
+    cpu_s: int = 5
+    memory_mb: int = 512
+    processes: int = 16
+    file_mb: int = 16
+    output_bytes: int = 64_000
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a run."""
+
+    exit_code: int | None
+    """None where it was stopped."""
+    output: str
+    """Both streams as they came, at most `Limits.output_bytes`."""
+    stopped: str
+    """Which limit ended it: `wall time`, `cpu time`, `output`; empty where it ended by itself."""
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and not self.stopped
+
+
+def run(code: str, language: str = "python", limits: Limits | None = None) -> Ran:
+    """Run code in a folder of its own, without network, and return what it did.
+
+    Raises IsolationUnavailable where the walls cannot be built, ValueError for another language.
+    """
+    if language not in LANGUAGES:
+        raise ValueError(f"a language is {' or '.join(LANGUAGES)}, found {language!r}")
+    fault = isolation_fault()
+    if fault:
+        raise IsolationUnavailable(
+            f"code is not run here, because it cannot be isolated: {fault}. "
+            "Linux with user namespaces (or root) is needed"
+        )
+    return _run(code, language, limits or Limits())
+
+
+@functools.cache
+def isolation_fault() -> str:
+    """Why code cannot be isolated on this machine; empty where it can. Tried once per process, from inside the
+    walls."""
+    if not sys.platform.startswith("linux"):
+        return f"namespaces are Linux's, this is {sys.platform}"
+    if os.uname().machine not in jail.PIVOT_ROOT:
+        return f"an unknown processor, {os.uname().machine}"
+    with tempfile.NamedTemporaryFile("w", prefix="ratchet-outside-") as outside:
+        probe = (
+            "import os, socket\n"
+            f"assert not os.path.exists({outside.name!r}), 'files outside are seen'\n"
+            "assert not os.path.exists('/etc/passwd'), '/etc is seen'\n"
+            "assert not os.path.isdir('/proc/1'), 'processes are seen'\n"
+            "assert os.getpid() < 10, 'processes are shared'\n"
+            "try:\n"
+            "    socket.create_connection(('127.0.0.1', 9), 1)\n"
+            "except ConnectionRefusedError:\n"
+            "    raise AssertionError('the network is there')\n"
+            "except OSError:\n"
+            "    pass\n"
+            "print('walled in')\n"
+        )
+        ran = _run(probe, "python", Limits(wall_s=20.0))
+    return (
+        ""
+        if ran.ok and ran.output.strip() == "walled in"
+        else (ran.output.strip() or f"exit {ran.exit_code}")[-300:]
+    )
+
+
+def _run(code: str, language: str, limits: Limits) -> Ran:
+    name, command = LANGUAGES[language]
+    work = Path(tempfile.mkdtemp(prefix="ratchet-sandbox-"))
+    try:
+        (work / name).write_text(code, "utf-8", "surrogatepass")
+        asked = {
+            "command": [str(Path(command[0]).resolve()), *command[1:]],
+            "work": str(work),
+            "memory_mb": limits.memory_mb,
+            "cpu_s": limits.cpu_s,
+            "processes": limits.processes,
+            "file_mb": limits.file_mb,
+        }
+        began = time.monotonic()
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", str(Path(jail.__file__)), json.dumps(asked)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={},
+            start_new_session=True,
+        )
+        output, stopped = _watch(process, limits, began)
+        code_found: int | None = process.returncode
+        if not stopped and code_found == 128 + signal.SIGXCPU:
+            stopped = "cpu time"
+        if not stopped and code_found == 128 + signal.SIGKILL:
+            stopped = "cpu time" if time.monotonic() - began >= limits.cpu_s else "memory"
+        return Ran(None if stopped else code_found, output, stopped, round(time.monotonic() - began, 3))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _watch(process: subprocess.Popen[bytes], limits: Limits, began: float) -> tuple[str, str]:
+    """Read what it says until it ends, says too much or takes too long; then nothing of it is left."""
+    assert process.stdout is not None
+    chunks: list[bytes] = []
+    size, stopped = 0, ""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not stopped:
+            left = began + limits.wall_s - time.monotonic()
+            if left <= 0:
+                stopped = "wall time"
+            elif selector.select(min(left, 0.5)):
+                chunk = os.read(process.stdout.fileno(), 65536)
+                if not chunk:
+                    break
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > limits.output_bytes:
+                    stopped = "output"
+            elif process.poll() is not None:
+                break  # ended, but something kept the pipe: it ends with its namespace
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself
+        os.killpg(process.pid, signal.SIGKILL)  # the first process of the namespace takes all others with it
+    process.wait()
+    process.stdout.close()
+    text = b"".join(chunks)[: limits.output_bytes].decode("utf-8", "replace")
+    return text, stopped

@@ -1,0 +1,146 @@
+"""The sandbox holds what tries to get out or to take too much, and the host does not notice."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl.rewards import sandbox
+from rl.rewards.base import RewardSample, normalised
+from rl.rewards.code_execution import CodeExecutionReward
+from rl.rewards.sandbox import IsolationUnavailable, Limits
+
+TIGHT = Limits(wall_s=2.0, cpu_s=1, memory_mb=256, processes=8, file_mb=4, output_bytes=20_000)
+
+walled = pytest.mark.skipif(
+    bool(sandbox.isolation_fault()), reason=f"no isolation here: {sandbox.isolation_fault()}"
+)
+
+
+def reward_of(code: str, **facts: str) -> float:
+    (value,) = CodeExecutionReward(enabled=True, limits=TIGHT).score(
+        [RewardSample([], f"```python\n{code}\n```", "assistant", facts)]
+    )
+    assert value.raw is not None
+    return value.raw
+
+
+@walled
+def test_code_that_passes_its_tests_earns_all() -> None:
+    code = "def add(a, b):\n    return a + b"
+    assert reward_of(code, tests="assert add(2, 3) == 5") == 2
+    assert reward_of(code, tests="assert add(2, 3) == 6") == -1
+    assert reward_of("print(6 * 7)", expected_output="42\n") == 2
+    assert reward_of("print(6 * 7)", expected_output="43") == 0
+
+
+@walled
+def test_a_shell_runs_too() -> None:
+    ran = sandbox.run("echo $((6 * 7)); pwd", "shell", TIGHT)
+    assert ran.ok
+    assert ran.output == "42\n/work\n"
+
+
+HARM = {
+    "fork bomb": ("import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass", True),
+    "endless loop": ("while True:\n    pass", True),
+    "sleep": ("import time\ntime.sleep(600)", True),
+    "output flood": ("while True:\n    print('x' * 1000)", True),
+    "10 GB": ("x = bytearray(10 << 30)", False),
+    "a full disk": ("with open('f', 'wb') as f:\n    while True:\n        f.write(b'x' * 100_000)", False),
+    "a file outside": ("print(open('/etc/passwd').read())", False),
+    "a link outside": (
+        "import os\nos.symlink('/../../../etc/passwd', '/work/l')\nprint(open('/work/l').read())", False
+    ),
+    "writing to the system": ("open('/usr/bin/x', 'w')", False),
+    "becoming root": ("import os\nos.setuid(0)\nos.setgid(0)\nopen('/usr/bin/x', 'w')", False),
+    "the environment": ("import os\nraise SystemExit('SECRET_KEY' in os.environ or len(os.environ) > 8 or 3)", False),
+}  # fmt: skip
+"""What it tries -> the code, and whether it must be stopped (or fails by itself)."""
+
+
+@walled
+@pytest.mark.parametrize("what", list(HARM))
+def test_harm_is_contained_and_earns_nothing(what: str) -> None:
+    code, stopped = HARM[what]
+    before = {process.pid for process in psutil.process_iter()}
+    ran = sandbox.run(code, "python", TIGHT)
+    assert not ran.ok, ran
+    assert bool(ran.stopped) == stopped, ran
+    assert len(ran.output) <= TIGHT.output_bytes
+    assert "root:" not in ran.output
+    assert "walled" not in ran.output
+    left = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid not in before and "main.py" in (process.info["cmdline"] or [])
+    ]
+    assert left == []
+    if stopped:
+        assert normalised(reward_of(code)) == 0.0
+
+
+@walled
+def test_the_network_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        reached = threading.Event()
+
+        def listen() -> None:
+            server.settimeout(3)
+            try:
+                server.accept()[0].close()
+                reached.set()
+            except TimeoutError:
+                pass
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        ran = sandbox.run(
+            f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)", "python", TIGHT
+        )
+        thread.join()
+    assert not ran.ok
+    assert not reached.is_set()
+
+
+@walled
+def test_what_is_left_in_the_background_ends_with_it(tmp_path: Path) -> None:
+    marker = f"ratchet-left-{os.getpid()}"
+    ran = sandbox.run(
+        f"import subprocess\nsubprocess.Popen(['/bin/sh', '-c', 'sleep 600 # {marker}'])\nprint('gone')",
+        "python",
+        TIGHT,
+    )
+    assert ran.ok, ran
+    time.sleep(0.1)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if marker in " ".join(p.info["cmdline"] or [])]
+
+
+@walled
+def test_nothing_is_left_on_the_disk() -> None:
+    import tempfile
+
+    folder = Path(tempfile.gettempdir())
+    before = set(folder.glob("ratchet-sandbox-*"))
+    sandbox.run("open('x', 'w').write('y')", "python", TIGHT)
+    assert set(folder.glob("ratchet-sandbox-*")) <= before
+
+
+def test_without_walls_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sandbox, "isolation_fault", lambda: "a test says so")
+    witness = tmp_path / "witness"
+    with pytest.raises(IsolationUnavailable, match="cannot be isolated: a test says so"):
+        sandbox.run(f"open({str(witness)!r}, 'w')")
+    assert not witness.exists()
+
+
+def test_an_unknown_language_is_refused() -> None:
+    with pytest.raises(ValueError, match="python or shell"):
+        sandbox.run("main = 1", "haskell")
