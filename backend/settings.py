@@ -68,6 +68,7 @@ LLAMA_CPP_PATH = os.environ.get("LLAMA_CPP_PATH") or ""
 OLLAMA_HOST = os.environ.get("OLLAMA_HOST") or ""
 OLLAMA_MODEL_FAST = os.environ.get("OLLAMA_MODEL_FAST") or ""
 ENABLE_ONLINE_LEARNING = _flag("ENABLE_ONLINE_LEARNING", False)
+ENABLE_CODE_EXECUTION = _flag("ENABLE_CODE_EXECUTION", False)
 
 # --- Security ---------------------------------------------------------------------------------------------
 DEBUG = _flag("DEBUG", False)

@@ -251,6 +251,11 @@ def rewards_located(specs: str) -> str:
     located = []
     for spec in specs.split(","):
         kind, _, name = spec.strip().partition(":")
+        if kind == "code_execution" and not settings.ENABLE_CODE_EXECUTION:
+            raise RunRefused(
+                "--reward code_execution runs what a model wrote and is off: set ENABLE_CODE_EXECUTION=true, see "
+                "docs/rewards.md"
+            )
         if kind == "model" and name.isdigit():
             run = TrainingRun.objects.filter(pk=int(name), method="reward_model").first()
             if run is None:

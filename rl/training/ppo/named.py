@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 from rl.rewards.base import RewardFunction
+from rl.rewards.named import rewards_named
 from rl.training.ppo.judge import Scorer
 from rl.training.result import TrainingRefused
 
 
-def rewards_of(specs: str, *, agent: str) -> tuple[list[RewardFunction], list[Scorer]]:
+def rewards_of(specs: str) -> tuple[list[RewardFunction], list[Scorer]]:
     """The reward functions and reward models of specs separated by commas, in their order.
 
     Raises TrainingRefused for a name nobody knows, and for a model that cannot be used.
@@ -20,7 +19,8 @@ def rewards_of(specs: str, *, agent: str) -> tuple[list[RewardFunction], list[Sc
     functions: list[RewardFunction] = []
     if others:
         try:
-            functions = importlib.import_module("rl.rewards.named").rewards_named(others, agent=agent)
+            # whoever names code_execution here means it; the commands ask the settings first
+            functions = rewards_named(others, code_execution=True)
         except ValueError as error:
             raise TrainingRefused(str(error)) from error
     if models:
