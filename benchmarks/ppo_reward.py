@@ -4,9 +4,9 @@
 
 Trains the bundled model with the `cpu` preset on widgets scenarios, once for each reward and seed: `agent` pays what
 the simulated rater likes, `random` pays a number drawn without looking, `constant` pays the same for everything. Before
-and after, the held-out prompts are answered with temperature 1 and judged by the simulated rater, whatever was paid.
-`reward` is its mean liking in [0, 1]; `rise` is relative to the base, with the 95 % interval of the paired difference;
-`kl` is nats per response against the base. Prints one JSON object.
+and after, the held-out prompts are answered four times with temperature 1 and judged by the simulated rater, whatever
+was paid. `reward` is its mean liking in [0, 1]; `rise` is relative to the base, with the 95 % interval of the paired
+difference; `kl` is nats per response against the base. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ from rl.training.hardware import detect  # noqa: E402
 from rl.training.policy import LoadedPolicy, generate, load_policy  # noqa: E402
 from rl.training.ppo import PPOTrainer  # noqa: E402
 
+ANSWERS = 4
+"""Answers to each held-out prompt."""
+
 
 class Paid:
     """One of the rewards this benchmark compares."""
@@ -54,11 +57,15 @@ class Paid:
 
 
 def liking(policy: LoadedPolicy, rows: list[dict[str, Any]]) -> list[float]:
-    """How much the simulated rater likes one sampled answer to each prompt, in [0, 1]."""
-    answers = generate(policy, [row["prompt"] for row in rows], max_new_tokens=48, temperature=1.0, seed=7)
+    """How much the simulated rater likes sampled answers to each prompt, mean of four, in [0, 1]."""
+    prompts = [row["prompt"] for row in rows for _ in range(ANSWERS)]
+    answers = generate(policy, prompts, max_new_tokens=48, temperature=1.0, seed=7)
     return [
-        widgets.AGENT.hidden_preference(row["state"], answer.text)
-        for row, answer in zip(rows, answers, strict=True)
+        statistics.fmean(
+            widgets.AGENT.hidden_preference(row["state"], answer.text)
+            for answer in answers[ANSWERS * i : ANSWERS * (i + 1)]
+        )
+        for i, row in enumerate(rows)
     ]
 
 

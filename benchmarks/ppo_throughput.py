@@ -2,13 +2,15 @@
 TRL had.
 
     python benchmarks/ppo_throughput.py [--model tiny|100m|1b] [--prompt 384] [--response 24] [--batch 8] [--steps 4]
-                                        [--rounds 2] [--samples-per-prompt 1] [--environment DIR]
+                                        [--rounds 2] [--only ours,trl] [--environment DIR]
 
 trl 1.10 gets an environment of its own: a virtual environment in DIR (default: a temporary one) that sees this one's
 packages and has trl 1.10.0 in front of them, installed by pip without its dependencies. Each side runs in a process
 of its own on the same random weights, prompts, batch sizes, epochs and LoRA rank; the sides take turns and the median
 step counts, the first of a process left out. trl's value model is a second copy of the base with LoRA of the same
-rank; its reward model, which it must have, has one layer, ours is a function. Prints one JSON object.
+rank; its reward model, which it must have, has one layer, ours is a function. Three sides are ours: with a value of its
+own as trl's is, with a value on the policy's trunk (another algorithm), and with that and four samples of each prompt,
+which trl samples as four prompts. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -34,6 +36,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 TRL = "1.10.0"
 MINI_BATCHES, EPOCHS, RANK = 2, 4, 16
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "ours_shared": {"value_backbone": "shared"},
+    "ours_shared_four": {"value_backbone": "shared", "samples_per_prompt": 4},
+}
+SIDES = (*OURS, "trl")
 
 
 def environment(folder: Path) -> Path:
@@ -139,8 +147,8 @@ def run_ours(options: argparse.Namespace, folder: Path, texts: list[str]) -> lis
     recipe = PPORecipe(
         batch_size=options.batch, mini_batch_size=options.batch // MINI_BATCHES, ppo_epochs=EPOCHS, lora_r=RANK,
         lora_alpha=2 * RANK, max_new_tokens=options.response, max_length=options.prompt + options.response + 8,
-        max_steps=options.steps + 1, samples_per_prompt=options.samples_per_prompt, top_k=0, top_p=1.0,
-        learning_rate=1e-5, early_stop_kl=1e9,
+        max_steps=options.steps + 1, top_k=0, top_p=1.0,
+        learning_rate=1e-5, early_stop_kl=1e9, **OURS[options.side],
     )  # fmt: skip
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
     with tempfile.TemporaryDirectory() as out:
@@ -175,11 +183,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="responses a step (default 8)")
     parser.add_argument("--steps", type=int, default=4, help="steps timed in a process (default 4)")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each side (default 2)")
-    parser.add_argument("--samples-per-prompt", type=int, default=1, help="ours only; trl has no such thing")
+    parser.add_argument("--only", default=",".join(SIDES), help="sides to run (default all)")
     parser.add_argument(
         "--environment", type=Path, help="folder of trl 1.10's environment (default: temporary)"
     )
-    parser.add_argument("--side", choices=["ours", "trl"], help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
@@ -191,17 +199,17 @@ def main() -> None:
         side: {"times": [], "peak_gb": []} for side in ("ours", "trl")
     }
     with tempfile.TemporaryDirectory() as temporary:
-        pythons = {
-            "ours": Path(sys.executable),
-            "trl": environment((options.environment or Path(temporary) / "trl").absolute()),
-        }
+        python = sys.executable
+        if "trl" in found:
+            theirs = environment((options.environment or Path(temporary) / "trl").absolute())
         folder = Path(temporary) / "model"
         model_write(folder, options.model)
         texts = prompts(options, SHAPES[options.model]["vocab_size"])
         (folder / "prompts.json").write_text(json.dumps(texts), "utf-8")
         for _ in range(options.rounds):
-            for side, python in pythons.items():
-                command = [str(python), __file__, *sys.argv[1:], "--side", side, "--folder", str(folder)]
+            for side in found:
+                interpreter = str(theirs) if side == "trl" else python
+                command = [interpreter, __file__, *sys.argv[1:], "--side", side, "--folder", str(folder)]
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ, check=True)
                 told = json.loads(done.stdout.splitlines()[-1])
                 found[side]["times"] += told["times"]
@@ -214,15 +222,14 @@ def main() -> None:
         "machine": detect().as_dict(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")} | {"trl": TRL},
-        **{
-            name: getattr(options, name)
-            for name in ("model", "prompt", "response", "batch", "samples_per_prompt")
-        },
+        **{name: getattr(options, name) for name in ("model", "prompt", "response", "batch")},
         "ppo_epochs": EPOCHS,
         "seconds_per_step": {side: round(seconds, 3) for side, seconds in median.items()},
         "ms_per_response": {side: round(1000 * s / options.batch, 1) for side, s in median.items()},
         "peak_gb": {side: max(figures["peak_gb"]) for side, figures in found.items()},
-        "times_faster": round(median["trl"] / median["ours"], 2),
+        "times_faster_than_trl": {
+            side: round(median["trl"] / seconds, 2) for side, seconds in median.items() if "trl" in median
+        },
     }
     print(json.dumps(facts, indent=2))
     return None
