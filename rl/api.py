@@ -173,6 +173,8 @@ def run_shown(run: TrainingRun) -> dict[str, Any]:
         "method": run.method,
         "status": "trained" if done else str(run.status),
         "reason": run.reason,
+        "asked_by": run.asked_by,
+        "follow_up": run.follow_up,
         "steps_done": run.steps_done,
         "steps_total": run.steps_total,
         "created_at": run.created_at.isoformat(),

@@ -30,6 +30,12 @@ RUN = {
         "enum": ["queued", "running", "trained", "failed", "refused", "cancelled"],
     },
     "reason": {**TEXT, "description": "Why it was refused, failed or cancelled"},
+    "asked_by": {**TEXT, "description": "A person, a key, a command or `online learner`"},
+    "follow_up": {
+        "type": "string",
+        "enum": ["", "wanted", "done", "failed"],
+        "description": "Judging, promoting, exporting and deploying what it brought",
+    },
     "steps_done": WHOLE,
     "steps_total": WHOLE,
     "created_at": TIME,

@@ -37,7 +37,7 @@ LOST_AFTER = timedelta(minutes=2)
 """A run of another host without a sign of life for so long is taken to be dead."""
 MAX_ATTEMPTS = 5
 """Workers that may take a run; one whose process dies again and again is not begun for ever."""
-REDISPATCH_AFTER = timedelta(minutes=1)
+REDISPATCH_AFTER = timedelta(seconds=20)
 """A run that waits while nothing is trained is handed to the workers again after so long."""
 TRAINING_CLUSTER = "training"
 """The cluster that trains: one worker, so that one run at a time has the device."""

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import psutil
 from django.conf import settings
@@ -34,11 +35,12 @@ class Service:
 
     name: str
     command: list[str]
+    at_once: bool = False
+    """Ended by KILL: a cluster told to stop waits for its training to end, and loses nothing when it does not."""
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     deaths: int = 0
     again_at: float = 0.0
-    _died: bool = field(default=True, repr=False)
 
     def start(self) -> None:
         self.process = subprocess.Popen(  # noqa: S603
@@ -75,8 +77,10 @@ def services(port: int, host: str, web_workers: int, every_s: float) -> list[Ser
                 "--workers", str(web_workers), "--threads", "4",
             ],
         ),
-        Service("workers", [python, manage, "qcluster"]),
-        Service("training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", python, manage, "qcluster"]),
+        Service("workers", [python, manage, "qcluster"], at_once=True),
+        Service(
+            "training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", python, manage, "qcluster"], at_once=True
+        ),
         Service("clock", [python, manage, "online_learner", "watch", "--every", str(every_s)]),
     ]  # fmt: skip
 
@@ -93,38 +97,43 @@ def supervise(running: list[Service], stop: Callable[[], bool]) -> None:
 
 
 def _end(running: list[Service]) -> None:
-    """TERM to every group, children in groups of their own included, then KILL to what is left."""
+    """End every group, tell children in groups of their own (trainings) to stop, then KILL what is left."""
     processes: list[psutil.Process] = []
     for service in running:
-        if service.process is not None and service.process.poll() is None:
-            try:
-                parent = psutil.Process(service.process.pid)
-                processes += [parent, *parent.children(recursive=True)]
-            except psutil.NoSuchProcess:
-                continue
-    for process in processes:
-        _quietly(process.terminate)
-    for service in running:
-        if service.process is not None:
-            _signal_group(service.process.pid, signal.SIGTERM)
+        if service.process is None or service.process.poll() is not None:
+            continue
+        children = _children(service.process.pid)
+        processes += children
+        for child in children:
+            if _quietly(partial(os.getpgid, child.pid)) != service.process.pid:
+                _quietly(child.terminate)
+        _signal_group(service.process.pid, signal.SIGKILL if service.at_once else signal.SIGTERM)
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline:
-        for service in running:
-            if service.process is not None:
-                service.process.poll()  # reaps it
-        if not any(_lives(process) for process in processes):
+        served = [service.process for service in running if service.process is not None]
+        if all(process.poll() is not None for process in served) and not any(map(_lives, processes)):
             return
         time.sleep(0.1)
-    for process in processes:
+    for service in running:
+        if service.process is not None:
+            _signal_group(service.process.pid, signal.SIGKILL)
+    for process in filter(_lives, processes):
         logger.warning("process %s did not end in %g s and is killed", process.pid, STOP_S)
         _quietly(process.kill)
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _quietly(act: Callable[[], object]) -> object:
     """A process may end at any moment, which is what is wanted of it."""
     try:
         return act()
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ProcessLookupError):
         return False
 
 

@@ -7,7 +7,7 @@ import logging
 from django.utils import timezone
 
 from rl import online
-from rl.jobs import run_folder, run_log_tail, worker_lives
+from rl.jobs import run_folder, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
 from rl.models import TrainingRun
 from rl.workers import command_run
 
@@ -20,7 +20,7 @@ def train(run_id: int) -> str:
     """Train a queued run in a process of its own, whose memory is free again after it; then what follows from it.
 
     The command claims the run, so a task that is delivered twice trains it once. A refusal is the run's reason. Where
-    the child was killed the run stays as it was left, for the clock to queue it again. Returns the run's status.
+    the child was killed the run is queued and handed over again. Returns the run's status.
     """
     run = TrainingRun.objects.get(pk=run_id)
     if run.status == Status.QUEUED:
@@ -29,6 +29,11 @@ def train(run_id: int) -> str:
         run.refresh_from_db()
         if status > 0 and run.status in (Status.QUEUED, Status.RUNNING) and not _held_by_another(run):
             _fail(run, status)
+        elif status < 0:
+            # killed: nobody needs to wait until the clock misses it
+            TrainingRun.objects.filter(pk=run.pk, status=Status.QUEUED).update(dispatched_at=None)
+            runs_reclaim()
+            runs_redispatch()
     if run.status == Status.SUCCEEDED and run.follow_up == TrainingRun.FollowUp.WANTED:
         follow_up(run_id)
     run.refresh_from_db()

@@ -20,7 +20,7 @@ from django_q.models import OrmQ
 
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import tasks
-from rl.jobs import TrainOrder, run_enqueue
+from rl.jobs import TrainOrder, run_dispatch, run_enqueue
 from rl.models import Policy, RunMetric, TrainingRun
 from rl.scores import score_summaries
 from tests.api_client import ApiClient, error_of
@@ -262,10 +262,15 @@ def test_a_child_that_failed_without_a_word_leaves_the_run_failed(
     assert run.finished_at is not None
 
 
-def test_a_child_that_was_killed_leaves_the_run_to_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("left", ["queued", "running"])
+def test_a_run_whose_child_was_killed_is_handed_over_again_at_once(
+    monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
     run = queued()
-    monkeypatch.setattr(tasks, "command_run", Child(-9, "warming up", status="running"))
-    assert tasks.train(run.pk) == "running"
+    run_dispatch(run)
+    monkeypatch.setattr(tasks, "command_run", Child(-9, "", status=left, worker="elsewhere:1:1"))
+    assert tasks.train(run.pk) == "queued"
+    assert OrmQ.objects.count() == 2
 
 
 def test_a_run_of_the_learner_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,151 @@
+"""From a thumb to a policy: `serve` with the learner on, ratings sent over REST, a timeline until it answers.
+
+History first: decisions with simulated ratings and a short first run, as in a system that has been in use; so the
+holdout is large enough for the gate. Then the server starts, and the ratings that fill the buffer arrive through the
+API. Prints the timeline on stderr and one JSON object on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from rl.agents.widgets import AGENT  # noqa: E402
+from tests.server import Server  # noqa: E402
+
+WAIT_S = 900.0
+
+
+class Timeline:
+    """What happened when, in seconds since the first rating was sent."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.events: list[dict[str, Any]] = []
+
+    def note(self, what: str) -> None:
+        if not any(event["what"] == what for event in self.events):
+            at = round(time.monotonic() - self.started, 1)
+            self.events.append({"s": at, "what": what})
+            print(f"{at:7.1f} s  {what}", file=sys.stderr, flush=True)
+
+
+def call(server: Server, key: str, method: str, path: str, body: Any = None) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    answer = connection.getresponse()
+    text = json.loads(answer.read())
+    assert answer.status < 300, (answer.status, text)
+    return text
+
+
+def rate(server: Server, key: str, count: int) -> None:
+    """Ratings as an app sends them: four candidates of a prompt, each a thumb by the hidden taste of the simulation."""
+    sent = 0
+    for scenario in reversed(AGENT.scenarios()):
+        messages = AGENT.render(scenario.state)
+        for response in AGENT.candidates(scenario.state):
+            if sent == count:
+                return
+            decision = call(
+                server, key, "POST", "/api/decisions/",
+                {"agent": "widgets", "messages": messages, "response": response, "state": scenario.state},
+            )  # fmt: skip
+            liked = AGENT.hidden_preference(scenario.state, response) >= 0.5
+            body = {"thumb": "up" if liked else "down", "rater": "outside"}
+            call(server, key, "POST", f"/api/decisions/{decision['id']}/ratings/", body)
+            sent += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ratings", type=int, default=100, help="Sent from outside (default 100)")
+    parser.add_argument("--scenarios", type=int, default=400, help="Rated before (default 400)")
+    parser.add_argument("--max-steps", type=int, default=24, help="Optimiser steps (default 24)")
+    parser.add_argument("--keep", type=Path, help="Data folder to keep; a temporary one otherwise")
+    options = parser.parse_args()
+    home = options.keep or Path(tempfile.mkdtemp(prefix="ratchet-thumb-"))
+    home.mkdir(parents=True, exist_ok=True)
+    server = Server(f"sqlite:///{home / 'db.sqlite3'}", home)
+    (home / "config.yaml").write_text(
+        f"dpo: {{max_steps: {options.max_steps}, logging_steps: 2}}\n"
+        f"continuous_learning: {{min_samples_to_retrain: {options.ratings}, auto_deploy: true}}\n"
+    )
+    server.environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "ENABLE_ONLINE_LEARNING": "true",
+        "RATCHET_CONFIG": str(home / "config.yaml"),
+    }
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        server.environment["OMP_NUM_THREADS"] = threads
+    server.migrate()
+    server.manage("simulate", "widgets", "--scenarios", str(options.scenarios), "--rate", "simulated")
+    server.manage("train_dpo", "--agent", "widgets", "--max-steps", "1", "--max-samples", "60", "--json")
+    key = server.key("ingest", "rate", "read", "operate")
+    served = subprocess.Popen(
+        [sys.executable, str(ROOT / "manage.py"), "serve", "--port", str(server.port), "--every", "2"],
+        env=server.environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=(home / "serve.log").open("ab"),
+    )  # fmt: skip
+    try:
+        while True:  # until it answers
+            try:
+                call(server, key, "GET", "/api/online/widgets/")
+                break
+            except OSError:
+                assert served.poll() is None, (home / "serve.log").read_text()[-3000:]
+                time.sleep(0.1)
+        outcome = _watch(server, key, options.ratings)
+    finally:
+        served.send_signal(signal.SIGINT)
+        served.wait()
+    print(json.dumps(outcome, indent=2))
+    if options.keep is None:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _watch(server: Server, key: str, ratings: int) -> dict[str, Any]:
+    line = Timeline()
+    line.note(f"the first of {ratings} ratings is sent")
+    rate(server, key, ratings)
+    line.note("all ratings are in")
+    deadline = time.monotonic() + WAIT_S
+    status: dict[str, Any] = {}
+    while time.monotonic() < deadline:
+        status = call(server, key, "GET", "/api/online/widgets/")
+        run = status["last_run"]
+        if run is not None:
+            line.note(f"run {run['id']} is {run['status']}")
+            whole = call(server, key, "GET", f"/api/runs/{run['id']}/")
+            if whole["steps_done"]:
+                line.note("the first steps are done")
+            if run["policy"]:
+                line.note(f"{run['policy']} is registered as candidate")
+                if run["stage"] != "candidate":
+                    line.note(f"the gate opened: it is {run['stage']}")
+            if run["status"] in ("failed", "refused", "cancelled"):
+                line.note(run["reason"])
+                break
+            if whole["follow_up"] in ("done", "failed"):
+                line.note(f"exported, deployed: {whole['follow_up']}")
+                break
+        time.sleep(0.5)
+    return {"seconds": line.events[-1]["s"], "timeline": line.events, "status": status}
+
+
+if __name__ == "__main__":
+    main()

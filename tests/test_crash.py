@@ -1,0 +1,28 @@
+"""The whole program under SIGKILL: nothing lost, nothing twice, nothing half. The long form is benchmarks/crash.py."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.crashing import QUICK, Loop, faults
+from tests.tiny import tiny_model
+
+
+@pytest.mark.training
+def test_a_retrain_survives_the_death_of_its_child_its_worker_and_the_web(tmp_path: Path) -> None:
+    base, choose = tiny_model(tmp_path / "base"), random.Random(0)
+    with Loop(tmp_path, base, config=QUICK) as loop:
+        loop.rate(60)
+        for kinds in (("child",), ("worker", "web")):
+            loop.wait(loop.training, 60)
+            assert all([loop.kill(kind, choose) for kind in kinds])
+        loop.wait(loop.learnt, 180)
+        facts = loop.facts()
+    assert faults(loop, facts) == []
+    assert facts["attempts"] > 1, "no kill met the training"
+    # Ctrl-C ended all of it
+    assert loop.process is not None
+    assert loop.process.returncode == 0
