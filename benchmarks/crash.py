@@ -31,7 +31,8 @@ def cut(database_url: str) -> bool:
     """End every connection to the database but this one."""
     with psycopg.connect(database_url.replace("postgres://", "postgresql://")) as connection:
         ended = connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename IS NOT NULL"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND usename IS NOT NULL"
         )
         return len(ended.fetchall()) > 0
 

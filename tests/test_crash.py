@@ -18,7 +18,8 @@ def test_a_retrain_survives_the_death_of_its_child_its_worker_and_the_web(tmp_pa
         loop.rate(60)
         for kinds in (("child",), ("worker", "web")):
             loop.wait(loop.training, 60)
-            assert all([loop.kill(kind, choose) for kind in kinds])
+            for kind in kinds:
+                assert loop.kill(kind, choose)
         loop.wait(loop.learnt, 180)
         facts = loop.facts()
     assert faults(loop, facts) == []
