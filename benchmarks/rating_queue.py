@@ -1,4 +1,4 @@
-"""How long the next card takes with many decisions: the queue alone, and the whole rating page.
+"""How long the next card takes with many decisions, and the pages that find them: the queue alone, and whole pages.
 
     python benchmarks/rating_queue.py [--decisions 100000] [--samples 300] [--database-url URL] [--explain]
 
@@ -58,6 +58,18 @@ FROM feedback_decision CROSS JOIN LATERAL generate_series(1, ratings_human) AS k
 """
 
 
+PAGES = {
+    "start_page": "/",
+    "pairs_page": "/rate/pairs/",
+    "decisions_newest": "/decisions/",
+    "decisions_of_agent_and_policy": "/decisions/?agent=filer&policy=filer-v2",
+    "decisions_with_text_in_every_20th": "/decisions/?q=order+1024",
+    "decisions_with_text_in_none": "/decisions/?q=nowhere+to+be+found",
+    "decisions_rated_bad": "/decisions/?rated=bad",
+    "decisions_with_tag": "/decisions/?tag=billing",
+}
+
+
 @contextmanager
 def django_at(url: str) -> Iterator[None]:
     """Django set up in this process, migrated, on a data folder of its own."""
@@ -111,6 +123,7 @@ def measure(samples: int) -> dict[str, Any]:
     from django.contrib.auth.models import Group, User
     from django.test import Client
 
+    from feedback.pair_queue import pairs_waiting
     from feedback.queue import decision_take, queue_progress
     from feedback.search import Narrowed
     from feedback.services import rating_submit
@@ -130,6 +143,8 @@ def measure(samples: int) -> dict[str, Any]:
         assert decision is not None
         rating_submit(decision=decision, rater=rater, thumb=dice.choice(["up", "down"]))
 
+    reader = Client(HTTP_HOST="localhost")
+    reader.force_login(User.objects.create_superuser("reader"))
     clients = []
     for number in range(RATERS):
         user = User.objects.create_user(f"rater-{number}")
@@ -148,6 +163,10 @@ def measure(samples: int) -> dict[str, Any]:
         answer = client.post("/rate/", sent, headers={"X-Ratchet-Card": "1"})
         assert answer.status_code == 200, answer.status_code
 
+    def opened(path: str) -> None:
+        answer = reader.get(path)
+        assert answer.status_code == 200, (path, answer.status_code)
+
     return {
         "next_card": timed(take(Narrowed()), samples),
         "next_card_of_one_agent": timed(take(narrowed), samples),
@@ -156,6 +175,8 @@ def measure(samples: int) -> dict[str, Any]:
         "progress": timed(lambda n: queue_progress(f"rater-{n % RATERS}"), samples),
         "take_and_rate": timed(rate, samples),
         "page_get_and_rate": timed(page, samples),
+        "next_pair": timed(lambda n: pairs_waiting(f"rater-{n % RATERS}"), samples // 3),
+        **{name: timed(lambda _, path=path: opened(path), samples // 3) for name, path in PAGES.items()},
     }
 
 

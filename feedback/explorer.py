@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import OuterRef, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 
 from feedback.checks import Check, FeedbackRefused
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
-from feedback.search import Narrowed, decisions_found
+from feedback.search import Narrowed, decisions_found, one_of
 from feedback.selectors import ratings_standing
 
 PAGE = 40
@@ -116,10 +116,11 @@ def _rated(found: QuerySet[Decision], rated: str) -> QuerySet[Decision]:
         return found
     standing = ratings_standing().filter(decision=OuterRef("pk")).order_by()
     if rated == "unrated":
-        return found.filter(~Exists(standing))
+        return found.alias(any=one_of(standing)).filter(any__isnull=True)
     if rated == "disputed":
-        return found.filter(Exists(standing.filter(GOOD)), Exists(standing.filter(BAD)))
-    return found.filter(Exists(standing.filter(RATED[rated][1] or Q())))
+        both = found.alias(good=one_of(standing.filter(GOOD)), bad=one_of(standing.filter(BAD)))
+        return both.filter(good__isnull=False, bad__isnull=False)
+    return found.alias(any=one_of(standing.filter(RATED[rated][1] or Q()))).filter(any__isnull=False)
 
 
 def _with_ratings(rows: list[Decision]) -> None:

@@ -13,7 +13,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from feedback.models import Decision, Lease, Rating
-from feedback.search import Narrowed
+from feedback.search import Narrowed, one_of
 from feedback.selectors import ratings_standing
 
 COUNT_LIMIT = 2_000
@@ -40,8 +40,7 @@ def decisions_queued(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Deci
     Simulated ratings do not count: they stand in for people who have not rated yet, and take no work off them.
     """
     mine = ratings_standing().filter(decision=OuterRef("pk"), rater=rater).order_by()
-    # a value, not EXISTS: PostgreSQL would answer that by reading every rating into a hash first
-    queued = within.decisions().alias(mine=Subquery(mine.values("pk")[:1]))
+    queued = within.decisions().alias(mine=one_of(mine))
     # nobody rated it, so this rater did not either: the look at the ratings is saved for most of a long queue
     not_by_me = Q(ratings_human=0) | Q(mine__isnull=True)
     return queued.filter(not_by_me, ratings_human__lt=F("ratings_wanted"))

@@ -38,6 +38,25 @@ class Remembered(Generic[V]):
         self._kept.clear()
 
 
+class Believed(Remembered[V]):
+    """Values that are costly to make, believed for as long as that is worth it: what took a second to make is kept for
+    BELIEF seconds, so that making it anew never takes more than one part in BELIEF of a process's time."""
+
+    BELIEF = 200.0
+    LONGEST_S = 600.0
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The value of a key, made anew when it is too old for what it costs."""
+        now = time.monotonic()
+        kept = self._kept.get(key)
+        if kept is not None and now < kept[0]:
+            return kept[1]
+        value = make()
+        done = time.monotonic()
+        self._kept[key] = (done + min(self.BELIEF * (done - now), self.LONGEST_S), value)
+        return value
+
+
 def forget_all() -> None:
     """Ask the database again for everything: after a change in this process, and between tests."""
     for remembered in _all:

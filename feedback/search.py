@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db import connection
-from django.db.models import Exists, OuterRef, Q, QuerySet, TextField, Value
+from django.db.models import OuterRef, Q, QuerySet, Subquery, TextField, Value
 from django.db.models.functions import Cast, StrIndex
 from django.db.models.lookups import GreaterThan
 from django.utils import timezone
@@ -49,8 +49,8 @@ def decisions_found(
     if tag:
         found = found.filter(tagged(tag))
     if rated is not None:
-        standing = Exists(ratings_standing().order_by().filter(decision=OuterRef("pk")))
-        found = found.filter(standing if rated else ~standing)
+        standing = one_of(ratings_standing().order_by().filter(decision=OuterRef("pk")))
+        found = found.alias(standing=standing).filter(standing__isnull=not rated)
     if q:
         # as it stands in the column: PostgreSQL writes a letter as itself, Django on SQLite as \u and four digits
         within = json.dumps(q, ensure_ascii=connection.vendor != "postgresql")[1:-1]
@@ -58,6 +58,12 @@ def decisions_found(
             Q(response__icontains=q) | Q(prompt__icontains=within)
         )
     return found
+
+
+def one_of(rows: QuerySet[Any]) -> Subquery:
+    """The id of one of these rows, or NULL. For "is there any" in place of EXISTS, which PostgreSQL answers by reading
+    the whole table into a hash first; a value is looked up for each decision that is come to."""
+    return Subquery(rows.values("pk")[:1])
 
 
 def tagged(tag: str) -> Q:

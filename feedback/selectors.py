@@ -24,6 +24,7 @@ from django.db.models import (
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.models import prompt_hash as prompt_hash
+from feedback.remembered import Believed
 
 
 def ratings_standing(agent: str | None = None) -> QuerySet[Rating]:
@@ -130,6 +131,14 @@ def feedback_counts(agent: str) -> FeedbackCounts:
         simulated=ratings["simulated"] + comparisons["simulated"],
         newest_at=newest,
     )
+
+
+_counts: Believed[dict[str, FeedbackCounts]] = Believed()
+
+
+def feedback_counts_lately() -> dict[str, FeedbackCounts]:
+    """`feedback_counts_by_agent`, a little old where there is much to count: for pages that are looked at often."""
+    return _counts.get("all", feedback_counts_by_agent)
 
 
 def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:

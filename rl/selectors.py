@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from django.db.models import Max, Prefetch, QuerySet
 
-from feedback.selectors import FeedbackCounts, feedback_counts_by_agent
+from feedback.selectors import FeedbackCounts, feedback_counts_lately
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
@@ -116,7 +116,7 @@ NO_FEEDBACK = FeedbackCounts(
 
 def agent_cards() -> list[AgentCard]:
     """A card for every agent that decided anything or was trained, in alphabetical order."""
-    counts = feedback_counts_by_agent()
+    counts = feedback_counts_lately()
     slugs = {*counts, *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
     newest_runs = TrainingRun.objects.filter(
         pk__in=TrainingRun.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")

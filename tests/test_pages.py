@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from feedback.remembered import Believed
 from feedback.selectors import feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import registry
@@ -126,6 +129,39 @@ def test_ten_policies_take_as_many_queries_as_one(
     # session, user, slugs of decisions and of runs, newest runs, newest policies, champions, four counts
     with django_assert_max_num_queries(11):
         rater.get("/")
+
+
+def test_what_is_costly_to_count_is_counted_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, counted = [0.0], []
+    monkeypatch.setattr("feedback.remembered.time.monotonic", lambda: clock[0])
+
+    def count(seconds: float) -> int:
+        clock[0] += seconds
+        counted.append(seconds)
+        return len(counted)
+
+    believed: Believed[int] = Believed()
+    # half a second of work is believed for a hundred
+    assert believed.get("a", lambda: count(0.5)) == 1
+    clock[0] += 99
+    assert believed.get("a", lambda: count(0.5)) == 1
+    clock[0] += 2
+    assert believed.get("a", lambda: count(60.0)) == 2
+    # never longer than ten minutes
+    clock[0] += 601
+    assert believed.get("a", lambda: count(0.0)) == 3
+    # and what costs nothing is always made anew
+    assert believed.get("a", lambda: count(0.0)) == 4
+
+
+def test_the_start_page_does_not_count_again_on_each_visit(
+    rater: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Believed, "BELIEF", 1e6)
+    rater.get("/")
+    with CaptureQueriesContext(connection) as queries:
+        rater.get("/")
+    assert [query["sql"] for query in queries if "COUNT(" in query["sql"]] == []
 
 
 # --- Runs ---------------------------------------------------------------------------------------------------
