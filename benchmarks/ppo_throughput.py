@@ -196,7 +196,7 @@ def main() -> None:
     from dpo_throughput import SHAPES, model_write
 
     found: dict[str, dict[str, list[float]]] = {
-        side: {"times": [], "peak_gb": []} for side in ("ours", "trl")
+        side: {"times": [], "peak_gb": []} for side in options.only.split(",")
     }
     with tempfile.TemporaryDirectory() as temporary:
         python = sys.executable
