@@ -273,10 +273,9 @@ class RunListener:
         # a resumed run repeats the steps after its checkpoint: the newer figures stand
         RunMetric.objects.update_or_create(run=self.run, step=step, defaults={"values": metrics})
         if "loss" in metrics:
-            accuracy = metrics.get("rewards/accuracies")
-            self.figure = f"loss {metrics['loss']:.3f}" + (
-                "" if accuracy is None else f", accuracy {accuracy:.2f}"
-            )
+            shown = {"accuracy": "rewards/accuracies", "reward": "reward"}
+            parts = [f"{name} {metrics[key]:.2f}" for name, key in shown.items() if key in metrics]
+            self.figure = ", ".join([f"loss {metrics['loss']:.3f}", *parts])
 
     def on_step(self, step: int, total: int) -> None:
         if self.progress:

@@ -32,6 +32,7 @@ from rl.jobs import (
 from rl.methods import method_named
 from rl.models import Policy, TrainingRun
 from rl.recipes import RECIPES, Recipe, RecipeError, recipe_named
+from rl.rewards.named import RewardRefused, rewards_named
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
@@ -52,9 +53,12 @@ def hardware_detect() -> Hardware:
 def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
     """The preset's name and the recipe: preset, then the RATCHET_CONFIG file, then the order's own knobs."""
     name = order.config or hardware.preset
-    return name, recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(
+    recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(
         **order.knobs
     )
+    if method_named(order.method).rewarded:
+        rewards_located(recipe.reward)  # refused now rather than when the run has begun
+    return name, recipe
 
 
 # --- Training -----------------------------------------------------------------------------------------------
@@ -131,7 +135,7 @@ def _settle(run: TrainingRun) -> Hardware:
             run.snapshot = _prepare(order).snapshot
             run.hardware, run.code_version = hardware.as_dict(), code_version()
             run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
-    except (DatasetRefused, RecipeError) as refusal:
+    except (DatasetRefused, RecipeError, RewardRefused, RunRefused) as refusal:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
@@ -244,7 +248,7 @@ def _named(path: str) -> Any:
 def rewards_located(specs: str) -> str:
     """Reward specs with `model:RUN` made `model:FOLDER`, the folder that run left its reward model in.
 
-    Raises RunRefused for a run that does not exist or left no reward model.
+    Raises RunRefused for a run that does not exist or left no reward model, RewardRefused for a name nobody knows.
     """
     from rl.training.result import ResultError, TrainResult
 
@@ -269,6 +273,7 @@ def rewards_located(specs: str) -> str:
                     f"--reward {spec}: run {name} is {run.status} and left no model ({error})"
                 ) from error
         located.append(spec.strip())
+    rewards_named(located, code_execution=settings.ENABLE_CODE_EXECUTION)
     return ",".join(located)
 
 

@@ -20,7 +20,12 @@ CURVES = (
     ("loss", "Loss", False),
     ("rewards/accuracies", "Reward accuracy", True),
     ("rewards/margins", "Reward margin", False),
+    ("reward", "Reward", False),
+    ("eval_reward", "Held-out reward", False),
     ("kl", "KL to the base model", False),
+    ("entropy", "Entropy", False),
+    ("clip_fraction", "Clip fraction", True),
+    ("explained_variance", "Explained variance", False),
     ("learning_rate", "Learning rate", False),
     ("tokens_per_second", "Tokens per second", False),
 )

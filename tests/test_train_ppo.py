@@ -1,0 +1,109 @@
+"""`train_ppo`: from recorded decisions and a reward to a policy in the registry, or to a reason why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError
+
+from rl.models import Policy, RunMetric, TrainingRun
+from rl.rewards.base import RewardSample
+from rl.simulation import simulate
+from tests.test_commands import run
+from tests.tiny import tiny_model
+
+
+def short(sample: RewardSample) -> float:
+    """A user's own reward: likes short answers, and only knows widgets."""
+    assert sample.facts["state"]["widgets"]
+    return max(-2.0, 2.0 - 0.25 * sample.facts["tokens"])
+
+
+SHORT = "tests.test_train_ppo.short"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("base") / "llama"))
+
+
+@pytest.fixture
+def quick(base: str) -> list[str]:
+    return [
+        "--agent", "widgets", "--config", "cpu", "--model", base, "--batch-size", "4", "--mini-batch-size", "4",
+        "--ppo-epochs", "1", "--max-new-tokens", "6", "--max-length", "256", "--lora-r", "2", "--max-steps", "2",
+    ]  # fmt: skip
+
+
+@pytest.mark.django_db
+def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
+    simulate("widgets", scenarios=40, rated=True)
+    found = json.loads(
+        run("train_ppo", *quick, "--reward", SHORT, "--kl-coef", "0.3", "--temperature", "0.9", "--json")
+    )
+    assert set(found) >= {
+        "run", "method", "status", "policy", "checkpoint", "samples", "left_out", "steps", "seconds", "metrics"
+    }  # fmt: skip
+    assert (found["method"], found["status"], found["steps"]) == ("ppo", "succeeded", 2)
+    assert found["samples"]["train"] + found["samples"]["eval"] + found["samples"]["holdout"] == 40
+    entered = TrainingRun.objects.get(pk=found["run"])
+    knobs = ("init_kl_coef", "temperature", "reward", "max_new_tokens")
+    assert [entered.recipe[knob] for knob in knobs] == [0.3, 0.9, SHORT, 6]
+    rows = dict(RunMetric.objects.filter(run=entered).values_list("step", "values"))
+    assert sorted(rows) == [0, 1, 2]
+    assert set(rows[0]) >= {"eval_reward", "eval_kl"}
+    assert set(rows[2]) >= {f"reward/{SHORT}", "kl", "loss", "eval_reward"}
+    assert Policy.objects.get(name=found["policy"]).run == entered
+    assert (Path(found["checkpoint"]) / "adapter_model.safetensors").is_file()
+    assert Path(found["files"]["plot"]).is_file()
+
+
+@pytest.mark.django_db
+def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
+    simulate("widgets", scenarios=40)
+    plan = json.loads(run("train_ppo", *quick, "--epochs", "3", "--max-steps", "-1", "--dry-run", "--json"))
+    train = plan["samples"]["train"]
+    assert plan["estimated_steps"] == -(-3 * train // 4)
+    assert plan["estimated_minutes"] > 0
+    assert 0.5 < plan["estimated_memory_gb"] < 2
+    assert plan["recipe"]["reward"] == "agent"
+    assert not TrainingRun.objects.exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--reward", "nonsense"], "no reward 'nonsense'; known are agent"),
+        (["--reward", "tests.test_train_ppo.missing"], "cannot be imported"),
+        (["--reward", "model:999"], "run 999 trained no reward model"),
+        (["--kl-coef", "-1"], "init_kl_coef must not be negative"),
+        (["--mini-batch-size", "3"], "batch_size .4. must be a multiple of mini_batch_size .3."),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_a_run_begins(
+    quick: list[str], arguments: list[str], complaint: str
+) -> None:
+    simulate("widgets", scenarios=4)
+    with pytest.raises(CommandError, match=complaint):
+        run("train_ppo", *quick, "--min-samples", "1", *arguments)
+    assert not TrainingRun.objects.exists()
+
+
+@pytest.mark.django_db
+def test_prompts_may_come_from_a_file(quick: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    rows: list[dict[str, Any]] = [{"prompt": f"question {i}", "completion": "an answer"} for i in range(30)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = json.loads(
+        run("train_ppo", *quick, "--data", str(file), "--reward", "tests.test_train_ppo.anything", "--json")
+    )
+    assert found["status"] == "succeeded"
+    assert sum(found["samples"].values()) == 30
+
+
+def anything(sample: RewardSample) -> float:
+    return float(len(sample.response) % 3) - 1
