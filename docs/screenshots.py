@@ -172,13 +172,14 @@ def main() -> None:
             # a data folder that somebody uses is looked at and left as it is
             simulation.simulate("widgets", scenarios=150)
             simulation.simulate("filer")
-            for decision in Decision.objects.filter(agent="widgets").order_by("-id")[:90]:
-                rating_submit(decision=decision, rater="admin", thumb="up")
-            for number, decision in enumerate(Decision.objects.filter(agent="widgets").order_by("-id")[:40]):
-                for rater, every in (("ada", 3), ("bob", 4)):
-                    rating_submit(
-                        decision=decision, rater=rater, thumb="down" if number % every == 0 else "up"
-                    )
+            for number, decision in enumerate(Decision.objects.filter(agent="widgets").order_by("-id")[:90]):
+                good = number % 3 > 0
+                rating_submit(decision=decision, rater="admin", thumb="up" if good else "down")
+                # of forty two others say the same, but now and then
+                for rater, every in (("ada", 11), ("bob", 4)):
+                    if number < 40:
+                        thumb = "up" if good != (number % every == 1) else "down"
+                        rating_submit(decision=decision, rater=rater, thumb=thumb)
             support_recorded()
         server, base = server_start()
         try:

@@ -14,6 +14,7 @@ from feedback.checks import Check, FeedbackRefused
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.search import Narrowed, decisions_found, one_of
 from feedback.selectors import ratings_standing
+from feedback.text_index import SHORTEST, text_index_exists
 
 PAGE = 40
 """Decisions on one page."""
@@ -81,13 +82,13 @@ def decisions_page(within: Narrowed, *, q: str = "", rated: str = "", before: Pl
     base = _below(within.but(tag="").decisions(), before).order_by("-created_at", "-id")
     found = base
     end: Place | None = None
-    if q or rated or within.tag:
+    indexed = len(q) >= SHORTEST and text_index_exists()
+    if rated or within.tag or (q and not indexed):
         for created_at, pk in base.values_list("created_at", "pk")[LOOK - 1 : LOOK]:
             end = Place(created_at, pk)
-        matching = decisions_found(tag=within.tag, q=q)
-        if end is not None:
-            found = found.filter(_not_below(end))
-        found = _rated(found & matching.order_by("-created_at", "-id"), rated)
+    if end is not None:
+        found = found.filter(_not_below(end))
+    found = _rated(found & decisions_found(tag=within.tag, q=q).order_by("-created_at", "-id"), rated)
     rows = list(found.defer("state", "candidates", "metadata")[: PAGE + 1])
     if len(rows) > PAGE:
         rows.pop()

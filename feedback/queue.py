@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db import transaction
 from django.db.models import Count, Exists, F, IntegerField, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
+from django.db.models.lookups import IsNull
 from django.utils import timezone
 
 from feedback.models import Decision, Lease, Rating
@@ -39,15 +40,33 @@ def decisions_queued(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Deci
 
     Simulated ratings do not count: they stand in for people who have not rated yet, and take no work off them.
     """
-    mine = ratings_standing().filter(decision=OuterRef("pk"), rater=rater).order_by()
-    queued = within.decisions().alias(mine=one_of(mine))
-    # nobody rated it, so this rater did not either: the look at the ratings is saved for most of a long queue
-    not_by_me = Q(ratings_human=0) | Q(mine__isnull=True)
-    return queued.filter(not_by_me, ratings_human__lt=F("ratings_wanted"))
+    return _queued(within).filter(_not_by(rater))
 
 
 def decisions_free(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Decision]:
     """Those in the rater's queue that other raters do not have in hand: not more of them, anyhow, than are needed."""
+    return _not_held(decisions_queued(rater, within), rater)
+
+
+def _queued(within: Narrowed) -> QuerySet[Decision]:
+    """Everybody's queue; the condition is that of its indexes."""
+    return within.decisions().filter(ratings_human__lt=F("ratings_wanted"))
+
+
+def _not_by(rater: str) -> Q:
+    mine = ratings_standing().filter(decision=OuterRef("pk"), rater=rater).order_by()
+    # nobody rated it, so this rater did not either: the look at the ratings is saved for most of a long queue
+    return Q(ratings_human=0) | Q(IsNull(one_of(mine), True))
+
+
+def _by_ratings(rater: str, within: Narrowed) -> Iterator[QuerySet[Decision]]:
+    """The rater's queue in two: what nobody rated, then the rest. Asked for all at once, PostgreSQL takes the look at
+    the ratings for a reason not to walk along the index of the queue, though it is seldom needed."""
+    yield _queued(within).filter(ratings_human=0)
+    yield _queued(within).filter(_not_by(rater), ratings_human__gt=0)
+
+
+def _not_held(queued: QuerySet[Decision], rater: str) -> QuerySet[Decision]:
     held = (
         Lease.objects.filter(decision=OuterRef("pk"), until__gt=timezone.now())
         .exclude(rater=rater)
@@ -57,11 +76,7 @@ def decisions_free(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Decisi
         .values("n")
     )
     others = Coalesce(Subquery(held, output_field=IntegerField()), 0)
-    return (
-        decisions_queued(rater, within)
-        .alias(others=others)
-        .filter(ratings_human__lt=F("ratings_wanted") - F("others"))
-    )
+    return queued.alias(others=others).filter(ratings_human__lt=F("ratings_wanted") - F("others"))
 
 
 def next_decision(
@@ -80,7 +95,7 @@ def next_decision(
 
     skip: ids put aside in this session, passed over. after: the decision in the rater's hand, as if it were rated.
     """
-    free = decisions_free(rater, within).exclude(pk__in=list(skip))
+    passed = [*skip, after.pk] if after is not None else list(skip)
     # straight from the index: whether each of them still stands is not worth a look at its successor
     latest = list(
         Rating.objects.filter(rater=rater, withdrawn=False)
@@ -88,18 +103,19 @@ def next_decision(
         .values_list("decision__agent", "decision__prompt_hash")[:SAME_PROMPT_RUN]
     )
     if after is not None:
-        free = free.exclude(pk=after.pk)
         latest = [(after.agent, after.prompt_hash), *latest][:SAME_PROMPT_RUN]
     if latest and within.agent in ("", latest[0][0]):
         slug, prompt = latest[0]
         if latest == [(slug, prompt)] * SAME_PROMPT_RUN:
-            return _foremost(free.exclude(agent=slug, prompt_hash=prompt)) or _foremost(free)
+            others = ~Q(agent=slug, prompt_hash=prompt)
+            return _foremost(rater, within, passed, others) or _foremost(rater, within, passed)
         # sorted here: asked to sort, SQLite walks the whole queue in the order of its index to find one prompt
+        free = decisions_free(rater, within).exclude(pk__in=passed)
         same = free.filter(agent=slug, prompt_hash=prompt).order_by()
         found = same.values_list("ratings_human", "asking_worth", "created_at", "pk")[:SAME_PROMPT_LOOK]
         if waiting := sorted((ratings, -worth, at, pk) for ratings, worth, at, pk in found):
             return Decision.objects.get(pk=waiting[0][3])
-    return _foremost(free)
+    return _foremost(rater, within, passed)
 
 
 def in_order(queued: QuerySet[Decision]) -> QuerySet[Decision]:
@@ -107,21 +123,25 @@ def in_order(queued: QuerySet[Decision]) -> QuerySet[Decision]:
     return queued.order_by("ratings_human", "-asking_worth", "created_at", "id")
 
 
-def _foremost(free: QuerySet[Decision]) -> Decision | None:
+def _foremost(
+    rater: str, within: Narrowed, passed: Collection[uuid.UUID | str], condition: Q | None = None
+) -> Decision | None:
     """The first in order; of the first ones that are alike in ratings and worth, one on a prompt nobody rated."""
     siblings = Decision.objects.filter(
         agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"), ratings_human__gt=0
     )
-    first = list(
-        in_order(free)
-        .annotate(known=Exists(siblings.order_by()))
-        .values_list("pk", "ratings_human", "asking_worth", "known")[:NEW_PROMPT_LOOK]
-    )
-    if not first:
-        return None
-    alike = [row for row in first if row[1:3] == first[0][1:3]]
-    chosen = next((row for row in alike if not row[3]), alike[0])
-    return Decision.objects.get(pk=chosen[0])
+    for queued in _by_ratings(rater, within):
+        free = _not_held(queued.filter(condition or Q()).exclude(pk__in=passed), rater)
+        first = list(
+            in_order(free)
+            .annotate(known=Exists(siblings.order_by()))
+            .values_list("pk", "ratings_human", "asking_worth", "known")[:NEW_PROMPT_LOOK]
+        )
+        if first:
+            alike = [row for row in first if row[1:3] == first[0][1:3]]
+            chosen = next((row for row in alike if not row[3]), alike[0])
+            return Decision.objects.get(pk=chosen[0])
+    return None
 
 
 def decision_take(
@@ -196,8 +216,11 @@ class QueueProgress:
 def queue_progress(rater: str, within: Narrowed = EVERYTHING) -> QueueProgress:
     """Figures of the progress bar; the counts are bounded, so that the page stays quick with a long queue."""
     midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
-    # in order, though it is only counted: those that nobody rated come first, and need no look at the ratings
-    left = in_order(decisions_queued(rater, within))[:COUNT_LIMIT].count()
+    left = 0
+    for queued in _by_ratings(rater, within):
+        if left < COUNT_LIMIT:
+            # in order, though it is only counted: along the index
+            left += in_order(queued)[: COUNT_LIMIT - left].count()
     return QueueProgress(
         today=ratings_standing(within.agent or None)
         .filter(rater=rater, created_at__gte=midnight)
