@@ -28,6 +28,9 @@ METHODS = {
     method.slug: method
     for method in (
         Method("dpo", "pairs", "rl.training.dpo:DPOTrainer"),
+        Method("kto", "labels", "rl.training.kto:KTOTrainer"),
+        Method("sft", "corrections", "rl.training.sft:SFTTrainer"),
+        Method("reward_model", "pairs", "rl.training.reward_model:RewardModelTrainer", policy=False),
         Method(
             "ppo",
             "prompts",
@@ -44,3 +47,12 @@ def method_named(slug: str) -> Method:
     if slug not in METHODS:
         raise RecipeError(f"no method {slug!r}; known are {', '.join(METHODS)}")
     return METHODS[slug]
+
+
+OBJECTIVE_KINDS = {"pairwise": "pairs", "regression": "scores", "binary": "labels"}
+"""What a reward model of an objective is fed."""
+
+
+def dataset_kind(slug: str, objective: str | None = None) -> str:
+    """The kind of dataset a method is fed; a reward model's depends on its objective."""
+    return OBJECTIVE_KINDS.get(objective or "", method_named(slug).kind)

@@ -271,6 +271,39 @@ SFT_CONFIG: dict[str, SFTRecipe] = {
 
 
 @dataclass(frozen=True)
+class RewardModelRecipe(Recipe):
+    """A model that scores responses."""
+
+    objective: str = "pairwise"
+    """`pairwise` ranks (Bradley-Terry), `regression` foretells scores in [0, 1], `binary` thumbs."""
+    architecture: str = "causal"
+    """`causal` puts a score head on the base model, `encoder` takes an encoder such as DeBERTa (`--model`)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.objective not in ("pairwise", "regression", "binary"):
+            raise RecipeError(f"objective must be pairwise, regression or binary, found {self.objective!r}")
+        if self.architecture not in ("causal", "encoder"):
+            raise RecipeError(f"architecture must be causal or encoder, found {self.architecture!r}")
+
+
+REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
+    "default": RewardModelRecipe(learning_rate=1e-4),
+    "small_gpu": RewardModelRecipe(
+        learning_rate=1e-4, lora_r=8, lora_alpha=16, batch_size=1, gradient_accumulation=8, max_length=768,
+        gradient_checkpointing=True,
+    ),
+    "high_quality": RewardModelRecipe(
+        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=5e-5
+    ),
+    "cpu": RewardModelRecipe(
+        epochs=2.0, batch_size=16, learning_rate=1e-3, lora_r=16, lora_alpha=32, save_steps=25
+    ),
+}  # fmt: skip
+"""Reward model presets by name: what `train_reward_model --config` takes."""
+
+
+@dataclass(frozen=True)
 class PPORecipe(Recipe):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) against a frozen reference.
 
@@ -422,6 +455,7 @@ RECIPES: dict[str, Mapping[str, Recipe]] = {
     "dpo": DPO_CONFIG,
     "kto": KTO_CONFIG,
     "sft": SFT_CONFIG,
+    "reward_model": REWARD_MODEL_CONFIG,
     "ppo": PPO_CONFIG,
 }
 """Method -> its presets."""

@@ -29,7 +29,7 @@ from rl.jobs import (
     run_log,
     stop_signals,
 )
-from rl.methods import method_named
+from rl.methods import dataset_kind, method_named
 from rl.models import Policy, TrainingRun
 from rl.recipes import RECIPES, Recipe, RecipeError, recipe_named
 from rl.rewards.named import RewardRefused, rewards_named
@@ -68,7 +68,7 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
     """What `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe."""
     hardware = hardware_detect()
     config, recipe = recipe_for(order, hardware)
-    prepared = _prepare(order, dry_run=True)
+    prepared = _prepare(order, recipe, dry_run=True)
     base_model = order.base_model or settings.RATCHET_BASE_MODEL
     expected = _named(method_named(order.method).estimate)(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
@@ -97,7 +97,7 @@ def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[s
     hardware = hardware_detect()
     config, recipe = recipe_for(order, hardware)
     new = buffer_ids(order.agent) if order.source == "db" else []
-    prepared = _prepare(order)
+    prepared = _prepare(order, recipe)
     run = TrainingRun.objects.create(
         agent=order.agent,
         method=order.method,
@@ -132,7 +132,7 @@ def _settle(run: TrainingRun) -> Hardware:
             run.config, recipe = recipe_for(order, hardware)
             run.recipe, run.seed = recipe.as_dict(), recipe.seed
             feedback_take(run)
-            run.snapshot = _prepare(order).snapshot
+            run.snapshot = _prepare(order, recipe).snapshot
             run.hardware, run.code_version = hardware.as_dict(), code_version()
             run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
     except (DatasetRefused, RecipeError, RewardRefused, RunRefused) as refusal:
@@ -151,10 +151,11 @@ def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor
     return _run_claimed(run, _settle(run), progress, actor=actor, resume=begun)
 
 
-def _prepare(order: TrainOrder, *, dry_run: bool = False) -> Prepared:
+def _prepare(order: TrainOrder, recipe: Recipe, *, dry_run: bool = False) -> Prepared:
+    objective = recipe.as_dict().get("objective")
     return prepare_training_dataset(
         order.agent,
-        kind=method_named(order.method).kind,
+        kind=dataset_kind(order.method, objective),
         source=order.source,
         data_file=order.data_file,
         ratings_file=order.ratings_file,
@@ -179,7 +180,9 @@ def _run_claimed(
         folder.mkdir(parents=True, exist_ok=True)
         with run_log(folder / "train.log"), stop_signals() as stop:
             result = _furnace(run, hardware, RunListener(run, stop, progress), resume=resume)
-        policy = None if result.status == "cancelled" else _policy_enter(run, result, actor=actor)
+        policy = None
+        if result.status != "cancelled" and method_named(run.method).policy:
+            policy = _policy_enter(run, result, actor=actor)
     except KeyboardInterrupt:
         run_finish(run, Status.CANCELLED, reason="stopped by Ctrl-C before the first checkpoint")
         raise
@@ -189,7 +192,9 @@ def _run_claimed(
     except BaseException as error:
         run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")
         raise
-    if policy is None:
+    if policy is None and result.status != "cancelled":
+        run_finish(run, Status.SUCCEEDED, **_figures(result))  # a judge of answers, which nobody serves
+    elif policy is None:
         run.refresh_from_db()
         where = f"stopped at step {result.steps} of {result.total_steps}"
         if run.dispatched_at is not None and not run.cancel_requested:

@@ -140,3 +140,40 @@ def mean_interval(
     if bounds is not None:
         low, high = max(low, bounds[0]), min(high, bounds[1])
     return Interval(mean, low, high, n)
+
+
+# --- Calibration --------------------------------------------------------------------------------------------
+
+
+def calibration_curve(
+    predicted: Sequence[float], observed: Sequence[float], bins: int = 10
+) -> list[dict[str, float]]:
+    """Reliability of probabilities: per bin of equal width over [0, 1] that holds any, {predicted, observed, count}.
+
+    `predicted` in [0, 1], `observed` what came (0 or 1, or a share); Niculescu-Mizil & Caruana 2005.
+    """
+    held: dict[int, list[tuple[float, float]]] = {}
+    for p, o in zip(predicted, observed, strict=True):
+        held.setdefault(min(int(p * bins), bins - 1), []).append((p, o))
+    return [
+        {
+            "predicted": sum(p for p, _ in pairs) / len(pairs),
+            "observed": sum(o for _, o in pairs) / len(pairs),
+            "count": float(len(pairs)),
+        }
+        for _, pairs in sorted(held.items())
+    ]
+
+
+def expected_calibration_error(
+    predicted: Sequence[float], observed: Sequence[float], bins: int = 10
+) -> float:
+    """Mean distance between predicted and observed over the bins, weighted by their counts; 0 is perfect.
+
+    Naeini et al. 2015 (AAAI), eq. 3. NaN where nothing was predicted.
+    """
+    curve = calibration_curve(predicted, observed, bins)
+    total = sum(bin["count"] for bin in curve)
+    if not total:
+        return math.nan
+    return sum(bin["count"] * abs(bin["predicted"] - bin["observed"]) for bin in curve) / total

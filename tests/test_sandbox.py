@@ -81,7 +81,7 @@ def test_harm_is_contained_and_earns_nothing(what: str) -> None:
         for process in psutil.process_iter(["cmdline"])
         if process.pid not in before and "main.py" in (process.info["cmdline"] or [])
     ]
-    assert left == []
+    assert psutil.wait_procs(left, timeout=5)[1] == []  # killed; the kernel may take a moment to clear up
     if stopped:
         assert normalised(reward_of(code)) == 0.0
 

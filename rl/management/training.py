@@ -211,13 +211,21 @@ class TrainCommand(RatchetCommand):
         table.add_row("figures", ", ".join(f"{SHOWN[name]} {value:.3g}" for name, value in figures.items()))
         for note in result["notes"]:
             table.add_row("note", note)
-        table.add_row("policy", f"[bold]{result['policy']}[/bold]")
+        if result["policy"]:
+            table.add_row("policy", f"[bold]{result['policy']}[/bold]")
         table.add_row("files", result["checkpoint"])
         table.add_row("", result["files"]["plot"])
         for file in result.get("export", {}).get("files", []):
             table.add_row("", file["path"])
         self.console.print(table)
-        self.stdout.write(f"Next: python manage.py evaluate_model --policy {result['policy']} --compare-base")
+        if result["policy"]:
+            self.stdout.write(
+                f"Next: python manage.py evaluate_model --policy {result['policy']} --compare-base"
+            )
+        else:
+            self.stdout.write(
+                f"Next: python manage.py train_ppo --agent {result['agent']} --reward model:{result['run']}"
+            )
 
 
 SHOWN = {
@@ -225,6 +233,9 @@ SHOWN = {
     "rewards/accuracies": "accuracy",
     "rewards/margins": "margin",
     "mean_token_accuracy": "token accuracy",
+    "accuracy": "held-out accuracy",
+    "brier": "Brier score",
+    "calibration_error": "calibration error",
     "kl": "kl",
     "eval_loss": "eval loss",
     "eval_rewards/accuracies": "eval accuracy",

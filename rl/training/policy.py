@@ -17,6 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
@@ -102,7 +103,7 @@ def load_policy(
     """
     hardware = hardware or detect()
     facts = adapter_read(adapter) if adapter is not None else {}
-    source = _source(base_model)
+    source = model_located(base_model)
     notes: list[str] = []
     config, tokenizer = _config(base_model, source), _tokenizer(base_model, source)
     quantized = None
@@ -137,13 +138,17 @@ def load_policy(
     return policy
 
 
-def load_shape(base_model: str) -> tuple[Any, Encoder, int]:
-    """A base model's configuration, encoder and number of parameters, without its weights. Raises PolicyLoadError."""
-    source = _source(base_model)
+def load_shape(base_model: str, *, causal: bool = True) -> tuple[Any, Encoder, int]:
+    """A base model's configuration, encoder and number of parameters, without its weights. Raises PolicyLoadError.
+
+    With `causal` false it may be an encoder (BERT, DeBERTa), which answers nothing.
+    """
+    source = model_located(base_model)
     config, tokenizer = _config(base_model, source), _tokenizer(base_model, source)
     try:
         with torch.device("meta"):
-            parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+            kind = AutoModelForCausalLM if causal else AutoModel
+            parameters = sum(p.numel() for p in kind.from_config(config).parameters())
     except ValueError as error:
         raise PolicyLoadError(f"{base_model} is no causal language model: {error}") from error
     return config, Encoder(tokenizer, _context(config)), parameters
@@ -310,7 +315,7 @@ def base_hash(source: str, commit: str | None = None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _source(base_model: str) -> str:
+def model_located(base_model: str) -> str:
     """A directory that holds a model, or a hub name."""
     from rl.training.base_model import resolve_base_model
 
@@ -390,7 +395,7 @@ def _model(base_model: str, source: str, config: Any, hardware: Hardware, quanti
     if quantized is not None:
         extra = {"quantization_config": quantized, "device_map": {"": _device(hardware)}}
     try:
-        with _without_bars() if Path(source).is_dir() else contextlib.nullcontext():
+        with without_bars() if Path(source).is_dir() else contextlib.nullcontext():
             model = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -421,7 +426,7 @@ def _model(base_model: str, source: str, config: Any, hardware: Hardware, quanti
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """Inside, transformers draws no progress bars: reading a local file is no news, and the caller has its own bar."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -221,6 +221,11 @@ def result_of(
         history=history,
         recipe=recipe.as_dict(),
         hardware=dataclasses.asdict(hardware),
-        libraries={name: importlib.metadata.version(name) for name in LIBRARIES},
+        libraries=versions(LIBRARIES),
         notes=notes,
     )
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Installed versions, for a run's record."""
+    return {name: importlib.metadata.version(name) for name in names}

@@ -123,7 +123,7 @@ class PPOTrainer:
         self._check_same_run(policy, resumed=checkpoint is not None)
         self.base = SharedBase(policy, self.recipe)
         if not self.rewards and not self.scorers:
-            self.rewards, self.scorers = rewards_of(self.recipe.reward)
+            self.rewards = rewards_of(self.recipe.reward)
         self.judge = Judge(self.rewards, self.scorers, agent=self.agent)
         self.optimizer = self._optimizer()
         self.state = State(kl_coef=self.recipe.init_kl_coef)

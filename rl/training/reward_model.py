@@ -1,0 +1,491 @@
+"""A model that scores responses as people would: base with LoRA and a score head, or an encoder. Trains, judges, loads.
+
+Pairwise: Bradley & Terry 1952 as in Ouyang et al. 2022 (arXiv 2203.02155, eq. 1). Regression: squared error on
+scores in [0, 1]. Binary: cross-entropy on thumbs. The checkpoint is safetensors and is used by its path in later runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from datasets import Dataset
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from torch.nn import functional
+from transformers import AutoModelForSequenceClassification
+from transformers.utils import logging as transformers_logging
+
+from rl.agents.base import Message
+from rl.recipes import RewardModelRecipe
+from rl.recipes import RewardModelRecipe as RewardModelConfig
+from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
+from rl.statistics import calibration_curve, expected_calibration_error
+from rl.training.encoding import EncodedResponse, prompt_messages, response_text
+from rl.training.folder import folder_prepare, same_run_check
+from rl.training.following import history_columns
+from rl.training.hardware import Hardware, detect
+from rl.training.policy import LoadedPolicy, PolicyLoadError, load_shape, matmul, model_located, without_bars
+from rl.training.progress import Silent, TrainListener
+from rl.training.result import TrainingRefused, TrainResult
+from rl.training.trl_runs import (
+    LIBRARIES,
+    OwnHouse,
+    common_arguments,
+    failures_explained,
+    run_facts,
+    trainer_settle,
+    versions,
+)
+
+FACTS = "reward_model.json"
+"""Beside the weights: objective, architecture, base, and the scale of its scores."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """How well held-out feedback is foretold."""
+
+    accuracy: float
+    """Share of pairs ranked as people did, or of responses on the right side of neutral."""
+    brier: float
+    """Mean squared error of the stated probability (of the score, for regression); 0.25 is a coin."""
+    calibration_error: float
+    """Expected calibration error over ten bins."""
+    curve: list[dict[str, float]]
+    """Per bin that holds any: predicted and observed share, count."""
+
+
+class RewardModel:
+    """A trained reward model: `score` for PPO, GRPO and the engine, `scores` for raw numbers.
+
+    Subclass it and override `scores`, or wrap it in a function, and name that with `--reward your.module.name`.
+    """
+
+    def __init__(self, model: Any, encoder: Any, facts: dict[str, Any], hardware: Hardware) -> None:
+        self.model, self.encoder, self.facts, self.hardware = model, encoder, facts, hardware
+
+    @property
+    def name(self) -> str:
+        return f"model:{self.facts.get('agent') or 'reward'}"
+
+    @classmethod
+    def load(cls, path: str | Path, hardware: Hardware | None = None) -> RewardModel:
+        """Open a checkpoint of `train_reward_model`. Raises PolicyLoadError for anything else."""
+        path, hardware = Path(path), hardware or detect()
+        try:
+            facts = json.loads((path / FACTS).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise PolicyLoadError(
+                f"expected a reward model at {path} (with {FACTS}), found {error}; train one with train_reward_model"
+            ) from error
+        model, encoder = _backbone(facts["base_model"], facts["architecture"], hardware)
+        model = PeftModel.from_pretrained(model, path, use_safetensors=True)
+        model.to(_dtype(facts["architecture"], hardware)).eval()
+        return cls(model, encoder, facts, hardware)
+
+    def scores(self, items: Sequence[tuple[Sequence[Message], str]], batch_size: int = 16) -> list[float]:
+        """The head's number for each (prompt, response): a logit, or a score for regression; any real number."""
+        return self.scores_encoded(self.encoder.responses(items, self.facts["max_length"]), batch_size)
+
+    def scores_encoded(self, items: Sequence[EncodedResponse], batch_size: int = 16) -> list[float]:
+        """As `scores`, for responses that are tokens of this model's tokenizer already."""
+        order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids) + len(items[i].response_ids))
+        found = [0.0] * len(items)
+        self.model.eval()
+        with torch.inference_mode(), matmul(self.hardware):
+            for start in range(0, len(order), batch_size):
+                rows = order[start : start + batch_size]
+                batch = _collate([items[i] for i in rows], self.encoder.tokenizer.pad_token_id)
+                batch = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+                for i, value in zip(rows, self.model(**batch).logits[:, 0].float().tolist(), strict=True):
+                    found[i] = value
+        return found
+
+    def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+        """As a reward function: raw rewards in [-2, 2], see `to_raw`."""
+        scores = self.scores([([dict(m) for m in s.prompt], s.response) for s in samples])
+        return [RewardValue(self.to_raw(score), {"score": round(score, 6)}) for score in scores]
+
+    def to_raw(self, score: float) -> float:
+        """The head's number as a raw reward.
+
+        pairwise: how many standard deviations of the training responses' scores above their mean; binary: the
+        probability of a thumb up, regression: the score, each from [0, 1] onto [-2, 2]. Cut to the range.
+        """
+        objective = self.facts["objective"]
+        if objective == "pairwise":
+            raw = (score - self.facts["mean"]) / max(self.facts["std"], 1e-6)
+        else:
+            share = _sigmoid(score) if objective == "binary" else score
+            raw = RAW_LOW + (RAW_HIGH - RAW_LOW) * share
+        return min(RAW_HIGH, max(RAW_LOW, raw))
+
+
+def train_reward_model(
+    rows: Sequence[Any],
+    config: RewardModelConfig | None = None,
+    *,
+    output_dir: str | Path,
+    eval_rows: Sequence[Any] = (),
+    base_model: str = "bundled",
+    agent: str = "",
+    hardware: Hardware | None = None,
+) -> tuple[RewardModel, TrainResult]:
+    """Train one from rows and open it: the short way for a notebook."""
+    trainer = RewardModelTrainer(
+        config or RewardModelConfig(), base_model, output_dir=output_dir, agent=agent, hardware=hardware
+    )
+    result = trainer.train(rows, eval_rows)
+    return RewardModel.load(result.checkpoint, trainer.hardware), result
+
+
+class RewardModelTrainer:
+    """Train a reward model; constructor, refusals and failures as `rl.training.dpo.DPOTrainer`.
+
+    Rows are pairs {"prompt", "chosen", "rejected"} (pairwise), {"prompt", "completion", "score"} with scores in [0, 1]
+    (regression) or {"prompt", "completion", "label"} (binary).
+    """
+
+    def __init__(
+        self,
+        recipe: RewardModelRecipe,
+        base_model: str = "bundled",
+        *,
+        output_dir: str | Path,
+        agent: str = "",
+        hardware: Hardware | None = None,
+        listener: TrainListener | None = None,
+        resume: bool = False,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        """`cache_dir` is taken because every trainer is; there is no reference to keep."""
+        self.recipe = recipe
+        self.base_model = base_model
+        self.output_dir = Path(output_dir)
+        self.agent = agent
+        self.hardware = hardware or detect()
+        self.listener: TrainListener = listener or Silent()
+        self.resume = resume
+        self.loaded: tuple[Any, Any] | None = None
+        self.notes: list[str] = []
+
+    def load_base_model(self) -> tuple[Any, Any]:
+        """Load the backbone with a fresh score head, and its encoder, once. Raises PolicyLoadError."""
+        if self.loaded is None:
+            self.loaded = _backbone(self.base_model, self.recipe.architecture, self.hardware)
+        return self.loaded
+
+    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
+        """Train and return what came of it; the checkpoint opens with `RewardModel.load`."""
+        started = time.monotonic()
+        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        if not train_rows:
+            raise TrainingRefused(
+                f"expected at least one row of {self.recipe.objective} feedback, found none"
+            )
+        checkpoint, notes = folder_prepare(self.output_dir, resume=self.resume)
+        torch.manual_seed(self.recipe.seed)  # the score head starts at random
+        backbone, encoder = self.load_base_model()
+        train, held_out = self._encode(encoder, train_rows), self._encode(encoder, eval_rows)
+        arguments = transformers.TrainingArguments(
+            **common_arguments(self.recipe, self.hardware, self.output_dir, evaluates=bool(held_out))
+        )
+        self._main = arguments.process_index == 0
+        for note in [*notes, *encoder.notes]:
+            self._note(note)
+        model = get_peft_model(backbone, self._lora(backbone))
+        policy = _as_policy(model, encoder, self.base_model, self.hardware)
+        now = run_facts(self.recipe, policy, train, arguments.world_size)
+        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
+        with matmul(self.hardware):
+            trainer = _Trainer(
+                model=model,
+                args=arguments,
+                train_dataset=Dataset.from_list(train),
+                eval_dataset=Dataset.from_list(held_out) if held_out else None,
+                data_collator=_Collator(encoder.tokenizer.pad_token_id),
+            )
+            trainer.objective, trainer.policy, trainer.agent = self.recipe.objective, policy, self.agent
+            trainer_settle(trainer, policy, self.recipe, self.listener)
+            with failures_explained(self.recipe, self.output_dir):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            metrics = trainer.evaluate_at_end() if held_out else {}
+        return self._finish(trainer, model, encoder, train, held_out, metrics, time.monotonic() - started)
+
+    def _lora(self, backbone: Any) -> LoraConfig:
+        head = next(name for name in ("score", "classifier") if hasattr(backbone, name))
+        return LoraConfig(
+            r=self.recipe.lora_r,
+            lora_alpha=self.recipe.lora_alpha,
+            lora_dropout=self.recipe.lora_dropout,
+            target_modules="all-linear",
+            modules_to_save=[head, *(["pooler"] if hasattr(backbone, "pooler") else [])],
+            exclude_modules=[head, "pooler", "pooler.dense"],
+            task_type=TaskType.SEQ_CLS,
+        )
+
+    def _encode(self, encoder: Any, rows: Sequence[Any]) -> list[dict[str, Any]]:
+        """Rows as tokens: `ids` (and for pairs `other_ids`, the rejected one) and the `target`."""
+        sides = ("chosen", "rejected") if self.recipe.objective == "pairwise" else ("completion",)
+        try:
+            columns = [
+                encoder.responses(
+                    [(prompt_messages(row, n), response_text(row, side, n)) for n, row in enumerate(rows)],
+                    self.recipe.max_length,
+                    self.recipe.max_completion_length,
+                )
+                for side in sides
+            ]
+            targets = [self._target(row, n) for n, row in enumerate(rows)]
+        except ValueError as error:
+            raise TrainingRefused(str(error)) from error
+        encoded = []
+        for i, target in enumerate(targets):
+            ids = [column[i].prompt_ids + column[i].response_ids for column in columns]
+            if len(ids) == 2 and ids[0] == ids[1]:
+                continue  # cut to the same tokens: nothing to prefer
+            encoded.append({"ids": ids[0], "other_ids": ids[-1], "target": target})
+        return encoded
+
+    def _target(self, row: Any, number: int) -> float:
+        if self.recipe.objective == "pairwise":
+            return 1.0
+        value = row.get("score" if self.recipe.objective == "regression" else "label")
+        if not isinstance(value, (bool, int, float)) or not 0 <= float(value) <= 1:
+            wanted = (
+                "`score`, a number in [0, 1]"
+                if self.recipe.objective == "regression"
+                else "`label`, true or false"
+            )
+            raise ValueError(f"row {number}: expected {wanted}; found {value!r}")
+        return float(value)
+
+    def _finish(
+        self,
+        trainer: _Trainer,
+        model: Any,
+        encoder: Any,
+        train: list[dict[str, Any]],
+        held_out: list[dict[str, Any]],
+        metrics: dict[str, float],
+        seconds: float,
+    ) -> TrainResult:
+        state = trainer.state
+        cancelled = state.global_step < state.max_steps
+        history = history_columns(state.log_history)
+        checkpoint = self.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
+        facts: dict[str, Any] = {
+            "objective": self.recipe.objective,
+            "architecture": self.recipe.architecture,
+            "base_model": self.base_model,
+            "agent": self.agent,
+            "max_length": self.recipe.max_length,
+        }
+        reward_model = RewardModel(model, encoder, facts, self.hardware)
+        if not cancelled:
+            checkpoint = self.output_dir / "reward_model"
+            facts |= _scale(reward_model, train)
+            if held_out:
+                held = _judge(reward_model, held_out, self.recipe.objective)
+                facts["held_out"] = dataclasses.asdict(held)
+                metrics |= {
+                    "accuracy": held.accuracy,
+                    "brier": held.brier,
+                    "calibration_error": held.calibration_error,
+                }
+            if trainer.is_world_process_zero():
+                shutil.rmtree(checkpoint, ignore_errors=True)
+                model.save_pretrained(checkpoint)
+                encoder.tokenizer.save_pretrained(checkpoint)
+                (checkpoint / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        last = {name: values[-1] for name, values in history.items() if values and not name.endswith("step")}
+        return TrainResult(
+            method="reward_model",
+            status="cancelled" if cancelled else "succeeded",
+            checkpoint=str(checkpoint),
+            base_model=self.base_model,
+            base_model_hash=trainer.policy.base_model_hash,
+            steps=state.global_step,
+            total_steps=state.max_steps,
+            seconds=round(seconds, 2),
+            samples={"train": len(train), "eval": len(held_out)},
+            metrics={**last, **metrics},
+            history=history,
+            recipe=self.recipe.as_dict(),
+            hardware=dataclasses.asdict(self.hardware),
+            libraries=versions(LIBRARIES),
+            notes=self.notes,
+        )
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        if getattr(self, "_main", True):
+            self.listener.on_note(text)
+
+
+# --- The model ----------------------------------------------------------------------------------------------
+
+
+def _dtype(architecture: str, hardware: Hardware) -> torch.dtype:
+    return torch.float32 if architecture == "encoder" else getattr(torch, hardware.dtype)
+
+
+def _backbone(base_model: str, architecture: str, hardware: Hardware) -> tuple[Any, Any]:
+    """A transformers sequence classifier with one output, and the encoder of its tokenizer."""
+    config, encoder, _ = load_shape(base_model, causal=architecture == "causal")
+    config.num_labels = 1
+    config.pad_token_id = encoder.tokenizer.pad_token_id
+    source = model_located(base_model)
+    try:
+        # that a head is missing or of another width is what is meant to be
+        with _quiet(), without_bars() if Path(source).is_dir() else contextlib.nullcontext():
+            model = AutoModelForSequenceClassification.from_pretrained(
+                source,
+                config=config,
+                dtype=_dtype(architecture, hardware),
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # the head is ours and new
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyLoadError(
+            f"{base_model} cannot carry a score head: {str(error).splitlines()[0]}"
+        ) from error
+    return model.to("cuda" if hardware.device == "cuda" else hardware.device), encoder
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _as_policy(model: Any, encoder: Any, base_model: str, hardware: Hardware) -> LoadedPolicy:
+    from rl.training.policy import base_hash
+
+    return LoadedPolicy(
+        model=model,
+        tokenizer=encoder.tokenizer,
+        encoder=encoder,
+        base_model=base_model,
+        base_model_hash=base_hash(model_located(base_model), getattr(model.config, "_commit_hash", None)),
+        device=model.device,
+        hardware=hardware,
+    )
+
+
+def _collate(items: Sequence[EncodedResponse], pad: int) -> dict[str, torch.Tensor]:
+    return _pad([item.prompt_ids + item.response_ids for item in items], pad)
+
+
+def _pad(rows: Sequence[Sequence[int]], pad: int) -> dict[str, torch.Tensor]:
+    """Right-padded ids and mask: the head reads each row's last real token (or an encoder's first)."""
+    longest = max(map(len, rows))
+    ids, mask = torch.full((len(rows), longest), pad), torch.zeros((len(rows), longest), dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@dataclass
+class _Collator:
+    pad: int
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Chosen and then rejected in one batch; of single responses only the first half is looked at."""
+        first, second = [row["ids"] for row in rows], [row["other_ids"] for row in rows]
+        pairs = any(a != b for a, b in zip(first, second, strict=True))
+        batch: dict[str, Any] = _pad([*first, *second] if pairs else first, self.pad)
+        batch["target"] = torch.tensor([row["target"] for row in rows])
+        return batch
+
+
+class _Trainer(OwnHouse, transformers.Trainer):
+    """transformers' trainer with the three objectives."""
+
+    method = "reward_model"
+    objective: str
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        inputs = dict(inputs)
+        target = inputs.pop("target")
+        scores = model(**inputs).logits[:, 0].float()
+        loss = reward_loss(scores, target, self.objective)
+        self.loss_check(loss, "")
+        return (loss, {"scores": scores.detach()}) if return_outputs else loss
+
+    def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            return self.compute_loss(model, inputs).detach(), None, None
+
+
+def reward_loss(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:
+    """The mean loss of a batch.
+
+    pairwise: -log sigmoid(s_chosen - s_rejected), `scores` [2B] with the chosen half first (Ouyang et al. 2022, eq. 1);
+    regression: (s - target)^2; binary: cross-entropy of sigmoid(s); `scores` and `target` [B].
+    """
+    if objective == "pairwise":
+        chosen, rejected = scores.chunk(2)
+        return -functional.logsigmoid(chosen - rejected).mean()
+    if objective == "regression":
+        return functional.mse_loss(scores, target.to(scores))
+    return functional.binary_cross_entropy_with_logits(scores, target.to(scores))
+
+
+# --- How good it is -----------------------------------------------------------------------------------------
+
+
+def _responses(rows: Sequence[dict[str, Any]], side: str) -> list[EncodedResponse]:
+    return [EncodedResponse(row[side], []) for row in rows]
+
+
+def _scale(model: RewardModel, train: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean and standard deviation of the scores of up to 256 training responses of either side."""
+    some = train[:: max(1, len(train) // 256)]
+    scores = model.scores_encoded([*_responses(some, "ids"), *_responses(some, "other_ids")])
+    return {"mean": statistics.fmean(scores), "std": statistics.pstdev(scores)}
+
+
+def _judge(model: RewardModel, rows: Sequence[dict[str, Any]], objective: str) -> Held:
+    """Accuracy, Brier score and calibration on held-out rows."""
+    scores = model.scores_encoded(_responses(rows, "ids"))
+    targets = [row["target"] for row in rows]
+    if objective == "pairwise":
+        others = model.scores_encoded(_responses(rows, "other_ids"))
+        chances = [_sigmoid(a - b) for a, b in zip(scores, others, strict=True)]
+        # people's choice is always the first: the model is asked how sure it is of its own choice, and whether it is
+        # right
+        sure = [max(p, 1 - p) for p in chances]
+        right = [float(p > 0.5) for p in chances]
+        brier = statistics.fmean((1 - p) ** 2 for p in chances)
+        curve = calibration_curve(sure, right)
+        return Held(statistics.fmean(right), brier, expected_calibration_error(sure, right), curve)
+    chances = [_sigmoid(s) if objective == "binary" else min(1.0, max(0.0, s)) for s in scores]
+    decided = [(p, t) for p, t in zip(chances, targets, strict=True) if t != 0.5]
+    accuracy = statistics.fmean((p > 0.5) == (t > 0.5) for p, t in decided) if decided else math.nan
+    brier = statistics.fmean((p - t) ** 2 for p, t in zip(chances, targets, strict=True))
+    return Held(
+        accuracy, brier, expected_calibration_error(chances, targets), calibration_curve(chances, targets)
+    )
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
