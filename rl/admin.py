@@ -50,7 +50,6 @@ STATUS_COLOURS = {
     "refused": "warning",
     "cancelled": "warning",
 }
-MOVES = ("challenger", "champion", "retired", "rejected", "rollback")
 
 
 class ByAgent(AgentFilter):
@@ -164,7 +163,7 @@ class PolicyAdmin(FactAdmin):
         move, reason = request.POST.get("move", ""), request.POST.get("reason", "").strip()
         actor = request.user.get_username()
         try:
-            moved = policy_move(
+            moved = registry.policy_move(
                 policy, move, actor=actor, reason=reason, force=request.POST.get("force") == "on"
             )
         except registry.RegistryRefused as refusal:
@@ -172,19 +171,6 @@ class PolicyAdmin(FactAdmin):
         else:
             messages.success(request, f"{moved.name} is {moved.stage} now.")
         return redirect("admin:rl_policy_change", policy.pk)
-
-
-def policy_move(policy: Policy, move: str, *, actor: str, reason: str, force: bool) -> Policy:
-    """Call the registry service a button stands for. Raises RegistryRefused."""
-    if move in ("challenger", "champion"):
-        return registry.policy_promote(policy, move, actor=actor, reason=reason, force=force)
-    if move == "rejected":
-        return registry.policy_reject(policy, actor=actor, reason=reason)
-    if move == "retired":
-        return registry.policy_retire(policy, actor=actor, reason=reason)
-    if move == "rollback":
-        return registry.policy_rollback(policy.agent, actor=actor, reason=reason)
-    raise registry.RegistryRefused(f"expected one of {', '.join(MOVES)}; found {move!r}")
 
 
 class RunMetricInline(FactInline):

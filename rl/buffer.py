@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from django.db.models import Exists, OuterRef
+from django.db.models import Count, Exists, OuterRef
 
 from feedback.selectors import comparisons_standing, ratings_standing
 from rl.models import Learnt, TrainingRun
@@ -35,6 +35,17 @@ def buffer_size(agent: str) -> int:
         standing.order_by().filter(~Exists(taken)).count()
         for standing in (ratings_standing(agent), comparisons_standing(agent))
     )
+
+
+def buffer_sizes() -> dict[str, int]:
+    """How many there are of every agent, in two passes over the feedback."""
+    taken = Learnt.objects.filter(feedback=OuterRef("pk"), run__status__in=TAKEN)
+    found: dict[str, int] = {}
+    for standing, agent in ((ratings_standing(), "decision__agent"), (comparisons_standing(), "left__agent")):
+        rows = standing.order_by().filter(~Exists(taken)).values(agent).annotate(n=Count("pk"))
+        for row in rows:
+            found[row[agent]] = found.get(row[agent], 0) + row["n"]
+    return found
 
 
 def feedback_take(run: TrainingRun) -> int:

@@ -96,3 +96,68 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
         pad = abs(low) * 0.1 or 1.0
         return low - pad, high + pad
     return low, high
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version in a drawing of versions: a value with its interval, where it lies."""
+
+    name: str
+    stage: str
+    x: float
+    y: float
+    top: float
+    bottom: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Versions:
+    """A figure over an agent's versions, oldest first, in the coordinates of a WIDTH x HEIGHT drawing."""
+
+    title: str
+    versions: list[Version]
+    path: str
+    ticks: list[Tick]
+    half: float
+    summary: str
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    floor: int = HEIGHT - BOTTOM
+
+
+VersionPoint = tuple[str, str, float, float | None, float | None]
+"""Name, stage, value, low and high, all in [0, 1]."""
+
+
+def versions_of(title: str, points: Sequence[VersionPoint]) -> Versions | None:
+    """A share over versions with its intervals, on an axis from 0 to 1; None where there is none."""
+    if not points:
+        return None
+    across, up = WIDTH - LEFT - RIGHT - 16, HEIGHT - TOP - BOTTOM
+
+    def height(value: float) -> float:
+        return round(TOP + up * (1 - min(max(value, 0.0), 1.0)), 1)
+
+    shown = [
+        Version(
+            name=name,
+            stage=stage,
+            x=round(LEFT + 8 + across * (number / (len(points) - 1) if len(points) > 1 else 0.5), 1),
+            y=height(value),
+            top=height(value if high is None else high),
+            bottom=height(value if low is None else low),
+            words=f"{name}, {stage}: {100 * value:.1f} %",
+        )
+        for number, (name, stage, value, low, high) in enumerate(points)
+    ]
+    return Versions(
+        title=title,
+        versions=shown,
+        path="M" + " L".join(f"{version.x} {version.y}" for version in shown),
+        ticks=[Tick(height(part), f"{100 * part:g} %") for part in (0, 0.5, 1)],
+        half=height(0.5),
+        summary=f"{title} over {len(shown)} versions: " + "; ".join(version.words for version in shown[-5:]),
+    )

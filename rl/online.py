@@ -16,8 +16,9 @@ from feedback.selectors import agents_known
 from feedback.services import decision_record, rating_submit
 from rl import jobs, registry
 from rl.buffer import buffer_size, feedback_take
+from rl.learner_config import learner_config
 from rl.models import LearnerSettings, TrainingRun
-from rl.recipes import DATASET_CONFIG, ONLINE_LEARNING_CONFIG, RECIPES, RecipeError
+from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
 
 logger = logging.getLogger("rl.online")
 
@@ -32,22 +33,12 @@ class LearnerRefused(ValueError):
     """A retrain that cannot begin now; the message says why and when it can."""
 
 
-def config() -> dict[str, Any]:
-    """ONLINE_LEARNING_CONFIG with the operator's section `continuous_learning` over it. Raises RecipeError."""
-    given = settings.RATCHET_CONFIG.get("continuous_learning", {})
-    if unknown := sorted(set(given) - set(ONLINE_LEARNING_CONFIG)):
-        raise RecipeError(
-            f"continuous_learning: no knob {unknown[0]!r}; there are {', '.join(ONLINE_LEARNING_CONFIG)}"
-        )
-    return {**ONLINE_LEARNING_CONFIG, **given}
-
-
 def learner_settings(agent: str) -> LearnerSettings:
     """The agent's row, or one of the defaults that is not stored."""
     stored = LearnerSettings.objects.filter(agent=agent).first()
     if stored is not None:
         return stored
-    return LearnerSettings(agent=agent, **{k: v for k, v in config().items() if k != "tick_seconds"})
+    return LearnerSettings(agent=agent, **{k: v for k, v in learner_config().items() if k != "tick_seconds"})
 
 
 def method_of(agent: str, wanted: str) -> str:
@@ -250,7 +241,7 @@ def schedule_install() -> Any:
     """Put the clock into the workers' schedule: every `tick_seconds`, rounded up to minutes. Returns the Schedule."""
     from django_q.models import Schedule
 
-    minutes = max(1, -(-int(config()["tick_seconds"]) // 60))
+    minutes = max(1, -(-int(learner_config()["tick_seconds"]) // 60))
     row, _ = Schedule.objects.update_or_create(
         name=SCHEDULE,
         defaults={

@@ -275,3 +275,20 @@ def _move(
         ) from error
     policy.refresh_from_db()
     return policy
+
+
+BUTTONS = ("challenger", "champion", "retired", "rejected", "rollback")
+"""What a form may ask for."""
+
+
+def policy_move(policy: Policy, move: str, *, actor: str, reason: str, force: bool) -> Policy:
+    """The move a button stands for: a stage, or rollback. Raises RegistryRefused."""
+    if move in ("challenger", "champion"):
+        return policy_promote(policy, move, actor=actor, reason=reason, force=force)
+    if move == "rejected":
+        return policy_reject(policy, actor=actor, reason=reason)
+    if move == "retired":
+        return policy_retire(policy, actor=actor, reason=reason)
+    if move == "rollback":
+        return policy_rollback(policy.agent, actor=actor, reason=reason)
+    raise RegistryRefused(f"expected one of {', '.join(BUTTONS)}; found {move!r}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
 from django.db.models import Max, Prefetch, QuerySet
+from django.utils import timezone
 
 from feedback.selectors import FeedbackCounts, feedback_counts_lately
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
-from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
+from rl.buffer import buffer_sizes
+from rl.curves import Versions, versions_of
+from rl.learner_config import learner_config
+from rl.models import Artifact, Evaluation, LearnerSettings, Policy, PolicyEvent, TrainingRun
 
 EVENTS_SHOWN = 100
 """Newest events and evaluations shown of one policy."""
@@ -94,6 +98,12 @@ class AgentCard:
     """The champion, or the newest policy where there is none."""
     run: TrainingRun | None
     """The newest run."""
+    buffer: int = 0
+    """Ratings and comparisons not learnt from yet."""
+    wanted: int = 0
+    """How many start a retrain."""
+    versions: Versions | None = None
+    """Preference accuracy over the newest versions."""
 
     @property
     def accuracy(self) -> Share | None:
@@ -128,10 +138,50 @@ def agent_cards() -> list[AgentCard]:
     )
     for policy in [*newest_policies, *Policy.objects.filter(stage=Policy.Stage.CHAMPION)]:
         policies[policy.agent] = policy
+    waiting, wishes = buffer_sizes(), {row.agent: row for row in LearnerSettings.objects.all()}
+    usual = int(learner_config()["min_samples_to_retrain"])
+    by_agent: dict[str, list[Policy]] = {}
+    for policy in Policy.objects.defer("adapter_path").order_by("pk"):
+        by_agent.setdefault(policy.agent, []).append(policy)
     return [
-        AgentCard(agent_facts(slug), counts.get(slug, NO_FEEDBACK), policies.get(slug), runs.get(slug))
+        AgentCard(
+            agent_facts(slug),
+            counts.get(slug, NO_FEEDBACK),
+            policies.get(slug),
+            runs.get(slug),
+            buffer=waiting.get(slug, 0),
+            wanted=wishes[slug].min_samples_to_retrain if slug in wishes else usual,
+            versions=policy_versions(by_agent.get(slug, []), "preference_accuracy", "Preference accuracy"),
+        )
         for slug in sorted(slugs)
     ]
+
+
+VERSIONS_SHOWN = 20
+"""Newest versions drawn."""
+
+
+def policy_versions(policies: Sequence[Policy], figure: str, title: str) -> Versions | None:
+    """A figure of [0, 1] over policies, oldest first; None with fewer than two that have it."""
+    points = [
+        (policy.name, str(policy.stage), share.value, share.low, share.high)
+        for policy in policies
+        if (share := share_of(policy.metrics, figure)) is not None
+    ]
+    return versions_of(title, points[-VERSIONS_SHOWN:]) if len(points) > 1 else None
+
+
+def run_eta_s(run: TrainingRun) -> float | None:
+    """Seconds a running run still needs, by its steps so far; None where nothing can be said."""
+    if run.status != TrainingRun.Status.RUNNING or not run.steps_done or not run.steps_total:
+        return None
+    first = run.metrics.order_by("step").first()
+    begun = first.at if first is not None and run.steps_done > first.step else run.started_at
+    steps = run.steps_done - (first.step if first is not None and run.steps_done > first.step else 0)
+    if begun is None or run.heartbeat_at is None or steps <= 0:
+        return None
+    spent = max((timezone.now() - begun).total_seconds(), 0.0)
+    return spent / steps * (run.steps_total - run.steps_done)
 
 
 def runs_newest(agent: str | None = None) -> QuerySet[TrainingRun]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl import views
+from rl import policy_views, views
 
 urlpatterns = [
     path("", views.home, name="home"),
     path("runs/", views.runs, name="runs"),
     path("runs/<int:pk>/", views.run, name="run"),
+    path("runs/<int:pk>/cancel/", views.run_cancel, name="run-cancel"),
+    path("policies/", policy_views.policies, name="policies"),
+    path("policies/compare/", policy_views.policies_compared, name="policies-compared"),
+    path("policies/<str:name>/", policy_views.policy, name="policy"),
+    path("policies/<str:name>/move/", policy_views.policy_move, name="policy-move"),
 ]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 
-from django.contrib.auth.decorators import login_required
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required, permission_required
 from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_safe
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
 
 from feedback.selectors import SLUG_PATTERN
+from rl import jobs
 from rl.curves import curve_of
-from rl.selectors import agent_cards, run_get, run_series, runs_newest, share_of
+from rl.jobs import run_log_tail
+from rl.models import TrainingRun
+from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest, share_of
 
 RUNS_PER_PAGE = 30
 
@@ -69,7 +73,33 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "policy": policy,
             "accuracy": share_of(policy.metrics, "preference_accuracy") if policy else None,
             "recipe": sorted(found.recipe.items()),
+            "eta": run_eta_s(found),
+            "live": found.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
+            or found.follow_up == TrainingRun.FollowUp.WANTED,
+            "may_cancel": found.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
+            and request.user.has_perm("rl.change_trainingrun"),
+            "log": run_log_tail(found) if request.user.has_perm("rl.view_trainingrun") else "",
             "libraries": sorted(found.libraries.items()),
             "hardware": sorted(found.hardware.items()),
         },
     )
+
+
+@login_required
+@permission_required("rl.change_trainingrun", raise_exception=True)
+@require_POST
+def run_cancel(request: HttpRequest, pk: int) -> HttpResponse:
+    """Stop a run, in the name of who pressed it."""
+    found = run_get(pk)
+    if found is None:
+        raise Http404(f"no run {pk}")
+    try:
+        cancelled = jobs.run_cancel(found, actor=request.user.get_username())
+    except jobs.RunRefused as refusal:
+        messages.error(request, str(refusal))
+    else:
+        over = cancelled.status == TrainingRun.Status.CANCELLED
+        messages.success(
+            request, f"Run {pk} is cancelled." if over else f"Run {pk} stops after its present step."
+        )
+    return redirect("run", pk)

@@ -43,6 +43,7 @@ print(json.dumps({
     "policies": Policy.objects.count(),
     "partial": [p.name for p in Policy.objects.all() if not whole(p)],
     "champion": champion.name if champion else None,
+    "reasons": sorted(set(TrainingRun.objects.exclude(reason="").values_list("reason", flat=True)))[:20],
     "attempts": sum(TrainingRun.objects.values_list("attempts", flat=True)),
 }))
 """
@@ -135,7 +136,7 @@ class Loop:
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not done():
-            assert time.monotonic() < deadline, (self.status(), self.log())
+            assert time.monotonic() < deadline, (self.facts()["reasons"], self.status(), self.log())
             time.sleep(0.2)
 
     def learnt(self) -> bool:

@@ -15,6 +15,7 @@ from django_q.models import OrmQ, Schedule
 from feedback.services import decision_record, rating_submit, rating_withdraw
 from rl import jobs, online
 from rl.buffer import buffer_ids, buffer_size, feedback_take
+from rl.learner_config import learner_config
 from rl.models import LearnerSettings, Learnt, TrainingRun
 from rl.recipes import RecipeError
 
@@ -93,7 +94,7 @@ def test_the_defaults_are_those_of_the_operators_file_and_then_of_the_agents_row
     assert online.learner_settings("widgets").min_samples_to_retrain == 7
     settings.RATCHET_CONFIG = {"continuous_learning": {"min_sample": 50}}
     with pytest.raises(RecipeError, match="no knob 'min_sample'"):
-        online.config()
+        learner_config()
 
 
 def test_nothing_starts_by_itself_unless_it_is_switched_on(settings: Any) -> None:

@@ -10,6 +10,7 @@ from django.core.management.base import CommandParser
 from backend.command import RatchetCommand
 from feedback.selectors import agents_known
 from rl import jobs, online
+from rl.learner_config import learner_config
 from rl.models import TrainingRun
 
 
@@ -47,7 +48,7 @@ class Command(RatchetCommand):
         if action == "tick":
             return {"done": online.tick()}
         if action == "watch":
-            every = options["every"] or float(online.config()["tick_seconds"])
+            every = options["every"] or float(learner_config()["tick_seconds"])
             while True:  # until Ctrl-C
                 online.tick()
                 time.sleep(every)

@@ -1,0 +1,19 @@
+"""The knobs of online learning: the defaults with the operator's file over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+
+from rl.recipes import ONLINE_LEARNING_CONFIG, RecipeError
+
+
+def learner_config() -> dict[str, Any]:
+    """ONLINE_LEARNING_CONFIG with the operator's section `continuous_learning` over it. Raises RecipeError."""
+    given = settings.RATCHET_CONFIG.get("continuous_learning", {})
+    if unknown := sorted(set(given) - set(ONLINE_LEARNING_CONFIG)):
+        raise RecipeError(
+            f"continuous_learning: no knob {unknown[0]!r}; there are {', '.join(ONLINE_LEARNING_CONFIG)}"
+        )
+    return {**ONLINE_LEARNING_CONFIG, **given}

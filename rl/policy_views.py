@@ -1,0 +1,140 @@
+"""Pages of the registry: versions of every agent, one policy with its verdict sheet, two side by side, the moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from rl import registry
+from rl.comparing import policy_diff
+from rl.models import Policy, PolicyEvent
+from rl.selectors import policy_overview, policy_versions, share_of
+
+NEWEST = 50
+"""Versions of an agent that are listed."""
+
+READ = "rl.view_policy"
+MOVE = "rl.change_policy"
+
+
+@login_required
+@permission_required(READ, raise_exception=True)
+@require_safe
+def policies(request: HttpRequest) -> HttpResponse:
+    """Every agent's versions, newest first, with reward and accuracy over them; `?agent=`."""
+    agents: dict[str, list[Policy]] = {}
+    rows = Policy.objects.select_related("parent", "run").order_by("agent", "-pk")
+    if asked := request.GET.get("agent"):
+        rows = rows.filter(agent=asked)
+    for policy in rows:
+        agents.setdefault(policy.agent, []).append(policy)
+    shown = [
+        {
+            "agent": agent,
+            "rows": [_row(policy) for policy in found[:NEWEST]],
+            "charts": [
+                chart
+                for figure, title in (
+                    ("preference_accuracy", "Preference accuracy"), ("average_reward", "Average reward"),
+                )
+                if (chart := policy_versions(found[::-1], figure, title)) is not None
+            ],
+            "names": [policy.name for policy in found],
+        }
+        for agent, found in agents.items()
+    ]  # fmt: skip
+    return render(request, "rl/policies.html", {"agents": shown, "asked": asked})
+
+
+def _row(policy: Policy) -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "accuracy": share_of(policy.metrics, "preference_accuracy"),
+        "difference": share_of(policy.metrics, "difference"),
+        "against": policy.metrics.get("against"),
+    }
+
+
+@login_required
+@permission_required(READ, raise_exception=True)
+@require_safe
+def policy(request: HttpRequest, name: str) -> HttpResponse:
+    """One policy: figures, lineage, the gate's sheet, files, history, and the moves for who may make them."""
+    found = get_object_or_404(Policy.objects.select_related("parent", "run"), name=name)
+    overview = policy_overview(found)
+    judged = (
+        found.events.filter(kind__in=[PolicyEvent.Kind.GATED, PolicyEvent.Kind.PROMOTED])
+        .exclude(verdicts={})
+        .first()
+    )
+    may = request.user.has_perm(MOVE)
+    others = Policy.objects.filter(agent=found.agent).exclude(pk=found.pk).order_by("-pk")
+    return render(
+        request,
+        "rl/policy.html",
+        {
+            "policy": found,
+            "overview": overview,
+            "judged": judged,
+            "sheet": judged.verdicts.get("verdicts", []) if judged else [],
+            "lineage": _lineage(found),
+            "others": list(others.values_list("name", flat=True)[:NEWEST]),
+            "moves": list(registry.MOVES[found.stage]) if may else [],
+            "may_roll_back": may and found.stage == Policy.Stage.CHAMPION,
+        },
+    )
+
+
+def _lineage(policy: Policy) -> list[Policy]:
+    """From the first ancestor to this one."""
+    line, seen = [policy], {policy.pk}
+    while line[-1].parent is not None and line[-1].parent.pk not in seen:
+        line.append(line[-1].parent)
+        seen.add(line[-1].pk)
+    return line[::-1]
+
+
+@login_required
+@permission_required(MOVE, raise_exception=True)
+@require_POST
+def policy_move(request: HttpRequest, name: str) -> HttpResponse:
+    """Promote, reject, retire or roll back; what the registry says is shown."""
+    found = get_object_or_404(Policy, name=name)
+    try:
+        moved = registry.policy_move(
+            found,
+            request.POST.get("move", ""),
+            actor=request.user.get_username(),
+            reason=request.POST.get("reason", "").strip(),
+            force=request.POST.get("force") == "on",
+        )
+    except registry.RegistryRefused as refusal:
+        messages.error(request, str(refusal))
+    else:
+        messages.success(request, f"{moved.name} is {moved.stage} now.")
+    return redirect("policy", name)
+
+
+@login_required
+@permission_required(READ, raise_exception=True)
+@require_safe
+def policies_compared(request: HttpRequest) -> HttpResponse:
+    """Two versions side by side: `?left=` and `?right=`."""
+    names = [request.GET.get(side, "") for side in ("left", "right")]
+    rows = {row.name: row for row in Policy.objects.filter(name__in=names)}
+    if set(names) - set(rows):
+        raise Http404("expected left and right to be names of policies")
+    left, right = (rows[name] for name in names)
+    diff = policy_diff(left, right)
+    sections = [
+        ("Figures", list(diff["figures"].items()), "Neither was judged."),
+        ("Data", list(diff["data"].items()), "They learnt from the same data."),
+        ("Recipe", list(diff["recipe"].items()), "They were trained by the same recipe."),
+    ]
+    context = {"left": left, "right": right, "diff": diff, "sections": sections}
+    return render(request, "rl/policies_compared.html", context)

@@ -1,0 +1,221 @@
+"""The pages of the registry and of a run that is at work: what they show, who may move what."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from feedback.roles import role_give
+from rl import registry
+from rl.cards import policy_card
+from rl.comparing import policy_diff
+from rl.curves import HEIGHT, TOP, versions_of
+from rl.jobs import run_folder
+from rl.models import Evaluation, Policy, RunMetric, Snapshot, TrainingRun
+from rl.retention import policies_kept, policies_prune
+from tests.judged import evidence_stored, judged
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operator(client: Client) -> Client:
+    user = User.objects.create_user("olga")
+    role_give(user, "operator")
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def rater() -> Client:
+    user, client = User.objects.create_user("ada"), Client()
+    role_give(user, "rater")
+    client.force_login(user)
+    return client
+
+
+def make_policy(number: int, **recipe: object) -> Policy:
+    snapshot = Snapshot.objects.create(
+        agent="widgets", kind="pairs", path=f"s{number}.jsonl", sha256=f"{number:064x}",
+        counts={"train": 10 * number}, feedback_count=number, simulated_share=0.5,
+    )  # fmt: skip
+    run = TrainingRun.objects.create(
+        agent="widgets", method="dpo", status="succeeded", base_model="bundled", snapshot=snapshot,
+        recipe={"beta": 0.1, **recipe}, finished_at=timezone.now(),
+    )  # fmt: skip
+    home = registry.home_path(f"policies/widgets/v{number}")
+    home.mkdir(parents=True)
+    (home / "adapter_model.safetensors").write_bytes(b"weights")
+    return registry.policy_register(
+        run, name=f"widgets-v{number}", adapter=home, adapter_sha256="a" * 64, feedback_count=number,
+        actor="test",
+    )  # fmt: skip
+
+
+def words(html: str) -> str:
+    return re.sub(r"[ \n]+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+def test_versions_stand_with_stage_interval_and_gain(operator: Client) -> None:
+    first, second = make_policy(1), make_policy(2)
+    judged(first)
+    judged(second, wins=5)
+    registry.policy_promote(first, actor="ann")
+    text = words(operator.get("/policies/").text)
+    assert "widgets-v1 champion 87.5" in text
+    assert "Preference accuracy over 2 versions" in operator.get("/policies/").text
+    assert "widgets-v2 candidate" in text
+
+
+def test_the_sheet_names_every_rule_and_what_it_found(operator: Client) -> None:
+    policy = make_policy(1)
+    judged(policy, kl=7.5)
+    registry.policy_gated(policy, "champion", actor="loop")
+    text = words(operator.get("/policies/widgets-v1/").text)
+    assert "it stayed closed" in text
+    assert "kl refused 7.50 nats per token from the base model, 2 allowed" in text
+    assert "golden not asked" in text
+
+
+def test_a_promotion_by_form_goes_through_the_gate_and_by_force_is_marked(operator: Client) -> None:
+    policy = make_policy(1)
+    address = "/policies/widgets-v1/move/"
+    refused = operator.post(address, {"move": "champion"}, follow=True).text
+    assert "no comparison shows that it is better" in refused
+    forced = operator.post(
+        address, {"move": "champion", "force": "on", "reason": "demo tomorrow"}, follow=True
+    ).text
+    assert "widgets-v1 is champion now." in forced
+    assert "by force" in forced
+    assert policy.events.get(kind="promoted").actor == "olga"
+
+
+def test_a_rater_sees_and_moves_no_policy(rater: Client) -> None:
+    make_policy(1)
+    for address in ("/policies/", "/policies/widgets-v1/", "/policies/compare/?left=a&right=b"):
+        assert rater.get(address).status_code == 403
+    assert rater.post("/policies/widgets-v1/move/", {"move": "retired"}).status_code == 403
+    assert 'href="/policies/"' not in rater.get("/").text
+
+
+def test_two_versions_differ_in_data_recipe_and_answers() -> None:
+    left, right = make_policy(1), make_policy(2, beta=0.3)
+    for policy, answer in ((left, "a pie"), (right, "a line")):
+        one = {
+            "prompt_hash": "p", "messages": [{"role": "user", "content": "which?"}], "answer": answer,
+            "other_answer": "", "valid": True, "other_valid": True, "reward": 1.0, "other_reward": 0.0,
+        }  # fmt: skip
+        Evaluation.objects.create(
+            agent="widgets", policy=policy, base_model="bundled", samples=1, figures={},
+            evidence=evidence_stored() | {"answers": [one]},
+        )  # fmt: skip
+    diff = policy_diff(left, right)
+    assert diff["recipe"] == {"beta": [0.1, 0.3]}
+    assert diff["data"]["pairs, train"] == [10, 20]
+    assert diff["answers"] == [{"prompt": "which?", "left": "a pie", "right": "a line", "same": False}]
+
+
+def test_the_comparison_page_shows_both(operator: Client) -> None:
+    make_policy(1)
+    make_policy(2, beta=0.3)
+    text = words(operator.get("/policies/compare/?left=widgets-v1&right=widgets-v2").text)
+    assert "beta 0.1 0.3" in text
+    assert operator.get("/policies/compare/?left=widgets-v1&right=nobody").status_code == 404
+
+
+def test_an_interval_is_drawn_to_scale() -> None:
+    drawn = versions_of("Accuracy", [("v1", "retired", 0.5, 0.0, 1.0), ("v2", "champion", 1.0, None, None)])
+    assert drawn is not None
+    first, second = drawn.versions
+    # an axis from 0 at the floor to 1 at the top
+    assert (first.top, first.bottom, second.y) == (TOP, HEIGHT - 24, TOP)
+    assert first.y == pytest.approx((TOP + HEIGHT - 24) / 2)
+    assert versions_of("Accuracy", []) is None
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_at_work_shows_its_curves_time_to_go_and_log_and_asks_again(operator: Client) -> None:
+    now = timezone.now()
+    run = TrainingRun.objects.create(
+        agent="widgets", method="dpo", base_model="bundled", status="running", worker="elsewhere:1:1",
+        steps_total=100, steps_done=50, started_at=now, heartbeat_at=now,
+    )  # fmt: skip
+    RunMetric.objects.create(run=run, step=0, values={"loss": 0.7}, at=now - timezone.timedelta(seconds=30))
+    folder = run_folder(run)
+    folder.mkdir(parents=True)
+    (folder / "train.log").write_text("warming up\nstep 50\n")
+    html = operator.get(f"/runs/{run.pk}/").text
+    # 50 steps took 30 s, 50 are left
+    assert "about 30 s to go" in html
+    assert "step 50" in html
+    assert 'data-live="on"' in html
+    assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in html
+
+
+def test_a_run_that_is_over_is_left_alone(operator: Client) -> None:
+    run = make_policy(1).run
+    assert run is not None
+    html = operator.get(f"/runs/{run.pk}/").text
+    assert "live.js" not in html
+    assert "Cancel this run" not in html
+
+
+def test_an_operator_cancels_a_run_and_a_rater_does_not(operator: Client, rater: Client) -> None:
+    run = TrainingRun.objects.create(agent="widgets", method="dpo", base_model="bundled")
+    assert rater.post(f"/runs/{run.pk}/cancel/").status_code == 403
+    assert operator.get(f"/runs/{run.pk}/cancel/").status_code == 405
+    assert "is cancelled" in operator.post(f"/runs/{run.pk}/cancel/", follow=True).text
+    run.refresh_from_db()
+    assert (run.status, run.reason) == ("cancelled", "cancelled by olga")
+
+
+# --- Files ------------------------------------------------------------------------------------------------------
+
+
+def test_only_files_that_are_not_kept_go_and_rows_stay() -> None:
+    policies = [make_policy(number) for number in range(1, 10)]
+    judged(policies[0], wins=20, neither=0)  # the best
+    registry.policy_promote(policies[1], actor="ann", force=True, reason="a test")
+    kept = policies_kept("widgets")
+    assert {policies[0].pk, policies[1].pk, *(p.pk for p in policies[4:])} <= set(kept)
+    gone = policies_prune("widgets", actor="test")
+    there = [
+        p for p in policies if (registry.home_path(p.adapter_path) / "adapter_model.safetensors").exists()
+    ]
+    assert {p.pk for p in there} == set(kept)
+    assert {p.pk for p in gone} == {p.pk for p in policies} - set(kept) != set()
+    assert Policy.objects.count() == 9
+    assert policies_prune("widgets", actor="test") == []
+
+
+def test_files_outside_the_data_folder_are_not_touched(tmp_path: Path) -> None:
+    outside = tmp_path / "mine"
+    outside.mkdir()
+    for number in range(1, 8):
+        make_policy(number)
+    first = Policy.objects.order_by("pk")[0]
+    Policy.objects.filter(pk=first.pk).update(adapter_path=str(outside))
+    Policy.objects.exclude(pk=first.pk).update(metrics={"preference_accuracy": 0.9})
+    assert first in policies_prune("widgets", actor="test")
+    assert outside.is_dir()
+
+
+def test_the_card_says_what_is_known_and_no_more() -> None:
+    policy = make_policy(1)
+    card = policy_card(policy)
+    assert "1 ratings and comparisons, 50 % of them simulated" in card
+    assert "Not evaluated yet." in card
+    judged(policy)
+    registry.policy_promote(policy, actor="ann", force=True, reason="demo tomorrow")
+    policy.refresh_from_db()
+    card = policy_card(policy)
+    assert "preference accuracy: 87.5 %" in card
+    assert "**Promoted by force** by ann: demo tomorrow" in card
+    assert "Only 40 held-out pairs" in card
