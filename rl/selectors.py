@@ -12,7 +12,7 @@ from django.utils import timezone
 from feedback.selectors import FeedbackCounts, feedback_counts_lately
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
-from rl.buffer import buffer_sizes
+from rl.buffer import buffer_sizes_lately
 from rl.curves import Versions, versions_of
 from rl.learner_config import learner_config
 from rl.models import Artifact, Evaluation, LearnerSettings, Policy, PolicyEvent, TrainingRun
@@ -138,7 +138,7 @@ def agent_cards() -> list[AgentCard]:
     )
     for policy in [*newest_policies, *Policy.objects.filter(stage=Policy.Stage.CHAMPION)]:
         policies[policy.agent] = policy
-    waiting, wishes = buffer_sizes(), {row.agent: row for row in LearnerSettings.objects.all()}
+    waiting, wishes = buffer_sizes_lately(), {row.agent: row for row in LearnerSettings.objects.all()}
     usual = int(learner_config()["min_samples_to_retrain"])
     by_agent: dict[str, list[Policy]] = {}
     for policy in Policy.objects.defer("adapter_path").order_by("pk"):
