@@ -82,7 +82,7 @@ class TrainingRun(models.Model):
         Snapshot, null=True, blank=True, on_delete=models.PROTECT, related_name="runs"
     )
     base_model = models.CharField(max_length=500)
-    base_model_hash = models.CharField(max_length=64, blank=True)
+    base_model_hash = models.CharField(max_length=100, blank=True)
     config = models.CharField(max_length=32, blank=True, help_text="Preset the recipe started from")
     recipe = models.JSONField(default=dict)
     seed = models.PositiveBigIntegerField(default=42)
@@ -191,7 +191,7 @@ class Policy(models.Model):
         TrainingRun, null=True, blank=True, on_delete=models.PROTECT, related_name="policy"
     )
     base_model = models.CharField(max_length=500)
-    base_model_hash = models.CharField(max_length=64)
+    base_model_hash = models.CharField(max_length=100)
     adapter_path = models.CharField(
         max_length=500, help_text="Folder of the adapter, relative to RATCHET_HOME where inside it"
     )
