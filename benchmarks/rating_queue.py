@@ -39,9 +39,10 @@ INSERT INTO feedback_decision (id, agent, messages, prompt_hash, response, polic
 SELECT gen_random_uuid(), agent,
   jsonb_build_array(jsonb_build_object('role', 'system', 'content', repeat('You answer customers of a shop. ', 4)),
     jsonb_build_object('role', 'user', 'content', 'Where is order ' || (n / 4) || '? ' || repeat('It is late. ', 20))),
+  encode(sha256((agent || n / 4)::bytea), 'hex'),
   'Order ' || n || ' is on its way. ' || repeat('I am sorry that it takes so long. ', 8),
-  'Order ' || n || ' is on its way. '
-  agent || '-v' || ((n / 2) % 2 + 1), 'user-' || (n % 5000), '', CASE WHEN n % 3 = 0 THEN 0.5 + (n % 50) / 100.0 END, '',
+  agent || '-v' || ((n / 2) % 2 + 1), 'user-' || (n % 5000), '',
+  CASE WHEN n % 3 = 0 THEN 0.5 + (n % 50) / 100.0 END, '',
   CASE WHEN n % 50 = 0 THEN '["billing"]'::jsonb ELSE '[]'::jsonb END, '{}', 'app', '',
   now() - (%(n)s - n) * interval '20 seconds',
   CASE WHEN n % 10 = 0 THEN n % 3 WHEN n % 3 = 0 THEN 1 ELSE 0 END, CASE WHEN n % 10 = 0 THEN 2 ELSE 1 END,
