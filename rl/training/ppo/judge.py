@@ -5,19 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rl.rewards.base import RewardFunction, RewardSample
 from rl.training.ppo.rollout import Rollout
 from rl.training.result import TrainingFailed, TrainingRefused
-
-
-class Scorer(Protocol):
-    """Scores responses as tokens: a reward model. One finite number each, in order; higher is better."""
-
-    name: str
-
-    def score_rollouts(self, rollouts: Sequence[Rollout]) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -31,15 +23,13 @@ class Judgement:
 class Judge:
     """Reward functions and reward models with one voice: their plain mean, raw values as they come."""
 
-    def __init__(
-        self, functions: Sequence[RewardFunction], scorers: Sequence[Scorer] = (), *, agent: str = ""
-    ) -> None:
-        if not functions and not scorers:
+    def __init__(self, functions: Sequence[RewardFunction], *, agent: str = "") -> None:
+        if not functions:
             raise TrainingRefused(
                 "expected at least one reward, found none: give --reward agent, a reward model (model:RUN) or the "
                 "dotted path of a function"
             )
-        self.functions, self.scorers, self.agent = list(functions), list(scorers), agent
+        self.functions, self.agent = list(functions), agent
 
     def judge(self, rows: Sequence[Mapping[str, Any]], rollouts: Sequence[Rollout]) -> Judgement:
         """`rows[rollout.prompt]` is the prompt a response answers: its messages under `prompt`, its `state`.
@@ -55,8 +45,6 @@ class Judge:
             found = [value.raw for value in values]
             why = next((f"{function.name}: {dict(v.detail)}" for v in values if v.raw is None), why)
             self._add(function.name, found, given, parts)
-        for scorer in self.scorers:
-            self._add(scorer.name, scorer.score_rollouts(rollouts), given, parts)
         if not all(given):
             missing = sum(not values for values in given)
             raise TrainingRefused(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from rl.rewards.base import RewardFunction
 from rl.rewards.named import MODEL, rewards_named
+from rl.training.ppo.reward_role import SharedRewardModel, fits
+from rl.training.ppo.shared_base import SharedBase
 from rl.training.result import TrainingRefused
 from rl.training.reward_model import RewardModel
 
 
-def rewards_of(specs: str) -> list[RewardFunction]:
+def rewards_of(specs: str, base: SharedBase) -> list[RewardFunction]:
     """The reward functions and reward models of specs separated by commas, in their order.
+
+    The first reward model that was trained on the base in memory becomes one more role on it; any other is loaded
+    beside it.
 
     Raises TrainingRefused for a name nobody knows, and for a model that cannot be used.
     """
@@ -17,7 +22,9 @@ def rewards_of(specs: str) -> list[RewardFunction]:
     for name in (spec.strip() for spec in specs.split(",")):
         try:
             if name.startswith(MODEL):
-                functions.append(RewardModel.load(name.removeprefix(MODEL)))
+                path = name.removeprefix(MODEL)
+                shared = fits(path, base) and not any(isinstance(f, SharedRewardModel) for f in functions)
+                functions.append(SharedRewardModel(base, path) if shared else RewardModel.load(path))
             elif name:
                 # whoever names code_execution here means it; the commands ask the settings first
                 functions += rewards_named([name], code_execution=True)

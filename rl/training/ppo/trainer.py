@@ -25,7 +25,7 @@ from rl.training.hardware import Hardware, detect
 from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
 from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
 from rl.training.ppo.formulas import kl_coef_adapted
-from rl.training.ppo.judge import Judge, Judgement, Scorer
+from rl.training.ppo.judge import Judge, Judgement
 from rl.training.ppo.named import rewards_of
 from rl.training.ppo.processes import Processes
 from rl.training.ppo.rollout import Rollout, Sampling, sample_responses
@@ -57,9 +57,10 @@ class PPOTrainer:
     """Train a LoRA adapter by proximal policy optimisation on prompts and rewards.
 
     Rows are {"prompt": messages, "state": what rewards may need, optional}; other keys, such as the answers of
-    preference pairs, are not looked at. Rewards are given as functions and scorers (reward models), or named in the
-    recipe. Everything is written below `output_dir`: `checkpoints/` while it works, the finished adapter in `adapter/`.
-    With `resume`, the newest whole checkpoint there is continued, with the same steps as if it had never stopped.
+    preference pairs, are not looked at. Rewards are given as functions (a reward model is one), or named in the
+    recipe. Everything is written below `output_dir`: `checkpoints/` while it works, the finished adapter in
+    `adapter/`. With `resume`, the newest whole checkpoint there is continued, with the same steps as if it had never
+    stopped.
     """
 
     def __init__(
@@ -74,7 +75,6 @@ class PPOTrainer:
         resume: bool = False,
         cache_dir: str | Path | None = None,
         rewards: Sequence[RewardFunction] = (),
-        scorers: Sequence[Scorer] = (),
     ) -> None:
         """`cache_dir` is every trainer's; sampling has nothing to keep there."""
         self.recipe = recipe
@@ -84,7 +84,7 @@ class PPOTrainer:
         self.hardware = hardware or detect()
         self.listener: TrainListener = listener or Silent()
         self.resume = resume
-        self.rewards, self.scorers = list(rewards), list(scorers)
+        self.rewards = list(rewards)
         self.policy: LoadedPolicy | None = None
         self.notes: list[str] = []
         self._order: tuple[int, list[int]] = (-1, [])
@@ -122,9 +122,9 @@ class PPOTrainer:
         self.eval_prompts = self._prompts(policy, eval_rows, self.recipe.eval_prompts)
         self._check_same_run(policy, resumed=checkpoint is not None)
         self.base = SharedBase(policy, self.recipe)
-        if not self.rewards and not self.scorers:
-            self.rewards = rewards_of(self.recipe.reward)
-        self.judge = Judge(self.rewards, self.scorers, agent=self.agent)
+        if not self.rewards:
+            self.rewards = rewards_of(self.recipe.reward, self.base)
+        self.judge = Judge(self.rewards, agent=self.agent)
         self.optimizer = self._optimizer()
         self.state = State(kl_coef=self.recipe.init_kl_coef)
         if checkpoint is not None:
@@ -344,7 +344,7 @@ class PPOTrainer:
 
     def _parts(self, judged: Judgement, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Each reward's own mean and the share of responses that ended, over all processes."""
-        names = [*(f.name for f in self.rewards), *(s.name for s in self.scorers)]
+        names = [function.name for function in self.rewards]
         device = self.base.policy.device
         own = [[judged.parts.get(name, 0.0), float(name in judged.parts)] for name in names]
         sums = self.processes.sum(torch.tensor(own, device=device))
