@@ -16,9 +16,11 @@ from feedback.selectors import agents_known
 from feedback.services import decision_record, rating_submit
 from rl import jobs, registry
 from rl.buffer import buffer_size, feedback_take
+from rl.datasets import DatasetRefused, prepare_training_dataset
 from rl.learner_config import learner_config
+from rl.methods import method_named
 from rl.models import LearnerSettings, TrainingRun
-from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
+from rl.recipes import DATASET_CONFIG
 
 logger = logging.getLogger("rl.online")
 
@@ -42,12 +44,17 @@ def learner_settings(agent: str) -> LearnerSettings:
 
 
 def method_of(agent: str, wanted: str) -> str:
-    """The method a retrain uses; `auto` takes the one whose data the agent's feedback is. Raises RecipeError."""
-    if wanted == "auto":
-        return "dpo"
-    if wanted not in RECIPES:
-        raise RecipeError(f"no method {wanted!r}; there are auto, {', '.join(RECIPES)}")
-    return wanted
+    """The method a retrain uses. `auto`: dpo where the feedback makes pairs enough, else kto where it makes labels
+    enough (thumbs on single responses), else dpo, whose refusal says what is missing. Raises RecipeError."""
+    if wanted != "auto":
+        return method_named(wanted).slug
+    for slug in ("dpo", "kto"):
+        try:
+            prepare_training_dataset(agent, kind=method_named(slug).kind, dry_run=True)
+        except DatasetRefused:
+            continue
+        return slug
+    return "dpo"
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,12 @@ class OnlineLearner:
             raise LearnerRefused(f"{self.agent}: {reason}")
         if size == 0:
             raise LearnerRefused(f"{self.agent}: there is no feedback that was not learnt from")
-        order = jobs.TrainOrder(self.agent, method_of(self.agent, wanted.method), actor=jobs.LEARNER)
+        method = method_of(self.agent, wanted.method)
+        if not method_named(method).policy or method_named(method).rewarded:
+            raise LearnerRefused(
+                f"{self.agent}: {method} needs a person to name its rewards; set another method"
+            )
+        order = jobs.TrainOrder(self.agent, method, actor=jobs.LEARNER)
         try:
             with transaction.atomic():
                 run = jobs.run_enqueue(order)

@@ -1,0 +1,125 @@
+"""What follows a run: judged, moved, exported, told; and begun again where it was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.utils import timezone
+
+from rl import notices, pipeline, registry
+from rl.evaluations import EvaluationRefused
+from rl.models import Artifact, LearnerSettings, Policy, TrainingRun
+from tests.judged import judged
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def policy() -> Policy:
+    run = TrainingRun.objects.create(
+        agent="widgets", method="dpo", status="succeeded", base_model="bundled", finished_at=timezone.now(),
+        follow_up="wanted",
+    )  # fmt: skip
+    home = registry.home_path("policies/widgets/widgets-v1")
+    home.mkdir(parents=True)
+    return registry.policy_register(
+        run, name="widgets-v1", adapter=home, adapter_sha256="a" * 64, feedback_count=1, actor="test"
+    )
+
+
+class Doors:
+    """Stand in for the rooms with torch: what an evaluation finds, and what was asked of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: dict[str, Any] = {}
+        self.evaluated: list[Any] = []
+        self.exported: list[Any] = []
+        monkeypatch.setattr(pipeline.evaluations, "evaluate", self.evaluate)
+        monkeypatch.setattr(pipeline.exports, "export", self.export)
+
+    def evaluate(self, order: Any, progress: Any) -> None:
+        self.evaluated.append(order)
+        if "refusal" in self.found:
+            raise EvaluationRefused(self.found["refusal"])
+        judged(registry.policy_get(order.policy), order.compare or "base", **self.found)
+
+    def export(self, order: Any, progress: Any) -> None:
+        self.exported.append(order)
+        Artifact.objects.create(
+            policy=registry.policy_get(order.policy), format="gguf", quantization=order.quantization,
+            path="exports/x.gguf", bytes=1, sha256="b" * 64,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def doors(monkeypatch: pytest.MonkeyPatch) -> Doors:
+    return Doors(monkeypatch)
+
+
+def follow(policy: Policy) -> pipeline.Outcome:
+    assert policy.run is not None
+    # the heartbeat of a real run is written by a thread, which sees nothing of a test's transaction
+    return pipeline.policy_follow(policy, pipeline.Wishes.of(pipeline.learner_settings("widgets")))
+
+
+def test_what_passes_is_promoted_exported_and_described(
+    policy: Policy, doors: Doors, ratchet_home: Path
+) -> None:
+    outcome = follow(policy)
+    assert (outcome.stage, outcome.passed, outcome.exported) == ("champion", True, ["exports/x.gguf"])
+    assert [order.compare_base for order in doors.evaluated] == [True]
+    assert "accuracy: passed" in (ratchet_home / policy.adapter_path / "README.md").read_text()
+
+
+def test_what_harms_is_rejected_with_its_reason(policy: Policy, doors: Doors) -> None:
+    doors.found = {"kl": 9.0}
+    outcome = follow(policy)
+    assert (outcome.stage, doors.exported) == ("rejected", [])
+    assert policy.events.get(kind="rejected").reason == "9.00 nats per token from the base model, 2 allowed"
+
+
+def test_what_lacks_evidence_stays_a_candidate(policy: Policy, doors: Doors) -> None:
+    doors.found = {"both": 2, "wins": 8, "neither": 0}
+    outcome = follow(policy)
+    assert (outcome.stage, outcome.passed) == ("candidate", False)
+    assert outcome.reason == "10 held-out prompts were judged, 30 are needed"
+
+
+def test_where_nothing_can_be_judged_that_is_on_record(policy: Policy, doors: Doors) -> None:
+    doors.found = {"refusal": "no held-out pairs"}
+    assert follow(policy).reason == "no held-out pairs"
+    assert policy.events.get(kind="gated").reason == "no held-out pairs"
+
+
+def test_an_attempt_that_was_killed_is_gone_on_with(policy: Policy, doors: Doors) -> None:
+    judged(policy)  # a killed attempt had come so far
+    follow(policy)
+    follow(policy)
+    assert (doors.evaluated, len(doors.exported)) == ([], 1)
+    assert policy.events.filter(kind="promoted").count() == 1
+
+
+def test_a_person_decides_where_no_gate_is_wanted(policy: Policy, doors: Doors) -> None:
+    LearnerSettings.objects.create(agent="widgets", gate="none")
+    outcome = follow(policy)
+    assert (outcome.stage, outcome.passed) == ("candidate", True)
+
+
+def test_people_are_told_by_webhook_and_mail(
+    policy: Policy, doors: Doors, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(notices, "_post", lambda address, body: sent.append((address, body)) or True)
+    settings.NOTIFY_WEBHOOK, settings.NOTIFY_EMAIL = "https://hooks.example/1", ["olga@example.com"]
+    follow(policy)
+    assert sent[0][0] == "https://hooks.example/1"
+    assert (sent[0][1]["event"], sent[0][1]["policy"]) == ("policy_promoted", "widgets-v1")
+    assert mail.outbox[0].subject == "Ratchet: widgets-v1 is champion"
+
+
+def test_a_webhook_that_fails_stops_nothing(policy: Policy, doors: Doors, settings: Any) -> None:
+    settings.NOTIFY_WEBHOOK = "http://127.0.0.1:1/"
+    assert follow(policy).stage == "champion"

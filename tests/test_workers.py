@@ -1,0 +1,151 @@
+"""Workers: two clusters on one database, a web server and a worker on one SQLite file, a device for one at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl import workers
+from tests.postgres import NoPostgres, cluster
+from tests.server import ROOT, Server
+
+RUNS = 4
+
+QUEUE = f"""
+from rl.jobs import TrainOrder, run_dispatch, run_enqueue
+for _ in range({RUNS}):
+    run = run_enqueue(TrainOrder("nobody", actor="test"))
+    run_dispatch(run)
+    run_dispatch(run)
+"""
+ATTEMPTS = """
+import json
+from rl.models import TrainingRun
+print(json.dumps(list(TrainingRun.objects.order_by("pk").values_list("status", "attempts"))))
+"""
+
+
+@pytest.mark.training
+@pytest.mark.postgres
+def test_two_clusters_on_one_postgresql_take_no_run_twice(tmp_path: Path) -> None:
+    """Every message is there twice, and two machines (each with a data folder of its own) take them."""
+    try:
+        with cluster() as url:
+            machines = []
+            for name in ("left", "right"):
+                (tmp_path / name).mkdir()
+                machines.append(Server(url, tmp_path / name))
+            machines[0].migrate()
+            machines[0].manage("shell", "--no-imports", "-c", QUEUE)
+            clusters = [
+                subprocess.Popen(
+                    ["env", "Q_CLUSTER_NAME=training", sys.executable, str(ROOT / "manage.py"), "qcluster"],
+                    env=machine.environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+                for machine in machines
+            ]  # fmt: skip
+            try:
+                deadline = time.monotonic() + 120
+                attempts: list[list[Any]] = [["queued", 0]]
+                while any(status in ("queued", "running") for status, _ in attempts):
+                    assert time.monotonic() < deadline, attempts
+                    time.sleep(1)
+                    attempts = json.loads(machines[0].manage("shell", "--no-imports", "-c", ATTEMPTS))
+            finally:
+                for process in clusters:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            # nobody has no feedback: each run is claimed, and refused, once
+            assert attempts == [["refused", 1]] * RUNS
+    except NoPostgres as reason:
+        pytest.skip(str(reason))
+
+
+WRITES = """
+import time
+from rl.models import RunMetric, TrainingRun
+run = TrainingRun.objects.create(agent="widgets", method="dpo", base_model="bundled")
+until, step = time.monotonic() + 4, 0
+while time.monotonic() < until:
+    step += 1
+    RunMetric.objects.update_or_create(run=run, step=step, defaults={"values": {"loss": 1.0}})
+    TrainingRun.objects.filter(pk=run.pk).update(steps_done=step)
+print(step)
+"""
+
+
+def test_web_and_worker_write_one_sqlite_file_at_once(tmp_path: Path) -> None:
+    import http.client
+
+    server = Server(f"sqlite:///{tmp_path / 'db.sqlite3'}", tmp_path, workers=2)
+    server.migrate()
+    key = server.key("ingest", "rate")
+    statuses: list[int] = []
+    with server:
+        worker = threading.Thread(target=lambda: server.manage("shell", "--no-imports", "-c", WRITES))
+        worker.start()
+        number = 0
+        while worker.is_alive():
+            number += 1
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+            connection.request(
+                "POST", "/api/policies/feedback/widgets",
+                json.dumps({"prompt": f"question {number}", "response": "answer", "score": 0.5}),
+                {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+            )  # fmt: skip
+            statuses.append(connection.getresponse().status)
+        worker.join()
+        assert "locked" not in server.log()
+    assert set(statuses) == {201}
+    assert len(statuses) > 20
+
+
+def test_a_device_is_held_by_one_at_a_time() -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with workers.device():
+            order.append("second")
+
+    with workers.device():
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        waiting.join(0.2)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "second"]
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    if workers.dies_with_parent() is None:
+        pytest.skip("only Linux tells a child that its parent died")
+    said = tmp_path / "child"
+    code = (
+        "import subprocess, sys, time\n"
+        "from rl.workers import dies_with_parent\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], preexec_fn=dies_with_parent(),\n"
+        "                         start_new_session=True)\n"
+        f"open({str(said)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    deadline = time.monotonic() + 30
+    while not said.exists() or not said.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    child = int(said.read_text())
+    parent.kill()
+    parent.wait()
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the child outlived its parent"
+        time.sleep(0.02)
