@@ -133,8 +133,8 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time\n"
         "from rl.workers import dies_with_parent\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], preexec_fn=dies_with_parent(),\n"
-        "                         start_new_session=True)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True,\n"
+        "                         preexec_fn=dies_with_parent())\n"
         f"open({str(said)!r}, 'w').write(str(child.pid))\n"
         "time.sleep(60)\n"
     )
