@@ -178,6 +178,8 @@ class Decision(models.Model):
             models.Index(fields=["agent", "prompt_hash"]),
             models.Index(fields=["-created_at", "-id"]),
             models.Index(fields=["policy", "-created_at"]),
+            # the exposures of an experiment's arm
+            models.Index(fields=["arm", "created_at"], condition=~Q(arm=""), name="decision_arm"),
         ]
         constraints = [
             models.CheckConstraint(

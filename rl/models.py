@@ -9,6 +9,9 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from rl.experiment_models import Arm as Arm
+from rl.experiment_models import Experiment as Experiment
+from rl.experiment_models import ExperimentEvent as ExperimentEvent
 from rl.learning_models import GateSettings as GateSettings
 from rl.learning_models import GoldenCase as GoldenCase
 from rl.learning_models import LearnerSettings as LearnerSettings

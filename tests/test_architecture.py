@@ -23,7 +23,15 @@ TORCH = {
     "gguf",
 }
 DJANGO = {"django", "rest_framework", "django_q", "unfold"}
-PURE = ["rl.agents", "rl.rewards", "rl.recipes", "rl.statistics", "rl.pairs"]
+PURE = [
+    "rl.agents",
+    "rl.rewards",
+    "rl.recipes",
+    "rl.statistics",
+    "rl.pairs",
+    "rl.allocation",
+    "rl.metrics",
+]
 FURNACE = ["rl.training", "rl.export"]
 
 

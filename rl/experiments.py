@@ -1,0 +1,290 @@
+"""Live experiments: who answers for a unit, and starting, ramping and stopping what decides that. No torch.
+
+Serving asks `assign(agent, unit)` for every decision, or keeps `plan_of(agent)` and asks the plan, which needs no
+database. What it records makes the decision the exposure: `Assignment.arm` as the decision's arm, the policy it names,
+and `metadata["arm_propensity"] = Assignment.propensity`, the probability with which the arm was drawn.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+from django.db.models import Prefetch
+from django.utils import timezone
+
+from rl.allocation import BASE, RAMP, ArmPlan, Assignment, ExperimentPlan, Plan, group_place
+from rl.models import Arm, Experiment, ExperimentEvent, Policy
+
+Status = Experiment.Status
+Kind = ExperimentEvent.Kind
+Stage = Policy.Stage
+
+ANSWERING = (Stage.CHALLENGER, Stage.CHAMPION)
+"""Stages in which a policy may answer users."""
+
+
+class ExperimentRefused(ValueError):
+    """An experiment that cannot be made, started or changed so; the message says why and what to do."""
+
+
+# --- Who answers --------------------------------------------------------------------------------------------
+
+
+def assign(agent: str, unit: str) -> Assignment:
+    """Who answers for a unit: the arm of a running experiment that takes it, else the champion, else the base model.
+
+    unit: a user or session that is to keep its arm; empty makes this decision a unit of its own.
+    """
+    return plan_of(agent).assign(unit or secrets.token_hex(16))
+
+
+def plan_of(agent: str) -> Plan:
+    """The agent's plan as it stands in the database; two queries.
+
+    An experiment one of whose policies was taken out of service takes no units; the clock stops it.
+    """
+    champion = Policy.objects.filter(agent=agent, stage=Stage.CHAMPION).values_list("name", flat=True).first()
+    running = _with_arms(Experiment.objects.filter(agent=agent, status=Status.RUNNING).order_by("pk"))
+    plans = tuple(experiment_plan(one) for one in running if not out_of_service(one))
+    return Plan(agent, champion or BASE, plans)
+
+
+def experiment_plan(experiment: Experiment) -> ExperimentPlan:
+    """What assigns units to this experiment's arms."""
+    return ExperimentPlan(
+        name=experiment.name,
+        salt=experiment.salt,
+        ramp=float(experiment.ramp),
+        arms=tuple(ArmPlan(arm.name, arm.policy_name, arm.weight) for arm in experiment.arms.all()),
+        epoch=experiment.epoch if experiment.allocation == Experiment.Allocation.THOMPSON else None,
+        group=experiment.group,
+        group_start=experiment.group_start,
+    )
+
+
+def out_of_service(experiment: Experiment) -> list[str]:
+    """Names of its arms' policies that may no longer answer users."""
+    return [
+        arm.policy.name
+        for arm in experiment.arms.all()
+        if arm.policy is not None and arm.policy.stage not in ANSWERING
+    ]
+
+
+def _with_arms(experiments: Any) -> Any:
+    return experiments.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
+
+
+def experiments_running(agent: str | None = None) -> list[Experiment]:
+    """Running experiments with their arms, oldest first."""
+    found = Experiment.objects.filter(status=Status.RUNNING)
+    if agent is not None:
+        found = found.filter(agent=agent)
+    return list(_with_arms(found.order_by("pk")))
+
+
+def experiment_get(name: str) -> Experiment:
+    """The experiment of that name, with its arms. Raises ExperimentRefused, naming those there are."""
+    found: Experiment | None = _with_arms(Experiment.objects.filter(name=name)).first()
+    if found is None:
+        names = list(Experiment.objects.values_list("name", flat=True)[:5])
+        there = f"there are {', '.join(names)}" if names else "there are none yet"
+        raise ExperimentRefused(f"no experiment is named {name!r}; {there}")
+    return found
+
+
+# --- Making, starting, ramping, stopping --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArmOrder:
+    """One arm to be made: a policy's name (`base` for the base model), its arm's name, its weight."""
+
+    policy: str
+    name: str
+    weight: float = 1.0
+
+
+def experiment_create(
+    agent: str, name: str, arms: Sequence[ArmOrder], *, actor: str, **settings: Any
+) -> Experiment:
+    """Make a draft. The first arm is the control.
+
+    settings: fields of Experiment (metric, goal, ramp, group, allocation, guardrails, on_win, ...). Raises
+    ExperimentRefused.
+    """
+    if len(arms) < 2:
+        raise ExperimentRefused(f"an experiment has at least two arms, found {len(arms)}")
+    names = {arm.policy for arm in arms} - {BASE}
+    policies = {policy.name: policy for policy in Policy.objects.filter(name__in=names)}
+    for arm in arms:
+        policy = policies.get(arm.policy)
+        if arm.policy != BASE and (policy is None or policy.agent != agent):
+            raise ExperimentRefused(f"expected policies of agent {agent} or {BASE}, found {arm.policy!r}")
+    experiment = Experiment(agent=agent, name=name, created_by=actor, **settings)
+    rows = [
+        Arm(
+            experiment=experiment,
+            name=arm.name,
+            policy=policies.get(arm.policy),
+            weight=arm.weight,
+            is_control=number == 0,
+        )
+        for number, arm in enumerate(arms)
+    ]
+    if len({arm.name for arm in arms}) != len(arms):
+        raise ExperimentRefused("expected a name of its own for every arm")
+    try:
+        experiment.full_clean()
+        for row in rows:
+            row.clean_fields(exclude=["experiment"])
+    except ValidationError as error:
+        raise ExperimentRefused(_faults(error)) from error
+    if not all(row.weight > 0 for row in rows):
+        raise ExperimentRefused("expected weights above 0")
+    with transaction.atomic():
+        experiment.save()
+        for row in rows:
+            row.experiment = experiment
+            row.save()
+        event(experiment, Kind.CREATED, actor, figures={arm.name: arm.policy_name for arm in rows})
+    return experiment
+
+
+def experiment_start(experiment: Experiment, *, actor: str) -> Experiment:
+    """Let it take units. Raises ExperimentRefused.
+
+    Its policies must have passed the gate to challenger at least, and no other experiment of the agent may run, unless
+    both are in one exclusion group with room left.
+    """
+    try:
+        return _start(experiment, actor)
+    except IntegrityError as error:
+        raise ExperimentRefused(
+            f"another experiment of {experiment.agent} was started at the same moment; look again"
+        ) from error
+
+
+def _start(experiment: Experiment, actor: str) -> Experiment:
+    with transaction.atomic():
+        current = _locked(experiment)
+        if current.status != Status.DRAFT:
+            raise ExperimentRefused(f"{current.name} is {current.status}; only a draft is started")
+        _check_arms(current)
+        start = _place(current)
+        current.status, current.started_at, current.group_start = Status.RUNNING, timezone.now(), start
+        current.save(update_fields=["status", "started_at", "group_start"])
+        event(current, Kind.STARTED, actor, figures={"ramp": current.ramp})
+    return current
+
+
+def _place(experiment: Experiment) -> float:
+    """Where its part of its group begins, in percent; 0 outside groups. Raises ExperimentRefused."""
+    others = list(Experiment.objects.filter(status=Status.RUNNING).exclude(pk=experiment.pk))
+    group, reserve = experiment.group, experiment.group_reserve
+    for other in others:
+        if other.agent == experiment.agent and not (group and other.group == group):
+            raise ExperimentRefused(
+                f"{other.name} is running for {experiment.agent}; stop it, or put both in one exclusion group"
+            )
+    if not group:
+        return 0.0
+    if experiment.ramp > reserve:
+        raise ExperimentRefused(
+            f"a ramp of {experiment.ramp} % is more than the {reserve} % reserved in its group"
+        )
+    taken = [(other.group_start, float(other.group_reserve)) for other in others if other.group == group]
+    place = group_place(taken, reserve)
+    if place is None:
+        raise ExperimentRefused(
+            f"exclusion group {group} has no {reserve} % of units left in one piece; "
+            f"{sum(percent for _, percent in taken):g} % are reserved"
+        )
+    return place
+
+
+def _check_arms(experiment: Experiment) -> None:
+    arms = list(experiment.arms.all())
+    if len(arms) < 2 or not any(arm.is_control for arm in arms):
+        raise ExperimentRefused(f"{experiment.name} needs a control and at least one other arm")
+    if idle := out_of_service(experiment):
+        raise ExperimentRefused(
+            f"{idle[0]} may not answer users yet: promote it with `manage.py policy promote {idle[0]} --to challenger`"
+        )
+    if experiment.allocation == Experiment.Allocation.THOMPSON and experiment.floor * len(arms) > 1:
+        raise ExperimentRefused(
+            f"a floor of {experiment.floor:g} for each of {len(arms)} arms is more than all"
+        )
+
+
+def experiment_ramp(experiment: Experiment, to: int, *, actor: str) -> Experiment:
+    """Take more units; those that are in stay in their arms. Raises ExperimentRefused."""
+    with transaction.atomic():
+        current = _locked(experiment)
+        if current.status == Status.STOPPED:
+            raise ExperimentRefused(f"{current.name} was stopped")
+        if to not in RAMP or to <= current.ramp:
+            steps = [str(step) for step in RAMP if step > current.ramp] or ["nothing more"]
+            raise ExperimentRefused(
+                f"{current.name} takes {current.ramp} % and can go on to {', '.join(steps)}, found {to!r}: "
+                "a smaller share would throw units out of their arms"
+            )
+        if current.group and to > current.group_reserve:
+            raise ExperimentRefused(f"{current.name} reserved {current.group_reserve} % of its group's units")
+        before, current.ramp = current.ramp, to
+        current.save(update_fields=["ramp"])
+        event(current, Kind.RAMPED, actor, figures={"from": before, "to": to})
+    return current
+
+
+def experiment_stop(
+    experiment: Experiment,
+    *,
+    actor: str,
+    reason: str,
+    kind: str = Kind.STOPPED,
+    figures: Mapping[str, Any] | None = None,
+) -> Experiment:
+    """End it: everybody gets the champion again. Raises ExperimentRefused."""
+    if not reason.strip():
+        raise ExperimentRefused("stopping an experiment needs a reason; it is kept on record")
+    with transaction.atomic():
+        current = _locked(experiment)
+        if current.status == Status.STOPPED:
+            raise ExperimentRefused(f"{current.name} was stopped already: {current.reason}")
+        now = timezone.now()
+        current.started_at = current.started_at or now  # a draft that was given up
+        current.status, current.ended_at, current.reason = Status.STOPPED, now, reason
+        current.save(update_fields=["status", "started_at", "ended_at", "reason"])
+        event(current, kind, actor, reason=reason, figures=figures)
+    return current
+
+
+def event(
+    experiment: Experiment,
+    kind: str,
+    actor: str,
+    *,
+    reason: str = "",
+    figures: Mapping[str, Any] | None = None,
+) -> ExperimentEvent:
+    """Keep what was done to an experiment."""
+    return ExperimentEvent.objects.create(
+        experiment=experiment, kind=kind, actor=actor, reason=reason, figures=dict(figures or {})
+    )
+
+
+def _locked(experiment: Experiment) -> Experiment:
+    Experiment.objects.select_for_update().get(pk=experiment.pk)
+    found: Experiment = _with_arms(Experiment.objects.filter(pk=experiment.pk)).get()
+    return found
+
+
+def _faults(error: ValidationError) -> str:
+    fields = getattr(error, "message_dict", None) or {"experiment": error.messages}
+    return "; ".join(f"{name}: {' '.join(said)}" for name, said in fields.items())
