@@ -295,9 +295,11 @@ DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM") or "ratchet@localhost"
 FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
 # Dotted path of a callable (decision id, policy name) -> its reward and its policy's page, as
 # feedback.decision_facts.DecisionFacts; empty: nothing is shown of them.
-FEEDBACK_DECISION_FACTS = ""
+FEEDBACK_DECISION_FACTS = "rl.decision_facts.facts_of"
 # Dotted path of a callable {agent: prompt hashes} -> the training snapshots that hold these prompts.
 FEEDBACK_SNAPSHOTS_CONTAINING = "rl.forgetting.snapshots_containing"
+# Dotted path of a callable (decision ids): removes what else is kept of them, in the same transaction.
+FEEDBACK_FORGET = "rl.forgetting.decisions_forget"
 
 # Seconds a process may go by what it read of API keys and of agents' settings: a revoked key ends within them.
 FEEDBACK_REMEMBER_S = 5.0
@@ -358,6 +360,8 @@ UNFOLD = {
                     _admin_link("Events", "history", "rl_policyevent"),
                     _admin_link("Evaluations", "balance", "rl_evaluation"),
                     _admin_link("Artefacts", "inventory_2", "rl_artifact"),
+                    _admin_link("Rewards", "paid", "rl_rewardrecord"),
+                    _admin_link("Reward settings", "payments", "rl_rewardsettings"),
                     _admin_link("Gate settings", "rule", "rl_gatesettings"),
                     _admin_link("Golden cases", "star", "rl_goldencase"),
                 ],

@@ -71,6 +71,8 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
             done.ratings += _remove(Rating.objects.filter(decision__in=chunk), dry_run)
             done.outcomes += _remove(Outcome.objects.filter(decision__in=chunk), dry_run)
             _remove(Lease.objects.filter(decision__in=chunk), dry_run)
+            if settings.FEEDBACK_FORGET and not dry_run:
+                import_string(settings.FEEDBACK_FORGET)(chunk)
             _remove(Decision.objects.filter(pk__in=chunk), dry_run)
         # after the decisions: those that are left are others'
         shared = _shared(traces, set(ids))

@@ -280,6 +280,20 @@ def response_facts(agent: str) -> Iterator[ResponseFact]:
     yield from map(ResponseFact._make, rows.iterator(chunk_size=CHUNK))
 
 
+def responses_without_verdict(ids: Sequence[uuid.UUID]) -> Iterator[ResponseFact]:
+    """Those of these decisions on which no thumb, stars or score stands."""
+    verdict = ~Q(thumb="") | Q(stars__isnull=False) | Q(score__isnull=False)
+    for start in range(0, len(ids), IDS):
+        rows = Decision.objects.filter(
+            ~Exists(ratings_standing().filter(verdict, decision=OuterRef("pk")).order_by()),
+            pk__in=ids[start : start + IDS],
+        ).annotate(has_state=ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField()))
+        facts = rows.order_by("pk").values_list(
+            "id", "prompt_hash", "response", "candidates", "tags", "metadata", "has_state"
+        )
+        yield from (ResponseFact(*row, judged=False) for row in facts.iterator(chunk_size=CHUNK))
+
+
 def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
     """The prompts and states of these decisions, in no particular order."""
     for start in range(0, len(ids), IDS):

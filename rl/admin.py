@@ -29,6 +29,8 @@ from rl.models import (
     LearnerSettings,
     Policy,
     PolicyEvent,
+    RewardRecord,
+    RewardSettings,
     RunMetric,
     Snapshot,
     TrainingRun,
@@ -365,3 +367,27 @@ class GoldenCaseAdmin(ModelAdmin):
     list_display = ["name", "agent", "active", "created_at"]
     list_filter = [ByAgent, "active"]
     search_fields = ["name", "agent"]
+
+
+@admin.register(RewardRecord)
+class RewardRecordAdmin(FactAdmin):
+    """Every reward that was ever calculated."""
+
+    list_display = ["decided", "agent", "raw", "immediate", "delayed", "strategic", "simulated", "created"]
+    list_filter = [ByAgent, "simulated"]
+    search_fields = ["=decision"]
+    ordering = ["-id"]
+    readonly_fields = ["created_at"]
+
+    @display(description="decision")
+    def decided(self, record: RewardRecord) -> SafeString:
+        address = reverse("decision", args=[record.decision])
+        return format_html('<a class="ratchet-link" href="{}">{}</a>', address, str(record.decision)[:8])
+
+
+@admin.register(RewardSettings)
+class RewardSettingsAdmin(ModelAdmin):
+    """How an agent's decisions are rewarded."""
+
+    list_display = ["agent", "immediate_weight", "delayed_weight", "strategic_weight"]
+    search_fields = ["agent"]

@@ -132,6 +132,21 @@ COMPONENTS: dict[str, Schema] = {
         },
         "additionalProperties": False,
     },
+    "RewardsAsked": {
+        "type": "object",
+        "properties": {
+            "agent": {"type": ["string", "null"], "description": "Of this agent alone"},
+            "limit": {"type": ["integer", "null"], "minimum": 1, "maximum": 2000, "default": 2000},
+        },
+        "additionalProperties": False,
+    },
+    "RewardsCalculated": _all_of(
+        {
+            "calculated": {**WHOLE, "description": "Decisions whose reward was worked out"},
+            "written": {**WHOLE, "description": "Those of them whose reward is new or another one now"},
+            "pending": {**WHOLE, "description": "Decisions that still wait"},
+        }
+    ),
     "OnlineStatus": _all_of(
         {
             "agent": TEXT,

@@ -6,6 +6,7 @@ from django.urls import path
 
 from rl.api import Policies, RunOne, TrainPolicy
 from rl.api_loop import Cancel, Online, Promote, Registry, Rollback, Runs
+from rl.api_rewards import CalculatePending
 
 urlpatterns = [
     path("policies/train_policy/<str:agent>", TrainPolicy.as_view(), name="api-train-policy"),
@@ -16,5 +17,6 @@ urlpatterns = [
     path("runs/", Runs.as_view(), name="api-runs"),
     path("runs/<int:pk>/cancel/", Cancel.as_view(), name="api-run-cancel"),
     path("online/<str:agent>/", Online.as_view(), name="api-online"),
+    path("training/calculate-pending", CalculatePending.as_view(), name="api-calculate-pending"),
     path("runs/<int:pk>/", RunOne.as_view(), name="api-run"),
 ]

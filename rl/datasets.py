@@ -22,9 +22,17 @@ from feedback import selectors
 from feedback.formats.records import FormatRefused
 from rl.dataset_stats import feedback_stats, pair_stats
 from rl.evidence import DatabaseEvidence, EvidenceSource, FileEvidence, Prompt
-from rl.examples import Example, ExampleSet, examples_from_evidence, examples_sampled, prompt_examples
+from rl.examples import (
+    REWARDED,
+    Example,
+    ExampleSet,
+    Rewarded,
+    examples_from_evidence,
+    examples_sampled,
+    prompt_examples,
+)
 from rl.models import Snapshot
-from rl.pairs import SOURCES, SPLITS, Completion, Pair, PairSet, pairs_from_evidence, sampled
+from rl.pairs import SOURCES, SPLITS, Completion, Evidence, Pair, PairSet, pairs_from_evidence, sampled
 from rl.recipes import DATASET_CONFIG, RecipeError
 
 logger = logging.getLogger("rl.datasets")
@@ -244,8 +252,16 @@ def _made(
             pass  # the prompts are known when all of it was read
         examples = prompt_examples(given.prompt_hashes())
     else:
-        examples = examples_from_evidence(evidence, kind)
+        examples = examples_from_evidence(_with_rewards(given, evidence, kind), kind)
     return examples if max_samples is None else examples_sampled(examples, max_samples)
+
+
+def _with_rewards(
+    given: EvidenceSource, evidence: Iterator[Evidence], kind: str
+) -> Iterator[Evidence | Rewarded]:
+    yield from evidence
+    if kind in REWARDED:
+        yield from given.rewarded()
 
 
 def _check_enough(

@@ -25,6 +25,8 @@ from feedback.formats.records import (
 from feedback.formats.simulation import ENTRY
 from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
+from rl.examples import Rewarded
+from rl.models import RewardRecord
 from rl.pairs import Compared, Completion, Corrected, Evidence, Judged, Listed, rating_value
 
 logger = logging.getLogger("rl.datasets")
@@ -66,6 +68,10 @@ class EvidenceSource(Protocol):
 
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
         """The prompts of these hashes."""
+        ...
+
+    def rewarded(self) -> Iterator[Rewarded]:
+        """Responses without a verdict whose outcomes say what they are worth; to be read after `evidence`."""
         ...
 
     def prompt_hashes(self) -> list[str]:
@@ -154,6 +160,24 @@ class DatabaseEvidence:
             response = responses[decision]
             valid = agent.is_valid(correction, states.get(decision))
             yield Corrected(response.prompt_hash, response.completion, correction, valid, simulated, tags)
+
+    def rewarded(self) -> Iterator[Rewarded]:
+        """As EvidenceSource: a decision counts where its reward knows more than what was known at once."""
+        known = RewardRecord.objects.filter(agent=self.agent, superseded_by__isnull=True, value__isnull=False)
+        known = known.exclude(delayed=None, strategic=None).order_by("decision")
+        earned: dict[uuid.UUID, tuple[float, bool]] = {
+            pk: (value, simulated)
+            for pk, value, simulated in known.values_list("decision", "value", "simulated")
+            if value is not None
+        }
+        for fact in selectors.responses_without_verdict(list(earned)):
+            value, simulated = earned[fact.id]
+            spokesman = (not fact.has_state, fact.id)
+            self._spokesmen[fact.prompt_hash] = min(
+                spokesman, self._spokesmen.get(fact.prompt_hash, spokesman)
+            )
+            completion = completion_stored(fact.response, fact.metadata)
+            yield Rewarded(fact.prompt_hash, completion, value, simulated, tuple(fact.tags))
 
     def _count(self, rater_kind: str) -> bool:
         simulated = rater_kind == SIMULATED
@@ -336,6 +360,9 @@ class FileEvidence:
 
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
         return {prompt_hash: self._prompts[prompt_hash] for prompt_hash in prompt_hashes}
+
+    def rewarded(self) -> Iterator[Rewarded]:
+        return iter(())  # a file tells of no rewards
 
     def prompt_hashes(self) -> list[str]:
         return list(self._prompts)

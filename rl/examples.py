@@ -41,13 +41,24 @@ EXAMPLE_REASONS: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Rewarded:
+    """What a response that nobody gave a verdict on earned by its outcomes; value in [0, 1]."""
+
+    prompt_hash: str
+    response: Completion
+    value: float
+    simulated: bool = False
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
     """One row of a dataset other than pairs; `content` is what its kind adds to the prompt."""
 
     prompt_hash: str
     content: Mapping[str, Any]
     source: str
-    """`ratings`, `correction` or `decision`."""
+    """`ratings`, `correction`, `reward` or `decision`."""
     votes: int
     split: Split
     tags: tuple[str, ...] = ()
@@ -74,25 +85,32 @@ class _Verdicts:
     """What was said of one response."""
 
     values: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    """What it earned where nobody gave a verdict; what people say goes before it."""
     corrections: int = 0
     simulated: bool = False
     tags: set[str] = field(default_factory=set)
 
     @property
     def mean(self) -> float:
-        return sum(sorted(self.values)) / len(self.values)
+        known = sorted(self.values or self.rewards)
+        return sum(known) / len(known)
 
+
+REWARDED = ("scores", "groups")
+"""Kinds in which the reward of a response stands in for a verdict."""
 
 Responses = dict[str, _Verdicts]
 """Completion key -> what was said of it."""
 
 
-def examples_from_evidence(evidence: Iterable[Evidence], kind: str) -> ExampleSet:
+def examples_from_evidence(evidence: Iterable[Evidence | Rewarded], kind: str) -> ExampleSet:
     """The rows of a kind: `labels`, `scores`, `corrections` or `groups`. Raises RecipeError for another.
 
     labels: {"completion", "label"}, true where the mean verdict on a response is above neutral. scores: {"completion",
     "score"}, the mean itself, in [0, 1]. corrections: {"completion"}, a valid correction, or a response whose mean
-    is at least GOOD. groups: {"completions", "rewards"}, the rated responses to one prompt and their means.
+    is at least GOOD. groups: {"completions", "rewards"}, the rated responses to one prompt and their means. For scores
+    and groups a response without a verdict counts by its reward, where evidence of one is given (Rewarded).
     """
     if kind not in BUILDERS:
         raise RecipeError(f"a dataset's kind is one of {', '.join(BUILDERS)}; found {kind!r}")
@@ -101,6 +119,9 @@ def examples_from_evidence(evidence: Iterable[Evidence], kind: str) -> ExampleSe
     for item in evidence:
         if isinstance(item, Judged):
             _note(prompts, item.prompt_hash, item.response, item).values.append(item.value)
+        elif isinstance(item, Rewarded):
+            if kind in REWARDED:
+                _note(prompts, item.prompt_hash, item.response, item).rewards.append(item.value)
         elif isinstance(item, Corrected) and kind == "corrections":
             if item.valid:
                 _note(prompts, item.prompt_hash, item.correction, item).corrections += 1
@@ -134,7 +155,7 @@ def examples_sampled(examples: ExampleSet, max_samples: int) -> ExampleSet:
 
 
 def _note(
-    prompts: dict[str, Responses], prompt_hash: str, response: Completion, item: Judged | Corrected
+    prompts: dict[str, Responses], prompt_hash: str, response: Completion, item: Judged | Corrected | Rewarded
 ) -> _Verdicts:
     verdicts = prompts.setdefault(prompt_hash, {}).setdefault(completion_key(response), _Verdicts())
     verdicts.simulated |= item.simulated
@@ -171,7 +192,10 @@ def _labels(prompt_hash: str, responses: Responses, left_out: Counter[str]) -> l
 def _scores(prompt_hash: str, responses: Responses, left_out: Counter[str]) -> list[Example]:
     return [
         _example(
-            prompt_hash, {"completion": completion_of(key), "score": round(verdicts.mean, 6)}, [verdicts]
+            prompt_hash,
+            {"completion": completion_of(key), "score": round(verdicts.mean, 6)},
+            [verdicts],
+            "ratings" if verdicts.values else "reward",
         )
         for key, verdicts in sorted(responses.items())
     ]
@@ -203,7 +227,8 @@ def _groups(prompt_hash: str, responses: Responses, left_out: Counter[str]) -> l
         left_out["same_reward"] += 1
         return []
     content = {"completions": [completion_of(key) for key in keys], "rewards": rewards}
-    return [_example(prompt_hash, content, responses.values())]
+    source = "ratings" if any(verdicts.values for verdicts in responses.values()) else "reward"
+    return [_example(prompt_hash, content, responses.values(), source)]
 
 
 BUILDERS: dict[str, Callable[[str, Responses, Counter[str]], list[Example]]] = {

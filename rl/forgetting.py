@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.datasets import DatasetRefused, snapshot_rows
-from rl.models import Policy, Snapshot
+from rl.models import Policy, RewardRecord, Snapshot
+
+
+def decisions_forget(decisions: Sequence[uuid.UUID]) -> None:
+    """Remove what is kept of decisions that are forgotten: their rewards, whose parts may quote them."""
+    gone = RewardRecord.objects.filter(decision__in=decisions)
+    gone._raw_delete(gone.db)  # a chain of records points to itself
 
 
 def snapshots_containing(prompts: Mapping[str, set[str]]) -> list[dict[str, Any]]:

@@ -16,6 +16,8 @@ from rl.learning_models import GateSettings as GateSettings
 from rl.learning_models import GoldenCase as GoldenCase
 from rl.learning_models import LearnerSettings as LearnerSettings
 from rl.learning_models import Learnt as Learnt
+from rl.reward_models import RewardRecord as RewardRecord
+from rl.reward_models import RewardSettings as RewardSettings
 
 
 class Snapshot(models.Model):

@@ -23,7 +23,7 @@ Completion: TypeAlias = str | list[dict[str, Any]]
 Split: TypeAlias = Literal["train", "eval", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "eval", "holdout")
 
-SOURCES = ("comparison", "correction", "ratings", "candidates", "decision")
+SOURCES = ("comparison", "correction", "ratings", "candidates", "reward", "decision")
 """What a row can come from, strongest evidence first; `decision` is a prompt that was asked, whatever was said of
 it."""
 

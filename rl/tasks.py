@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 from django.utils import timezone
@@ -9,6 +10,7 @@ from django.utils import timezone
 from rl import online
 from rl.jobs import run_folder, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
 from rl.models import TrainingRun
+from rl.reward_records import rewards_calculate
 from rl.workers import command_run
 
 logger = logging.getLogger("rl.tasks")
@@ -52,6 +54,11 @@ def follow_up(run_id: int) -> str:
 def tick() -> list[str]:
     """What the clock does, every so often: see `rl.online.tick`."""
     return online.tick()
+
+
+def rewards() -> dict[str, int]:
+    """Once a day: calculate the rewards that are pending."""
+    return dataclasses.asdict(rewards_calculate())
 
 
 def _fail(run: TrainingRun, status: int) -> None:

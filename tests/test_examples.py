@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl.examples import ExampleSet, examples_from_evidence, examples_sampled, prompt_examples
+from rl.examples import ExampleSet, Rewarded, examples_from_evidence, examples_sampled, prompt_examples
 from rl.pairs import Corrected, Judged, split_of
 from rl.recipes import RecipeError
 
@@ -63,6 +63,20 @@ def test_a_group_holds_the_rated_responses_of_one_prompt() -> None:
     groups = examples_from_evidence(EVIDENCE, "groups")
     assert contents(groups) == [{"completions": ["bad", "good", "split"], "rewards": [0.0, 0.875, 0.5]}]
     assert groups.left_out == {"single_response": 1}
+
+
+REWARDS = [Rewarded(TWO, "earned", 0.25, simulated=True), Rewarded(ONE, "bad", 1.0)]
+
+
+def test_a_reward_stands_in_where_nobody_gave_a_verdict() -> None:
+    scores = examples_from_evidence([*EVIDENCE, *REWARDS], "scores")
+    assert {"completion": "bad", "score": 0.0} in contents(scores)  # what people say goes before it
+    (row,) = (row for row in scores.rows if row.content["completion"] == "earned")
+    assert (row.content["score"], row.source, row.votes, row.simulated) == (0.25, "reward", 0, True)
+    groups = examples_from_evidence([*EVIDENCE, *REWARDS], "groups")
+    assert {"completions": ["earned", "only"], "rewards": [0.25, 1.0]} in contents(groups)
+    for kind in ("labels", "corrections"):
+        assert examples_from_evidence([*EVIDENCE, *REWARDS], kind) == examples_from_evidence(EVIDENCE, kind)
 
 
 def test_a_group_without_difference_teaches_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -25,6 +26,45 @@ class Scenario:
     key: str
     state: State
     tags: tuple[str, ...] = ()
+
+
+HORIZONS = ("immediate", "delayed", "strategic")
+"""What is known at once, what people and the app say later, what it led to in the end."""
+
+
+@dataclass(frozen=True)
+class OutcomeWorth:
+    """What a measured outcome says: the value worth all, the value worth nothing, straight in between, cut beyond."""
+
+    good: float
+    bad: float
+    horizon: str = "delayed"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.good) and math.isfinite(self.bad)) or self.good == self.bad:
+            raise ValueError(
+                f"good and bad must be two different numbers, found {self.good!r} and {self.bad!r}"
+            )
+        if self.horizon not in HORIZONS[1:]:
+            raise ValueError(f"an outcome's horizon is {' or '.join(HORIZONS[1:])}, found {self.horizon!r}")
+
+    def share(self, value: float) -> float:
+        """How good a value is, in [0, 1]."""
+        return min(1.0, max(0.0, (value - self.bad) / (self.good - self.bad)))
+
+
+@dataclass(frozen=True)
+class RewardFacts:
+    """What rewards an agent's decisions; an operator may set it otherwise."""
+
+    functions: Mapping[str, float] = field(default_factory=lambda: {"agent": 1.0, "tool_success": 1.0})
+    """Reward functions that speak at once, by name, with their weights."""
+    outcomes: Mapping[str, OutcomeWorth] = field(default_factory=dict)
+    """Outcome name -> what its value says; others are recorded and count for nothing."""
+    weights: Mapping[str, float] = field(
+        default_factory=lambda: {"immediate": 0.2, "delayed": 0.6, "strategic": 0.2}
+    )
+    """Weight of each of HORIZONS; one that is not known yet leaves its weight to the others."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +90,7 @@ class Agent:
     suggested_tags: tuple[str, ...] = field(default=())
     max_new_tokens: int = 48
     preview: str = "text"
+    rewarded: RewardFacts = field(default_factory=RewardFacts, compare=False)
 
     structured: ClassVar[bool] = False
     """True where a response must be JSON that `parse` accepts."""

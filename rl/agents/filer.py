@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import ChoiceAgent, Message, Scenario, State, state_text
+from rl.agents.base import (
+    ChoiceAgent,
+    Message,
+    OutcomeWorth,
+    RewardFacts,
+    Scenario,
+    State,
+    state_text,
+)
 
 # Two sensible ways to file anything: by what it is and when, or by whom it is from. Liked most first.
 BY_KIND = ("{Kind}s/{year}", "Archive {year}", "Office/{Kind}s")
@@ -142,6 +150,12 @@ AGENT = Filer(
     suggested_tags=("wrong partner", "wrong year", "too general", "hard to find again"),
     max_new_tokens=24,
     preview="folder",
+    rewarded=RewardFacts(
+        outcomes={
+            "file_moved_back": OutcomeWorth(good=0, bad=1),
+            "file_found_again": OutcomeWorth(good=1, bad=0, horizon="strategic"),
+        }
+    ),
     answer_key="folder",
     options_key="folders",
 )

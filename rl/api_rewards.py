@@ -1,0 +1,50 @@
+"""The REST endpoint of rewards: calculate those that are pending."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.errors import Refused
+from backend.rest.reading import object_in
+from backend.rest.schema import described, ref
+from backend.rest.views import ApiView
+from rl.api import agent_checked
+from rl.reward_records import RewardsRefused, rewards_calculate
+
+MOST = 2000
+"""Rewards calculated by one call: more would keep the caller, and a worker, waiting."""
+
+
+class CalculatePending(ApiView):
+    scopes = {"POST": "operate"}
+
+    @described(
+        "Calculate pending rewards",
+        {200: ("How many were calculated and how many still wait", ref("RewardsCalculated"))},
+        body=ref("RewardsAsked"),
+        refusals=(404,),
+        tag="rewards",
+        operation="rewards_calculate",
+        body_required=False,
+        description=f"At most {MOST:,} a call: call again while `pending` is above 0.",
+    )
+    def post(self, request: Request) -> Response:
+        facts = object_in(request.data, required=(), optional=("agent", "limit"))
+        agent, limit = facts.get("agent"), facts.get("limit")
+        if agent is not None and not isinstance(agent, str):
+            raise Refused("agent: expected a slug", fields={"agent": "expected a slug"})
+        if limit is None:
+            limit = MOST
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST:
+            fault = f"expected a whole number from 1 to {MOST}"
+            raise Refused(f"limit: {fault}", fields={"limit": fault})
+        try:
+            found = rewards_calculate(agent_checked(agent) if agent else None, limit=limit)
+        except RewardsRefused as refusal:
+            raise Refused(
+                str(refusal), code="not_found", status=404, fields={"agent": str(refusal)}
+            ) from refusal
+        return Response(dataclasses.asdict(found))

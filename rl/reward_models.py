@@ -1,0 +1,128 @@
+"""What decisions earned, as history, and what an operator wants of an agent's rewards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from feedback.selectors import SLUG_PATTERN
+from rl.agents.base import HORIZONS, RewardFacts
+from rl.rewards.horizons import outcomes_parsed, weights_checked
+from rl.rewards.named import RewardRefused, reward_named
+
+agent_slug = RegexValidator(SLUG_PATTERN)
+WEIGHTS = RewardFacts().weights
+
+
+def _within(name: str, low: float, high: float) -> Q:
+    return Q(**{f"{name}__isnull": True}) | Q(**{f"{name}__gte": low, f"{name}__lte": high})
+
+
+class RewardRecord(models.Model):
+    """What a decision earned by what was known of it then. Never changed: a later calculation supersedes it.
+
+    The decision is named by its id alone, as `feedback` forgets a unit without knowing of rewards.
+    """
+
+    decision = models.UUIDField(help_text="Id of the decision")
+    agent = models.CharField(max_length=64)
+    raw = models.FloatField(null=True, help_text="In [-2, 2]; empty where nothing spoke")
+    value = models.FloatField(null=True, help_text="The same in [0, 1]")
+    immediate = models.FloatField(null=True, help_text="What was known at once, in [-2, 2]")
+    delayed = models.FloatField(null=True, help_text="What people and the app said later, in [-2, 2]")
+    strategic = models.FloatField(null=True, help_text="What it led to, in [-2, 2]")
+    components = models.JSONField(help_text="Each horizon with its weight and its parts")
+    simulated = models.BooleanField(default=False, help_text="Whether a simulated rater had a say in it")
+    rows_said = models.PositiveIntegerField(
+        help_text="Rows of feedback on the decision that it was made from"
+    )
+    basis = models.CharField(max_length=64, help_text="SHA-256 of its numbers")
+    supersedes = models.OneToOneField(
+        "self", null=True, blank=True, on_delete=models.PROTECT, related_name="superseded_by"
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["decision", "-id"]), models.Index(fields=["agent", "raw"])]
+        constraints = [
+            # with the one-to-one `supersedes`, one unbroken chain per decision: two calculations at once add one row
+            models.UniqueConstraint(
+                fields=["decision"],
+                condition=Q(supersedes__isnull=True),
+                name="reward_one_first_per_decision",
+            ),
+            models.CheckConstraint(condition=_within("value", 0.0, 1.0), name="reward_value_in_0_1"),
+            *(
+                models.CheckConstraint(condition=_within(name, -2.0, 2.0), name=f"reward_{name}_in_2_2")
+                for name in ("raw", *HORIZONS)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.agent} {str(self.decision)[:8]}: {'nothing' if self.raw is None else f'{self.raw:+.2f}'}"
+        )
+
+
+class RewardSettings(models.Model):
+    """How one agent's decisions are rewarded. Without a row: what the agent's own file says."""
+
+    agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
+    immediate_weight = models.FloatField(default=WEIGHTS["immediate"], help_text="What is known at once")
+    delayed_weight = models.FloatField(default=WEIGHTS["delayed"], help_text="Ratings, comparisons, outcomes")
+    strategic_weight = models.FloatField(
+        default=WEIGHTS["strategic"], help_text="Tasks of the trace, strategic outcomes"
+    )
+    functions = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text='Reward functions that speak at once, with weights: {"agent": 1, "efficiency": 0.5}; '
+        "empty: the agent's own",
+    )
+    outcomes = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text='What outcomes say: {"ticket_reopened": {"good": 0, "bad": 1, "horizon": "delayed"}}; '
+        "added to the agent's own",
+    )
+
+    class Meta:
+        ordering = ["agent"]
+        verbose_name_plural = "reward settings"
+
+    def __str__(self) -> str:
+        return self.agent
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return {name: getattr(self, f"{name}_weight") for name in HORIZONS}
+
+    def clean(self) -> None:
+        faults: dict[str, Any] = {}
+        try:
+            if not any(weights_checked(self.weights).values()):
+                faults["delayed_weight"] = "at least one of the weights must be above 0"
+        except ValueError as error:
+            faults["delayed_weight"] = str(error)
+        try:
+            outcomes_parsed(self.outcomes)
+        except ValueError as error:
+            faults["outcomes"] = str(error)
+        if not isinstance(self.functions, dict):
+            faults["functions"] = 'expected {"name": weight}'
+        else:
+            for name, weight in self.functions.items():
+                try:
+                    reward_named(str(name), code_execution=True)
+                    if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not weight > 0:
+                        raise RewardRefused(f"the weight of {name} must be above 0, found {weight!r}")
+                except RewardRefused as error:
+                    faults["functions"] = str(error)
+        if faults:
+            raise ValidationError(faults)

@@ -1,0 +1,205 @@
+"""What decisions earned: calculated where it is missing or feedback has come since, kept as history, read back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.conf import settings
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+
+from feedback.models import Decision
+from feedback.said import Said, said_of, with_rows_said
+from feedback.selectors import IDS, RatingFact, agents_known, decisions_of
+from rl.agents import get_agent
+from rl.models import RewardRecord, RewardSettings
+from rl.pairs import rating_value
+from rl.rewards.base import RAW_LOW, RewardSample
+from rl.rewards.horizons import Known, Plan, Reward, outcomes_parsed, rewards_over_time
+from rl.rewards.named import reward_named
+
+AT_ONCE = 400
+"""Decisions rewarded together: their prompts and traces are in memory at the same time."""
+
+SIMULATED = "simulated"
+
+
+class RewardsRefused(ValueError):
+    """Rewards that cannot be calculated as asked; the message says why."""
+
+
+@dataclass(frozen=True)
+class Calculated:
+    """What a calculation came to."""
+
+    calculated: int
+    """Decisions that were looked at."""
+    written: int
+    """Records added: of decisions that had none, or whose reward is another one now."""
+    pending: int
+    """Decisions that still wait."""
+
+
+def reward_plan(agent: str) -> Plan:
+    """How an agent's decisions are rewarded: its own file, changed by its row of settings. Raises RewardsRefused."""
+    facts = get_agent(agent).rewarded
+    row = RewardSettings.objects.filter(agent=agent).first()
+    try:
+        if row is not None:
+            facts = replace(
+                facts,
+                functions=row.functions or facts.functions,
+                outcomes={**facts.outcomes, **outcomes_parsed(row.outcomes)},
+                weights=row.weights,
+            )
+        functions = [
+            reward_named(name, code_execution=settings.ENABLE_CODE_EXECUTION) for name in facts.functions
+        ]
+        return Plan(functions, replace(facts, functions=_by_name(functions, facts.functions)))
+    except ValueError as error:
+        raise RewardsRefused(f"rewards of agent {agent}: {error}") from error
+
+
+def _by_name(functions: Sequence[Any], weights: Mapping[str, float]) -> dict[str, float]:
+    return {f.name: weight for f, weight in zip(functions, weights.values(), strict=True)}
+
+
+def rewards_calculate(
+    agent: str | None = None,
+    *,
+    everything: bool = False,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calculated:
+    """Calculate the pending rewards of an agent, or of all agents; with `everything`, those already calculated too.
+
+    May be repeated at any time, and by two at once: the same reward again adds nothing. `limit` decisions at most.
+    Raises RewardsRefused for an agent that decided nothing.
+    """
+    known = agents_known()
+    if agent is not None and agent not in known:
+        raise RewardsRefused(
+            f"no decision of agent {agent!r} is recorded; known are {', '.join(known) or 'none yet'}"
+        )
+    agents = [agent] if agent else known
+    waiting = {
+        slug: list(
+            (decisions_of(slug) if everything else pending(slug)).order_by().values_list("pk", flat=True)
+        )
+        for slug in agents
+    }
+    total = sum(map(len, waiting.values()))
+    todo = total if limit is None else min(limit, total)
+    calculated = written = 0
+    for slug, ids in waiting.items():
+        plan = reward_plan(slug) if ids else None
+        for start in range(0, len(ids), AT_ONCE):
+            chunk = ids[start : start + min(AT_ONCE, todo - calculated)]
+            if not chunk:
+                break
+            assert plan is not None  # there are decisions
+            written += _write(slug, plan, chunk)
+            calculated += len(chunk)
+            if progress is not None:
+                progress(calculated, todo)
+    return Calculated(calculated, written, total - calculated)
+
+
+def pending(agent: str) -> QuerySet[Any]:
+    """Decisions without a reward, or on which something was said or measured since."""
+    newest = RewardRecord.objects.filter(decision=OuterRef("pk")).order_by("-id").values("rows_said")[:1]
+    found = with_rows_said(decisions_of(agent)).annotate(counted=Subquery(newest))
+    return found.filter(Q(counted=None) | ~Q(counted=F("rows_said")))
+
+
+def _write(agent: str, plan: Plan, ids: Sequence[uuid.UUID]) -> int:
+    """Calculate these decisions' rewards and add those that are news. Returns how many."""
+    rows = list(with_rows_said(Decision.objects.filter(pk__in=ids)).select_related("trace"))
+    said = said_of(ids)  # after the count: what arrives in between is counted next time
+    rewards = rewards_over_time(
+        plan, [sample_of(row) for row in rows], [known_of(said[row.pk]) for row in rows]
+    )
+    newest = records_newest(ids)
+    new = []
+    for row, reward in zip(rows, rewards, strict=True):
+        before = newest.get(row.pk)
+        if before is None or (before.basis, before.rows_said) != (reward.basis, row.rows_said):
+            new.append(_record(agent, row, reward, before))
+    RewardRecord.objects.bulk_create(new, ignore_conflicts=True)
+    return len(new)
+
+
+def _record(agent: str, row: Any, reward: Reward, before: RewardRecord | None) -> RewardRecord:
+    return RewardRecord(
+        decision=row.pk,
+        agent=agent,
+        raw=reward.raw,
+        value=reward.value,
+        **reward.horizons,
+        components=reward.components,
+        simulated=reward.simulated,
+        rows_said=row.rows_said,
+        basis=reward.basis,
+        supersedes=before,
+    )
+
+
+def sample_of(row: Decision) -> RewardSample:
+    """A decision as reward functions see it."""
+    metadata = row.metadata if isinstance(row.metadata, dict) else {}
+    facts: dict[str, Any] = {
+        name: metadata[name] for name in ("tests", "expected_output") if name in metadata
+    }
+    facts |= {"state": row.state, "candidates": row.candidates, "steps": row.trace.steps if row.trace else []}
+    if row.tokens_out is not None:
+        facts["tokens"] = row.tokens_out
+    return RewardSample(prompt=row.messages, response=row.response, agent=row.agent, facts=facts)
+
+
+def known_of(said: Said) -> Known:
+    """What was said of a decision, as numbers."""
+    verdicts = [(value, fact) for fact in said.ratings if (value := _verdict(fact)) is not None]
+    return Known(
+        verdicts=[value for value, _ in verdicts],
+        comparisons=[ended for ended, _ in said.comparisons],
+        outcomes=said.outcomes,
+        simulated=any(fact.rater_kind == SIMULATED for _, fact in verdicts)
+        or any(kind == SIMULATED for _, kind in said.comparisons),
+    )
+
+
+def _verdict(fact: RatingFact) -> float | None:
+    return rating_value(fact.thumb, fact.stars, fact.score)
+
+
+# --- Reading ------------------------------------------------------------------------------------------------
+
+
+def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
+    """Decision -> its newest record, of those that have one."""
+    found: dict[uuid.UUID, RewardRecord] = {}
+    for start in range(0, len(ids), IDS):
+        rows = RewardRecord.objects.filter(decision__in=ids[start : start + IDS], superseded_by__isnull=True)
+        found |= {row.decision: row for row in rows.order_by()}
+    return found
+
+
+def reward_history(decision: uuid.UUID) -> list[RewardRecord]:
+    """Every reward a decision ever had, newest first."""
+    return list(RewardRecord.objects.filter(decision=decision).order_by("-id"))
+
+
+def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[Decision]:
+    """Those of the decisions whose newest raw reward is known and at least this. Raises RewardsRefused outside
+    [-2, 2]."""
+    if not RAW_LOW <= least <= -RAW_LOW:
+        raise RewardsRefused(f"a raw reward lies in [-2, 2], found {least!r}")
+    newest = RewardRecord.objects.filter(decision=OuterRef("pk")).order_by("-id").values("raw")[:1]
+    return decisions.alias(reward_raw=Subquery(newest)).filter(reward_raw__gte=least)
+
+
+def raw_rewards(ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, float]:
+    """Decision -> its newest raw reward in [-2, 2], of those that have one."""
+    return {pk: row.raw for pk, row in records_newest(list(ids)).items() if row.raw is not None}

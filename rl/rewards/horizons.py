@@ -1,0 +1,175 @@
+"""A decision's reward over time: what is known at once, what people and the app say later, what it led to. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl.agents.base import HORIZONS, OutcomeWorth, RewardFacts
+from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, normalised
+from rl.rewards.engine import Component, RewardEngine, combined
+from rl.rewards.traces import TaskCompletionReward, share_to_raw
+
+PREFERENCES = {"preferred": 1.0, "not preferred": 0.0, "tie": 0.5, "both bad": 0.0}
+"""How a comparison ended for a decision -> what it says of it, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was said and measured of a decision so far."""
+
+    verdicts: Sequence[float] = ()
+    """Standing ratings, each in [0, 1]."""
+    comparisons: Sequence[str] = ()
+    """Standing comparisons as they ended for it, keys of PREFERENCES."""
+    outcomes: Mapping[str, float] = field(default_factory=dict)
+    """Outcome name -> newest value."""
+    simulated: bool = False
+    """Whether a simulated rater is among them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an agent's decisions are rewarded."""
+
+    functions: Sequence[RewardFunction]
+    """What speaks at once."""
+    facts: RewardFacts
+
+    def __post_init__(self) -> None:
+        weights = weights_checked(self.facts.weights)
+        if not any(weights.values()):
+            raise ValueError("at least one of the weights must be above 0")
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward with all its parts."""
+
+    raw: float | None
+    """In [-2, 2]; None where nothing spoke."""
+    horizons: Mapping[str, float | None]
+    """Each of HORIZONS -> its raw value, None where nothing of it is known."""
+    components: Mapping[str, Mapping[str, Any]]
+    """Each of HORIZONS -> {"raw", "weight", "parts": {name: {"raw", "weight", "detail"}}}."""
+    simulated: bool = False
+
+    @property
+    def value(self) -> float | None:
+        """In [0, 1]."""
+        return None if self.raw is None else normalised(self.raw)
+
+    @property
+    def basis(self) -> str:
+        """SHA-256 of every number in it, without the words that explain them: the same again is no news."""
+        numbers = [
+            [name, horizon["raw"], horizon["weight"]]
+            + [[part, found["raw"], found["weight"]] for part, found in sorted(horizon["parts"].items())]
+            for name, horizon in self.components.items()
+        ]
+        return hashlib.sha256(json.dumps([self.raw, self.simulated, numbers]).encode()).hexdigest()
+
+
+def weights_checked(weights: Mapping[str, float]) -> dict[str, float]:
+    """The weights of all HORIZONS, 0 where one is not named. Raises ValueError."""
+    unknown = set(weights) - set(HORIZONS)
+    if unknown:
+        raise ValueError(f"weights are of {', '.join(HORIZONS)}; found {', '.join(sorted(unknown))}")
+    for name, weight in weights.items():
+        if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"the weight of {name} must be at least 0, found {weight!r}")
+    return {name: float(weights.get(name, 0.0)) for name in HORIZONS}
+
+
+def outcomes_parsed(given: Any) -> dict[str, OutcomeWorth]:
+    """`{"ticket_reopened": {"good": 0, "bad": 1, "horizon": "delayed"}}` as an operator writes it. Raises
+    ValueError."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f'expected {{"outcome": {{"good": 0, "bad": 1}}}}, found {given!r:.80}')
+    found = {}
+    for name, worth in given.items():
+        if not isinstance(worth, Mapping) or not {"good", "bad"} <= set(worth) <= {"good", "bad", "horizon"}:
+            raise ValueError(
+                f'{name}: expected {{"good": 0, "bad": 1, "horizon": "delayed"}}, found {worth!r:.80}'
+            )
+        try:
+            found[str(name)] = OutcomeWorth(
+                **{**worth, "good": float(worth["good"]), "bad": float(worth["bad"])}
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from error
+    return found
+
+
+def rewards_over_time(plan: Plan, samples: Sequence[RewardSample], known: Sequence[Known]) -> list[Reward]:
+    """The rewards of decisions, in order.
+
+    immediate: the plan's functions by their weights. delayed: the mean of what ratings say on average, what
+    comparisons say on average, and each delayed outcome. strategic: the mean of the share of the trace's tasks that
+    were completed, and each strategic outcome. The whole is the weighted mean of the horizons that are known.
+    """
+    weights = weights_checked(plan.facts.weights)
+    at_once: list[dict[str, dict[str, Any]]] = [{} for _ in samples]
+    means: list[float | None] = [None] * len(samples)
+    if plan.functions:
+        engine = RewardEngine([Component(f, plan.facts.functions.get(f.name, 1.0)) for f in plan.functions])
+        for i, rewarded in enumerate(engine.reward(samples)):
+            at_once[i], means[i] = rewarded.components, rewarded.raw
+    completed = TaskCompletionReward().score(samples)
+    found = []
+    for i, said in enumerate(known):
+        later = _said(said) | _measured(said, plan.facts.outcomes, "delayed")
+        strategic = {"task_completion": _part(completed[i].raw, completed[i].detail)}
+        strategic |= _measured(said, plan.facts.outcomes, "strategic")
+        horizons = {"immediate": means[i], "delayed": _mean(later), "strategic": _mean(strategic)}
+        parts = {"immediate": at_once[i], "delayed": later, "strategic": strategic}
+        raw = combined(horizons, weights)
+        found.append(
+            Reward(
+                raw=None if raw is None else min(RAW_HIGH, max(RAW_LOW, raw)),
+                horizons=horizons,
+                components={
+                    name: {
+                        "raw": horizons[name],
+                        "weight": weights[name],
+                        "parts": {k: v for k, v in parts[name].items() if v["raw"] is not None},
+                    }
+                    for name in HORIZONS
+                },
+                simulated=said.simulated,
+            )
+        )
+    return found
+
+
+def _said(known: Known) -> dict[str, dict[str, Any]]:
+    parts = {}
+    for name, values in (
+        ("ratings", list(known.verdicts)),
+        ("comparisons", [PREFERENCES[ended] for ended in known.comparisons]),
+    ):
+        if values:
+            mean = math.fsum(values) / len(values)
+            parts[name] = _part(share_to_raw(mean), {"n": len(values), "mean": round(mean, 4)})
+    return parts
+
+
+def _measured(known: Known, worth: Mapping[str, OutcomeWorth], horizon: str) -> dict[str, dict[str, Any]]:
+    return {
+        name: _part(share_to_raw(says.share(known.outcomes[name])), {"measured": known.outcomes[name]})
+        for name, says in sorted(worth.items())
+        if says.horizon == horizon and name in known.outcomes
+    }
+
+
+def _part(raw: float | None, detail: Mapping[str, Any]) -> dict[str, Any]:
+    return {"raw": raw, "weight": 1.0, "detail": dict(detail)}
+
+
+def _mean(parts: Mapping[str, Mapping[str, Any]]) -> float | None:
+    known = [part["raw"] for part in parts.values() if part["raw"] is not None]
+    return math.fsum(known) / len(known) if known else None
