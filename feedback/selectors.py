@@ -319,6 +319,20 @@ def raters_by_prompt(agent: str, prompt_hashes: Sequence[str]) -> dict[str, set[
     return found
 
 
+def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> set[str]:
+    """Hashes of the prompts that these ratings and comparisons are about; of the `newest` of them alone."""
+    found: list[tuple[datetime, str]] = []
+    for start in range(0, len(ids), IDS):
+        asked = list(ids[start : start + IDS])
+        ratings = Rating.objects.filter(pk__in=asked).order_by()
+        comparisons = Comparison.objects.filter(pk__in=asked).order_by()
+        found += ratings.values_list("created_at", "decision__prompt_hash")
+        found += comparisons.values_list("created_at", "left__prompt_hash")
+    if newest is not None and len(found) > newest:
+        found = sorted(found, reverse=True)[:newest]
+    return {prompt for _, prompt in found}
+
+
 # --- History: everything ever said, for a file that loses nothing ------------------------------------------
 
 

@@ -34,6 +34,7 @@ from rl.examples import (
 from rl.models import Snapshot
 from rl.pairs import SOURCES, SPLITS, Completion, Evidence, Pair, PairSet, pairs_from_evidence, sampled
 from rl.recipes import DATASET_CONFIG, RecipeError
+from rl.replay import Replay
 
 logger = logging.getLogger("rl.datasets")
 
@@ -111,6 +112,7 @@ def prepare_training_dataset(
     max_samples: int | None = None,
     rating_margin: float | None = None,
     max_pairs_per_prompt: int | None = None,
+    replay: Replay | None = None,
     for_training: bool = True,
     dry_run: bool = False,
 ) -> Prepared:
@@ -123,6 +125,8 @@ def prepare_training_dataset(
     where `file_format` is "auto"), with its `ratings_file` where the format has two. Knobs left None are those of
     DATASET_CONFIG. max_samples draws that many pairs, always the same. The same feedback and knobs give the same
     file, byte for byte; a snapshot of that content is used again.
+
+    replay: train on the prompts with new feedback and a share of the others; without it, on all.
 
     for_training: refuse where no pair stands in the train split; an evaluation may be held out as a whole.
 
@@ -145,7 +149,13 @@ def prepare_training_dataset(
     left_out: Counter[str] = Counter()
     try:
         given = _source(agent, source, data_file, ratings_file, file_format)
-        pairs = _made(given, kind, left_out, max_samples, knobs)
+        pairs = _made(given, kind, left_out, knobs)
+        replayed = {}
+        if replay is not None:
+            salt = str(given.feedback_count)
+            pairs = replay.draw(pairs, salt)
+            replayed = {"replay": replay.query(salt, pairs.rows)}
+        pairs = _sampled(pairs, max_samples)
     except (RecipeError, FormatRefused) as error:
         raise DatasetRefused(str(error)) from error
     left_out.update(pairs.left_out)
@@ -155,7 +165,7 @@ def prepare_training_dataset(
         **(knobs if kind == "pairs" else {}),
         "max_samples": max_samples,
     }
-    query |= given.query()
+    query |= given.query() | replayed
     share = given.simulated_count / given.feedback_count if given.feedback_count else 0.0
 
     tally = _Tally()
@@ -240,20 +250,23 @@ def _source(
 
 
 def _made(
-    given: EvidenceSource, kind: str, left_out: Counter[str], max_samples: int | None, knobs: dict[str, Any]
+    given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any]
 ) -> PairSet | ExampleSet:
     """The rows of a kind from what is known, without their prompts."""
     evidence = given.evidence(left_out)
     if kind == Snapshot.Kind.PAIRS:
-        pairs = pairs_from_evidence(evidence, **knobs)
-        return pairs if max_samples is None else sampled(pairs, max_samples)
+        return pairs_from_evidence(evidence, **knobs)
     if kind == Snapshot.Kind.PROMPTS:
         for _ in evidence:
             pass  # the prompts are known when all of it was read
-        examples = prompt_examples(given.prompt_hashes())
-    else:
-        examples = examples_from_evidence(_with_rewards(given, evidence, kind), kind)
-    return examples if max_samples is None else examples_sampled(examples, max_samples)
+        return prompt_examples(given.prompt_hashes())
+    return examples_from_evidence(_with_rewards(given, evidence, kind), kind)
+
+
+def _sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:
+    if max_samples is None:
+        return rows
+    return sampled(rows, max_samples) if isinstance(rows, PairSet) else examples_sampled(rows, max_samples)
 
 
 def _with_rewards(

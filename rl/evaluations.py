@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 from feedback.selectors import raters_by_prompt
 from rl import registry
 from rl.agents import get_agent
-from rl.datasets import prepare_training_dataset, snapshot_rows
+from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
+from rl.gates import NEWER, OLDER
 from rl.models import Evaluation, GoldenCase, Policy, Snapshot
 from rl.runs import hardware_detect
 
 if TYPE_CHECKING:
     from rl.training.policy import LoadedPolicy
+
+
+logger = logging.getLogger("rl.evaluations")
 
 
 class EvaluationRefused(ValueError):
@@ -125,11 +130,14 @@ def _say_more(cases: list[dict[str, Any]], agent: str, rival: Policy | None) -> 
     raters = raters_by_prompt(agent, [case["prompt_hash"] for case in cases])
     known: set[str] = set()
     if rival is not None and rival.run is not None and rival.run.snapshot is not None:
-        known = {row["prompt_hash"] for row in snapshot_rows(rival.run.snapshot, "holdout")}
+        try:
+            known = {row["prompt_hash"] for row in snapshot_rows(rival.run.snapshot, "holdout")}
+        except DatasetRefused as refusal:
+            logger.warning("forgetting cannot be told from the rest: %s", refusal)
     for case in cases:
         case["raters"] = sorted(raters.get(case["prompt_hash"], ()))
         if known:
-            case["slices"].append("feedback:older" if case["prompt_hash"] in known else "feedback:newer")
+            case["slices"].append(OLDER if case["prompt_hash"] in known else NEWER)
 
 
 def _held_out(

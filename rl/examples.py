@@ -35,6 +35,7 @@ EXAMPLE_REASONS: dict[str, str] = {
     "single_response": "prompts with verdicts on one response only: a group needs two",
     "same_reward": "groups whose responses all have one mean verdict: nothing to tell apart",
     "no_verdict": "ratings without thumb, stars or score",
+    "not_replayed": "rows of older feedback that the replay share left for another time",
     "over_max_samples": "rows beyond the sample asked for",
 }
 """Why something made no row, and what its number counts."""

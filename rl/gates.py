@@ -20,6 +20,9 @@ from rl.statistics import Difference, mean_interval, paired_difference
 
 PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
 
+OLDER, NEWER = "feedback:older", "feedback:newer"
+"""Slices of held-out prompts: the champion's time knew their feedback already, or not."""
+
 CHALLENGER, CHAMPION = "challenger", "champion"
 """What a gate may open to. A champion must be better; a challenger must not be worse, as live traffic decides on."""
 
@@ -320,6 +323,8 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     slices: dict[str, list[Case]] = {}
     for case in evidence.cases:
         for name in case.slices:
+            if name == OLDER:
+                continue  # a rule of its own
             slices.setdefault(name, []).append(case)
     judged = {name: cases for name, cases in slices.items() if len(cases) >= bounds.min_slice}
     if not judged:
@@ -338,6 +343,30 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
             "slices", REFUSED, f"worse on slice {name}: {points(change)} over {n} prompts{others}", figures
         )
     return Verdict("slices", PASSED, f"none of {len(judged)} slices is worse", figures)
+
+
+def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """What the champion's time knew is still known: no loss beyond chance on held-out prompts with older feedback."""
+    known = [case for case in evidence.cases if OLDER in case.slices]
+    if len(known) < bounds.min_slice:
+        return Verdict(
+            "forgetting",
+            NOT_APPLICABLE,
+            f"{len(known)} held-out prompts have feedback that {evidence.against} knew, {bounds.min_slice} are asked",
+        )
+    both, wins, losses, neither = _table(known)
+    found = paired_difference(both, wins, losses, neither)
+    own, other = (both + wins) / len(known), (both + losses) / len(known)
+    figures = {
+        **found.as_dict(), "n": len(known), "accuracy": own, "against_accuracy": other, "p": _luck(losses, wins),
+    }  # fmt: skip
+    said = (
+        f"on {len(known)} prompts with older feedback {100 * own:.1f} % are right, {100 * other:.1f} % of "
+        f"{evidence.against}'s"
+    )
+    if losses > wins and _luck(losses, wins) <= 0.05:
+        return Verdict("forgetting", REFUSED, f"it forgot: {said}", figures)
+    return Verdict("forgetting", PASSED, said, figures)
 
 
 def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
@@ -390,6 +419,7 @@ RULES: tuple[Rule, ...] = (
     rule_valid,
     rule_kl,
     rule_slices,
+    rule_forgetting,
     rule_golden,
     rule_length,
     rule_off_policy,

@@ -1,4 +1,4 @@
-"""The knobs of online learning: the defaults with the operator's file over them."""
+"""The knobs of online learning: the defaults, with the operator's file and the agent's row in the admin over them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from django.conf import settings
 
+from rl.models import LearnerSettings
 from rl.recipes import ONLINE_LEARNING_CONFIG, RecipeError
 
 
@@ -17,3 +18,11 @@ def learner_config() -> dict[str, Any]:
             f"continuous_learning: no knob {unknown[0]!r}; there are {', '.join(ONLINE_LEARNING_CONFIG)}"
         )
     return {**ONLINE_LEARNING_CONFIG, **given}
+
+
+def learner_settings(agent: str) -> LearnerSettings:
+    """The agent's row, or one of the defaults that is not stored."""
+    stored = LearnerSettings.objects.filter(agent=agent).first()
+    if stored is not None:
+        return stored
+    return LearnerSettings(agent=agent, **{k: v for k, v in learner_config().items() if k != "tick_seconds"})

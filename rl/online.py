@@ -17,7 +17,7 @@ from feedback.services import decision_record, rating_submit
 from rl import jobs, registry
 from rl.buffer import buffer_size, feedback_take
 from rl.datasets import DatasetRefused, prepare_training_dataset
-from rl.learner_config import learner_config
+from rl.learner_config import learner_config, learner_settings
 from rl.methods import method_named
 from rl.models import LearnerSettings, TrainingRun
 from rl.recipes import DATASET_CONFIG
@@ -33,14 +33,6 @@ MAX_FOLLOW_UPS = 3
 
 class LearnerRefused(ValueError):
     """A retrain that cannot begin now; the message says why and when it can."""
-
-
-def learner_settings(agent: str) -> LearnerSettings:
-    """The agent's row, or one of the defaults that is not stored."""
-    stored = LearnerSettings.objects.filter(agent=agent).first()
-    if stored is not None:
-        return stored
-    return LearnerSettings(agent=agent, **{k: v for k, v in learner_config().items() if k != "tick_seconds"})
 
 
 def method_of(agent: str, wanted: str) -> str:
@@ -133,7 +125,8 @@ class OnlineLearner:
             raise LearnerRefused(
                 f"{self.agent}: {method} needs a person to name its rewards; set another method"
             )
-        order = jobs.TrainOrder(self.agent, method, actor=jobs.LEARNER)
+        knobs = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
+        order = jobs.TrainOrder(self.agent, method, knobs=knobs, actor=jobs.LEARNER)
         try:
             with transaction.atomic():
                 run = jobs.run_enqueue(order)

@@ -180,6 +180,7 @@ REASONS: dict[str, str] = {
     "single_response": "prompts with verdicts on one response only: nothing to compare it with",
     "over_cap": "train pairs beyond the most one prompt may give",
     "held_out_extra": "pairs of a held-out prompt beyond its one",
+    "not_replayed": "rows of older feedback that the replay share left for another time",
     "over_max_samples": "pairs beyond the sample asked for",
 }
 """Every reason something is left out for, and what its number counts."""

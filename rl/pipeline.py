@@ -16,9 +16,9 @@ from rl.datasets import DatasetRefused
 from rl.gates import WAITING, Sheet
 from rl.jobs import RunRefused, pulse
 from rl.judging import comparison_newest, rival_name
+from rl.learner_config import learner_settings
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.notices import notify
-from rl.online import learner_settings
 from rl.retention import policies_prune
 
 logger = logging.getLogger("rl.pipeline")

@@ -50,6 +50,9 @@ class Recipe:
     eval_steps: int = 0
     """Optimiser steps between evaluations on the eval split; 0 evaluates once, at the end."""
     seed: int = 42
+    replay_share: float = 1.0
+    """Share of the prompts with older feedback (learnt from by an earlier run) that are trained on again, in [0, 1];
+    1 trains on all there is."""
 
     def __post_init__(self) -> None:
         positive = (
@@ -71,6 +74,8 @@ class Recipe:
         for knob in ("warmup_ratio", "lora_dropout"):
             if not 0 <= getattr(self, knob) < 1:
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
+        if not 0 <= self.replay_share <= 1:
+            raise RecipeError(f"replay_share must be in [0, 1], found {self.replay_share!r}")
         if self.weight_decay < 0 or self.eval_steps < 0 or self.micro_tokens < 0:
             raise RecipeError("weight_decay, eval_steps and micro_tokens must not be negative")
         if self.max_steps == 0 or self.max_steps < -1:
@@ -143,8 +148,26 @@ DPO_LOSSES = (
 )
 
 
+BASE, CHAMPION = "base", "champion"
+
+
 @dataclass(frozen=True)
-class DPORecipe(Recipe):
+class AdapterRecipe(Recipe):
+    """Knobs of the methods that may go on from a policy there is."""
+
+    start_from: str = BASE
+    """`base` begins with a fresh adapter, `champion` with the weights of the agent's champion (the base where there is
+    none on this base model), a policy's name with that policy's. The reference stays the base model in each case, so
+    that generations cannot walk away from it unnoticed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.start_from:
+            raise RecipeError("start_from must be base, champion or the name of a policy, found nothing")
+
+
+@dataclass(frozen=True)
+class DPORecipe(AdapterRecipe):
     """Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290)."""
 
     beta: float = 0.1
@@ -208,7 +231,7 @@ DPO_CONFIG: dict[str, DPORecipe] = {
 
 
 @dataclass(frozen=True)
-class KTORecipe(Recipe):
+class KTORecipe(AdapterRecipe):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): single responses, good or bad."""
 
     beta: float = 0.1
@@ -252,7 +275,7 @@ KTO_CONFIG: dict[str, KTORecipe] = {
 
 
 @dataclass(frozen=True)
-class SFTRecipe(Recipe):
+class SFTRecipe(AdapterRecipe):
     """Supervised fine-tuning on what people wrote themselves or rated highly; the loss is on the response alone."""
 
 

@@ -77,12 +77,14 @@ def policy_get(name: str) -> Policy:
 def policy_register(
     run: TrainingRun, *, name: str, adapter: Path, adapter_sha256: str, feedback_count: int, actor: str
 ) -> Policy:
-    """Enter a finished run's adapter as a candidate, a child of the agent's champion."""
+    """Enter a finished run's adapter as a candidate: a child of the policy whose weights it began with, else of the
+    agent's champion, which it set out to beat."""
+    begun = Policy.objects.filter(name=run.recipe.get("start_from", "")).first()
     with transaction.atomic():
         policy = Policy.objects.create(
             name=name,
             agent=run.agent,
-            parent=champion_of(run.agent),
+            parent=begun or champion_of(run.agent),
             run=run,
             base_model=run.base_model,
             base_model_hash=run.base_model_hash,

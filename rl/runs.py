@@ -6,13 +6,15 @@ import hashlib
 import importlib
 import shutil
 import subprocess
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import transaction
 
-from feedback.selectors import agents_known
+from feedback.selectors import agents_known, prompts_of_feedback
 from rl import registry
 from rl.buffer import buffer_ids, feedback_note, feedback_take
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
@@ -29,10 +31,13 @@ from rl.jobs import (
     run_log,
     stop_signals,
 )
+from rl.learner_config import learner_settings
 from rl.methods import dataset_kind, method_named
 from rl.models import Policy, TrainingRun
-from rl.recipes import RECIPES, Recipe, RecipeError, recipe_named
+from rl.recipes import BASE, RECIPES, Recipe, RecipeError, recipe_named
+from rl.replay import Replay
 from rl.rewards.named import RewardRefused, rewards_named
+from rl.starting import start_located, start_settled
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
@@ -58,7 +63,7 @@ def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
     )
     if method_named(order.method).rewarded:
         rewards_located(recipe.reward)  # refused now rather than when the run has begun
-    return name, recipe
+    return name, start_settled(order, recipe)
 
 
 # --- Training -----------------------------------------------------------------------------------------------
@@ -68,7 +73,7 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
     """What `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe."""
     hardware = hardware_detect()
     config, recipe = recipe_for(order, hardware)
-    prepared = _prepare(order, recipe, dry_run=True)
+    prepared = _prepare(order, recipe, _new(order), dry_run=True)
     base_model = order.base_model or settings.RATCHET_BASE_MODEL
     expected = _named(method_named(order.method).estimate)(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
@@ -96,8 +101,8 @@ def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[s
     """
     hardware = hardware_detect()
     config, recipe = recipe_for(order, hardware)
-    new = buffer_ids(order.agent) if order.source == "db" else []
-    prepared = _prepare(order, recipe)
+    new = _new(order)
+    prepared = _prepare(order, recipe, new)
     run = TrainingRun.objects.create(
         agent=order.agent,
         method=order.method,
@@ -132,10 +137,11 @@ def _settle(run: TrainingRun) -> Hardware:
             run.config, recipe = recipe_for(order, hardware)
             run.recipe, run.seed = recipe.as_dict(), recipe.seed
             feedback_take(run)
-            run.snapshot = _prepare(order, recipe).snapshot
+            new = list(run.learnt.values_list("feedback", flat=True))
+            run.snapshot = _prepare(order, recipe, new).snapshot
             run.hardware, run.code_version = hardware.as_dict(), code_version()
             run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
-    except (DatasetRefused, RecipeError, RewardRefused, RunRefused) as refusal:
+    except (DatasetRefused, RecipeError, RewardRefused, RunRefused, registry.RegistryRefused) as refusal:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
@@ -151,8 +157,21 @@ def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor
     return _run_claimed(run, _settle(run), progress, actor=actor, resume=begun)
 
 
-def _prepare(order: TrainOrder, recipe: Recipe, *, dry_run: bool = False) -> Prepared:
+def _new(order: TrainOrder) -> list[uuid.UUID]:
+    """Feedback that a run of this order would learn from for the first time."""
+    return buffer_ids(order.agent) if order.source == "db" else []
+
+
+def _prepare(
+    order: TrainOrder, recipe: Recipe, new: Sequence[uuid.UUID], *, dry_run: bool = False
+) -> Prepared:
     objective = recipe.as_dict().get("objective")
+    replay = None
+    if recipe.replay_share < 1:
+        if order.source != "db":
+            raise RunRefused("replay_share is for the feedback recorded here; a file is trained on whole")
+        newest = learner_settings(order.agent).max_buffer_size
+        replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new, newest)))
     return prepare_training_dataset(
         order.agent,
         kind=dataset_kind(order.method, objective),
@@ -161,6 +180,7 @@ def _prepare(order: TrainOrder, recipe: Recipe, *, dry_run: bool = False) -> Pre
         ratings_file=order.ratings_file,
         min_samples=order.min_samples,
         max_samples=order.max_samples,
+        replay=replay,
         dry_run=dry_run,
     )
 
@@ -218,6 +238,8 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: RunListener, *, res
     recipe = type(RECIPES[run.method]["default"]).from_dict(run.recipe)
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"]))
+    if (start := recipe.as_dict().get("start_from", BASE)) != BASE:
+        recipe = recipe.with_knobs(start_from=start_located(start))
     trainer = _named(method.trainer)(
         recipe,
         run.base_model,

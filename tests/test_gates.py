@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from rl import gates
-from rl.gates import Answered, Case, Evidence, GateBounds, GateError, Golden, Verdict, gate_judge
+from rl.gates import (
+    NEWER,
+    OLDER,
+    Answered,
+    Case,
+    Evidence,
+    GateBounds,
+    GateError,
+    Golden,
+    Verdict,
+    gate_judge,
+)
 from rl.statistics import Difference
 from tests import gate_worlds
 from tests.gate_worlds import promoted_in_a_row, refused_by, sheets
@@ -108,6 +119,30 @@ def test_a_slice_that_lost_is_named() -> None:
 def test_a_small_slice_is_not_judged() -> None:
     found = evidence(cases(1, 0, 8, slices=("topic:b",)))
     assert verdict(gates.rule_slices, found).outcome == gates.NOT_APPLICABLE
+
+
+def aged(wins: int, losses: int) -> Evidence:
+    """Thirty older prompts, of which so many were won and lost, and forty newer ones, all won."""
+    older = [(True, False)] * wins + [(False, True)] * losses + [(True, True)] * (30 - wins - losses)
+    return Evidence(
+        "champion",
+        [Case(own, other, (OLDER,)) for own, other in older]
+        + [Case(True, False, (NEWER,)) for _ in range(40)],
+    )
+
+
+def test_what_the_champion_knew_must_not_be_forgotten() -> None:
+    sheet = gate_judge(aged(wins=1, losses=8), BOUNDS)
+    # 10 of 512 ways of nine fair coins show eight heads or more: 0.0195
+    assert sheet.reason == (
+        "it forgot: on 30 prompts with older feedback 73.3 % are right, 96.7 % of champion's"
+    )
+    assert gate_judge(aged(wins=1, losses=5), BOUNDS).passed  # 7 of 64: chance
+
+
+def test_forgetting_is_not_asked_where_nothing_is_older() -> None:
+    (found,) = [v for v in gate_judge(evidence(), BOUNDS).verdicts if v.rule == "forgetting"]
+    assert found.outcome == "not_applicable"
 
 
 def test_one_failing_golden_case_closes_the_gate() -> None:

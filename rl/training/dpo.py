@@ -16,12 +16,7 @@ from rl.training.encoding import EncodedPairs, EncodedResponse
 from rl.training.folder import folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
-from rl.training.policy import (
-    LoadedPolicy,
-    load_policy,
-    lora_config,
-    matmul,
-)
+from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.row_cache import RowCache
@@ -29,10 +24,12 @@ from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     common_arguments,
     failures_explained,
+    lora_begun,
     one_gpu,
     result_of,
     run_facts,
     special_tokens_settle,
+    weights_begin,
 )
 
 
@@ -174,9 +171,11 @@ class DPOTrainer:
             eval_dataset=dataset(held_out),
             processing_class=policy.tokenizer,
             data_collator=collator,
-            peft_config=lora_config(self.recipe, policy.model),
+            peft_config=lora_begun(self.recipe, policy),
         )
         trainer.settle(self, policy)
+        for note in weights_begin(self.recipe, trainer.model):
+            self._note(note)
         self._note(
             f"rows that share a prompt: {trainer.choice.rung}, because it {trainer.choice.reason}"
             if trainer.choice.rung != "stock"

@@ -18,7 +18,7 @@ from rl.training.folder import folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
 from rl.training.logps import causal_model
 from rl.training.pair_trainer import install_forward, reference_logps
-from rl.training.policy import LoadedPolicy, load_policy, lora_config, matmul
+from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.row_cache import RowCache
@@ -27,11 +27,13 @@ from rl.training.trl_runs import (
     OwnHouse,
     common_arguments,
     failures_explained,
+    lora_begun,
     one_gpu,
     result_of,
     run_facts,
     special_tokens_settle,
     trainer_settle,
+    weights_begin,
 )
 
 BALANCE = (1.0, 4.0 / 3.0)
@@ -133,9 +135,11 @@ class KTOTrainer:
                 train_dataset=self._dataset(policy, arguments, encoded),
                 eval_dataset=self._dataset(policy, arguments, held_out) if held_out else None,
                 processing_class=policy.tokenizer,
-                peft_config=lora_config(self.recipe, policy.model),
+                peft_config=lora_begun(self.recipe, policy),
             )
             trainer.settle(self, policy)
+            for note in weights_begin(self.recipe, trainer.model):
+                self._note(note)
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out else {}

@@ -485,7 +485,8 @@ def _try_four_bit(device: torch.device, compute: torch.dtype) -> None:
         raise RuntimeError("a 4-bit product gave values that are not finite")
 
 
-def _with_adapter(policy: LoadedPolicy, path: Path, facts: dict[str, Any], trainable: bool) -> Any:
+def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> None:
+    """Raises PolicyLoadError for an adapter of another base than the one that is loaded."""
     expected = facts.get("base_model_hash")
     if expected and expected != policy.base_model_hash:
         raise PolicyLoadError(
@@ -497,6 +498,10 @@ def _with_adapter(policy: LoadedPolicy, path: Path, facts: dict[str, Any], train
         policy.notes.append(
             f"{path.name} has no {FACTS}: whether it belongs to this base could not be checked"
         )
+
+
+def _with_adapter(policy: LoadedPolicy, path: Path, facts: dict[str, Any], trainable: bool) -> Any:
+    adapter_check(policy, path, facts)
     try:
         return PeftModel.from_pretrained(policy.model, path, is_trainable=trainable, use_safetensors=True)
     except (ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:

@@ -16,7 +16,7 @@ from rl.training.folder import folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
 from rl.training.logps import causal_model
 from rl.training.pair_trainer import install_forward
-from rl.training.policy import LoadedPolicy, load_policy, lora_config, matmul
+from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import head_check
@@ -24,11 +24,13 @@ from rl.training.trl_runs import (
     OwnHouse,
     common_arguments,
     failures_explained,
+    lora_begun,
     one_gpu,
     result_of,
     run_facts,
     special_tokens_settle,
     trainer_settle,
+    weights_begin,
 )
 
 
@@ -98,9 +100,11 @@ class SFTTrainer:
                 train_dataset=self._dataset(train),
                 eval_dataset=self._dataset(held_out) if held_out else None,
                 processing_class=policy.tokenizer,
-                peft_config=lora_config(self.recipe, policy.model),
+                peft_config=lora_begun(self.recipe, policy),
             )
             trainer.settle(self, policy)
+            for note in weights_begin(self.recipe, trainer.model):
+                self._note(note)
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out else {}

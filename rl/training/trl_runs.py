@@ -15,15 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, set_peft_model_state_dict
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import PrinterCallback
 
-from rl.recipes import Recipe
+from rl.recipes import BASE, AdapterRecipe, Recipe
 from rl.training.following import Follower, history_columns
 from rl.training.hardware import Hardware
-from rl.training.policy import LoadedPolicy, adapter_describe, adapter_save
+from rl.training.policy import (
+    ADAPTER_FILES,
+    LoadedPolicy,
+    PolicyLoadError,
+    adapter_check,
+    adapter_describe,
+    adapter_read,
+    adapter_save,
+    lora_config,
+)
 from rl.training.progress import TrainListener, checkpoint_seal
-from rl.training.result import TrainingFailed, TrainResult
+from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
 
@@ -83,6 +94,42 @@ def special_tokens_settle(policy: LoadedPolicy) -> None:
     """TRL and transformers would warn about, and then do, just this."""
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
         setattr(policy.model.config, name, getattr(policy.tokenizer, name))
+
+
+def lora_begun(recipe: AdapterRecipe, policy: LoadedPolicy) -> LoraConfig:
+    """The LoRA to train: the recipe's, or of the shape of the adapter it starts from.
+
+    Raises TrainingRefused for a folder that holds no adapter, or one of another base model.
+    """
+    if recipe.start_from == BASE:
+        return lora_config(recipe, policy.model)
+    folder = Path(recipe.start_from)
+    try:
+        adapter_check(policy, folder, adapter_read(folder))
+        config = LoraConfig.from_pretrained(str(folder))
+    except (PolicyLoadError, TypeError, ValueError) as error:
+        raise TrainingRefused(f"training cannot start from {folder}: {error}") from error
+    config.inference_mode, config.lora_dropout = False, recipe.lora_dropout
+    return config
+
+
+def weights_begin(recipe: AdapterRecipe, model: Any) -> list[str]:
+    """Put the weights of the adapter that training starts from into the fresh one; returns what to note.
+
+    Raises TrainingRefused where one does not fit.
+    """
+    if recipe.start_from == BASE:
+        return []
+    folder = Path(recipe.start_from)
+    given = load_file(folder / ADAPTER_FILES[1])
+    found = set_peft_model_state_dict(model, given)
+    unset = [name for name in found.missing_keys if "lora_" in name]
+    if found.unexpected_keys or unset:
+        raise TrainingRefused(
+            f"the adapter {folder} does not fit: {len(unset)} weights are not in it, {len(found.unexpected_keys)} are "
+            "too many; start from base instead"
+        )
+    return [f"starts from the weights of {folder.name}: {len(given)} matrices, its own LoRA rank"]
 
 
 def trainer_settle(trainer: Any, policy: LoadedPolicy, recipe: Recipe, listener: TrainListener) -> None:

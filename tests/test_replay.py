@@ -1,0 +1,247 @@
+"""A retrain that goes on from what is there: the champion's weights, and a share of the older feedback."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from safetensors.torch import load_file
+
+from feedback.models import Rating, prompt_hash
+from feedback.selectors import prompts_of_feedback
+from rl import registry, runs
+from rl.buffer import feedback_take
+from rl.datasets import prepare_training_dataset, snapshot_rows
+from rl.models import LearnerSettings, Policy, TrainingRun
+from rl.online import OnlineLearner
+from rl.pairs import Pair, PairSet
+from rl.recipes import DPORecipe, KTORecipe, RecipeError, SFTRecipe
+from rl.replay import Replay
+from rl.training.kto import KTOTrainer
+from rl.training.result import TrainingRefused
+from rl.training.sft import SFTTrainer
+from tests.test_datasets import feed, prompts_in, rate
+from tests.test_dpo import HARDWARE, a_trainer, some_pairs
+from tests.test_kto_sft import KTO, SFT, demonstrations, labels
+from tests.tiny import tiny_model
+
+# --- The draw -----------------------------------------------------------------------------------------------
+
+
+def rows(count: int, split: Any = "train") -> PairSet:
+    pairs = [
+        Pair(f"{number:064x}", "yes", "no", "ratings", 1.0, 1, split, (), False) for number in range(count)
+    ]
+    return PairSet(tuple(pairs), {})
+
+
+def test_every_prompt_with_new_feedback_is_trained_on() -> None:
+    new = frozenset(f"{number:064x}" for number in range(7))
+    assert [row.prompt_hash for row in Replay(0.0, new).draw(rows(50), "1").rows] == sorted(new)
+
+
+def test_a_share_of_the_others_is_drawn_and_the_rest_counted() -> None:
+    drawn = Replay(0.25, frozenset()).draw(rows(4000), "1")
+    # binomial with 4,000 and 1/4: 1,000 with a standard deviation of 27
+    assert 860 < len(drawn.rows) < 1140
+    assert drawn.left_out == {"not_replayed": 4000 - len(drawn.rows)}
+
+
+def test_another_retrain_draws_others_and_the_same_one_the_same() -> None:
+    replay = Replay(0.25, frozenset())
+    first, again, other = (replay.draw(rows(400), salt).rows for salt in ("480", "480", "580"))
+    assert first == again
+    assert set(first) != set(other)
+
+
+def test_held_out_rows_always_stay() -> None:
+    assert len(Replay(0.0, frozenset()).draw(rows(20, "holdout"), "1").rows) == 20
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_outside_0_to_1_is_no_recipe(share: float) -> None:
+    with pytest.raises(RecipeError, match="replay_share"):
+        DPORecipe(replay_share=share)
+
+
+# --- The snapshot -------------------------------------------------------------------------------------------
+
+
+def learnt() -> TrainingRun:
+    """A successful run that learnt from all feedback there is."""
+    run = TrainingRun.objects.create(agent="helper", method="dpo", status="queued", base_model="bundled")
+    feedback_take(run)
+    TrainingRun.objects.filter(pk=run.pk).update(status="succeeded", finished_at=timezone.now())
+    return run
+
+
+@pytest.mark.django_db
+def test_a_snapshot_says_what_was_replayed() -> None:
+    feed()
+    learnt()
+    old = set(prompts_in("train", 12))
+    fresh = [prompt for prompt in prompts_in("train", 15) if prompt not in old]
+    for prompt in fresh:
+        rate(prompt, "yes", "up")
+        rate(prompt, "no", "down")
+    order = runs.TrainOrder("helper", knobs={"replay_share": 0.5})
+    prepared = runs._prepare(order, DPORecipe(replay_share=0.5), runs._new(order))
+    assert prepared.snapshot is not None
+    train = [row["prompt"][0]["content"] for row in snapshot_rows(prepared.snapshot, "train")]
+    assert set(fresh) < set(train)
+    replayed = set(train) - set(fresh)
+    assert replayed < old
+    assert prepared.snapshot.query["replay"] == {
+        "share": 0.5, "salt": "40", "new_prompts": 3, "train_rows_new": 3, "train_rows_replayed": len(replayed),
+    }  # fmt: skip
+    assert prepared.left_out["not_replayed"] == 12 - len(replayed)
+    assert prepared.counts["holdout"] == 3
+
+
+@pytest.mark.django_db
+def test_all_feedback_is_the_dataset_of_a_whole_share() -> None:
+    feed()
+    order = runs.TrainOrder("helper")
+    whole = runs._prepare(order, DPORecipe(), runs._new(order))
+    assert whole.snapshot == prepare_training_dataset("helper").snapshot
+    assert "replay" not in whole.query
+
+
+@pytest.mark.django_db
+def test_beyond_the_buffers_size_feedback_counts_as_older() -> None:
+    feed(train=3, eval=0, holdout=0)
+    ids = list(Rating.objects.values_list("pk", flat=True))
+    newest = prompts_in("train", 3)[-1]
+    assert prompts_of_feedback(ids, newest=2) == {
+        prompt_hash("helper", [{"role": "user", "content": newest}])
+    }
+    assert len(prompts_of_feedback(ids)) == 3
+
+
+@pytest.mark.django_db
+def test_a_file_is_not_replayed(tmp_path: Path) -> None:
+    order = runs.TrainOrder("helper", source="file", data_file=tmp_path / "x.jsonl")
+    with pytest.raises(runs.RunRefused, match="a file is trained on whole"):
+        runs._prepare(order, DPORecipe(replay_share=0.5), [])
+
+
+# --- Whose weights ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("base"), "llama"))
+
+
+@pytest.fixture(scope="module")
+def adapter(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = dataclasses.replace(KTO, max_steps=3)
+    folder = tmp_path_factory.mktemp("begun")
+    return Path(KTOTrainer(recipe, base, output_dir=folder, hardware=HARDWARE).train(labels(16)).checkpoint)
+
+
+def still(recipe: Any, folder: Path) -> Any:
+    """The recipe from this adapter, with steps too small to move float32 weights, and another rank."""
+    return dataclasses.replace(
+        recipe, start_from=str(folder), learning_rate=1e-30, max_steps=1, lora_r=2, lora_alpha=2
+    )
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("method", ["dpo", "kto", "sft"])
+def test_training_begins_with_the_weights_it_starts_from(
+    base: str, adapter: Path, tmp_path: Path, method: str
+) -> None:
+    more: dict[str, Any] = {"output_dir": tmp_path, "hardware": HARDWARE}
+    if method == "dpo":
+        recipe = still(DPORecipe(batch_size=4, max_length=96), adapter)
+        result = a_trainer(base, tmp_path, recipe).train(some_pairs(8))
+        # the base model stays the reference: what the adapter already prefers shows in the first margin
+        assert abs(result.history["rewards/margins"][0]) > 1e-3
+    elif method == "kto":
+        result = KTOTrainer(still(KTO, adapter), base, **more).train(labels(8))
+    else:
+        result = SFTTrainer(still(SFT, adapter), base, **more).train(demonstrations(8))
+    before, after = (
+        load_file(Path(folder) / "adapter_model.safetensors") for folder in (adapter, result.checkpoint)
+    )
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
+    assert any("starts from the weights of" in note for note in result.notes)
+
+
+def test_an_adapter_of_another_base_is_refused(adapter: Path, tmp_path: Path) -> None:
+    other = str(tiny_model(tmp_path / "other", "llama", seed=1))
+    with pytest.raises(TrainingRefused, match="was trained on"):
+        SFTTrainer(still(SFT, adapter), other, output_dir=tmp_path / "run", hardware=HARDWARE).train(
+            demonstrations(4)
+        )
+
+
+def champion(home: Path, base_model: str = "bundled") -> Policy:
+    run = TrainingRun.objects.create(agent="helper", method="dpo", status="succeeded", base_model=base_model,
+                                     finished_at=timezone.now())  # fmt: skip
+    folder = home / "policies" / "helper" / "helper-v1"
+    folder.mkdir(parents=True)
+    policy = registry.policy_register(
+        run, name="helper-v1", adapter=folder, adapter_sha256="a" * 64, feedback_count=1, actor="test"
+    )
+    return registry.policy_promote(policy, actor="test", reason="the first", force=True)
+
+
+def settled(wanted: str, **facts: Any) -> Any:
+    order = runs.TrainOrder("helper", config="cpu", knobs={"start_from": wanted}, **facts)
+    return runs.recipe_for(order, HARDWARE)[1].as_dict()["start_from"]
+
+
+@pytest.mark.django_db
+def test_champion_stands_for_the_one_there_is(ratchet_home: Path) -> None:
+    assert settled("champion") == "base"
+    champion(ratchet_home)
+    assert settled("champion") == "helper-v1"
+    assert settled("champion", base_model="another") == "base"
+
+
+@pytest.mark.django_db
+def test_a_policy_that_cannot_be_started_from_is_refused(ratchet_home: Path) -> None:
+    policy = champion(ratchet_home)
+    with pytest.raises(runs.RunRefused, match="is an adapter for bundled"):
+        settled("helper-v1", base_model="another")
+    shutil.rmtree(ratchet_home / policy.adapter_path)
+    with pytest.raises(runs.RunRefused, match="its files are gone"):
+        settled("helper-v1")
+    with pytest.raises(registry.RegistryRefused, match="no policy is named"):
+        settled("helper-v99")
+
+
+@pytest.mark.django_db
+def test_the_one_started_from_is_the_parent(ratchet_home: Path) -> None:
+    begun = champion(ratchet_home)
+    run = TrainingRun.objects.create(agent="helper", method="dpo", base_model="bundled",
+                                     recipe={"start_from": begun.name})  # fmt: skip
+    registry.policy_retire(begun, actor="test")
+    child = registry.policy_register(
+        run, name="helper-v2", adapter=ratchet_home, adapter_sha256="b" * 64, feedback_count=2, actor="test"
+    )
+    assert child.parent == begun
+
+
+@pytest.mark.django_db
+def test_the_learner_asks_for_what_its_settings_say(settings: Any) -> None:
+    settings.ENABLE_ONLINE_LEARNING = True
+    feed()
+    LearnerSettings.objects.create(
+        agent="helper", min_samples_to_retrain=5, start_from="champion", replay_share=0.25
+    )
+    run = OnlineLearner("helper").trigger_retrain()
+    assert run.recipe == {"start_from": "champion", "replay_share": 0.25}
+
+
+def test_the_knob_is_of_the_methods_that_train_an_adapter_alone() -> None:
+    assert SFTRecipe().start_from == KTORecipe().start_from == "base"
+    with pytest.raises(RecipeError, match="base, champion or the name"):
+        DPORecipe(start_from="")
