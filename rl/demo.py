@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from rl import evaluations, exports, runs, simulation
 from rl.agents import AGENTS
+from rl.serving.base import Ask
 from rl.serving.llama import LlamaPolicy
 
 AGENT = "widgets"
@@ -82,7 +83,7 @@ def _answer(gguf: Path) -> dict[str, Any]:
     agent = AGENTS[AGENT]
     scenario = agent.scenarios()[-1]
     with LlamaPolicy(gguf) as policy:
-        answer = policy.answer(agent.render(scenario.state), max_tokens=agent.max_new_tokens)
+        answer = policy.answer(Ask(agent.render(scenario.state), agent.max_new_tokens))
     valid = agent.is_valid(answer.text, scenario.state)
     return {
         "state": dict(scenario.state),

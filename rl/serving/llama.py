@@ -1,68 +1,246 @@
-"""Answer with a GGUF file in this process, through llama.cpp. No torch."""
+"""Answer, and score answers, with a GGUF base and its adapters in this process, through llama.cpp. No torch."""
 
 from __future__ import annotations
 
+import codecs
+import ctypes
+import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rl.agents.base import Message
+import numpy as np
+import numpy.typing as npt
 
+from rl.serving.base import (
+    Answer,
+    Ask,
+    BackendFailed,
+    BackendUnable,
+    ChatMessage,
+    Piece,
+    ServingRefused,
+)
+from rl.serving.llama_context import FloatArray, LlamaContext, grammar_sampler
 
-class ServingRefused(ValueError):
-    """A model file that is missing or that llama.cpp cannot read."""
+MAX_TOKENS = 512
+"""Of an answer, where the question names no limit."""
+MAX_SCHEMA = 32_768
+"""Characters of a JSON schema: a grammar grows with it."""
 
+HARMLESS = {
+    "user",
+    "metadata",
+    "store",
+    "parallel_tool_calls",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+}
+"""Fields of a request that say nothing about the answer's text."""
+NEUTRAL: dict[str, Any] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logprobs": False,
+    "n": 1,
+    "tool_choice": "none",
+}
+"""Fields that this backend cannot do, with the value at which there is nothing to do."""
 
-@dataclass(frozen=True)
-class Answer:
-    """One answer, and what it took."""
-
-    text: str
-    tokens_in: int
-    tokens_out: int
-    latency_ms: float
+_PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
 
 
 class LlamaPolicy:
-    """One GGUF file, loaded once; answers chat prompts through its own chat template. Use as a context manager."""
+    """One GGUF base, loaded once, and any number of LoRA adapters on it. Use as a context manager.
+
+    Not thread-safe: one question at a time.
+    """
 
     def __init__(self, path: Path, *, context: int = 2048, threads: int | None = None) -> None:
-        from llama_cpp import Llama
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-        if not path.is_file():
-            raise ServingRefused(
-                f"expected a GGUF file at {path}, found none; make one with `manage.py export_model`"
-            )
+        self.context = LlamaContext(path, context=context, threads=threads)
+        model = self.context.model
+        template = model.metadata().get("tokenizer.chat_template")
+        if not template:
+            self.context.close()
+            raise ServingRefused(f"expected a chat template in {path}, found none; export the model again")
+        bos, eos = (
+            model.token_get_text(t) if t != -1 else "" for t in (model.token_bos(), model.token_eos())
+        )
+        self._template = Jinja2ChatFormatter(template, eos, bos)
+        self._template_open = Jinja2ChatFormatter(template, eos, bos, add_generation_prompt=False)
+        self._ends = self._turn_end()
+
+    # --- Text and tokens ----------------------------------------------------------------------------------
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt as text, through the model's own chat template. Raises ServingRefused where that refuses."""
+        plain = [_plain(message) for message in messages]
         try:
-            self._llama = Llama(str(path), n_ctx=context, n_threads=threads, verbose=False)
-        except ValueError as error:
-            raise ServingRefused(f"llama.cpp cannot read {path}: {error}") from error
+            return str(self._template(messages=plain).prompt)
+        except Exception as error:
+            # a template may raise anything; some know no system turn, and take it as part of the user's
+            if len(plain) > 1 and plain[0]["role"] == "system":
+                first = {**plain[1], "content": f"{plain[0]['content']}\n\n{plain[1]['content']}"}
+                try:
+                    return str(self._template(messages=[first, *plain[2:]]).prompt)
+                except Exception:  # noqa: S110  # the first reason is the one to tell
+                    pass
+            raise ServingRefused(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+    def tokens(self, text: str) -> list[int]:
+        found: list[int] = self.context.model.tokenize(text.encode(), False, True)
+        return found
+
+    def _turn_end(self) -> int:
+        """The token with which the template ends an assistant's turn, else the model's end of text."""
+        model, lib = self.context.model, self.context._lib
+        try:
+            text = str(self._template_open(messages=_PROBE).prompt)
+        except Exception:
+            text = ""  # a template that takes no such conversation says nothing of how a turn ends
+        _, found, tail = text.rpartition(_PROBE[1]["content"])
+        for token in self.tokens(tail) if found else ():
+            if lib.llama_vocab_is_control(model.vocab, token) or lib.llama_vocab_is_eog(model.vocab, token):
+                return token
+        return int(model.token_eos())
+
+    def _ends_turn(self, token: int) -> bool:
+        return token == self._ends or bool(
+            self.context._lib.llama_vocab_is_eog(self.context.model.vocab, token)
+        )
+
+    def _piece(self, token: int) -> bytes:
+        lib, vocab = self.context._lib, self.context.model.vocab
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = lib.llama_token_to_piece(vocab, token, buffer, size, 0, False)
+            if length >= 0:
+                return buffer.raw[:length]
+            size = -length
+
+    # --- Answering ----------------------------------------------------------------------------------------
 
     def answer(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.0,
-        response_schema: dict[str, Any] | None = None,
+        self, ask: Ask, adapter: Path | None = None, *, scale: float = 1.0, deadline: float | None = None
     ) -> Answer:
-        """Answer a prompt; with a JSON schema, decoding is constrained to it."""
+        """Answer a question under an adapter, or under the base. deadline: of time.monotonic().
+
+        Raises ServingRefused, BackendUnable, BackendFailed.
+        """
         started = time.perf_counter()
-        completion: Any = self._llama.create_chat_completion(
-            messages=[dict(message) for message in messages],
-            max_tokens=max_tokens,
-            temperature=temperature,
-            response_format={"type": "json_object", "schema": response_schema} if response_schema else None,
-        )
+        pieces = list(self.stream(ask, adapter, scale=scale, deadline=deadline))
+        last = pieces[-1]
         return Answer(
-            text=completion["choices"][0]["message"]["content"] or "",
-            tokens_in=completion["usage"]["prompt_tokens"],
-            tokens_out=completion["usage"]["completion_tokens"],
+            text="".join(piece.text for piece in pieces),
+            tokens_in=last.tokens_in,
+            tokens_out=last.tokens_out,
             latency_ms=1000 * (time.perf_counter() - started),
+            finish_reason=last.finish_reason or "stop",
+            log_probability=last.log_probability,
         )
+
+    def stream(
+        self, ask: Ask, adapter: Path | None = None, *, scale: float = 1.0, deadline: float | None = None
+    ) -> Iterator[Piece]:
+        """The answer piece by piece; the last piece has the finish reason and the counts."""
+        ask_check(ask)
+        schema = ask.response_schema
+        grammar = nullcontext() if schema is None else grammar_sampler(self.context, schema_grammar(schema))
+        prompt = self.tokens(self.render(ask.messages))
+        limit = min(ask.max_tokens or MAX_TOKENS, max(self.context.context - len(prompt), 1))
+        random = np.random.default_rng(ask.seed)
+        text = _Text(ask.stop)
+        logp, count, reason = 0.0, 0, "length"
+        with grammar as mask:
+            self.context.use(adapter, scale)
+            kept, logits = self.context.prompt(prompt)
+            while count < limit:
+                token, nats = self._draw(logits, ask, random, mask)
+                logp += nats
+                count += 1
+                if self._ends_turn(token):
+                    reason = "stop"
+                    break
+                if found := text.add(self._piece(token)):
+                    yield Piece(found)
+                if text.stopped:
+                    reason = "stop"
+                    break
+                if deadline is not None and time.monotonic() > deadline:
+                    raise BackendFailed(f"no answer in time: {count} tokens were written", kind="timeout")
+                if count < limit:
+                    logits = self.context.append(kept, [token])
+        yield Piece(text.rest(), (), reason, len(prompt), count, logp)
+
+    def _draw(
+        self, logits: FloatArray, ask: Ask, random: np.random.Generator, mask: Any
+    ) -> tuple[int, float]:
+        """A token and the log-probability with which it was drawn, in nats."""
+        if mask is not None:
+            logits = self._masked(logits, mask)
+        if ask.temperature <= 0:
+            token, nats = int(logits.argmax()), 0.0
+        else:
+            shares = _nucleus(_softmax(logits / ask.temperature), ask.top_p)
+            token = int(random.choice(len(shares), p=shares))
+            nats = float(np.log(shares[token]))
+        if mask is not None:
+            self.context._lib.llama_sampler_accept(mask, token)
+        return token, nats
+
+    def _masked(self, logits: FloatArray, mask: Any) -> FloatArray:
+        """Logits with every token that the grammar does not take at minus infinity."""
+        data = np.empty(len(logits), dtype=_TOKEN_DATA)
+        data["id"], data["logit"], data["p"] = np.arange(len(logits)), logits, 0
+        lib = self.context._lib
+        pointer = data.ctypes.data_as(lib.llama_token_data_p)
+        array = lib.llama_token_data_array(data=pointer, size=len(logits), sorted=False)
+        lib.llama_sampler_apply(mask, ctypes.byref(array))
+        found: FloatArray = data["logit"].copy()
+        if not np.isfinite(found).any():
+            raise ServingRefused("this model's tokens cannot write what the JSON schema asks for")
+        return found
+
+    # --- Scoring ------------------------------------------------------------------------------------------
+
+    def log_probabilities(
+        self,
+        messages: Sequence[ChatMessage],
+        responses: Sequence[str],
+        adapter: Path | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> list[float]:
+        """log p(response, turn end | messages) of each response, in nats; the prompt is computed once.
+
+        As `rl.training.scoring.score_responses`: the sum over the response's tokens and the one that ends the turn.
+        """
+        text = self.render(messages)
+        prompt = self.tokens(text)
+        tails = []
+        for response in responses:
+            joint = self.tokens(text + response)
+            # a token that straddles the border would not be what the model is asked to go on from
+            alone = joint[len(prompt) :] if joint[: len(prompt)] == prompt else self.tokens(response)
+            tails.append([*alone, self._ends])
+        self.context.use(adapter, scale)
+        kept, logits = self.context.prompt(prompt)
+        first = _log_softmax(logits)
+        totals = [float(first[tail[0]]) for tail in tails]
+        for number, position, after in self.context.branches(kept, [tail[:-1] for tail in tails]):
+            totals[number] += float(_log_softmax(after)[tails[number][position + 1]])
+        return totals
+
+    def close(self) -> None:
+        self.context.close()
 
     def __enter__(self) -> Self:
         return self
@@ -70,4 +248,109 @@ class LlamaPolicy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._llama.close()
+        self.close()
+
+
+_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)], align=True)
+
+
+def ask_check(ask: Ask) -> None:
+    """Raises BackendUnable where a question asks for more than text from text."""
+    for name, value in ask.extra.items():
+        if name not in HARMLESS and value is not None and value != NEUTRAL.get(name):
+            raise BackendUnable(
+                f"{name}: llama.cpp in process cannot do this; name an OpenAI-compatible server in SERVING_BACKENDS",
+                param=name,
+                code="unsupported",
+            )
+
+
+def schema_grammar(schema: Mapping[str, Any]) -> str:
+    """A JSON schema as llama.cpp's grammar; {} is any JSON object. Raises ServingRefused."""
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    text = json.dumps(schema or {"type": "object"})
+    if len(text) > MAX_SCHEMA:
+        raise ServingRefused(
+            f"expected a JSON schema of at most {MAX_SCHEMA:,} characters, found {len(text):,}",
+            param="response_format",
+        )
+    try:
+        return str(json_schema_to_gbnf(text))
+    except Exception as error:
+        # the converter asserts, looks up and recurses; whatever it stumbles on is in the schema
+        raise ServingRefused(
+            f"this JSON schema cannot constrain decoding: {error or type(error).__name__}",
+            param="response_format",
+        ) from error
+
+
+def _plain(message: ChatMessage) -> dict[str, str]:
+    """A message as a chat template takes it: role and one text."""
+    if message.get("tool_calls") or message.get("tool_call_id"):
+        raise BackendUnable(
+            "messages: llama.cpp in process has no tools; name an OpenAI-compatible server in SERVING_BACKENDS",
+            param="messages",
+            code="unsupported",
+        )
+    content = message.get("content")
+    if isinstance(content, list):
+        if any(part.get("type") != "text" for part in content):
+            raise BackendUnable(
+                "messages: llama.cpp in process reads text alone", param="messages", code="unsupported"
+            )
+        content = "".join(part["text"] for part in content)
+    role = str(message["role"])
+    return {"role": "system" if role == "developer" else role, "content": content or ""}
+
+
+class _Text:
+    """Bytes of tokens as text, whole characters only, held back where a stop text may have begun."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = [text for text in stop if text]
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped = False
+
+    def add(self, piece: bytes) -> str:
+        """What can be shown now."""
+        self._held += self._decoder.decode(piece)
+        if not self._stop:
+            shown, self._held = self._held, ""
+            return shown
+        found = min((at for text in self._stop if (at := self._held.find(text)) >= 0), default=-1)
+        if found >= 0:
+            self.stopped = True
+            shown, self._held = self._held[:found], ""
+            return shown
+        safe = len(self._held) - max(len(text) for text in self._stop) + 1
+        shown, self._held = self._held[: max(safe, 0)], self._held[max(safe, 0) :]
+        return shown
+
+    def rest(self) -> str:
+        return "" if self.stopped else self._held + self._decoder.decode(b"", final=True)
+
+
+def _softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    shifted = np.exp(logits.astype(np.float64) - logits.max())
+    found: npt.NDArray[np.float64] = shifted / shifted.sum()
+    return found
+
+
+def _log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - float(logits.max())
+    found: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return found
+
+
+def _nucleus(shares: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.float64]:
+    """The smallest set of likeliest tokens whose shares reach top_p (Holtzman et al. 2020), as shares of 1."""
+    if top_p >= 1:
+        return shares
+    order = np.argsort(-shares, kind="stable")
+    inside = order[: int(np.searchsorted(np.cumsum(shares[order]), top_p)) + 1]
+    kept = np.zeros_like(shares)
+    kept[inside] = shares[inside]
+    found: npt.NDArray[np.float64] = kept / kept.sum()
+    return found

@@ -1,0 +1,109 @@
+"""What every way of answering has in common: the question, the answer, and the ways of not answering."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+ChatMessage = Mapping[str, Any]
+"""One chat turn as OpenAI has it: role, and content that is a text, a list of parts, or null beside tool calls."""
+
+BASE = "base"
+"""Names the base model wherever a policy's name could stand."""
+
+
+class ServingRefused(ValueError):
+    """A question that no retry will get answered: the caller has to change it."""
+
+    def __init__(self, message: str, *, param: str = "", code: str = "invalid") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class BackendUnable(ServingRefused):
+    """This backend cannot do what is asked (tools, pictures, log-probabilities); another one may."""
+
+
+class BackendFailed(RuntimeError):
+    """No answer now: down, overloaded, too slow, or files not there yet. Another backend, or a later try, may."""
+
+    def __init__(self, message: str, *, kind: str = "failed", retry_after_s: float = 2.0) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """For counters: timeout, busy, open (the circuit), missing, failed."""
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One question to a model, and how it is to be answered."""
+
+    messages: Sequence[ChatMessage]
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: Sequence[str] = ()
+    seed: int | None = None
+    response_schema: Mapping[str, Any] | None = None
+    """JSON schema that constrains decoding; {} is any JSON object."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of an OpenAI request (tools, tool_choice, logit_bias, ...), passed on as they are."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer, and what it took."""
+
+    text: str
+    tokens_in: int | None
+    tokens_out: int | None
+    latency_ms: float
+    finish_reason: str = "stop"
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    log_probability: float | None = None
+    """Of this answer under the distribution it was drawn from, in nats; None where the backend does not say."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer on its way: a delta, and at the end why it ended and what it took."""
+
+    text: str = ""
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    finish_reason: str | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    log_probability: float | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which weights are to answer: a policy's adapter on its base, or a base alone."""
+
+    name: str
+    """The policy's name, or BASE."""
+    base_model: str
+    base_model_hash: str = ""
+    """Empty: whatever file there is of this base model."""
+    adapter: str = ""
+    """The policy's adapter as a GGUF file, relative to RATCHET_HOME; empty: there is none (yet)."""
+
+
+class Backend(Protocol):
+    """One way of answering. Raises ServingRefused, BackendUnable, BackendFailed; seconds count from the call."""
+
+    name: str
+
+    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer: ...
+
+    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        """The answer in pieces. What goes wrong before the first piece is raised by the first `next`."""
+        ...
+
+    def log_probabilities(
+        self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
+    ) -> list[float]:
+        """log p(response, end of turn | messages) of each response, in nats."""
+        ...

@@ -1,0 +1,248 @@
+"""llama.cpp in process: adapters on one base, exact log-probabilities, constrained answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl.agents import AGENTS
+from rl.serving.base import Ask, BackendUnable, ServingRefused
+from rl.serving.llama import LlamaPolicy, _nucleus, _Text, schema_grammar
+from tests.served import Files, gguf_files
+
+WIDGETS = AGENTS["widgets"]
+STATES = [scenario.state for scenario in WIDGETS.scenarios()[::90]][:6]
+
+
+@pytest.fixture(scope="module")
+def files() -> Files:
+    return gguf_files()
+
+
+@pytest.fixture(scope="module")
+def llama(files: Files) -> Iterator[LlamaPolicy]:
+    with LlamaPolicy(files.base, threads=1) as policy:
+        yield policy
+
+
+@pytest.fixture(autouse=True)
+def cold(llama: LlamaPolicy) -> None:
+    llama.context.forget()
+
+
+def scores(llama: LlamaPolicy, state: Any, adapter: Any = None, **more: Any) -> list[float]:
+    return llama.log_probabilities(WIDGETS.render(state), WIDGETS.candidates(state), adapter, **more)
+
+
+def test_scale_zero_is_the_base_to_the_last_bit(llama: LlamaPolicy, files: Files) -> None:
+    base = scores(llama, STATES[0])
+    llama.context.forget()
+    assert scores(llama, STATES[0], files.one, scale=0.0) == base
+    llama.context.forget()
+    assert scores(llama, STATES[0], files.one) != base
+    llama.context.forget()
+    assert scores(llama, STATES[0]) == base
+
+
+def test_nothing_cached_under_one_adapter_is_read_under_another(llama: LlamaPolicy, files: Files) -> None:
+    alone = []
+    for adapter in (None, files.one, files.two):
+        llama.context.forget()
+        alone.append(scores(llama, STATES[0], adapter))
+    assert (
+        min(abs(a - b) for x, y in ((0, 1), (1, 2)) for a, b in zip(alone[x], alone[y], strict=True)) > 1e-3
+    )
+    llama.context.forget()
+    for _ in range(2):  # the second time all of the prompt but its end is in the cache
+        for adapter, expected in zip((None, files.one, files.two), alone, strict=True):
+            assert scores(llama, STATES[0], adapter) == pytest.approx(expected, abs=5e-4)
+
+
+def test_more_adapters_than_the_cache_keeps_still_answer_as_alone(llama: LlamaPolicy, files: Files) -> None:
+    scales = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
+    alone = []
+    for scale in scales:
+        llama.context.forget()
+        alone.append(scores(llama, STATES[1], files.one, scale=scale))
+    for scale, expected in zip(scales * 2, alone * 2, strict=True):
+        assert scores(llama, STATES[1], files.one, scale=scale) == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize("which", ["base", "one", "two"])
+def test_log_probabilities_are_those_of_transformers(llama: LlamaPolicy, files: Files, which: str) -> None:
+    from rl.training.policy import load_policy
+    from rl.training.scoring import score_responses
+
+    folder = {"base": None, "one": files.one_folder, "two": files.two_folder}[which]
+    adapter = {"base": None, "one": files.one, "two": files.two}[which]
+    original = load_policy("bundled", adapter=folder)
+    for state in STATES[:3]:
+        items = [(WIDGETS.render(state), response) for response in WIDGETS.candidates(state)]
+        expected = [score.logp for score in score_responses(original, items)]
+        assert scores(llama, state, adapter) == pytest.approx(expected, abs=0.05)
+
+
+def test_the_shared_prompt_is_computed_once(llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    decode = llama.context._decode
+    monkeypatch.setattr(llama.context, "_decode", lambda rows: (computed.append(len(rows)), decode(rows))[1])
+    state = STATES[0]
+    prompt = llama.tokens(llama.render(WIDGETS.render(state)))
+    tails = sum(len(llama.tokens(text)) for text in WIDGETS.candidates(state))
+    scores(llama, state)
+    assert sum(computed) == len(prompt) + tails
+    computed.clear()
+    scores(llama, state)
+    assert sum(computed) == 1 + tails
+
+
+def test_branches_leave_the_prompt_as_it_was(llama: LlamaPolicy) -> None:
+    ask = Ask(WIDGETS.render(STATES[2]), max_tokens=16)
+    before = llama.answer(ask).text
+    scores(llama, STATES[2])
+    assert llama.answer(ask).text == before
+
+
+def test_many_candidates_are_scored_in_groups(llama: LlamaPolicy) -> None:
+    state = {**STATES[0], "widgets": [f"widget_{i}" for i in range(40)]}
+    found = scores(llama, state)
+    llama.context.forget()
+    one_by_one = [llama.log_probabilities(WIDGETS.render(state), [c])[0] for c in WIDGETS.candidates(state)]
+    assert found == pytest.approx(one_by_one, abs=2e-3)
+
+
+def test_a_constrained_agent_never_names_what_is_not_listed(llama: LlamaPolicy, files: Files) -> None:
+    for seed, state in enumerate(STATES):
+        ask = Ask(
+            WIDGETS.render(state),
+            48,
+            temperature=3.0,
+            seed=seed,
+            response_schema=WIDGETS.response_schema(state),
+        )
+        WIDGETS.parse(llama.answer(ask, files.one).text, state)
+
+
+def test_without_the_schema_the_same_heat_breaks_the_answer(llama: LlamaPolicy) -> None:
+    answers = [llama.answer(Ask(WIDGETS.render(s), 48, temperature=3.0, seed=1)).text for s in STATES]
+    assert not all(WIDGETS.is_valid(text, state) for text, state in zip(answers, STATES, strict=True))
+
+
+def test_the_probability_of_a_drawn_answer_is_the_one_it_is_scored_with(llama: LlamaPolicy) -> None:
+    messages = WIDGETS.render(STATES[0])
+    answer = llama.answer(Ask(messages, 32, temperature=1.0, seed=3))
+    assert answer.finish_reason == "stop"
+    assert answer.log_probability == pytest.approx(
+        llama.log_probabilities(messages, [answer.text])[0], abs=2e-3
+    )
+
+
+def test_the_same_seed_draws_the_same_answer(llama: LlamaPolicy) -> None:
+    def drawn(seed: int) -> str:
+        llama.context.forget()
+        return llama.answer(Ask(WIDGETS.render(STATES[0]), 24, temperature=2.0, seed=seed)).text
+
+    assert drawn(5) == drawn(5)
+    assert len({drawn(seed) for seed in range(5)}) > 1
+
+
+def test_pieces_are_the_answer(llama: LlamaPolicy) -> None:
+    ask = Ask(WIDGETS.render(STATES[0]), 32)
+    pieces = list(llama.stream(ask))
+    whole = llama.answer(ask)
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert (pieces[-1].finish_reason, pieces[-1].tokens_in, pieces[-1].tokens_out) == (
+        "stop",
+        whole.tokens_in,
+        whole.tokens_out,
+    )
+    assert all(piece.finish_reason is None for piece in pieces[:-1])
+
+
+def test_the_length_limit_ends_an_answer(llama: LlamaPolicy) -> None:
+    answer = llama.answer(Ask(WIDGETS.render(STATES[0]), 3))
+    assert (answer.finish_reason, answer.tokens_out) == ("length", 3)
+
+
+def test_a_stop_text_ends_an_answer_and_is_not_in_it(llama: LlamaPolicy) -> None:
+    answer = llama.answer(Ask(WIDGETS.render(STATES[0]), 32, stop=['": "']))
+    assert (answer.text, answer.finish_reason) == ('{"widget', "stop")
+
+
+def test_a_prompt_longer_than_the_model_reads_is_refused(llama: LlamaPolicy) -> None:
+    with pytest.raises(ServingRefused, match="2048") as refusal:
+        llama.answer(Ask([{"role": "user", "content": "word " * 5000}]))
+    assert refusal.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "extra", [{"tools": [{"type": "function"}]}, {"logit_bias": {"5": 1}}, {"logprobs": True}, {"n": 2}]
+)
+def test_what_it_cannot_do_it_says(llama: LlamaPolicy, extra: dict[str, Any]) -> None:
+    with pytest.raises(BackendUnable, match=next(iter(extra))):
+        llama.answer(Ask(WIDGETS.render(STATES[0]), extra=extra))
+
+
+def test_pictures_are_not_read_as_text(llama: LlamaPolicy) -> None:
+    parts = [{"type": "text", "text": "what is this"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(BackendUnable, match="text alone"):
+        llama.answer(Ask([{"role": "user", "content": parts}]))
+
+
+def test_text_parts_are_one_text(llama: LlamaPolicy) -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    assert llama.render([{"role": "user", "content": parts}]) == llama.render(
+        [{"role": "user", "content": "one two"}]
+    )
+
+
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "https://example.org/x.json"}, {"type": "banana"}, {"enum": ["x" * 40_000]}]
+)
+def test_a_schema_that_cannot_constrain_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ServingRefused, match="schema"):
+        schema_grammar(schema)
+
+
+def test_an_empty_schema_is_any_object(llama: LlamaPolicy) -> None:
+    answer = llama.answer(Ask(WIDGETS.render(STATES[0]), 64, response_schema={}))
+    assert isinstance(json.loads(answer.text), dict)
+
+
+def test_a_nucleus_is_the_smallest_set_that_reaches_its_share() -> None:
+    shares = np.array([0.5, 0.1, 0.3, 0.1])
+    # 0.5 + 0.3 reaches 0.75; what is left is shared out again: 5/8, 3/8
+    assert _nucleus(shares, 0.75) == pytest.approx([0.625, 0.0, 0.375, 0.0])
+    assert _nucleus(shares, 1.0) == pytest.approx(shares)
+    assert _nucleus(shares, 0.01) == pytest.approx([1.0, 0.0, 0.0, 0.0])
+
+
+def test_half_a_character_is_held_back() -> None:
+    text = _Text([])
+    said = "é".encode()
+    assert [text.add(said[:1]), text.add(said[1:]), text.rest()] == ["", "é", ""]
+
+
+def test_the_beginning_of_a_stop_text_is_held_back() -> None:
+    text = _Text(["END"])
+    assert [text.add(b"so E"), text.add(b"N"), text.add(b"D and more"), text.rest()] == ["so", " ", "", ""]
+    assert text.stopped
+    text = _Text(["END"])
+    assert text.add(b"so EN") + text.rest() == "so EN"
+
+
+def test_probabilities_of_all_answers_sum_to_no_more_than_one(llama: LlamaPolicy) -> None:
+    assert sum(math.exp(score) for score in scores(llama, STATES[0])) <= 1.0
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(ServingRefused, match="found none"):
+        LlamaPolicy(tmp_path / "none.gguf")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(ServingRefused, match="cannot read"):
+        LlamaPolicy(tmp_path / "bad.gguf")
