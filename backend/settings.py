@@ -29,7 +29,9 @@ def _flag(name: str, default: bool) -> bool:
 # --- Where things lie -------------------------------------------------------------------------------------
 RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or BASE_DIR / "var").expanduser().resolve()
 RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or "bundled"
-CONFIG_SECTIONS = ("feedback", "reward_model", "ppo", "dpo", "continuous_learning", "ab_testing")
+CONFIG_SECTIONS = (
+    "feedback", "reward_model", "ppo", "grpo", "dpo", "kto", "sft", "continuous_learning", "ab_testing",
+)  # fmt: skip
 
 
 def _config(path: str) -> dict[str, dict[str, Any]]:

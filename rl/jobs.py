@@ -271,7 +271,10 @@ class RunListener:
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> None:
         # a resumed run repeats the steps after its checkpoint: the newer figures stand
-        RunMetric.objects.update_or_create(run=self.run, step=step, defaults={"values": metrics})
+        row, made = RunMetric.objects.get_or_create(run=self.run, step=step, defaults={"values": metrics})
+        if not made:
+            row.values = {**row.values, **metrics}  # an evaluation comes beside the step it follows
+            row.save(update_fields=["values"])
         if "loss" in metrics:
             shown = {"accuracy": "rewards/accuracies", "reward": "reward"}
             parts = [f"{name} {metrics[key]:.2f}" for name, key in shown.items() if key in metrics]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rl.recipes import RecipeError
 
@@ -38,6 +40,13 @@ METHODS = {
             estimate="rl.training.ppo.estimate:estimate",
             rewarded=True,
         ),
+        Method(
+            "grpo",
+            "prompts",
+            "rl.training.grpo:GRPOTrainer",
+            estimate="rl.training.grpo_estimate:estimate",
+            rewarded=True,
+        ),
     )
 }
 
@@ -53,6 +62,8 @@ OBJECTIVE_KINDS = {"pairwise": "pairs", "regression": "scores", "binary": "label
 """What a reward model of an objective is fed."""
 
 
-def dataset_kind(slug: str, objective: str | None = None) -> str:
-    """The kind of dataset a method is fed; a reward model's depends on its objective."""
-    return OBJECTIVE_KINDS.get(objective or "", method_named(slug).kind)
+def dataset_kind(slug: str, knobs: Mapping[str, Any]) -> str:
+    """The kind of dataset a method is fed; a reward model's depends on its objective, GRPO's on its mode."""
+    if knobs.get("mode") == "logged":
+        return "groups"
+    return OBJECTIVE_KINDS.get(knobs.get("objective", ""), method_named(slug).kind)

@@ -165,7 +165,6 @@ def _new(order: TrainOrder) -> list[uuid.UUID]:
 def _prepare(
     order: TrainOrder, recipe: Recipe, new: Sequence[uuid.UUID], *, dry_run: bool = False
 ) -> Prepared:
-    objective = recipe.as_dict().get("objective")
     replay = None
     if recipe.replay_share < 1:
         if order.source != "db":
@@ -174,7 +173,7 @@ def _prepare(
         replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new, newest)))
     return prepare_training_dataset(
         order.agent,
-        kind=dataset_kind(order.method, objective),
+        kind=dataset_kind(order.method, recipe.as_dict()),
         source=order.source,
         data_file=order.data_file,
         ratings_file=order.ratings_file,

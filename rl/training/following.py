@@ -36,7 +36,7 @@ class Follower(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         row = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
-        if state.is_world_process_zero and any(name.removeprefix("eval_") == "loss" for name in row):
+        if state.is_world_process_zero and {"loss", "eval_loss", "eval_reward"} & set(row):
             self.listener.on_metrics(state.global_step, row)
 
 

@@ -103,14 +103,16 @@ def install(policy: LoadedPolicy, rung: Rung) -> None:
         lean.lighten(policy.model)
 
 
-def packed_logps(model: Any, packed: Packed, rung: Rung, extras: tuple[str, ...] = ()) -> tuple[Any, ...]:
+def packed_logps(
+    model: Any, packed: Packed, rung: Rung, extras: tuple[str, ...] = (), temperature: float = 1.0
+) -> tuple[Any, ...]:
     """Log-probability of each completion token, float32 [N, C], 0 where there is none; then what `extras` name, as
     `head_logps` returns it. `model` is the causal model itself. Differentiable.
     """
     hidden = packed_hidden(model, packed, rung)
     flat = hidden.reshape(-1, hidden.shape[-1])
     mask = packed.target_mask
-    found = head_logps(model, flat[packed.sources[mask]], packed.targets[mask], extras)
+    found = head_logps(model, flat[packed.sources[mask]], packed.targets[mask], extras, temperature)
     return tuple(None if values is None else spread(values, mask) for values in found)
 
 

@@ -49,9 +49,13 @@ def spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def head_logps(
-    model: Any, hidden: torch.Tensor, targets: torch.Tensor, extras: tuple[str, ...] = ()
+    model: Any,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    extras: tuple[str, ...] = (),
+    temperature: float = 1.0,
 ) -> tuple[Any, ...]:
-    """log softmax(head(hidden))[targets] for hidden [n, width] and targets [n], in vocabulary tiles.
+    """log softmax(head(hidden) / temperature)[targets] for hidden [n, width] and targets [n], in vocabulary tiles.
 
     Returns (log-probabilities, entropy, log sum of squares, mean logit, is top 1), each [n]; those not named in
     `extras` are None. TRL's chunked function does the work; its backward recomputes the tiles.
@@ -59,7 +63,15 @@ def head_logps(
     head = model.get_output_embeddings()
     softcap, scale = logit_settings(model.config)
     outputs = ChunkedLogProbFunction.apply(
-        hidden, head.weight, head.bias, targets, 1.0, min(head.weight.shape[0], TILE), softcap, scale, extras
+        hidden,
+        head.weight,
+        head.bias,
+        targets,
+        temperature,
+        min(head.weight.shape[0], TILE),
+        softcap,
+        scale,
+        extras,
     )
     return tuple(outputs)
 

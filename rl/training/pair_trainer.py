@@ -145,12 +145,12 @@ class _ScaleGradient(torch.autograd.Function):
         return grads[0] * factor, None
 
 
-def install_forward(model: Any, compact: bool) -> None:
+def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None:
     """Give the causal model the forward TRL's loss calls with fused_lm_head=True.
 
     A `packed` batch is computed by the rung it names. Else, `compact` projects completion positions only: TRL does
     so on CUDA itself; elsewhere it projects the prompt too. Further keys of a batch arrive here as keyword arguments
-    (TRL passes what it does not know to the model).
+    (TRL passes what it does not know to the model). Logits are divided by `temperature`.
     """
     stock = model.forward
 
@@ -166,9 +166,9 @@ def install_forward(model: Any, compact: bool) -> None:
         if not fused_lm_head:
             return stock(*args, **kwargs)
         if packed is not None:
-            output = _packed_output(self, packed)
+            output = _packed_output(self, packed, temperature)
         elif compact:
-            output = _compact_output(self, *args, **kwargs)
+            output = _compact_output(self, *args, temperature=temperature, **kwargs)
         else:
             output = stock(*args, fused_lm_head=True, **kwargs)
         if pair_weights is not None:
@@ -181,8 +181,10 @@ def install_forward(model: Any, compact: bool) -> None:
     model.forward = types.MethodType(forward, model)
 
 
-def _packed_output(model: Any, packed: Packed) -> FusedCausalLMOutput:
-    logps, entropy, _, mean_logits, is_top1 = packed_logps(model, packed, installed(model), EXTRAS)
+def _packed_output(model: Any, packed: Packed, temperature: float) -> FusedCausalLMOutput:
+    logps, entropy, _, mean_logits, is_top1 = packed_logps(
+        model, packed, installed(model), EXTRAS, temperature
+    )
     return FusedCausalLMOutput(
         log_probs=logps,
         entropy=entropy,
@@ -192,13 +194,15 @@ def _packed_output(model: Any, packed: Packed) -> FusedCausalLMOutput:
     )
 
 
-def _compact_output(model: Any, *args: Any, labels: torch.Tensor, **kwargs: Any) -> FusedCausalLMOutput:
+def _compact_output(
+    model: Any, *args: Any, labels: torch.Tensor, temperature: float, **kwargs: Any
+) -> FusedCausalLMOutput:
     hidden = model.base_model(*args, **kwargs).last_hidden_state[:, :-1]
     targets = labels[:, 1:]
     mask = targets != -100
     logps, entropy, _, mean_logits, is_top1 = (
         None if values is None else spread(values, mask)
-        for values in head_logps(model, hidden[mask], targets[mask], EXTRAS)
+        for values in head_logps(model, hidden[mask], targets[mask], EXTRAS, temperature)
     )
     return FusedCausalLMOutput(
         log_probs=logps, entropy=entropy, mean_logits=mean_logits, is_top1=is_top1, label_mask=mask

@@ -160,6 +160,19 @@ _PPO_PANELS = (
     ("explained_variance", "Explained variance", "1: the value foresees the returns; 0: a constant", 0.0),
 )
 
+_GRPO_PANELS = (
+    *_PPO_PANELS[:2],
+    ("loss", "Loss", "policy gradient + beta × KL; hovers, does not fall", 0.0),
+    ("frac_reward_zero_std", "Groups that teach nothing", "share whose answers all earned the same", None),
+)
+
+
+def _panels(result: TrainResult) -> tuple[tuple[tuple[str, str, str, float | None], ...], str]:
+    """The four curves worth drawing, and what the run's samples are called."""
+    if "reward" not in result.history:
+        return _PANELS, "groups" if result.method == "grpo" else "pairs"
+    return (_PPO_PANELS if result.method == "ppo" else _GRPO_PANELS), "prompts"
+
 
 def _plot(result: TrainResult, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -173,7 +186,7 @@ def _plot(result: TrainResult, path: Path) -> Path:
     axes = figure.subplots(2, 2, sharex=True)
     steps = result.history.get("step", [])
     eval_steps = result.history.get("eval_step", [])
-    panels, rows = (_PPO_PANELS, "prompts") if result.method == "ppo" else (_PANELS, "pairs")
+    panels, rows = _panels(result)
     for axis, (metric, title, unit, neutral) in zip(axes.flat, panels, strict=True):
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK, pad=16)
         axis.text(0, 1.02, unit, transform=axis.transAxes, fontsize=8.5, color="#66727f", va="bottom")

@@ -241,11 +241,12 @@ def result_of(
     left_out: dict[str, int],
     metrics: dict[str, float],
     notes: list[str],
+    evaluated: str = "eval_loss",
 ) -> TrainResult:
     """What came of a run over TRL; the finished adapter is saved below `output_dir` by the main process."""
     state = trainer.state
     cancelled = state.global_step < state.max_steps
-    history = history_columns(state.log_history)
+    history = history_columns(state.log_history, evaluated)
     checkpoint = output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
     if not cancelled:
         checkpoint = output_dir / "adapter"

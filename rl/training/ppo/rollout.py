@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,17 +56,30 @@ def sample_responses(
     tokens = generate_tokens(
         model, prompts, samples, sampling, encoder.stop_ids, encoder.tokenizer.pad_token_id, generator
     )
+    return [
+        rollout_of(encoder, n // samples, prompts[n // samples], ids)
+        for n, ids in enumerate(responses_cut(tokens, encoder))
+    ]
+
+
+def responses_cut(tokens: Tensor, encoder: Any) -> list[list[int]]:
+    """Rows of sampled tokens, each up to and with its first stop token."""
     _, mask = truncate_at_stop(tokens, encoder.stop_ids, encoder.tokenizer.pad_token_id)
-    stops, rollouts = set(encoder.stop_ids), []
-    for n, (row, length) in enumerate(zip(tokens.tolist(), mask.sum(1).tolist(), strict=True)):
-        ids = row[:length]
-        ended = ids[-1] in stops
-        text = encoder.tokenizer.decode(
-            ids[:-1] if ended else ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        item = EncodedResponse(list(prompts[n // samples]), ids)
-        rollouts.append(Rollout(n // samples, item, ended, text))
-    return rollouts
+    return [row[:length] for row, length in zip(tokens.tolist(), mask.sum(1).tolist(), strict=True)]
+
+
+def rollout_of(encoder: Any, prompt: int, prompt_ids: Sequence[int], ids: list[int]) -> Rollout:
+    """A response's tokens as what is judged: its words, and whether it ended its turn."""
+    ended = ids[-1] in encoder.stop_ids
+    text = encoder.tokenizer.decode(
+        ids[:-1] if ended else ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return Rollout(prompt, EncodedResponse(list(prompt_ids), ids), ended, text)
+
+
+def draw_seed(seed: int, purpose: str, number: int) -> int:
+    """A seed of its own for each purpose and step of a run: what a resumed run draws needs no random state."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}/{number}".encode()).digest()[:6])
 
 
 @torch.no_grad()

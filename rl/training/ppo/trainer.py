@@ -9,7 +9,6 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from transformers import get_scheduler
 
 from rl.recipes import PPORecipe
 from rl.rewards.base import RewardFunction
-from rl.training.encoding import prompt_messages
 from rl.training.folder import folder_prepare, same_run_check, shortages_explained
 from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
@@ -28,7 +26,8 @@ from rl.training.ppo.formulas import kl_coef_adapted
 from rl.training.ppo.judge import Judge, Judgement
 from rl.training.ppo.named import rewards_of
 from rl.training.ppo.processes import Processes
-from rl.training.ppo.rollout import Rollout, Sampling, sample_responses
+from rl.training.ppo.prompts import prompts_encoded
+from rl.training.ppo.rollout import Rollout, Sampling, draw_seed, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
 from rl.training.ppo.step import (
     experience_gather,
@@ -41,16 +40,6 @@ from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import head_check
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors")
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Prompts as tokens, each once, and the rows they came from."""
-
-    rows: list[Mapping[str, Any]]
-    ids: list[list[int]]
-    truncated: int
-    repeated: int
 
 
 class PPOTrainer:
@@ -118,8 +107,10 @@ class PPOTrainer:
         for note in (*said, *policy.notes):
             self._note(note)
         head_check(policy)
-        self.train_prompts = self._prompts(policy, train_rows)
-        self.eval_prompts = self._prompts(policy, eval_rows, self.recipe.eval_prompts)
+        self.train_prompts = prompts_encoded(policy.encoder, train_rows, self.recipe, self._note)
+        self.eval_prompts = prompts_encoded(
+            policy.encoder, eval_rows, self.recipe, self._note, self.recipe.eval_prompts
+        )
         self._check_same_run(policy, resumed=checkpoint is not None)
         self.base = SharedBase(policy, self.recipe)
         if not self.rewards:
@@ -278,8 +269,7 @@ class PPOTrainer:
         return torch.Generator(device).manual_seed(seed)
 
     def _seed(self, purpose: str, number: int) -> int:
-        text = f"{self.recipe.seed}/{purpose}/{number}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
+        return draw_seed(self.recipe.seed, purpose, number)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         recipe = self.recipe
@@ -303,26 +293,6 @@ class PPOTrainer:
         factor = schedule.lr_lambdas[0](self.state.step + (1 if warmup else 0))
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-
-    def _prompts(self, policy: LoadedPolicy, rows: Sequence[Any], most: int | None = None) -> Prompts:
-        """Each prompt of the rows once, as tokens with room for an answer."""
-        try:
-            messages = [prompt_messages(row, number) for number, row in enumerate(rows)]
-        except ValueError as error:
-            raise TrainingRefused(str(error)) from error
-        first: dict[str, int] = {}
-        for number, row in enumerate(rows):
-            first.setdefault(json.dumps([messages[number], row.get("state")], sort_keys=True), number)
-        kept = list(first.values())[:most]
-        try:
-            ids, cut = policy.encoder.prompts(
-                [messages[i] for i in kept], self.recipe.max_new_tokens, self.recipe.max_length
-            )
-        except ValueError as error:
-            raise TrainingRefused(str(error)) from error
-        if cut:
-            self._note(f"{cut} prompts lost their oldest tokens: max_length is {self.recipe.max_length}")
-        return Prompts([rows[i] for i in kept], ids, cut, len(rows) - len(first))
 
     def _check_same_run(self, policy: LoadedPolicy, *, resumed: bool) -> None:
         prompts = hashlib.sha256(json.dumps([self.train_prompts.ids, self.eval_prompts.ids]).encode())

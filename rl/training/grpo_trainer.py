@@ -1,0 +1,348 @@
+"""TRL's GRPO trainer on prompts that are already tokens: our sampling, packed rows and judge, TRL's loss and loop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+import trl
+from accelerate.utils import gather_object
+from torch.nn import functional
+from transformers import TrainerCallback
+from trl.models.utils import unwrap_model_for_generation
+from trl.trainer.utils import pad, split_tensor_dict, use_adapter
+
+from rl.rewards.engine import group_advantages
+from rl.training.encoding import EncodedResponse
+from rl.training.ladder import Choice, rung_choose
+from rl.training.logps import causal_model
+from rl.training.packing import pack
+from rl.training.pair_trainer import install_forward
+from rl.training.policy import LoadedPolicy
+from rl.training.ppo.judge import Judge
+from rl.training.ppo.prompts import Prompts
+from rl.training.ppo.rollout import (
+    Rollout,
+    Sampling,
+    draw_seed,
+    generate_tokens,
+    responses_cut,
+    rollout_of,
+    sample_responses,
+)
+from rl.training.prefix import Rung
+from rl.training.scoring import score_encoded
+from rl.training.trl_runs import OwnHouse, trainer_settle
+
+if TYPE_CHECKING:
+    from rl.training.grpo import GRPOTrainer
+
+Tensors = dict[str, Any]
+
+
+class GroupTrainer(OwnHouse, trl.GRPOTrainer):
+    """What both ways of getting groups share: a group's answers are computed on one packed row with their prompt.
+
+    The underscored methods are TRL 1.16's, which is pinned.
+    """
+
+    method = "grpo"
+
+    owner: GRPOTrainer
+    policy: LoadedPolicy
+    choice: Choice
+    """How rows that share a prompt are computed, and why."""
+    _buffered_inputs: list[Tensors] | None
+
+    def settle(self, owner: GRPOTrainer, policy: LoadedPolicy) -> None:
+        """What TRL's constructor cannot be told."""
+        self.owner, self.policy, self.agent = owner, policy, owner.agent
+        trainer_settle(self, policy, owner.recipe, owner.listener)
+        install_forward(
+            causal_model(self.model),
+            compact=policy.device.type != "cuda" and not self.aux_loss_enabled,
+            temperature=self.temperature,
+        )
+        if self.aux_loss_enabled:
+            self.choice = Choice(Rung.STOCK, "its router loss depends on every token fed", {})
+        else:
+            self.choice = rung_choose(policy, self.probe(), gradients=True)
+        policy.rung = self.choice.rung
+        policy.rung_longest = owner.recipe.max_length
+
+    def probe(self) -> list[EncodedResponse]:
+        """Responses of this run, the longest prompt's among them, to try ways of computing them on."""
+        raise NotImplementedError
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **others: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """TRL's, each [N, logits_to_keep]: of N rows, prompt padded on the left and answer on the right, those of one
+        prompt share its computation, and equal answers share all of it."""
+        if self.choice.rung is Rung.STOCK:
+            found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+            found = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss,
+                **others,
+            )  # fmt: skip
+            return found
+        size = batch_size or len(input_ids)
+        logps, entropies = [], []
+        for start in range(0, len(input_ids), size):
+            ids = input_ids[start : start + size].tolist()
+            real = attention_mask[start : start + size].bool().tolist()
+            rows = [
+                [
+                    list(itertools.compress(row[part], mask[part]))
+                    for part in (slice(None, -logits_to_keep), slice(-logits_to_keep, None))
+                ]
+                for row, mask in zip(ids, real, strict=True)
+            ]
+            packed = pack(
+                [prompt for prompt, _ in rows], [answer for _, answer in rows],
+                pad_token_id=self.policy.tokenizer.pad_token_id,
+            ).to(input_ids.device)  # fmt: skip
+            with self.accelerator.autocast():
+                out = model(input_ids=packed.targets, packed=packed, fused_lm_head=True)
+            missing = logits_to_keep - out.log_probs.shape[1]
+            logps.append(functional.pad(out.log_probs, (0, missing)))
+            entropies.append(functional.pad(out.entropy, (0, missing)))
+        return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+    def _compute_loss(self, model: Any, inputs: Tensors) -> torch.Tensor:
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        self.loss_check(loss, f" or raise beta (now {self.beta:g})")
+        kl = self._metrics["train" if self.model.training else "eval"].get("kl")
+        if kl:  # TRL's is per token; here as everywhere it is nats per response
+            kl[-1] *= float(self.accelerator.gather(inputs["completion_mask"].sum(1).float()).mean())
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        for row in (logs, self.state.log_history[-1]):
+            for name in [name for name, value in row.items() if value is None]:
+                del row[name]  # nothing to say, which a curve cannot draw
+
+
+class OnlineTrainer(GroupTrainer):
+    """Groups that the policy samples itself, judged as they come."""
+
+    def __init__(
+        self, *args: Any, prompts: Prompts, eval_prompts: Prompts, judge: Judge, **kwargs: Any
+    ) -> None:
+        self.prompts, self.eval_prompts, self.judge = prompts, eval_prompts, judge
+        super().__init__(*args, reward_funcs=[self.reward], **kwargs)
+
+    def settle(self, owner: GRPOTrainer, policy: LoadedPolicy) -> None:
+        recipe = owner.recipe
+        self.sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
+        super().settle(owner, policy)
+        self.add_callback(_Evaluator(self, recipe.eval_steps))
+
+    def probe(self) -> list[EncodedResponse]:
+        ids = sorted(self.prompts.ids, key=len)
+        return [r.item for r in self._answers([ids[-1], ids[0]], 2, self._generator("probe", 0))]
+
+    def reward(
+        self, prompts: Sequence[str], completion_ids: Sequence[list[int]], log_metric: Any, **_: Any
+    ) -> list[float]:
+        """TRL's reward function: what the judge says, less the penalty for not ending; a prompt is its number."""
+        rollouts = [
+            rollout_of(self.policy.encoder, int(n), self.prompts.ids[int(n)], ids)
+            for n, ids in zip(prompts, completion_ids, strict=True)
+        ]
+        judged = self.judge.judge(self.prompts.rows, rollouts)
+        for name, mean in judged.parts.items():
+            log_metric(f"reward/{name}", mean)
+        return [
+            score - (0.0 if rollout.ended else self.owner.recipe.missing_eos_penalty)
+            for score, rollout in zip(judged.scores, rollouts, strict=True)
+        ]
+
+    def _tokenize_prompts(self, prompts: Sequence[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        return [self.prompts.ids[int(number)] for number in prompts], None, {}
+
+    def _generate_single_turn(
+        self,
+        prompt_ids: list[list[int]],
+        images: Any,
+        multimodal_fields: Any,
+        num_generations: int,
+        *args: Any,
+    ) -> Any:
+        """Answers to prompts that stand repeated side by side: each is computed once for all its answers."""
+        if self.use_vllm:
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *args
+            )
+        runs = [(ids, len(list(same))) for ids, same in itertools.groupby(prompt_ids)]
+        # a process may hold a part of a group
+        samples = math.gcd(*(count for _, count in runs))
+        prompts = [ids for ids, count in runs for _ in range(count // samples)]
+        encoder = self.policy.encoder
+        with (
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ) as model,
+            torch.no_grad(),
+        ):
+            was_training = model.training
+            model.eval()  # gradient checkpointing would leave out the KV cache
+            tokens = generate_tokens(
+                causal_model(model), prompts, samples, self.sampling, encoder.stop_ids,
+                encoder.tokenizer.pad_token_id, self._generator("sample", self.state.global_step),
+            )  # fmt: skip
+            model.train(was_training)
+        return responses_cut(tokens, encoder), None
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """TRL's, without its shuffle, which would tear groups apart: the prompts come shuffled already."""
+        fresh = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+        if fresh or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs = split_tensor_dict(batch, self.args.steps_per_generation)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _generator(self, purpose: str, step: int) -> torch.Generator:
+        number = step * self.accelerator.num_processes + self.accelerator.process_index
+        return torch.Generator(self.policy.device).manual_seed(draw_seed(self.args.seed, purpose, number))
+
+    def _answers(self, ids: list[list[int]], samples: int, generator: torch.Generator) -> list[Rollout]:
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            return sample_responses(
+                causal_model(self.model), self.policy.encoder, ids, samples, self.sampling, generator
+            )
+        finally:
+            self.model.train(was_training)
+
+    def evaluate_rewards(self) -> None:
+        """Log reward and KL on held-out prompts, one answer each, always with the same draws."""
+        prompts, processes = self.eval_prompts, self.accelerator.num_processes
+        if not prompts.ids:
+            return
+        share = list(range(self.accelerator.process_index, len(prompts.ids), processes))
+        generator = self._generator("evaluate", 0)
+        rows: list[list[float]] = []
+        for start in range(0, len(share), self.args.per_device_train_batch_size):
+            chosen = share[start : start + self.args.per_device_train_batch_size]
+            rollouts = self._answers([prompts.ids[i] for i in chosen], 1, generator)
+            scores = self.judge.judge([prompts.rows[i] for i in chosen], rollouts).scores
+            items = [rollout.item for rollout in rollouts]
+            own = score_encoded(self.policy, items)
+            with self.policy.without_adapter():
+                base = score_encoded(self.policy, items)
+            rows += [
+                [score, mine - theirs, float(len(rollout.item.response_ids)), float(rollout.ended)]
+                for score, mine, theirs, rollout in zip(scores, own, base, rollouts, strict=True)
+            ]
+        if processes > 1:
+            rows = gather_object(rows)
+        means = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
+        was_training = self.model.training
+        self.model.eval()  # what TRL gathered for the next training row is not to be logged here
+        names = ("eval_reward", "eval_kl", "eval_tokens", "eval_ended")
+        self.log(dict(zip(names, means, strict=True)))
+        self.model.train(was_training)
+
+
+class _Evaluator(TrainerCallback):
+    """Evaluates before the first step, every so many steps, and after the last."""
+
+    def __init__(self, trainer: OnlineTrainer, every: int) -> None:
+        self.trainer, self.every, self.last = trainer, every, -1
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self._evaluate(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.every and state.global_step % self.every == 0:
+            self._evaluate(state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step != self.last and state.global_step >= state.max_steps:
+            self._evaluate(state)
+
+    def _evaluate(self, state: Any) -> None:
+        self.last = state.global_step
+        self.trainer.evaluate_rewards()
+
+
+class LoggedTrainer(GroupTrainer):
+    """Groups that were answered and rated before: nothing is sampled.
+
+    Who wrote the answers is taken to be the base, so that the ratio of new to old probability is against it; its
+    weight is cut off at `max_ratio`, and an answer that was made unlikely loses its weight by itself.
+    """
+
+    def probe(self) -> list[EncodedResponse]:
+        rows = max(self.train_dataset, key=lambda row: len(row["prompt_ids"])), self.train_dataset[0]
+        return [EncodedResponse(row["prompt_ids"], answer) for row in rows for answer in row["answers"][:2]]
+
+    def get_train_dataloader(self) -> Any:
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self._groups_at_once,
+            sampler_fn=lambda data: transformers.Trainer._get_train_sampler(self, data),
+            is_training=True,
+        )
+
+    @property
+    def _groups_at_once(self) -> int:
+        return max(1, self.args.per_device_train_batch_size // self.num_generations)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        return torch.utils.data.SequentialSampler(eval_dataset)
+
+    def _prepare_inputs(self, rows: Sequence[Mapping[str, Any]]) -> Tensors:
+        """TRL's batch of N rows out of groups of any sizes."""
+        flat = [
+            (row["prompt_ids"], answer, advantage)
+            for row in rows
+            for answer, advantage in zip(row["answers"], self._advantages(row), strict=True)
+        ]
+        pad_id, device = self.policy.tokenizer.pad_token_id, self.accelerator.device
+        prompts = [torch.tensor(prompt) for prompt, _, _ in flat]
+        answers = [torch.tensor(answer) for _, answer, _ in flat]
+        batch: Tensors = {
+            "prompt_ids": pad(prompts, padding_value=pad_id, padding_side="left"),
+            "prompt_mask": pad([torch.ones_like(x) for x in prompts], padding_value=0, padding_side="left"),
+            "completion_ids": pad(answers, padding_value=pad_id, padding_side="right"),
+            "completion_mask": pad(
+                [torch.ones_like(x) for x in answers], padding_value=0, padding_side="right"
+            ),
+            "advantages": torch.tensor([advantage for _, _, advantage in flat]),
+        }
+        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        tokens = self.accelerator.gather(batch["completion_mask"].sum()).sum()
+        batch["num_items_in_batch"] = tokens * self.args.steps_per_generation
+        with torch.no_grad(), use_adapter(self.accelerator.unwrap_model(self.model), adapter_name=None):
+            base, _, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
+                torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
+                batch["completion_ids"].shape[1],
+            )
+        batch["old_per_token_logps"] = batch["ref_per_token_logps"] = base
+        return batch
+
+    def _advantages(self, row: Mapping[str, Any]) -> list[float]:
+        return group_advantages(row["rewards"], scale=self.owner.recipe.scale_rewards == "group")

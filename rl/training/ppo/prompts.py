@@ -1,0 +1,44 @@
+"""The prompts a run answers, as tokens: each once, with room for an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl.recipes import GRPORecipe, PPORecipe
+from rl.training.encoding import Encoder, prompt_messages
+from rl.training.result import TrainingRefused
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as tokens, each once, and the rows they came from."""
+
+    rows: list[Mapping[str, Any]]
+    ids: list[list[int]]
+    truncated: int
+    repeated: int
+
+
+def prompts_encoded(
+    encoder: Encoder,
+    rows: Sequence[Any],
+    recipe: PPORecipe | GRPORecipe,
+    say: Callable[[str], None],
+    most: int | None = None,
+) -> Prompts:
+    """Each prompt of the rows once, at most `most` of them. Raises TrainingRefused for rows of another shape."""
+    try:
+        messages = [prompt_messages(row, number) for number, row in enumerate(rows)]
+        first: dict[str, int] = {}
+        for number, row in enumerate(rows):
+            first.setdefault(json.dumps([messages[number], row.get("state")], sort_keys=True), number)
+        kept = list(first.values())[:most]
+        ids, cut = encoder.prompts([messages[i] for i in kept], recipe.max_new_tokens, recipe.max_length)
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
+    if cut:
+        say(f"{cut} prompts lost their oldest tokens: max_length is {recipe.max_length}")
+    return Prompts([rows[i] for i in kept], ids, cut, len(rows) - len(first))

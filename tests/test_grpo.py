@@ -1,0 +1,275 @@
+"""GRPO runs on a tiny model: groups share their prompt, log-probabilities are TRL's, runs learn, resume and refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+
+from rl.recipes import GRPORecipe, RecipeError
+from rl.rewards.base import RewardSample, RewardValue
+from rl.training import grpo_trainer, ladder
+from rl.training.grpo import GRPOTrainer
+from rl.training.hardware import Hardware
+from rl.training.policy import load_policy
+from rl.training.prefix import Rung
+from rl.training.result import TrainingRefused
+from rl.training.scoring import score_responses
+from tests.test_ppo import ROWS, Follower, Length, weights
+from tests.tiny import tiny_model
+
+HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+
+QUICK = GRPORecipe(
+    batch_size=8, num_generations=4, learning_rate=5e-3, lora_r=4, lora_alpha=8, max_length=96, max_new_tokens=8,
+    max_steps=2,
+)  # fmt: skip
+
+GOOD, BAD, WORSE = "by a line chart", "as a table", "I do not know"
+
+
+@pytest.fixture(scope="module")
+def base_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def trainer(base_path: Path, tmp_path: Path) -> Callable[..., GRPOTrainer]:
+    def make(
+        folder: str = "run", *, reward: Any = None, listener: Any = None, resume: bool = False, **knobs: Any
+    ) -> GRPOTrainer:
+        return GRPOTrainer(
+            QUICK.with_knobs(**knobs), str(base_path), output_dir=tmp_path / folder, agent="widgets", hardware=HARDWARE,
+            listener=listener, resume=resume, rewards=[reward or Length()],
+        )  # fmt: skip
+
+    return make
+
+
+def groups(count: int) -> list[dict[str, Any]]:
+    """Rated answers to `count` prompts: two of them, or three."""
+    return [
+        {
+            "prompt": ROWS[i % len(ROWS)]["prompt"],
+            "completions": [GOOD, BAD, WORSE][: 2 + i % 2],
+            "rewards": [1.0, 0.25, 0.0][: 2 + i % 2],
+        }
+        for i in range(count)
+    ]
+
+
+# --- Sampled groups -----------------------------------------------------------------------------------------
+
+
+def test_a_run_tells_its_reward_its_kl_and_what_held_out_prompts_earn(
+    trainer: Callable[..., GRPOTrainer],
+) -> None:
+    follower = Follower()
+    result = trainer(listener=follower).train(ROWS, ROWS[:3])
+    assert (result.status, result.steps, follower.total) == ("succeeded", 2, 2)
+    assert result.samples == {"train": 12, "eval": 3}
+    assert result.history["step"] == [1.0, 2.0]
+    assert result.history["eval_step"] == [0.0, 2.0]
+    assert set(result.history) >= {
+        "loss",
+        "reward",
+        "kl",
+        "entropy",
+        "reward/short",
+        "eval_reward",
+        "eval_kl",
+    }
+    assert result.history["eval_kl"][0] == pytest.approx(0, abs=1e-4)  # LoRA starts as the base
+    assert result.metrics["eval_reward_before"] == result.history["eval_reward"][0]
+    told = [step for step, _ in follower.rows]
+    assert told == [0, 1, 2, 2]
+    assert any(note.startswith("forward split") for note in result.notes), result.notes
+
+
+def test_log_probabilities_and_gradients_are_trls(
+    trainer: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of two groups at temperature 0.7, with an adapter that is not zero, both ways."""
+    seen: list[Any] = []
+
+    def both_ways(self: Any, model: Any, inputs: Any) -> torch.Tensor:
+        found = []
+        for rung in (self.choice.rung, Rung.STOCK):
+            ladder.install(self.policy, rung)
+            self.choice = ladder.Choice(rung, "", {})
+            model.zero_grad()
+            torch.nn.init.constant_(
+                model.base_model.model.model.layers[0].mlp.up_proj.lora_B.default.weight, 0.05
+            )
+            loss = trl.GRPOTrainer._compute_loss(self, model, inputs)
+            loss.backward()
+            found.append(
+                (loss.item(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+            )
+        seen.append(found)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grpo_trainer.GroupTrainer, "_compute_loss", both_ways)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(temperature=0.7).train(ROWS)
+    (ours, our_gradients), (theirs, their_gradients) = seen[0]
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    assert set(our_gradients) == set(their_gradients)
+    largest = max(float(g.norm()) for g in their_gradients.values())
+    assert largest > 0
+    for name, gradient in their_gradients.items():
+        assert float((our_gradients[name] - gradient).norm()) < 1e-4 * largest, name
+
+
+def test_a_prompt_is_read_once_for_its_group(
+    trainer: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    real = grpo_trainer.generate_tokens
+
+    def noted(model: Any, prompts: Any, samples: int, *rest: Any) -> Any:
+        asked.append((len(prompts), samples))
+        return real(model, prompts, samples, *rest)
+
+    monkeypatch.setattr(grpo_trainer, "generate_tokens", noted)
+    trainer(gradient_accumulation=2, max_steps=1).train(ROWS)
+    assert asked == [(4, 4)]  # 16 responses of a step: four prompts, each answered four times
+
+
+def test_a_micro_batch_holds_whole_groups(
+    trainer: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[int] = []
+    real = grpo_trainer.GroupTrainer._compute_loss
+
+    def noted(self: Any, model: Any, inputs: Any) -> torch.Tensor:
+        prompts.append(len({tuple(row) for row in inputs["prompt_ids"].tolist()}))
+        return real(self, model, inputs)
+
+    monkeypatch.setattr(grpo_trainer.GroupTrainer, "_compute_loss", noted)
+    trainer(gradient_accumulation=3, max_steps=2).train(ROWS)
+    assert prompts == [2] * 6
+
+
+def test_a_resumed_run_takes_the_same_steps(trainer: Callable[..., GRPOTrainer]) -> None:
+    straight = trainer("straight", max_steps=4, save_steps=2).train(ROWS, ROWS[:2])
+    first = trainer("broken", max_steps=4, save_steps=2, listener=Follower(stop_after=2)).train(
+        ROWS, ROWS[:2]
+    )
+    assert (first.status, first.steps, first.total_steps) == ("cancelled", 2, 4)
+    second = trainer("broken", max_steps=4, save_steps=2, resume=True).train(ROWS, ROWS[:2])
+    assert second.status == "succeeded"
+    for name in ("loss", "reward", "kl", "eval_reward"):
+        assert second.history[name] == pytest.approx(straight.history[name], abs=1e-6), name
+    for name, tensor in weights(straight).items():
+        assert torch.allclose(tensor, weights(second)[name], atol=1e-6), name
+
+
+@pytest.mark.training
+def test_reward_rises_and_a_constant_reward_teaches_nothing(trainer: Callable[..., GRPOTrainer]) -> None:
+    class Constant:
+        name = "constant"
+
+        def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+            return [RewardValue(1.0) for _ in samples]
+
+    learnt = trainer("learnt", max_steps=12, learning_rate=1e-2, batch_size=16, missing_eos_penalty=0).train(
+        ROWS, ROWS
+    )
+    assert learnt.metrics["eval_reward"] > learnt.metrics["eval_reward_before"] + 0.5
+    nothing = trainer("nothing", reward=Constant(), missing_eos_penalty=0, beta=0).train(ROWS)
+    assert all(
+        torch.all(tensor == 0) for name, tensor in weights(nothing).items() if "lora_B" in name
+    )  # B starts at zero, and no gradient ever moved it
+
+
+# --- Logged groups ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.training
+def test_logged_groups_of_any_size_teach_what_was_rated_better(
+    trainer: Callable[..., GRPOTrainer], base_path: Path
+) -> None:
+    result = trainer(mode="logged", max_steps=-1, epochs=6).train(groups(12), groups(4))
+    assert result.steps == 6 * 12 / 2
+    assert math.isfinite(result.metrics["eval_loss"])
+    prompt: Any = ROWS[0]["prompt"]
+
+    def liking(adapter: str | None) -> float:
+        policy = load_policy(str(base_path), adapter, hardware=HARDWARE)
+        good, bad = score_responses(policy, [(prompt, GOOD), (prompt, BAD)])
+        return good.logp - bad.logp
+
+    assert liking(result.checkpoint) > liking(None) + 2
+
+
+def test_the_first_step_on_logged_groups_is_the_policy_gradient(
+    trainer: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ratio 1 and advantages +-1/sqrt(2) of two answers: the loss is -sum A logp / tokens, worked out here."""
+    seen: list[tuple[float, Any]] = []
+    real = grpo_trainer.GroupTrainer._compute_loss
+
+    def noted(self: Any, model: Any, inputs: Any) -> torch.Tensor:
+        loss = real(self, model, inputs)
+        seen.append((loss.item(), inputs))
+        return loss
+
+    monkeypatch.setattr(grpo_trainer.GroupTrainer, "_compute_loss", noted)
+    trainer(mode="logged", max_steps=1, num_generations=4, batch_size=4).train(groups(1))
+    loss, inputs = seen[0]
+    assert inputs["advantages"].tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], abs=1e-3)
+    logps, mask = inputs["old_per_token_logps"], inputs["completion_mask"]
+    expected = -(inputs["advantages"][:, None] * logps * mask).sum() / mask.sum()
+    assert loss == pytest.approx(float(expected), abs=1e-5)
+
+
+# --- Refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("knobs", "complaint"),
+    [
+        ({"num_generations": 1}, "must be a multiple of num_generations .1., and that at least 2"),
+        ({"num_generations": 3}, "must be a multiple of num_generations .3."),
+        ({"mode": "offline"}, "mode must be online or logged"),
+        ({"mode": "logged", "scale_rewards": "batch"}, "scale_rewards must be group or none"),
+        ({"max_new_tokens": 96}, "must leave room for a prompt"),
+        ({"lora_dropout": 0.1}, "lora_dropout must be 0"),
+    ],
+)
+def test_knobs_outside_their_range_are_refused(knobs: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(RecipeError, match=complaint):
+        QUICK.with_knobs(**knobs)
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([], "at least one prompt"),
+        (
+            [{"prompt": ROWS[0]["prompt"], "completions": [GOOD, BAD], "rewards": [1.0]}],
+            "2 completions, 1 rewards",
+        ),
+        (
+            [{"prompt": ROWS[0]["prompt"], "completions": [GOOD, BAD], "rewards": [1.0, 1.0]}],
+            "different reward",
+        ),
+        (ROWS, "completions"),
+    ],
+)
+def test_logged_rows_that_cannot_teach_are_refused(
+    trainer: Callable[..., GRPOTrainer], rows: list[Any], complaint: str
+) -> None:
+    with pytest.raises(TrainingRefused, match=complaint):
+        trainer(mode="logged").train(rows)
+
+
+def test_vllm_is_named_where_it_is_missing(trainer: Callable[..., GRPOTrainer]) -> None:
+    with pytest.raises(TrainingRefused, match="vllm=colocate needs vLLM"):
+        trainer(vllm="colocate").train(ROWS)
