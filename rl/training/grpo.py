@@ -18,7 +18,7 @@ from rl.training.folder import folder_prepare, same_run_check
 from rl.training.grpo_trainer import GroupTrainer, LoggedTrainer, OnlineTrainer
 from rl.training.hardware import Hardware, detect
 from rl.training.policy import LoadedPolicy, load_policy, lora_config, matmul
-from rl.training.ppo.judge import Judge, Scorer
+from rl.training.ppo.judge import Judge
 from rl.training.ppo.named import rewards_of
 from rl.training.ppo.prompts import Prompts, prompts_encoded
 from rl.training.progress import Silent, TrainListener
@@ -55,7 +55,6 @@ class GRPOTrainer:
         resume: bool = False,
         cache_dir: str | Path | None = None,
         rewards: Sequence[RewardFunction] = (),
-        scorers: Sequence[Scorer] = (),
     ) -> None:
         """`cache_dir` is every trainer's; there is nothing to keep there."""
         self.recipe = recipe
@@ -65,7 +64,7 @@ class GRPOTrainer:
         self.hardware = hardware or detect()
         self.listener: TrainListener = listener or Silent()
         self.resume = resume
-        self.rewards, self.scorers = list(rewards), list(scorers)
+        self.rewards = list(rewards)
         self.policy: LoadedPolicy | None = None
         self.notes: list[str] = []
 
@@ -130,7 +129,7 @@ class GRPOTrainer:
         self, policy: LoadedPolicy, arguments: trl.GRPOConfig, rows: Sequence[Any], eval_rows: Sequence[Any]
     ) -> tuple[GroupTrainer, list[Any], dict[str, Any]]:
         recipe = self.recipe
-        if not self.rewards and not self.scorers:
+        if not self.rewards:
             self.rewards = rewards_of(recipe.reward)
         prompts = prompts_encoded(policy.encoder, rows, recipe, self._note)
         held_out = prompts_encoded(policy.encoder, eval_rows, recipe, self._note, recipe.eval_prompts)
@@ -142,7 +141,7 @@ class GRPOTrainer:
             peft_config=lora_config(recipe, policy.model),
             prompts=prompts,
             eval_prompts=held_out,
-            judge=Judge(self.rewards, self.scorers, agent=self.agent),
+            judge=Judge(self.rewards, agent=self.agent),
         )
         counts = {
             "samples": {"train": len(prompts.ids), "eval": len(held_out.ids)},

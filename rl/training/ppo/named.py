@@ -10,11 +10,11 @@ from rl.training.result import TrainingRefused
 from rl.training.reward_model import RewardModel
 
 
-def rewards_of(specs: str, base: SharedBase) -> list[RewardFunction]:
+def rewards_of(specs: str, base: SharedBase | None = None) -> list[RewardFunction]:
     """The reward functions and reward models of specs separated by commas, in their order.
 
-    The first reward model that was trained on the base in memory becomes one more role on it; any other is loaded
-    beside it.
+    The first reward model that was trained on the base in memory becomes one more role on it; any other, and all where
+    no base is given, is loaded beside it.
 
     Raises TrainingRefused for a name nobody knows, and for a model that cannot be used.
     """
@@ -23,8 +23,11 @@ def rewards_of(specs: str, base: SharedBase) -> list[RewardFunction]:
         try:
             if name.startswith(MODEL):
                 path = name.removeprefix(MODEL)
-                shared = fits(path, base) and not any(isinstance(f, SharedRewardModel) for f in functions)
-                functions.append(SharedRewardModel(base, path) if shared else RewardModel.load(path))
+                taken = any(isinstance(f, SharedRewardModel) for f in functions)
+                if base is not None and not taken and fits(path, base):
+                    functions.append(SharedRewardModel(base, path))
+                else:
+                    functions.append(RewardModel.load(path))
             elif name:
                 # whoever names code_execution here means it; the commands ask the settings first
                 functions += rewards_named([name], code_execution=True)
