@@ -31,6 +31,9 @@ PURE = [
     "rl.pairs",
     "rl.allocation",
     "rl.metrics",
+    "rl.boundaries",
+    "rl.contrasts",
+    "rl.offpolicy",
 ]
 FURNACE = ["rl.training", "rl.export"]
 

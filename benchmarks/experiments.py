@@ -1,0 +1,58 @@
+"""Experiments in simulation: false alarms under peeking, power against a fixed horizon, off-policy coverage.
+
+Prints JSON; `--experiments`, `--decisions` and `--logs` say how much of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.experiment_worlds import LOOK_EVERY, coverage, peeking
+
+
+def fixed_horizon(share: float, gain: float, power: float, alpha: float = 0.05) -> int:
+    """Decisions of both arms that a two-sided z test of proportions needs (Fleiss, without correction)."""
+    quantiles = float(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(power))
+    other = share + gain
+    return round(2 * quantiles**2 * (share * (1 - share) + other * (1 - other)) / gain**2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--experiments", type=int, default=2000, help="Of each kind (default 2000)")
+    parser.add_argument("--decisions", type=int, default=5000, help="Of each (default 5000)")
+    parser.add_argument("--logs", type=int, default=2000, help="Logs of choose mode (default 2000)")
+    options = parser.parse_args()
+    equal = {
+        str(share): asdict(peeking(options.experiments, options.decisions, share, 0.0, seed=7))
+        for share in (0.02, 0.1, 0.3, 0.5, 0.9)
+    }
+    power = {}
+    for gain in (0.05, 0.1, 0.2):
+        planned = fixed_horizon(0.3, gain, 0.8)
+        power[str(gain)] = {
+            "fixed_horizon": planned,
+            "at_that_horizon": asdict(peeking(options.experiments, planned, 0.3, gain, seed=8)),
+            "at_twice_that": asdict(peeking(options.experiments, 2 * planned, 0.3, gain, seed=9)),
+        }
+    result = {
+        "look_every": LOOK_EVERY,
+        "experiments": options.experiments,
+        "decisions": options.decisions,
+        "equal_arms": equal,
+        "power": power,
+        "choose_mode_coverage": coverage(options.logs),
+    }
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""What a policy would have earned on decisions that another took, from their propensities. Pure: numpy and scipy.
+
+A decision's weight is the policy's probability of the logged choice over the probability with which it was logged. All
+estimators take rewards in [0, 1]; `parts` are their influence values, one per decision, whose mean is the estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from rl.statistics import Difference
+
+Array = npt.NDArray[np.float64]
+
+MIN_DECISIONS = 30
+MIN_ESS = 20.0
+"""Effective decisions below which a log is refused."""
+SMALL_ESS = 100.0
+"""Effective decisions below which an estimate carries a warning."""
+MAX_UNSUPPORTED = 0.05
+"""Share of the policy's choices that the log can never have made, above which it is refused."""
+HEAVY_SHARE = 0.1
+"""Share of all weight on one decision that earns a warning."""
+CLIP = 10.0
+"""Weights above this are cut by the clipped estimator."""
+
+
+class OffPolicyRefused(ValueError):
+    """A log that cannot answer; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Logged decisions, all arrays of shape (n,)."""
+
+    reward: Array
+    """In [0, 1]."""
+    propensity: Array
+    """Probability with which the logged choice was made, in (0, 1]."""
+    target: Array
+    """The judged policy's probability of the logged choice, in [0, 1]."""
+    unsupported: float = 0.0
+    """Mean probability that the judged policy gives to choices the log could not have made, where that is known."""
+
+    def __post_init__(self) -> None:
+        if not len(self.reward) == len(self.propensity) == len(self.target):
+            raise ValueError("expected as many rewards as propensities and target probabilities")
+        if len(self.reward) and not (
+            np.isfinite(self.reward).all()
+            and ((self.propensity > 0) & (self.propensity <= 1)).all()
+            and ((self.target >= 0) & (self.target <= 1 + 1e-9)).all()
+        ):
+            raise ValueError(
+                "expected finite rewards, propensities in (0, 1], target probabilities in [0, 1]"
+            )
+
+    @property
+    def weights(self) -> Array:
+        return self.target / self.propensity
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Whether a log says anything of a policy."""
+
+    n: int
+    ess: float
+    """Effective sample size (sum w)^2 / sum w^2: so many decisions of the policy's own would say as much."""
+    max_weight: float
+    mean_weight: float
+    """1 in expectation where the log covers the policy."""
+    unsupported: float
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "n": self.n,
+            "ess": self.ess,
+            "max_weight": self.max_weight,
+            "mean_weight": self.mean_weight,
+            "unsupported": self.unsupported,
+            "warnings": list(self.warnings),
+        }
+
+
+def overlap_of(log: Log) -> Overlap:
+    """Effective sample size (Kish 1965), largest and mean weight, and what they warn of."""
+    weights = log.weights
+    n, total, squares = len(weights), float(weights.sum()), float((weights**2).sum())
+    ess = total**2 / squares if squares else 0.0
+    heaviest = float(weights.max(initial=0.0))
+    warnings = []
+    if ess < SMALL_ESS:
+        warnings.append(f"only {ess:.0f} effective decisions of {n}")
+    if total and heaviest / total > HEAVY_SHARE:
+        warnings.append(f"one decision carries {100 * heaviest / total:.0f} % of all weight")
+    return Overlap(n, ess, heaviest, total / n if n else math.nan, log.unsupported, tuple(warnings))
+
+
+def overlap_check(log: Log) -> Overlap:
+    """The overlap of a log that can answer. Raises OffPolicyRefused for one that cannot."""
+    found = overlap_of(log)
+    if found.n < MIN_DECISIONS:
+        raise OffPolicyRefused(
+            f"{found.n} decisions with propensity and reward, {MIN_DECISIONS} are needed to estimate from"
+        )
+    if found.unsupported > MAX_UNSUPPORTED:
+        raise OffPolicyRefused(
+            f"the log does not cover the policy: {100 * found.unsupported:.0f} % of its choices were never possible "
+            "when it was logged; log with some exploration (epsilon or temperature above 0)"
+        )
+    if found.ess < MIN_ESS:
+        raise OffPolicyRefused(
+            f"the log does not cover the policy: {found.n} decisions count for {found.ess:.1f}, {MIN_ESS:g} are "
+            "needed; log more, or with more exploration"
+        )
+    spread = float(log.weights.std(ddof=1)) / math.sqrt(found.n)
+    if abs(found.mean_weight - 1) > max(0.2, 5 * spread):
+        raise OffPolicyRefused(
+            f"the log does not cover the policy: weights average {found.mean_weight:.2f} where 1 is expected, so "
+            "choices it would make were never logged, or the propensities are wrong"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate of the mean reward with its interval."""
+
+    method: str
+    value: float
+    error: float
+    """Standard error."""
+    low: float
+    high: float
+    parts: Array = field(repr=False, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "error": self.error, "low": self.low, "high": self.high}
+
+
+def _estimate(method: str, value: float, parts: Array, confidence: float) -> Estimate:
+    """parts average to value; the interval is Student's over them, cut to [0, 1]."""
+    n = len(parts)
+    error = float(parts.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
+    half = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * error if n > 1 else math.inf
+    return Estimate(method, value, error, max(value - half, 0.0), min(value + half, 1.0), parts)
+
+
+def ips(log: Log, confidence: float = 0.95) -> Estimate:
+    """Inverse propensity scoring, unbiased: mean of w r (Horvitz & Thompson 1952)."""
+    parts = log.weights * log.reward
+    return _estimate("ips", float(parts.mean()), parts, confidence)
+
+
+def snips(log: Log, confidence: float = 0.95) -> Estimate:
+    """Self-normalised: sum w r / sum w (Swaminathan & Joachims, NIPS 2015); influence value v + w (r - v) / mean w."""
+    weights = log.weights
+    value = float((weights * log.reward).sum() / weights.sum())
+    parts = value + weights * (log.reward - value) / weights.mean()
+    return _estimate("snips", value, parts, confidence)
+
+
+def clipped_ips(log: Log, bound: float = CLIP, confidence: float = 0.95) -> Estimate:
+    """IPS with weights cut at `bound`: less variance, biased low for rewards of at least 0 (Ionides 2008)."""
+    parts = np.minimum(log.weights, bound) * log.reward
+    return _estimate("clipped_ips", float(parts.mean()), parts, confidence)
+
+
+def doubly_robust(log: Log, modelled: Array, modelled_target: Array, confidence: float = 0.95) -> Estimate:
+    """Mean of m(target) + w (r - m(logged)) (Dudik, Langford & Li, ICML 2011, eq. 2.2): unbiased whatever the model.
+
+    modelled (n,): the model's reward of the logged choice; modelled_target (n,): its expectation over the policy's
+    choices. The model must not have seen the decision (see `cross_fitted`), or the interval is too narrow.
+    """
+    parts = modelled_target + log.weights * (log.reward - modelled)
+    return _estimate("doubly_robust", float(parts.mean()), parts, confidence)
+
+
+def gain(policy: Estimate, other: Estimate, confidence: float = 0.95) -> Difference:
+    """policy minus other, on the same decisions: paired by decision."""
+    parts = policy.parts - other.parts
+    found = _estimate("gain", policy.value - other.value, parts, confidence)
+    half = float(stats.t.ppf(0.5 + confidence / 2, len(parts) - 1)) * found.error
+    return Difference(found.value, found.value - half, found.value + half)
+
+
+# --- The model of doubly robust estimation ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One logged decision among listed candidates; k candidates with d features each."""
+
+    features: Array
+    """(k, d)"""
+    chosen: int
+    reward: float
+    propensity: float
+    target: Array
+    """(k,): the judged policy's probabilities, summing to 1."""
+    logged: Array | None = None
+    """(k,): the probabilities it was drawn by, where the whole distribution was recorded."""
+    group: str = ""
+    """Decisions of one group (the same prompt) are never on two sides of a fold."""
+
+
+def log_of(choices: Sequence[Choice]) -> Log:
+    """The choices as a log; what no logged distribution supports is counted where it is known."""
+    known = [choice for choice in choices if choice.logged is not None]
+    missed = [float(choice.target[choice.logged <= 0].sum()) for choice in known]  # type: ignore[operator]
+    return Log(
+        np.array([choice.reward for choice in choices], float),
+        np.array([choice.propensity for choice in choices], float),
+        np.array([choice.target[choice.chosen] for choice in choices], float),
+        unsupported=float(np.mean(missed)) if missed else 0.0,
+    )
+
+
+def cross_fitted(choices: Sequence[Choice], folds: int = 5, penalty: float = 1.0) -> tuple[Array, Array]:
+    """(modelled, modelled_target) for `doubly_robust`: ridge regression of the reward on a choice's features.
+
+    Each decision is foretold by a model fitted on the other folds alone (Chernozhukov et al. 2018, section 3); groups
+    are dealt to folds in the order of their first appearance. penalty: ridge weight per standardised feature.
+    """
+    order: dict[str, int] = {}
+    fold = np.array([order.setdefault(c.group or str(i), len(order)) % folds for i, c in enumerate(choices)])
+    logged = np.stack([choice.features[choice.chosen] for choice in choices])
+    reward = np.array([choice.reward for choice in choices], float)
+    modelled, expected = np.zeros(len(choices)), np.zeros(len(choices))
+    for number in range(folds):
+        held = np.flatnonzero(fold == number)
+        fitted = fold != number
+        if not len(held):
+            continue
+        predict = _ridge(logged[fitted], reward[fitted], penalty)
+        modelled[held] = predict(logged[held])
+        # every candidate of the held-out decisions in one product
+        stacked = predict(np.concatenate([choices[i].features for i in held.tolist()]))
+        start = 0
+        for i in held.tolist():
+            k = len(choices[i].target)
+            expected[i] = float(stacked[start : start + k] @ choices[i].target)
+            start += k
+    return modelled, expected
+
+
+def _ridge(x: Array, y: Array, penalty: float) -> Any:
+    """The fitted function from (n, d) features to (n,) rewards in [0, 1]; a constant where there is nothing to fit."""
+    if not len(y):
+        return lambda features: np.full(len(features), 0.5)
+    centre, mean = x.mean(axis=0), float(y.mean())
+    scale = x.std(axis=0)
+    scale[scale == 0] = 1.0
+    z = (x - centre) / scale
+    weights = np.linalg.solve(z.T @ z + penalty * np.eye(x.shape[1]), z.T @ (y - mean))
+    return lambda features: np.clip(mean + (features - centre) / scale @ weights, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All estimators on one log, with its overlap. `doubly_robust` is what the gate asks."""
+
+    overlap: Overlap
+    logged: float
+    """Mean reward that was earned."""
+    estimates: dict[str, Estimate]
+
+    @property
+    def best(self) -> Estimate:
+        return self.estimates.get("doubly_robust", self.estimates["snips"])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "logged": self.logged,
+            "overlap": self.overlap.as_dict(),
+            **{name: estimate.as_dict() for name, estimate in self.estimates.items()},
+        }
+
+
+def report(choices: Sequence[Choice], confidence: float = 0.95) -> Report:
+    """Every estimator on choices that were logged. Raises OffPolicyRefused where the log cannot answer."""
+    if not choices:
+        raise OffPolicyRefused(
+            "no decision has candidates, a propensity and a reward; answer in choose mode and rate what it chose"
+        )
+    log = log_of(choices)
+    overlap = overlap_check(log)
+    modelled, expected = cross_fitted(choices)
+    found = (
+        ips(log, confidence),
+        snips(log, confidence),
+        clipped_ips(log, confidence=confidence),
+        doubly_robust(log, modelled, expected, confidence),
+    )
+    return Report(overlap, float(log.reward.mean()), {estimate.method: estimate for estimate in found})
