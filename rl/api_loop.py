@@ -18,10 +18,11 @@ from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs, registry
 from rl.api import AGENT, agent_checked, flag, run_shown
+from rl.choosing import method_chosen
 from rl.datasets import DatasetRefused
 from rl.jobs import TrainOrder
 from rl.models import Policy, TrainingRun
-from rl.online import OnlineLearner, method_of
+from rl.online import OnlineLearner
 from rl.orders import order_place
 from rl.recipes import RecipeError
 from rl.selectors import share_of
@@ -143,9 +144,11 @@ class Runs(ApiView):
             raise Refused("knobs: expected an object", fields={"knobs": "expected an object"})
         agent = agent_checked(_text(facts, "agent"))
         try:
+            chosen = method_chosen(agent, _text(facts, "method") or "auto")
             order = TrainOrder(
                 agent,
-                method_of(agent, _text(facts, "method") or "auto"),
+                chosen.method,
+                why=chosen.why,
                 config=_text(facts, "config") or None,
                 knobs=knobs,
                 actor=_who(request),

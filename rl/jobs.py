@@ -65,6 +65,13 @@ class TrainOrder:
     max_samples: int | None = None
     output: Path | None = None
     actor: str = "train_dpo"
+    why: str = ""
+    """Why this method, where something chose it."""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What a run of this order has to say before it has figures: TrainingRun.result."""
+        return {"why": self.why, "notes": [self.why]} if self.why else {}
 
 
 def run_enqueue(order: TrainOrder) -> TrainingRun:
@@ -76,6 +83,7 @@ def run_enqueue(order: TrainOrder) -> TrainingRun:
     recipe_named(order.method, order.config or "default").with_knobs(**order.knobs)
     return TrainingRun.objects.create(
         agent=order.agent,
+        result=order.said,
         method=order.method,
         base_model=order.base_model or settings.RATCHET_BASE_MODEL,
         config=order.config or "",

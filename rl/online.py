@@ -16,7 +16,7 @@ from feedback.selectors import agents_known
 from feedback.services import decision_record, rating_submit
 from rl import jobs, registry
 from rl.buffer import buffer_size, feedback_take
-from rl.datasets import DatasetRefused, prepare_training_dataset
+from rl.choosing import method_chosen
 from rl.learner_config import learner_config, learner_settings
 from rl.methods import method_named
 from rl.models import LearnerSettings, TrainingRun
@@ -33,20 +33,6 @@ MAX_FOLLOW_UPS = 3
 
 class LearnerRefused(ValueError):
     """A retrain that cannot begin now; the message says why and when it can."""
-
-
-def method_of(agent: str, wanted: str) -> str:
-    """The method a retrain uses. `auto`: dpo where the feedback makes pairs enough, else kto where it makes labels
-    enough (thumbs on single responses), else dpo, whose refusal says what is missing. Raises RecipeError."""
-    if wanted != "auto":
-        return method_named(wanted).slug
-    for slug in ("dpo", "kto"):
-        try:
-            prepare_training_dataset(agent, kind=method_named(slug).kind, dry_run=True)
-        except DatasetRefused:
-            continue
-        return slug
-    return "dpo"
 
 
 @dataclass(frozen=True)
@@ -120,13 +106,14 @@ class OnlineLearner:
             raise LearnerRefused(f"{self.agent}: {reason}")
         if size == 0:
             raise LearnerRefused(f"{self.agent}: there is no feedback that was not learnt from")
-        method = method_of(self.agent, wanted.method)
+        chosen = method_chosen(self.agent, wanted.method)
+        method = chosen.method
         if not method_named(method).policy or method_named(method).rewarded:
             raise LearnerRefused(
                 f"{self.agent}: {method} needs a person to name its rewards; set another method"
             )
         knobs = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
-        order = jobs.TrainOrder(self.agent, method, knobs=knobs, actor=jobs.LEARNER)
+        order = jobs.TrainOrder(self.agent, method, knobs=knobs, actor=jobs.LEARNER, why=chosen.why)
         try:
             with transaction.atomic():
                 run = jobs.run_enqueue(order)

@@ -105,6 +105,7 @@ def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[s
     prepared = _prepare(order, recipe, new)
     run = TrainingRun.objects.create(
         agent=order.agent,
+        result=order.said,
         method=order.method,
         asked_by=order.actor,
         snapshot=prepared.snapshot,
@@ -212,15 +213,15 @@ def _run_claimed(
         run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")
         raise
     if policy is None and result.status != "cancelled":
-        run_finish(run, Status.SUCCEEDED, **_figures(result))  # a judge of answers, which nobody serves
+        run_finish(run, Status.SUCCEEDED, **_figures(run, result))  # a judge of answers, which nobody serves
     elif policy is None:
         run.refresh_from_db()
         where = f"stopped at step {result.steps} of {result.total_steps}"
         if run.dispatched_at is not None and not run.cancel_requested:
-            run_interrupt(run, reason=f"{where} with its worker", **_figures(result))
+            run_interrupt(run, reason=f"{where} with its worker", **_figures(run, result))
         else:
             said = f"{run.reason}, " if run.cancel_requested else ""
-            run_finish(run, Status.CANCELLED, reason=f"{said}{where}", **_figures(result))
+            run_finish(run, Status.CANCELLED, reason=f"{said}{where}", **_figures(run, result))
     return _train_report(run, result, policy)
 
 
@@ -255,6 +256,8 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: RunListener, *, res
     )
     if snapshot.simulated_share:
         result.notes.append(f"{100 * snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
+    if "why" in run.result:
+        result.notes.insert(0, run.result["why"])
     result.save(folder / "result.json")
     if result.history.get("step"):
         result.plot(folder / "training.png")
@@ -338,15 +341,16 @@ def _policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Polic
             feedback_count=snapshot.feedback_count,
             actor=actor,
         )
-        run_finish(run, Status.SUCCEEDED, **_figures(result))
+        run_finish(run, Status.SUCCEEDED, **_figures(run, result))
     return policy
 
 
-def _figures(result: TrainResult) -> dict[str, Any]:
+def _figures(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
     """What a run's row keeps of its result, without the histories."""
     return {
         "steps_done": result.steps,
         "result": {
+            **({"why": run.result["why"]} if "why" in run.result else {}),
             "metrics": result.metrics,
             "samples": result.samples,
             "truncated": result.truncated,
@@ -366,6 +370,7 @@ def _train_report(run: TrainingRun, result: TrainResult, policy: Policy | None) 
         "policy": policy.name if policy else None,
         "checkpoint": result.checkpoint,
         "agent": run.agent,
+        "why": run.result.get("why", ""),
         "base_model": run.base_model,
         "config": run.config,
         "samples": {**result.samples, "holdout": snapshot.counts.get("holdout", 0) if snapshot else 0},

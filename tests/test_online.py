@@ -237,16 +237,3 @@ def test_the_clock_is_put_into_the_schedule_once() -> None:
     row = Schedule.objects.get(name=online.SCHEDULE)
     assert (row.func, row.minutes) == ("rl.tasks.tick", 1)
     assert online.OnlineLearner("widgets").get_status()["next_check"] == row.next_run.isoformat()
-
-
-def test_thumbs_on_single_responses_are_learnt_from_by_kto_and_pairs_by_dpo() -> None:
-    for number in range(40):
-        decision = decision_record(agent="widgets", messages=f"prompt {number}", response="r").row
-        rating_submit(decision=decision, rater="ada", thumb="up" if number % 2 else "down")
-    assert online.method_of("widgets", "auto") == "kto"
-    for number in range(40):
-        other = decision_record(agent="widgets", messages=f"prompt {number}", response="other").row
-        rating_submit(decision=other, rater="ada", thumb="down" if number % 2 else "up")
-    assert online.method_of("widgets", "auto") == "dpo"
-    with pytest.raises(RecipeError, match="no method 'magic'"):
-        online.method_of("widgets", "magic")

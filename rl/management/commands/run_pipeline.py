@@ -9,9 +9,10 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
 from rl import pipeline, runs
+from rl.choosing import method_chosen
 from rl.jobs import TrainOrder
 from rl.models import Policy
-from rl.online import learner_settings, method_of
+from rl.online import learner_settings
 
 
 class Command(RatchetCommand):
@@ -26,7 +27,17 @@ class Command(RatchetCommand):
             "--agent", metavar="SLUG", help="Whose (default: the only one). Example: --agent widgets"
         )
         parser.add_argument(
-            "--method", default="auto", metavar="M", help="dpo, ... or auto (default). Example: --method dpo"
+            "--method",
+            default="auto",
+            metavar="M",
+            help="dpo, kto, sft, grpo, ppo, or auto (default): dpo, kto or sft by what the feedback holds, and says "
+            "why. Example: --method dpo",
+        )
+        parser.add_argument(
+            "--reward",
+            action="append",
+            metavar="SPEC",
+            help="What grpo and ppo reward, repeatable (default: the preset's). Example: --reward agent",
         )
         parser.add_argument(
             "--config", metavar="NAME", help="Preset (default: by the machine). Example: --config cpu"
@@ -46,8 +57,14 @@ class Command(RatchetCommand):
             with self.bar("judging") as bar:
                 return asdict(pipeline.run_follow(options["run"], bar.update))
         agent = runs.agent_for(options["agent"], from_file=False)
+        chosen = method_chosen(agent, options["method"])
         order = TrainOrder(
-            agent, method_of(agent, options["method"]), config=options["config"], actor="run_pipeline"
+            agent,
+            chosen.method,
+            config=options["config"],
+            actor="run_pipeline",
+            why=chosen.why,
+            knobs={"reward": ",".join(options["reward"])} if options["reward"] else {},
         )
         with self.bar("training") as bar:
             trained = runs.train(order, bar.update)
@@ -65,6 +82,8 @@ class Command(RatchetCommand):
         return {"training": trained, **asdict(outcome)}
 
     def show(self, result: dict[str, Any]) -> None:
+        if why := result["training"]["why"]:
+            self.stdout.write(why)
         for verdict in result["sheet"].get("verdicts", []):
             self.stdout.write(f"{verdict['outcome']:>14}  {verdict['rule']}: {verdict['words']}")
         self.stdout.write(
