@@ -3,9 +3,9 @@
     python benchmarks/grpo_throughput.py [--model tiny|100m|1b] [--prompt 384] [--completion 24] [--group 8]
                                          [--groups 1] [--steps 4] [--rounds 2] [--only ours,trl_default,trl_tuned]
 
-A step samples `group` answers to each of `groups` prompts, judges them and takes one optimiser step. Each side runs
-in a process of its own on the same random weights, prompts and LoRA rank; the sides take turns, and the median counts,
-the first of a process left out. Before that, both are given the same sampled answers in float32: `loss_differs` and
+A step samples `group` answers to each of `groups` prompts, judges them and takes one optimiser step. Each side runs in
+a process of its own on the same random weights, prompts and LoRA rank; the sides take turns, and the median counts, the
+first step of a process left out. Before that, both are given the same sampled answers in float32: `loss_differs` and
 `gradient_differs` (largest norm of a difference, relative to the largest gradient) say whether they compute the same.
 Prints one JSON object.
 """

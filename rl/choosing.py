@@ -33,8 +33,8 @@ def method_chosen(
 
     DPO where it makes pairs enough and they reach a quarter of the prompts people judged; KTO where it holds good and
     bad responses enough; SFT where it holds corrections or liked responses enough; DPO again where nothing is enough,
-    whose refusal says what is missing. `source` is where the feedback is, as `prepare_training_dataset` takes it. Raises
-    RecipeError for an unknown name.
+    whose refusal says what is missing. `source` is where the feedback is, as `prepare_training_dataset` takes it.
+    Raises RecipeError for an unknown name.
     """
     if wanted != "auto":
         return Chosen(method_named(wanted).slug, f"{wanted} was asked for")
