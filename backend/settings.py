@@ -292,6 +292,10 @@ NOTIFY_EMAIL = [a.strip() for a in os.environ.get("NOTIFY_EMAIL", "").split(",")
 EMAIL_HOST = os.environ.get("EMAIL_HOST") or "localhost"
 DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM") or "ratchet@localhost"
 
+# --- Agents -----------------------------------------------------------------------------------------------
+# Dotted paths of a user's own agents, with commas between: a module that defines AGENT, or an Agent in one.
+RATCHET_AGENTS = [path.strip() for path in os.environ.get("RATCHET_AGENTS", "").split(",") if path.strip()]
+
 # --- What feedback asks of the rest, without importing it ---------------------------------------------------
 # Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).
 FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
@@ -373,6 +377,7 @@ UNFOLD = {
                 "items": [
                     _admin_link("Runs", "model_training", "rl_trainingrun"),
                     _admin_link("Snapshots", "dataset", "rl_snapshot"),
+                    _admin_link("Agents without code", "smart_toy", "rl_agentdefinition"),
                     _admin_link("Learner settings", "autorenew", "rl_learnersettings"),
                 ],
             },

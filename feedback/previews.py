@@ -54,6 +54,24 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Pick:
+    """One of the names shown to an agent that picks some or puts all in order."""
+
+    name: str
+    description: str
+    place: int
+    """Where it stands in the answer, from 1; 0: it was not picked."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call, as JSON to be read."""
+
+    tool: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Folder:
     """One line of a folder tree."""
 
@@ -79,6 +97,10 @@ class Preview:
     drawing: SafeString | None = None
     screen: str = ""
     tree: list[Folder] = field(default_factory=list)
+    picks: list[Pick] = field(default_factory=list)
+    in_order: bool = False
+    """Whether every name was picked: then their order is the answer."""
+    call: Call | None = None
 
     @property
     def chooses(self) -> bool:
@@ -100,17 +122,28 @@ def _facts_source(path: str) -> Any:
     return import_string(path)
 
 
-def preview_of(decision: Decision, kind: str) -> Preview:
-    """What to show of a decision; `kind` is the agent's preview, and one without a template is shown as text."""
+def preview_of(decision: Decision, kind: str, keys: tuple[str, str] = ("", "")) -> Preview:
+    """What to show of a decision; `kind` is the agent's preview, and one without a template is shown as text.
+
+    keys: the state's keys of what was asked and of the names shown, where the kind has none of its own.
+    """
     template = _template_name(kind)
     kind = template.removesuffix(".html").rpartition("/")[2]
     state = decision.state if isinstance(decision.state, Mapping) else {}
-    asked_key, listed_key = STATE_KEYS.get(kind, ("question", ""))
+    asked_key, listed_key = STATE_KEYS.get(kind, (keys[0] or "question", keys[1]))
     context = state.get("context")
     context = context if isinstance(context, Mapping) else {}
-    choice, fault = ("", "") if kind == "text" else _choice(decision.response)
+    picked: list[str] = []
+    call = _call(decision.response) if kind == "tool" else None
+    if kind == "list":
+        picked, fault = _picked(decision.response)
+        choice = ", ".join(picked)
+    elif call:
+        choice, fault = call.tool, ""
+    else:
+        choice, fault = ("", "") if kind in ("text", "tool") else _choice(decision.response)
     options = _options(decision, state.get(listed_key), kind)
-    if choice and options and not any(option.chosen for option in options):
+    if choice and options and kind not in ("list", "tool") and not any(option.chosen for option in options):
         fault = f"{choice} is not among the {len(options)} listed"
     asked = _text(state.get(asked_key)) or (
         "" if kind == "text" else _first_line(_last_user(decision.messages))
@@ -133,6 +166,9 @@ def preview_of(decision: Decision, kind: str) -> Preview:
         description=description,
         drawing=drawing,
         screen=screen if (screen := str(context.get("on", "")).replace(" ", "-")) in SCREENS else "",
+        picks=_picks(state, listed_key, picked) if kind == "list" else [],
+        in_order=kind == "list" and len(picked) > 1 and set(picked) == set(_listed(state, listed_key)),
+        call=call,
         tree=_tree([option.label for option in options] or [choice], choice) if kind == "folder" else [],
     )
 
@@ -213,6 +249,48 @@ def _choice(response: str) -> tuple[str, str]:
     return next(iter(answer.values())), ""
 
 
+def _picked(response: str) -> tuple[list[str], str]:
+    """The names a JSON response picked: one, or a list of them."""
+    name, fault = _choice(response)
+    if name:
+        return [name], ""
+    try:
+        answer = json.loads(response)
+        (names,) = answer.values()
+    except (ValueError, RecursionError, AttributeError):
+        return [], fault
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        return names, ""
+    return [], "expected JSON with a list of names in it"
+
+
+def _listed(state: Mapping[str, Any], key: str) -> list[str]:
+    listed = state.get(key)
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+
+
+def _picks(state: Mapping[str, Any], key: str, picked: list[str]) -> list[Pick]:
+    """What was picked first, in its order, then what was not."""
+    described = state.get("descriptions")
+    described = described if isinstance(described, Mapping) else {}
+    listed = _listed(state, key)
+    rest = [name for name in listed if name not in picked]
+    return [
+        Pick(name, _text(described.get(name)), picked.index(name) + 1 if name in picked else 0)
+        for name in [*dict.fromkeys(picked), *rest]
+    ]
+
+
+def _call(response: str) -> Call | None:
+    try:
+        said = json.loads(response)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or not isinstance(said.get("tool"), str):
+        return None
+    return Call(said["tool"], _pretty(said.get("arguments") or {}))
+
+
 def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:
     responses = [
         candidate if isinstance(candidate, str) else candidate.get("response", "")
@@ -223,10 +301,16 @@ def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:
         responses = [json.dumps({kind: name}, ensure_ascii=False) for name in listed if isinstance(name, str)]
     chosen = _same(decision.response)
     return [
-        Option(_choice(response)[0] or response, response, _same(response) == chosen)
+        Option(_label(response, kind), response, _same(response) == chosen)
         for response in responses
         if response
     ]
+
+
+def _label(response: str, kind: str) -> str:
+    if kind == "list":
+        return ", ".join(_picked(response)[0]) or response
+    return _choice(response)[0] or response
 
 
 def _same(response: str) -> str:

@@ -115,7 +115,11 @@ def shown_context(decision: Decision) -> dict[str, Any]:
     return {
         "decision": decision,
         "facts": facts,
-        "preview": preview_of(decision, facts.preview),
+        "preview": preview_of(
+            decision,
+            facts.preview,
+            (getattr(facts, "asked_key", ""), getattr(facts, "listed_key", "")),
+        ),
         "turns": turns_of(decision.messages),
         "conversation": conversation_of(decision.messages),
     }

@@ -22,6 +22,7 @@ from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from feedback.selectors import agents_known
 from rl import registry
 from rl.models import (
+    AgentDefinition,
     Artifact,
     Evaluation,
     GateSettings,
@@ -391,3 +392,11 @@ class RewardSettingsAdmin(ModelAdmin):
 
     list_display = ["agent", "immediate_weight", "delayed_weight", "strategic_weight"]
     search_fields = ["agent"]
+
+
+@admin.register(AgentDefinition)
+class AgentDefinitionAdmin(ModelAdmin):
+    """Agents that need no code."""
+
+    list_display = ["slug", "title", "description"]
+    search_fields = ["slug", "title"]

@@ -9,6 +9,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from rl.agent_models import AgentDefinition as AgentDefinition
 from rl.experiment_models import Arm as Arm
 from rl.experiment_models import Experiment as Experiment
 from rl.experiment_models import ExperimentEvent as ExperimentEvent

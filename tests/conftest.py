@@ -19,6 +19,7 @@ for name in (
     "DATABASE_URL",
     "RATCHET_BASE_MODEL",
     "RATCHET_CONFIG",
+    "RATCHET_AGENTS",
     "ENABLE_ONLINE_LEARNING",
     "REDIS_URL",
     "DEBUG",

@@ -29,9 +29,12 @@ def chooser(slug: str) -> ChoiceAgent:
 
 
 def test_agents_are_found_by_their_files():
-    assert sorted(AGENTS) == ["assistant", "filer", "fixtures", "widgets"]
+    assert sorted(AGENTS) == [
+        "assistant", "filer", "fixtures", "librarian", "prioritizer", "retriever", "storer", "tool_agent", "widgets",
+    ]  # fmt: skip
 
 
+@pytest.mark.django_db
 def test_unknown_slug_answers_as_the_assistant_under_its_own_name():
     agent = get_agent("support-bot")
     assert agent.slug == "support-bot"

@@ -50,7 +50,7 @@ def test_noise_is_the_share_of_flipped_thumbs() -> None:
 
 
 def test_unknown_agents_and_wrong_numbers_are_refused() -> None:
-    with pytest.raises(SimulationRefused, match="assistant, filer, fixtures, widgets"):
+    with pytest.raises(SimulationRefused, match="assistant, filer, fixtures, librarian"):
         simulate("nobody")
     with pytest.raises(SimulationRefused, match=r"\[0, 0.5\]"):
         simulate("widgets", noise=0.7)

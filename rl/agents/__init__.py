@@ -1,9 +1,10 @@
-"""The built-in agents: every file in this folder that defines AGENT. Pure: standard library only."""
+"""The agents: every file in this folder that defines AGENT, and those that were made known from outside. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import pkgutil
+from collections.abc import Callable
 from importlib import import_module
 
 from rl.agents.base import Agent, AgentFacts
@@ -24,12 +25,43 @@ def _discovered() -> dict[str, Agent]:
 
 
 AGENTS: dict[str, Agent] = _discovered()
+"""Built in, and those of RATCHET_AGENTS once they are registered."""
+
+finders: list[Callable[[str], Agent | None]] = []
+"""Asked, in order, for a slug that has no file: agents that were defined without code."""
+
+
+def agent_register(path: str) -> Agent:
+    """Make known an agent of a user's own by dotted path: a module that defines AGENT, or an Agent in one.
+
+    Raises ValueError where there is none, or where its slug is taken by another.
+    """
+    try:
+        found = import_module(path).AGENT
+    except (ImportError, AttributeError):
+        module, _, name = path.rpartition(".")
+        try:
+            found = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"agent {path}: cannot be imported ({error})") from error
+    if not isinstance(found, Agent):
+        raise ValueError(
+            f"agent {path}: expected an Agent, or a module that defines AGENT; found {found!r:.80}"
+        )
+    known = AGENTS.get(found.slug)
+    if known is not None and known != found:
+        raise ValueError(f"agent {path}: the slug {found.slug!r} is taken by another agent")
+    AGENTS[found.slug] = found
+    return found
 
 
 def get_agent(slug: str) -> Agent:
-    """The agent of a slug; one that has no file behaves as the assistant does, under its own name."""
+    """The agent of a slug; one that has neither a file nor a definition behaves as the assistant does."""
     if slug in AGENTS:
         return AGENTS[slug]
+    for find in finders:
+        if (found := find(slug)) is not None:
+            return found
     return dataclasses.replace(
         AGENTS["assistant"],
         slug=slug,

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 Message = dict[str, str]
 """One chat turn: {"role": "system" | "user" | "assistant", "content": text}."""
@@ -77,6 +77,10 @@ class AgentFacts:
     suggested_tags: tuple[str, ...] = ()
     preview: str = "text"
     """Template under templates/feedback/preview/ that shows a decision as a person would see it."""
+    asked_key: str = ""
+    """State key of what was asked; empty: as the preview has it."""
+    listed_key: str = ""
+    """State key of what could be answered."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,10 @@ class Agent:
     preview: str = "text"
     rewarded: RewardFacts = field(default_factory=RewardFacts, compare=False)
 
-    structured: ClassVar[bool] = False
-    """True where a response must be JSON that `parse` accepts."""
+    @property
+    def structured(self) -> bool:
+        """True where a response must be JSON that `parse` accepts."""
+        return False
 
     def facts(self) -> AgentFacts:
         return AgentFacts(self.slug, self.title, self.description, self.suggested_tags, self.preview)
@@ -117,6 +123,16 @@ class Agent:
     def ground_truth(self, state: State) -> list[str] | None:
         """The responses known to be right for a state (any of them), or None where nobody knows."""
         return None
+
+    def quality(self, state: State, response: str) -> float | None:
+        """How right a valid response is, in [0, 1], where the right answer is known; None where nobody knows."""
+        right = self.ground_truth(state)
+        if right is None:
+            return None
+        action = self.parse(response, state)
+        return float(
+            any(self.parse(answer, state) == action for answer in right if self.is_valid(answer, state))
+        )
 
     def scenarios(self) -> list[Scenario]:
         """Every made-up scenario, always the same and in the same order."""
@@ -167,7 +183,9 @@ class ChoiceAgent(Agent):
     options_key: str = "options"
     """State key under which the options are listed, as strings, in the order shown."""
 
-    structured: ClassVar[bool] = True
+    @property
+    def structured(self) -> bool:
+        return True
 
     def respond(self, option: str) -> str:
         """The exact response text for an option."""

@@ -6,12 +6,14 @@ import ast
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.rewards.code_execution import code_of
+
+RIGHT_FROM = -1.0
+"""Raw reward of a valid answer that is known to be all wrong."""
 
 LONGEST = 100_000
 """Characters of code that are parsed; more is a fault of its own."""
@@ -61,8 +63,8 @@ class FormatComplianceReward:
 
 @dataclass(frozen=True)
 class AgentReward:
-    """The agent's own judgement: -2 for what it cannot act on, 2 for an answer known to be right, -1 for one known
-    to be wrong, and 1 for a valid answer where nobody knows."""
+    """The agent's own judgement: -2 for what it cannot act on, -1 for an answer known to be wrong up to 2 for one known
+    to be right, and 1 for a valid answer where nobody knows."""
 
     name: str = "agent"
 
@@ -73,13 +75,12 @@ class AgentReward:
         agent = get_agent(sample.agent)
         value = _acted_on(agent, sample, 1.0)
         state = sample.facts.get("state")
-        right = agent.ground_truth(state) if isinstance(state, dict) else None
-        if value.raw != 1.0 or right is None:
+        if value.raw != 1.0 or not isinstance(state, dict):
             return value
-        hit = sample.response in right or any(
-            _same(agent, sample.response, answer, state) for answer in right
-        )
-        return RewardValue(RAW_HIGH if hit else -1.0, {"right": right[:5]})
+        quality = agent.quality(state, sample.response)
+        if quality is None:
+            return value
+        return RewardValue(RIGHT_FROM + (RAW_HIGH - RIGHT_FROM) * quality, {"right": quality})
 
 
 def _acted_on(agent: Agent, sample: RewardSample, good: float) -> RewardValue:
@@ -90,10 +91,3 @@ def _acted_on(agent: Agent, sample: RewardSample, good: float) -> RewardValue:
     except InvalidResponse as error:
         return RewardValue(RAW_LOW, {"fault": str(error)[:300]})
     return RewardValue(good)
-
-
-def _same(agent: Agent, one: str, other: str, state: Any) -> bool:
-    try:
-        return agent.parse(one, state) == agent.parse(other, state)
-    except InvalidResponse:
-        return False

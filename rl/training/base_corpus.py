@@ -16,6 +16,9 @@ from typing import Any
 from rl.agents import AGENTS, assistant, filer, fixtures, widgets
 from rl.agents.base import ChoiceAgent, Message
 
+LEARNT = ("assistant", "filer", "fixtures", "widgets")
+"""Agents whose way of asking the bundled model is taught."""
+
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())

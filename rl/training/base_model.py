@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rl.training.base_corpus import Example, example_random, tokenizer_text
+from rl.training.base_corpus import LEARNT, Example, example_random, tokenizer_text
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled_model"
 """The model shipped with the project: config, safetensors, tokenizer, chat template."""
@@ -243,7 +243,7 @@ def _padded(batch: Sequence[tuple[list[int], list[int]]], pad: int) -> tuple[Any
 
 
 def base_model_measure(path: Path, *, prompts: int = 100, seed: int = 0) -> dict[str, dict[str, float]]:
-    """What the model at `path` does on the built-in agents' own scenarios, of which it has learnt no answer.
+    """What the model at `path` does on scenarios of the agents it was taught to answer; it has learnt no answer.
 
     Per agent: prompts; valid_greedy and valid_sampled (temperature 1), shares of answers the agent can act on;
     preference_accuracy, how often the simulated rater's better option (worth at least 0.5) is more likely than a
@@ -255,7 +255,8 @@ def base_model_measure(path: Path, *, prompts: int = 100, seed: int = 0) -> dict
 
     policy = load_policy(str(path))
     figures: dict[str, dict[str, float]] = {}
-    for slug, agent in AGENTS.items():
+    for slug in LEARNT:
+        agent = AGENTS[slug]
         scenarios = agent.scenarios()
         if not scenarios:
             continue

@@ -19,7 +19,7 @@ class Command(RatchetCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("agent", help="Agent with scenarios: widgets, fixtures, filer or assistant.")
+        parser.add_argument("agent", help="Agent with scenarios: any of the built-in ones. Example: widgets")
         parser.add_argument(
             "--scenarios", default="all", help="How many, or all (the default). Example: --scenarios 100"
         )

@@ -1,0 +1,76 @@
+"""Agent `librarian`: under which subjects is a text to be found again?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from rl.agents.base import OutcomeWorth, RewardFacts, Scenario
+from rl.agents.lists import ListAgent, drafts_of
+
+# Subject -> how a text betrays it.
+SUBJECTS: dict[str, tuple[str, ...]] = {
+    "travel": ("the train to Porto", "two nights in a small hotel", "the late ferry"),
+    "money": ("what it cost in the end", "the yearly fee", "a refund of 40 euros"),
+    "health": ("the check-up in spring", "how the knee feels", "sleep and coffee"),
+    "garden": ("when to sow peas", "the apple tree", "slugs in the salad"),
+    "cooking": ("the soup with fennel", "bread without kneading", "how long to rest the dough"),
+    "repairs": ("the dripping tap", "a loose hinge", "which screws to take"),
+    "music": ("the second movement", "tuning the old guitar", "a choir on Tuesday"),
+    "school": ("the parents' evening", "a test on fractions", "the lost gym bag"),
+}
+TEXTS = ("notes on {one} and {two}", "{one}, and then {two}", "a letter about {one}; also {two}")
+SCENARIOS = 120
+
+
+@dataclass(frozen=True)
+class Librarian(ListAgent):
+    """Picks the subjects a text belongs under.
+
+    State: "text": what is to be catalogued; "subjects": names, in the order shown; "descriptions", "context" as in
+    ListAgent; "catalogued_under" (never shown): the right subjects, where they are known.
+    Response: {"subjects": ["<name>", ...]}, one to five of them, in any order.
+    """
+
+    def scenarios(self) -> list[Scenario]:
+        random = Random("librarian")
+        made: list[Scenario] = []
+        seen: set[str] = set()
+        while len(made) < SCENARIOS:
+            chosen = random.sample(tuple(SUBJECTS), 5)
+            right = chosen[:2]
+            one, two = (random.choice(SUBJECTS[name]) for name in right)
+            text = random.choice(TEXTS).format(one=one, two=two)
+            if text in seen:
+                continue
+            seen.add(text)
+            state = {
+                "text": text,
+                "subjects": random.sample(chosen, 5),
+                "catalogued_under": right,
+                "drafts": drafts_of(random, right, chosen[2:]),
+            }
+            made.append(Scenario(f"text-{len(made) + 1:03d}", state, tags=tuple(right)))
+        return made
+
+
+AGENT = Librarian(
+    slug="librarian",
+    title="Librarian",
+    description="Picks the subjects under which a text is found again.",
+    system_prompt="Pick the listed subjects the text belongs under. Answer in JSON.",
+    suggested_tags=("a subject is missing", "one too many", "too general", "wrong subject"),
+    max_new_tokens=64,
+    preview="list",
+    asked_key="text",
+    options_key="subjects",
+    answer_key="subjects",
+    truth_key="catalogued_under",
+    most=5,
+    rewarded=RewardFacts(
+        outcomes={
+            "subject_changed": OutcomeWorth(good=0, bad=1),
+            "found_by_subject": OutcomeWorth(good=1, bad=0, horizon="strategic"),
+        }
+    ),
+)

@@ -1,0 +1,133 @@
+"""Agent `storer`: where is a piece of information to be kept, or is it not worth keeping?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from rl.agents.base import (
+    AgentFacts,
+    ChoiceAgent,
+    Message,
+    OutcomeWorth,
+    RewardFacts,
+    Scenario,
+    State,
+    state_text,
+)
+
+# Place -> (what it is for, facts that belong there).
+PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "profile": (
+        "what stays true of a person",
+        (
+            "{who} writes left-handed",
+            "{who} speaks Danish",
+            "{who} cannot eat nuts",
+            "{who} lives in {place}",
+        ),
+    ),
+    "calendar": (
+        "what happens at a time",
+        ("{who} is away on {day}", "the review moves to {day}", "{who} visits {place} on {day}"),
+    ),
+    "project notes": (
+        "what was decided in the work",
+        ("the report drops chapter two", "{who} takes over the index", "we ship to {place} first"),
+    ),
+    "nowhere": (
+        "small talk and what is known already",
+        ("{who} says good morning", "it rains in {place}", "{who} laughs about {day}"),
+    ),
+}
+WHO = ("Ines", "Jonas", "Priya", "Tom", "Aiko", "Lena")
+WHERE = ("Ghent", "Oslo", "Turin", "Cork")
+DAYS = ("Monday", "Tuesday", "Thursday", "Friday")
+PER_PLACE = 30
+
+
+@dataclass(frozen=True)
+class Storer(ChoiceAgent):
+    """Chooses the place where a fact is kept.
+
+    State: "fact": text; "places": names to choose from, in the order shown, one of which may mean that it is not kept;
+    "descriptions": name -> what it is for; "context": name -> text, one prompt line each; "kept_in" (never shown): the
+    right place, where that is known.
+    Response: {"place": "<name>"}.
+    """
+
+    def facts(self) -> AgentFacts:
+        return AgentFacts(
+            self.slug, self.title, self.description, self.suggested_tags, self.preview, "fact", "places"
+        )
+
+    def render(self, state: State) -> list[Message]:
+        context, descriptions = state.get("context") or {}, state.get("descriptions") or {}
+        for key, value in (("context", context), ("descriptions", descriptions)):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"storer: {key!r} must map a name to a text, found {value!r}")
+        lines = [f"fact: {state_text(state, 'fact', self.slug)}"]
+        lines += [f"{name}: {value}" for name, value in context.items()]
+        lines.append("places:")
+        for name in self.options(state):
+            lines.append(f"{name}: {descriptions[name]}" if name in descriptions else name)
+        return [
+            {"role": "system", "content": self.system_prompt},
+            {"role": "user", "content": "\n".join(lines)},
+        ]
+
+    def ground_truth(self, state: State) -> list[str] | None:
+        kept_in = state.get("kept_in")
+        return [self.respond(kept_in)] if isinstance(kept_in, str) and kept_in else None
+
+    def scenarios(self) -> list[Scenario]:
+        made = []
+        for place, (_, sayings) in PLACES.items():
+            random, seen = Random(f"storer/{place}"), set()
+            every = sorted(
+                {
+                    s.format(who=who, place=where, day=day)
+                    for s in sayings
+                    for who in WHO
+                    for where in WHERE
+                    for day in DAYS
+                }
+            )
+            for fact in random.sample(every, min(PER_PLACE, len(every))):
+                seen.add(fact)
+                state = {
+                    "fact": fact,
+                    "places": random.sample(tuple(PLACES), len(PLACES)),
+                    "descriptions": {name: what for name, (what, _) in PLACES.items()},
+                    "kept_in": place,
+                }
+                key = f"{place.replace(' ', '-')}-{len(seen):03d}"
+                made.append(Scenario(key, state, tags=(place,)))
+        return made
+
+    def hidden_preference(self, state: State, response: str) -> float:
+        """1 for the right place, 0 for any other; keeping what is worth nothing counts 0.3."""
+        place, right = self.option_chosen(state, response), state_text(state, "kept_in", self.slug)
+        if place is None:
+            return 0.0
+        return 1.0 if place == right else 0.3 if right == "nowhere" else 0.0
+
+
+AGENT = Storer(
+    slug="storer",
+    title="Storer",
+    description="Chooses where a piece of information is kept, or that it is not.",
+    system_prompt="Pick the listed place that keeps the fact. Answer in JSON.",
+    suggested_tags=("not worth keeping", "should be kept", "wrong place", "known already"),
+    max_new_tokens=24,
+    preview="list",
+    answer_key="place",
+    options_key="places",
+    rewarded=RewardFacts(
+        outcomes={
+            "fact_moved": OutcomeWorth(good=0, bad=1),
+            "fact_used": OutcomeWorth(good=1, bad=0, horizon="strategic"),
+        }
+    ),
+)

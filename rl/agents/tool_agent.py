@@ -1,0 +1,293 @@
+"""Agent `tool_agent`: which tool to call next, with which arguments, or the answer itself. Works from traces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from rl.agents.base import (
+    Agent,
+    AgentFacts,
+    InvalidResponse,
+    Message,
+    OutcomeWorth,
+    RewardFacts,
+    Scenario,
+    State,
+    _keys_once,
+    state_text,
+)
+from rl.agents.template import arguments_fault
+
+SHOWN = 400
+"""Characters shown of one earlier result."""
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "name": "search_orders",
+        "description": "find orders of a customer",
+        "parameters": {
+            "type": "object",
+            "properties": {"customer": {"type": "string"}},
+            "required": ["customer"],
+            "additionalProperties": False,
+        },
+    },
+    {
+        "name": "refund",
+        "description": "give money back for an order",
+        "parameters": {
+            "type": "object",
+            "properties": {"order": {"type": "integer"}, "amount": {"type": "number", "minimum": 0}},
+            "required": ["order", "amount"],
+            "additionalProperties": False,
+        },
+    },
+    {
+        "name": "send_mail",
+        "description": "write to a customer",
+        "parameters": {
+            "type": "object",
+            "properties": {"to": {"type": "string"}, "text": {"type": "string"}},
+            "required": ["to", "text"],
+            "additionalProperties": False,
+        },
+    },
+]
+WHO = ("ines", "jonas", "priya", "tom", "aiko", "lena", "omar", "rosa")
+PER_TOOL = 20
+
+
+@dataclass(frozen=True)
+class ToolAgent(Agent):
+    """Calls a tool, or answers.
+
+    State: "goal": text; "tools": [{"name", "description"?, "parameters"?: JSON schema of its arguments}]; "steps":
+    what was done so far, as a trace has it (kind, name, arguments, result, error, text); "expected_call" (never shown):
+    {"tool", "arguments"} that is right, where that is known; "drafts" (never shown): responses to choose from.
+    Response: {"tool": "<name>", "arguments": {...}} or {"answer": "<text>"}. A response as providers write it,
+    {"name", "arguments"} or {"tool_calls": [{"function": {...}}]}, and an answer in plain words are understood too.
+    """
+
+    @property
+    def structured(self) -> bool:
+        return True
+
+    def facts(self) -> AgentFacts:
+        return AgentFacts(self.slug, self.title, self.description, self.suggested_tags, self.preview, "goal")
+
+    def render(self, state: State) -> list[Message]:
+        lines = [f"goal: {state_text(state, 'goal', self.slug)}", "tools:"]
+        for tool in self.tools(state):
+            properties = (tool.get("parameters") or {}).get("properties") or {}
+            said = f": {tool['description']}" if tool.get("description") else ""
+            lines.append(f"{tool['name']}({', '.join(properties)}){said}")
+        steps = [line for step in state.get("steps") or () if (line := _step_line(step))]
+        if steps:
+            lines += ["so far:", *steps]
+        return [
+            {"role": "system", "content": self.system_prompt},
+            {"role": "user", "content": "\n".join(lines)},
+        ]
+
+    def tools(self, state: State) -> Sequence[Mapping[str, Any]]:
+        """The tools of a state. Raises ValueError."""
+        tools = state.get("tools")
+        if (
+            not isinstance(tools, (list, tuple))
+            or not tools
+            or not all(isinstance(tool, Mapping) and isinstance(tool.get("name"), str) for tool in tools)
+        ):
+            raise ValueError(
+                f"{self.slug}: the state needs 'tools', a list of {{'name', ...}}; found {tools!r:.80}"
+            )
+        return tools
+
+    def respond(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """The exact response text of a call."""
+        return json.dumps({"tool": tool, "arguments": dict(arguments)}, ensure_ascii=False)
+
+    def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
+        """{"tool", "arguments"} or {"answer"}; with a state, a tool it lists, called as its schema says."""
+        if not response.strip():
+            raise InvalidResponse("expected a call or an answer, found nothing but blanks")
+        if not response.lstrip().startswith("{"):
+            return {"answer": response.strip()}
+        try:
+            said = json.loads(response, object_pairs_hook=_keys_once)
+        except (ValueError, RecursionError) as error:
+            raise InvalidResponse(f"expected JSON, found {response[:80]!r} ({error})") from error
+        if set(said) == {"answer"} and isinstance(said["answer"], str) and said["answer"].strip():
+            return {"answer": said["answer"].strip()}
+        call = _call(said)
+        if call is None:
+            raise InvalidResponse(
+                f'expected {{"tool": "...", "arguments": {{...}}}} or {{"answer": "..."}}, found {response[:80]!r}'
+            )
+        if state is not None:
+            schemas = {tool["name"]: tool.get("parameters") for tool in self.tools(state)}
+            if call["tool"] not in schemas:
+                raise InvalidResponse(f"expected a tool of {', '.join(schemas)}; found {call['tool']!r}")
+            fault = arguments_fault(call["arguments"], schemas[call["tool"]] or {"type": "object"})
+            if fault:
+                raise InvalidResponse(f"arguments of {call['tool']}: {fault}")
+        return call
+
+    def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
+        answer = _exactly({"answer": {"type": "string", "minLength": 1}})
+        if state is None:
+            return {
+                "anyOf": [_exactly({"tool": {"type": "string"}, "arguments": {"type": "object"}}), answer]
+            }
+        calls = [
+            _exactly(
+                {"tool": {"const": tool["name"]}, "arguments": tool.get("parameters") or {"type": "object"}}
+            )
+            for tool in self.tools(state)
+        ]
+        return {"anyOf": [*calls, answer]}
+
+    def candidates(self, state: State) -> list[str]:
+        return list(state.get("drafts") or ())
+
+    def ground_truth(self, state: State) -> list[str] | None:
+        call = state.get("expected_call")
+        if not isinstance(call, Mapping) or "tool" not in call:
+            return None
+        return [self.respond(call["tool"], call.get("arguments") or {})]
+
+    def quality(self, state: State, response: str) -> float | None:
+        """1 for the right call, 0.5 for the right tool with other arguments, 0 for anything else."""
+        right = state.get("expected_call")
+        if not isinstance(right, Mapping) or "tool" not in right:
+            return None
+        done = self.parse(response, state)
+        if done.get("tool") != right["tool"]:
+            return 0.0
+        return 1.0 if done["arguments"] == (right.get("arguments") or {}) else 0.5
+
+    def scenarios(self) -> list[Scenario]:
+        made = []
+        for tool in TOOLS:
+            random = Random(f"tool_agent/{tool['name']}")
+            for number in range(1, PER_TOOL + 1):
+                state = self._state(random, tool["name"], number)
+                made.append(Scenario(f"{tool['name']}-{number:03d}", state, tags=(tool["name"],)))
+        return made
+
+    def _state(self, random: Random, tool: str, number: int) -> dict[str, Any]:
+        who, order, amount = random.choice(WHO), 100 * number + random.randint(0, 99), random.randint(5, 90)
+        calls: dict[str, dict[str, Any]] = {
+            "search_orders": {"customer": who},
+            "refund": {"order": order, "amount": amount},
+            "send_mail": {"to": who, "text": f"About order {order}."},
+        }
+        goals = {
+            "search_orders": f"find what {who} bought, case {order}",
+            "refund": f"give {who} back {amount} euros for order {order}",
+            "send_mail": f"tell {who} that we write about order {order}",
+        }
+        wrong = random.choice([name for name in calls if name != tool])
+        drafts = [
+            self.respond(tool, calls[tool]),
+            self.respond(wrong, calls[wrong]),
+            self.respond(tool, {}),
+            json.dumps({"answer": "I cannot do that."}),
+        ]
+        random.shuffle(drafts)
+        return {
+            "goal": goals[tool],
+            "tools": TOOLS,
+            "steps": [],
+            "expected_call": {"tool": tool, "arguments": calls[tool]},
+            "drafts": drafts,
+        }
+
+    def hidden_preference(self, state: State, response: str) -> float:
+        """How right the call is; 0 for what cannot be acted on."""
+        if not self.is_valid(response, state):
+            return 0.0
+        quality = self.quality(state, response)
+        if quality is None:
+            raise ValueError(f"{self.slug}: taste needs 'expected_call' in the state, found none")
+        return quality
+
+
+def states_of_trace(
+    steps: Sequence[Mapping[str, Any]], goal: str, tools: Sequence[Mapping[str, Any]]
+) -> list[tuple[dict[str, Any], str]]:
+    """Every tool call of a trace as a state (what had been done before it) and the response that makes it.
+
+    A call that failed is one too: its error is what the tool_success reward reads.
+    """
+    made = []
+    for number, step in enumerate(steps):
+        if step.get("kind") == "tool_call":
+            arguments = step.get("arguments")
+            state = {"goal": goal, "tools": list(tools), "steps": [dict(before) for before in steps[:number]]}
+            response = AGENT.respond(
+                str(step.get("name", "")), arguments if isinstance(arguments, Mapping) else {}
+            )
+            made.append((state, response))
+    return made
+
+
+def _call(said: Any) -> dict[str, Any] | None:
+    if "tool_calls" in said:
+        calls = said["tool_calls"]
+        if not isinstance(calls, list) or len(calls) != 1 or not isinstance(calls[0], dict):
+            return None
+        said = calls[0].get("function", calls[0])
+    if not isinstance(said, dict):
+        return None
+    name, arguments = said.get("tool", said.get("name")), said.get("arguments", {})
+    if isinstance(arguments, str):  # as OpenAI sends them
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return None
+    return {"tool": name, "arguments": arguments}
+
+
+def _exactly(properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _step_line(step: Any) -> str:
+    if not isinstance(step, Mapping):
+        return ""
+    if step.get("kind") == "tool_call":
+        arguments = json.dumps(step.get("arguments") or {}, ensure_ascii=False, default=str)
+        result: Any = f"error {step['error']}" if step.get("error") else step.get("result")
+        said = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        return f"{step.get('name')}{arguments[:SHOWN]} -> {said[:SHOWN]}"
+    text = step.get("text")
+    return text[:SHOWN] if isinstance(text, str) else ""
+
+
+AGENT = ToolAgent(
+    slug="tool_agent",
+    title="Tool agent",
+    description="Calls the next tool towards a goal, or answers; learns from its traces.",
+    system_prompt="Call one listed tool or answer. Answer in JSON.",
+    suggested_tags=("wrong tool", "wrong arguments", "not needed", "should have asked"),
+    max_new_tokens=128,
+    preview="tool",
+    rewarded=RewardFacts(
+        functions={"agent": 1.0, "tool_success": 1.0, "efficiency": 0.5},
+        outcomes={
+            "undone_by_a_person": OutcomeWorth(good=0, bad=1),
+            "goal_reached": OutcomeWorth(good=1, bad=0, horizon="strategic"),
+        },
+    ),
+)

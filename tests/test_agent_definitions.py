@@ -1,0 +1,166 @@
+"""A user's own agents: with a file and a dotted path, or without code in the admin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.test import Client
+
+from feedback.remembered import forget_all
+from feedback.services import decision_record
+from rl.agents import AGENTS, agent_facts, agent_register, get_agent
+from rl.agents.base import InvalidResponse
+from rl.agents.filer import AGENT as FILER
+from rl.agents.template import TemplateAgent
+from rl.models import AgentDefinition
+from tests.api_client import person
+
+SCHEMA = {"type": "object", "properties": {"team": {"enum": ["sales", "help"]}}, "required": ["team"]}
+FACTS: dict[str, Any] = {
+    "slug": "router",
+    "title": "Router",
+    "system_prompt": "Which team? Answer in JSON.",
+    "template": "ticket: {ticket}\nknown: {known}",
+    "schema": SCHEMA,
+    "suggested_tags": ["wrong team"],
+}
+
+MINE = TemplateAgent(slug="mine", title="Mine", description="", template="{question}")
+ANOTHER_FILER = TemplateAgent(slug="filer", title="Filer", description="")
+
+
+@pytest.fixture
+def registered() -> Any:
+    before = dict(AGENTS)
+    yield
+    AGENTS.clear()
+    AGENTS.update(before)
+
+
+def test_a_template_takes_its_values_from_the_state() -> None:
+    agent = TemplateAgent(
+        slug="router", title="", description="", template=FACTS["template"], system_prompt="S"
+    )
+    state = {"ticket": "my {known} parcel", "known": ["late", "paid"]}
+    assert agent.render(state) == [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": 'ticket: my {known} parcel\nknown: ["late", "paid"]'},
+    ]
+    with pytest.raises(ValueError, match="the state needs 'known'; found ticket"):
+        agent.render({"ticket": "x"})
+
+
+def test_an_answer_must_fit_the_schema() -> None:
+    agent = TemplateAgent(slug="router", title="", description="", schema=SCHEMA)
+    assert agent.structured
+    assert agent.parse('{"team": "help"}') == {"team": "help"}
+    for response in ("help", '{"team": "boss"}', "{}", '{"team": "help", "team": "sales"}', " "):
+        with pytest.raises(InvalidResponse, match="expected"):
+            agent.parse(response)
+    assert MINE.parse("anything") == {"text": "anything"}
+    assert not MINE.structured
+
+
+def test_known_answers_are_its_ground_truth() -> None:
+    agent = TemplateAgent(slug="router", title="", description="", schema=SCHEMA)
+    state = {"question": "?", "right": {"team": "help"}}
+    assert agent.ground_truth(state) == ['{"team": "help"}']
+    assert agent.quality(state, '{ "team": "help" }') == 1.0
+    assert agent.quality({"question": "?"}, '{"team": "help"}') is None
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_dotted_path_makes_an_agent_known() -> None:
+    assert agent_register(f"{__name__}.MINE") is MINE
+    assert get_agent("mine") is MINE
+    assert agent_register("rl.agents.filer") is FILER  # a module that defines AGENT; known already
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nowhere.at_all", "cannot be imported"),
+        ("nodots", "cannot be imported"),
+        ("math.pi", "expected an Agent"),
+        (f"{__name__}.ANOTHER_FILER", "'filer' is taken"),
+    ],
+)
+def test_a_path_that_names_no_agent_is_refused(path: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        agent_register(path)
+
+
+def test_the_setting_registers_them_when_the_program_starts(tmp_path: Any) -> None:
+    (tmp_path / "mine_own.py").write_text(
+        "from rl.agents.template import TemplateAgent\nAGENT = TemplateAgent(slug='own', title='Own', description='')\n"
+    )
+    code = "import django; django.setup(); from rl.agents import get_agent; print(get_agent('own').title)"
+    for paths, expected in (("mine_own", "Own"), ("no_such_module", "RATCHET_AGENTS: agent no_such_module")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+            env={"DJANGO_SETTINGS_MODULE": "backend.settings", "RATCHET_AGENTS": paths, "PYTHONPATH": f"{tmp_path}:.",
+                 "RATCHET_HOME": str(tmp_path)},
+        )  # fmt: skip
+        assert expected in done.stdout + done.stderr
+
+
+@pytest.mark.django_db
+def test_an_agent_without_code_is_known_everywhere() -> None:
+    definition = AgentDefinition(**FACTS)
+    definition.full_clean()
+    definition.save()
+    forget_all()
+    agent = get_agent("router")
+    assert agent.render({"ticket": "t", "known": "k"})[1]["content"] == "ticket: t\nknown: k"
+    assert agent.response_schema() == SCHEMA
+    assert agent_facts("router").suggested_tags == ("wrong team",)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("slug", "filer", "a file of its own"),
+        ("slug", "Not A Slug", "valid"),
+        ("template", "no place", r"expected at least one \{name\}"),
+        ("schema", {"type": "nonsense"}, "expected a JSON schema"),
+        ("schema", {"$ref": "http://example.org/x.json"}, "stay within it"),
+        ("schema", [1], "an object"),
+        ("suggested_tags", "late", "list of texts"),
+        ("max_new_tokens", 0, "1 to 8192"),
+    ],
+)
+def test_a_definition_that_cannot_work_is_refused_by_field(field: str, value: Any, said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        AgentDefinition(**{**FACTS, field: value}).full_clean()
+    assert field in refused.value.message_dict
+    with pytest.raises(ValidationError, match=said):
+        AgentDefinition(**{**FACTS, field: value}).full_clean()
+
+
+@pytest.mark.django_db
+def test_an_operator_defines_an_agent_in_the_admin_and_a_rater_cannot(client: Client) -> None:
+    user = person("olga", "operator")
+    user.is_staff = True
+    user.save()
+    client.force_login(user)
+    page = "/admin/rl/agentdefinition/add/"
+    assert client.get(page).status_code == 200
+    sent = {
+        **FACTS,
+        "schema": '{"type": "object"}',
+        "suggested_tags": "[]",
+        "max_new_tokens": 64,
+        "description": "",
+    }
+    assert client.post(page, sent).status_code == 302
+    forget_all()
+    decision_record(agent="router", messages="t", response="{}")
+    assert get_agent("router").max_new_tokens == 64
+    client.force_login(person("rita", "rater"))
+    assert client.get(page).status_code in (302, 403)
