@@ -15,18 +15,20 @@ from django.db import transaction
 
 from feedback import formats, services
 from feedback.formats.records import (
-    Completion,
     FormatRefused,
     ImportedComparison,
     ImportedDecision,
     ImportedOutcome,
     ImportedRating,
     ImportedReference,
+    ImportedTrace,
     Record,
     RowRefused,
     RowSkipped,
+    completion_stored,
 )
-from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
+from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating, Trace
+from feedback.traces import trace_build
 
 NAMESPACE = uuid.UUID("c0b84a52-94a1-4b0e-8f5b-2d4f4d3a7a11")
 """Ids of rows that bring none of their own are UUIDv5 of their content in this namespace: the same row is the same
@@ -54,6 +56,7 @@ class ImportReport:
     corrections: int = 0
     """Those of the ratings that hold a better response."""
     outcomes: int = 0
+    traces: int = 0
     skipped: int = 0
     skipped_because: Counter[str] = field(default_factory=Counter)
     refused: list[RowRefused] = field(default_factory=list)
@@ -71,6 +74,7 @@ class ImportReport:
             "comparisons": self.comparisons,
             "corrections": self.corrections,
             "outcomes": self.outcomes,
+            "traces": self.traces,
             "skipped": self.skipped,
             "skipped_because": dict(self.skipped_because),
             "refused": [{"line": r.line, "key": r.key, "reason": r.reason} for r in self.refused],
@@ -104,7 +108,7 @@ def file_import(
     nothing. Raises FormatRefused for a file that cannot be read, ImportRefused for rows that cannot.
     """
     path = Path(path)
-    name = formats.detect(path) if format == "auto" else format
+    name = formats.named(formats.detect(path) if format == "auto" else format).name
     report = ImportReport(str(path), name)
 
     def records() -> Iterator[Record]:
@@ -177,13 +181,16 @@ class _Import:
             progress(done)
 
     def _write(self, batch: list[Record]) -> None:
+        for record in batch:
+            if isinstance(record, ImportedTrace):
+                self._trace(record)
         stored = self._decisions(batch)
         for record in batch:
             if isinstance(record, RowRefused):
                 self.report.refused.append(record)
             elif isinstance(record, RowSkipped):
                 self.report.skip(record.reason)
-            else:
+            elif not isinstance(record, ImportedTrace):
                 try:
                     with transaction.atomic():
                         added = self._one(record, stored)
@@ -192,6 +199,27 @@ class _Import:
                 else:
                     if not added:
                         self.report.skip("already here")
+
+    def _trace(self, record: ImportedTrace) -> None:
+        try:
+            made = services.row_write(
+                trace_build(
+                    id=record.id,
+                    agent=record.agent,
+                    run_id=record.run_id,
+                    steps=record.steps,
+                    metadata=record.metadata,
+                    started_at=record.started_at,
+                    finished_at=record.finished_at,
+                    created_at=record.created_at,
+                )
+            )
+        except services.FeedbackRefused as error:
+            self.report.refused.append(RowRefused(record.line, record.key, str(error)))
+        else:
+            self.report.traces += made.created
+            if not made.created:
+                self.report.skip("already here")
 
     def _decisions(self, batch: list[Record]) -> dict[int, services.Written | services.FeedbackRefused]:
         """Write the decisions of a batch together; by the identity of their records."""
@@ -235,7 +263,7 @@ class _Import:
                 "expected a prompt (`messages` or `prompt`) and a `response`, found neither; an entry that only names "
                 "a scenario can be trained on with --source file"
             )
-        response, metadata = _text(record.response, record.metadata)
+        response, metadata = completion_stored(record.response, record.metadata)
         facts: dict[str, Any] = {
             "agent": (record.agent if self.agent_in_file else self.agent or record.agent) or DEFAULT_AGENT,
             "messages": record.messages,
@@ -254,7 +282,14 @@ class _Import:
             "metadata": metadata,
             "source": record.source or self.report.format,
         }
-        return {**facts, "id": record.id or _content_id(facts), "created_at": record.created_at}
+        facts |= {"id": record.id or _content_id(facts), "created_at": record.created_at}
+        if record.trace is not None:
+            if not Trace.objects.filter(pk=record.trace).exists():
+                raise services.FeedbackRefused(
+                    f"trace: no trace {record.trace}: it is neither before this row nor recorded"
+                )
+            facts["trace"] = Trace(pk=record.trace)
+        return facts
 
     def _one(
         self,
@@ -401,13 +436,6 @@ class _Import:
 
 
 SAID = ("thumb", "stars", "score", "correction", "tags", "notes", "rater_kind")
-
-
-def _text(response: Completion, metadata: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A response as it is stored, and the metadata that says how to read it: messages become JSON."""
-    if isinstance(response, str):
-        return response, metadata
-    return json.dumps(response, ensure_ascii=False), {**metadata, "response_is": "messages"}
 
 
 def _content_id(content: Any) -> uuid.UUID:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from django.db import connection
 from django.db.models import (
@@ -16,13 +16,12 @@ from django.db.models import (
     ExpressionWrapper,
     Max,
     OuterRef,
-    Prefetch,
     Q,
     QuerySet,
 )
 
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
-from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
+from feedback.models import Comparison, Decision, RaterKind, Rating
 from feedback.models import prompt_hash as prompt_hash
 from feedback.remembered import Believed
 
@@ -331,45 +330,3 @@ def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> 
     if newest is not None and len(found) > newest:
         found = sorted(found, reverse=True)[:newest]
     return {prompt for _, prompt in found}
-
-
-# --- History: everything ever said, for a file that loses nothing ------------------------------------------
-
-
-def decisions_history(agent: str | None = None) -> Iterator[Decision]:
-    """Decisions, oldest first, each with `all_ratings` (in the order they superseded each other) and `all_outcomes`."""
-    decisions = Decision.objects.all() if agent is None else decisions_of(agent)
-    rows = decisions.order_by("created_at", "id").prefetch_related(
-        Prefetch("ratings", Rating.objects.order_by("created_at", "id"), to_attr="said"),
-        Prefetch("outcomes", Outcome.objects.order_by("created_at", "id"), to_attr="all_outcomes"),
-    )
-    for decision in rows.iterator(chunk_size=CHUNK):
-        decision.all_ratings = list(_in_chains(decision.said))  # type: ignore[attr-defined]
-        yield decision
-
-
-def comparisons_history(agent: str | None = None) -> Iterator[Comparison]:
-    """Comparisons, each after the one it supersedes."""
-    comparisons = Comparison.objects.all() if agent is None else Comparison.objects.filter(left__agent=agent)
-    rows = comparisons.order_by("created_at", "id")
-    yield from rows.filter(supersedes__isnull=True).iterator(chunk_size=CHUNK)
-    # few people change their mind: these fit into memory
-    changed = list(rows.filter(supersedes__isnull=False))
-    own = {row.pk for row in changed}
-    yield from _in_chains(changed, begun=lambda row: row.supersedes_id not in own)
-
-
-_Said = TypeVar("_Said", Rating, Comparison)
-
-
-def _in_chains(
-    rows: Sequence[_Said], begun: Callable[[_Said], bool] = lambda row: row.supersedes_id is None
-) -> Iterator[_Said]:
-    """Rows in their order, but each after the one it supersedes: their times are what clients say."""
-    successors = {row.supersedes_id: row for row in rows}
-    for row in rows:
-        if begun(row):
-            following: _Said | None = row
-            while following is not None:
-                yield following
-                following = successors.get(following.pk)

@@ -56,26 +56,20 @@ def trace_record(
     Raises FeedbackRefused with a fault per field (of steps: steps[3].messages), FeedbackConflict.
     """
     check = Check()
-    key = identity_of(id)
-    trace = Trace(
-        id=key,
-        agent=check.agent(agent),
-        run_id=check.text("run_id", run_id, limit=200),
-        steps=_steps(check, steps),
-        metadata=check.mapping("metadata", metadata),
-        started_at=check.time("started_at", started_at),
-        finished_at=check.time("finished_at", finished_at),
+    trace = _checked(
+        check,
+        id=id,
+        agent=agent,
+        run_id=run_id,
+        steps=steps,
+        metadata=metadata,
+        started_at=started_at,
+        finished_at=finished_at,
     )
     rows = _decisions(check, trace) if not check.fields else []
     check.done("trace")
-    trace.body_hash = body_hash(
-        {
-            name: getattr(trace, name)
-            for name in ("agent", "run_id", "steps", "metadata", "started_at", "finished_at")
-        }
-    )
     kept = [row for row in rows if is_collected(row.agent, row.pk)]
-    if not kept and (rows or not is_collected(trace.agent, key)):
+    if not kept and (rows or not is_collected(trace.agent, trace.pk)):
         return TraceWritten(trace, created=False, stored=False, decisions=[])
     with transaction.atomic():
         written = row_write(trace)
@@ -84,6 +78,44 @@ def trace_record(
                 if not row_write(row).created:
                     Decision.objects.filter(pk=row.pk, trace=None).update(trace=trace)
     return TraceWritten(written.row, written.created, stored=True, decisions=[row.pk for row in kept])
+
+
+def trace_build(*, created_at: datetime | None = None, **facts: Any) -> Trace:
+    """A trace alone, as `trace_record` takes it, not yet stored: for a file whose decisions are rows of their own.
+
+    Raises FeedbackRefused.
+    """
+    check = Check()
+    trace = _checked(check, **facts)
+    at = check.time("created_at", created_at)
+    check.done("trace")
+    trace.created_at = at or trace.created_at
+    return trace
+
+
+def _checked(
+    check: Check,
+    *,
+    agent: str,
+    steps: Sequence[Any],
+    id: uuid.UUID | str | None = None,
+    run_id: str = "",
+    started_at: datetime | str | None = None,
+    finished_at: datetime | str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Trace:
+    trace = Trace(
+        id=identity_of(id),
+        agent=check.agent(agent),
+        run_id=check.text("run_id", run_id, limit=200),
+        steps=_steps(check, steps),
+        metadata=check.mapping("metadata", metadata),
+        started_at=check.time("started_at", started_at),
+        finished_at=check.time("finished_at", finished_at),
+    )
+    names = ("agent", "run_id", "steps", "metadata", "started_at", "finished_at")
+    trace.body_hash = body_hash({name: getattr(trace, name) for name in names}) if not check.fields else ""
+    return trace
 
 
 def _steps(check: Check, steps: Any) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import uuid
 from collections import Counter
@@ -19,8 +18,10 @@ from feedback.formats.records import (
     ImportedDecision,
     ImportedRating,
     ImportedReference,
+    ImportedTrace,
     RowRefused,
     RowSkipped,
+    completion_read,
 )
 from feedback.formats.simulation import ENTRY
 from rl.agents import get_agent
@@ -110,7 +111,7 @@ class DatabaseEvidence:
             self._spokesmen[fact.prompt_hash] = min(
                 spokesman, self._spokesmen.get(fact.prompt_hash, spokesman)
             )
-            completion = completion_stored(fact.response, fact.metadata)
+            completion = completion_read(fact.response, fact.metadata)
             candidates = _candidates(fact.candidates)
             if fact.judged:
                 responses[fact.id] = _Response(fact.prompt_hash, completion, tuple(fact.tags))
@@ -200,14 +201,6 @@ class DatabaseEvidence:
         return {"newest_rating_at": newest.isoformat() if newest else None}
 
 
-def completion_stored(response: str, metadata: dict[str, Any]) -> Completion:
-    """A decision's response as it is trained on: its text, or the chat messages an importer stored as JSON."""
-    if metadata.get("response_is") != "messages":
-        return response
-    messages: list[dict[str, Any]] = json.loads(response)
-    return messages
-
-
 def _candidates(stored: list[Any] | None) -> tuple[tuple[str, float | None], ...]:
     """Listed responses as (text, score): stored are texts, or {response, score?}."""
     return tuple(
@@ -224,7 +217,7 @@ class FileEvidence:
     ) -> None:
         self.agent = agent
         self.path = path
-        self.format = formats.detect(path) if format == "auto" else format
+        self.format = formats.named(formats.detect(path) if format == "auto" else format).name
         self.ratings_path = ratings_path
         self.feedback_count = 0
         self.simulated_count = 0
@@ -243,6 +236,8 @@ class FileEvidence:
                 if record.broken:
                     raise FormatRefused(f"{self.path} line {record.line}: {record.reason}")
                 refused.append(record)
+            elif isinstance(record, ImportedTrace):
+                pass  # what an agent did on the way says nothing of its responses
             elif isinstance(record, (RowSkipped, ImportedReference)):
                 left_out["no_preference"] += 1
             elif isinstance(record, ImportedComparison):
@@ -322,7 +317,7 @@ class FileEvidence:
             self._prompts[prompt_hash] = Prompt(record.messages, record.state, record.metadata.get("tools"))
         completion = record.response
         if isinstance(completion, str):
-            completion = completion_stored(completion, record.metadata)
+            completion = completion_read(completion, record.metadata)
         return _Response(prompt_hash, completion, record.tags)
 
     def _asked(self, record: ImportedDecision) -> ImportedDecision:

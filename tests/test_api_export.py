@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.http import StreamingHttpResponse
 
-from feedback.api import exports
+from feedback.formats import SHAPES
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from tests.api_client import ApiClient, error_of
 
@@ -54,12 +54,29 @@ def test_one_agent_alone_can_be_asked_for(reader: ApiClient) -> None:
     assert lines(reader, agent="nobody") == []
 
 
-def test_a_long_export_comes_in_pieces(reader: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports, "ROWS_AT_ONCE", 3)
+def test_a_long_export_comes_in_pieces(reader: ApiClient) -> None:
     for n in range(8):
-        decision_record(agent="a", messages="q", response=str(n))
+        decision_record(agent="a", messages="q", response=str(n) + "x" * 25_000)
     pieces = list(reader.get("/api/ratings/export/"))  # type: ignore[call-overload]
     assert [len(piece.splitlines()) for piece in pieces] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_format_is_streamed(reader: ApiClient, name: str) -> None:
+    some_feedback()
+    response = reader.get("/api/ratings/export/", format=name, agent="a")
+    assert response.status_code == 200
+    body = b"".join(response)  # type: ignore[arg-type]
+    array = response["Content-Type"] == "application/json"
+    ending = "json" if array else "jsonl"
+    assert response["Content-Disposition"] == f'attachment; filename="a.{name}.{ending}"'
+    found = json.loads(body) if array else [json.loads(line) for line in body.splitlines()]
+    silent = {
+        *("vw", "tensorzero-float", "tensorzero-demonstration"),  # no listed responses, stars and corrections
+        *("openai-sft", "llamafactory-sft", "trl-prompt-completion"),  # nothing to imitate
+        "trl-standard-implicit",  # the two responses begin alike
+    }
+    assert bool(found) == (name not in silent), "an empty file here, where the command refuses"
 
 
 @pytest.mark.parametrize("query", [{"format": "xml"}, {"agent": "Not A Slug"}, {"formt": "ratchet"}], ids=str)

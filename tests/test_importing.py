@@ -13,17 +13,12 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from feedback import formats, selectors
-from feedback.formats import ratchet
 from feedback.formats.files import Row, rows
 from feedback.formats.records import FormatRefused
 from feedback.importing import ImportRefused, file_import
 from feedback.models import Comparison, Decision, Outcome, Rating
 from feedback.services import (
-    comparison_submit,
-    comparison_withdraw,
     decision_record,
-    outcome_record,
-    rating_submit,
     rating_withdraw,
 )
 from rl.datasets import prepare_training_dataset
@@ -303,81 +298,6 @@ def test_a_changed_mind_in_a_newer_export_supersedes_the_old_one(tmp_path: Path)
     file_import(written(tmp_path / "new.jsonl", [{**row, "rating": 5}]), agent="helper")
     assert [r.stars for r in selectors.ratings_standing("helper")] == [5]
     assert Rating.objects.count() == 2
-
-
-# --- The round trip ---------------------------------------------------------------------------------------
-
-
-def history() -> list[dict[str, Any]]:
-    """Every column of every row, but those the database works out by itself."""
-    found = []
-    for model in (Decision, Rating, Comparison, Outcome):
-        derived = {"trace_id", "ratings_wanted"}
-        if model is Outcome:
-            derived.add("body_hash")  # of an outcome sent without a time, which the export gives one
-        names = [f.attname for f in model._meta.concrete_fields if f.attname not in derived]
-        found += list(model._default_manager.order_by("pk").values(*names))
-    return found
-
-
-def test_what_goes_out_comes_back_to_the_last_column(tmp_path: Path) -> None:
-    one = decision_record(
-        agent="helper",
-        messages=[{"role": "user", "content": [{"type": "text", "text": "q"}], "name": "ü"}],
-        response=" a\n\u2028b",
-        state={"deep": [1, None, {"x": "y"}]},
-        candidates=["a", {"response": "b", "score": 0.5}],
-        policy="p",
-        unit="u",
-        arm="A",
-        propensity=0.3,
-        run_id="r",
-        latency_ms=1.5,
-        tokens_in=3,
-        tokens_out=0,
-        tags=["t"],
-        metadata={"k": True},
-    ).row
-    other = decision_record(agent="helper", messages=one.messages, response="c").row
-    rating_submit(decision=one, rater="ann", thumb="up", tags=["x"], notes="n")
-    second = rating_submit(decision=one, rater="ann", stars=2, score=0.25, correction="better").row
-    rating_withdraw(second)
-    rating_submit(decision=one, rater="ann", thumb="down")
-    rating_submit(decision=other, rater="robot", thumb="up", rater_kind="simulated")
-    comparison_submit(left=one, right=other, preference="left", rater="ann")
-    changed = comparison_submit(left=one, right=other, preference="both_bad", rater="ann", notes="hm").row
-    comparison_withdraw(changed)
-    comparison_submit(left=other, right=one, preference="tie", rater="bob")
-    outcome_record(decision=one, name="moved_back", value=-1.5)
-    outcome_record(decision=one, name="moved_back", value=True)
-    before = history()
-    with (tmp_path / "all.jsonl").open("w", encoding="utf-8") as file:
-        lines = ratchet.write(file, selectors.decisions_history(), selectors.comparisons_history())
-    assert lines == 2 + 4
-    assert file_import(tmp_path / "all.jsonl").skipped == lines, (
-        "where all of it still stands nothing is added"
-    )
-    assert history() == before
-    Outcome.objects.all().delete()
-    for model in (Comparison, Rating):
-        while model._default_manager.exists():  # the newest of a chain first
-            model._default_manager.filter(superseded_by__isnull=True).delete()
-    Decision.objects.all().delete()
-    file_import(tmp_path / "all.jsonl")
-    assert history() == before
-    assert file_import(tmp_path / "all.jsonl").decisions == 0
-    assert history() == before
-
-
-def test_a_chain_is_written_in_its_order_whatever_its_times(tmp_path: Path) -> None:
-    from datetime import UTC, datetime
-
-    decision = decision_record(agent="helper", messages="q", response="a").row
-    late, early = datetime(2026, 2, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
-    rating_submit(decision=decision, rater="ann", thumb="up", created_at=late)
-    rating_submit(decision=decision, rater="ann", thumb="down", created_at=early)
-    (found,) = selectors.decisions_history("helper")
-    assert [r.thumb for r in found.all_ratings] == ["up", "down"]
 
 
 # --- The command ------------------------------------------------------------------------------------------

@@ -98,9 +98,13 @@ def described(
     operation: str,
     description: str = "",
     media_type: str = "application/json",
+    also: Mapping[str, Schema] | None = None,
     body_required: bool = True,
 ) -> Callable[[Any], Any]:
-    """Describe one method of a view: its answers, and the refusals it shares with all others beside its own."""
+    """Describe one method of a view: its answers, and the refusals it shares with all others beside its own.
+
+    also: other media types that a 200 may come in -> what is in them then.
+    """
     expected = sorted({400, 401, 403, 429, 503, *((415, 413) if body else ()), *refusals})
     return extend_schema(
         operation_id=operation,
@@ -114,6 +118,10 @@ def described(
             **{
                 (status, media_type): OpenApiResponse(schema, text)
                 for status, (text, schema) in answers.items()
+            },
+            **{
+                (200, other): OpenApiResponse(schema, answers[200][0])
+                for other, schema in (also or {}).items()
             },
             **{status: OpenApiResponse(ref("Error"), REFUSALS[status]) for status in expected},
         },

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
-from typing import Any
 
 from django.http import StreamingHttpResponse
 from rest_framework.request import Request
 
 from backend.rest.errors import Refused
 from backend.rest.reading import parameters
-from backend.rest.schema import described, parameter
+from backend.rest.schema import described, listed, parameter
 from backend.rest.views import ApiView
 from feedback.api.schemas import SLUG
-from feedback.formats import ratchet
+from feedback.exported import Selection
+from feedback.exporting import ExportReport, export_stream, filename, media_type
+from feedback.formats import SHAPES
 from feedback.models import SLUG_PATTERN
-from feedback.selectors import comparisons_history, decisions_history
-
-ROWS_AT_ONCE = 200
-"""Rows written to one piece of the stream."""
-
-
-def _ratchet(agent: str | None) -> Iterator[str]:
-    """JSON lines: decisions with their ratings and outcomes, then comparisons."""
-    yield from _pieces(decisions_history(agent), lambda file, rows: ratchet.write(file, rows, ()))
-    yield from _pieces(comparisons_history(agent), lambda file, rows: ratchet.write(file, (), rows))
-
-
-WRITERS: dict[str, Callable[[str | None], Iterator[str]]] = {"ratchet": _ratchet}
-"""Format -> what writes it, for one agent or for all."""
-
-
-def _pieces(rows: Iterable[Any], write: Callable[[io.StringIO, list[Any]], object]) -> Iterator[str]:
-    found = iter(rows)
-    while some := list(islice(found, ROWS_AT_ONCE)):
-        piece = io.StringIO()
-        write(piece, some)
-        yield piece.getvalue()
 
 
 class RatingsExport(ApiView):
@@ -47,31 +23,30 @@ class RatingsExport(ApiView):
 
     @described(
         "Export decisions with their ratings and comparisons",
-        {200: ("JSON lines, as they are read", {"type": "string"})},
+        {200: ("A file, as it is read", {"type": "string"})},
         parameters=(
-            parameter(
-                "format", {"type": "string", "enum": list(WRITERS), "default": "ratchet"}, "The format"
-            ),
+            parameter("format", {"type": "string", "enum": list(SHAPES), "default": "ratchet"}, "The format"),
             parameter("agent", SLUG, "Of this agent alone"),
         ),
         tag="ratings",
         operation="ratings_export",
         media_type="application/x-ndjson",
-        description="A stream that breaks off before its end was not whole: it ends with an empty chunk.",
+        also={"application/json": listed({"type": "object"})},
+        description="JSON lines, or an array where the format has one. A stream that was whole ends with an empty "
+        "chunk; one that breaks off before it was not.",
     )
     def get(self, request: Request) -> StreamingHttpResponse:
         given = parameters(request, ("format", "agent"))
         name, agent = given.get("format", "ratchet"), given.get("agent")
         faults = {}
-        if name not in WRITERS:
-            faults["format"] = f"expected one of {', '.join(WRITERS)}"
+        if name not in SHAPES:
+            faults["format"] = f"expected one of {', '.join(SHAPES)}"
         if agent is not None and not re.fullmatch(SLUG_PATTERN, agent):
             faults["agent"] = "expected a slug of 1 to 64 lower-case letters, digits, - and _"
         if faults:
             raise Refused("; ".join(f"{field}: {fault}" for field, fault in faults.items()), fields=faults)
-        filename = f"{agent or 'feedback'}.{name}.jsonl"
         return StreamingHttpResponse(
-            WRITERS[name](agent),
-            content_type="application/x-ndjson",
-            headers={"Content-Disposition": f'attachment; filename="{filename}"'},
+            export_stream(name, Selection(agent), ExportReport(name)),
+            content_type=media_type(name),
+            headers={"Content-Disposition": f'attachment; filename="{filename(name, agent)}"'},
         )

@@ -1,4 +1,4 @@
-"""Outside formats, one file each: which one a file is of, and what it says in our words."""
+"""Outside formats, one file each: which one a file is of, what it says in our words, how ours are said in it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from feedback.formats.base import Format
 from feedback.formats.files import rows
 from feedback.formats.records import FormatRefused, Record, RowRefused
 from feedback.formats.records import uuid_of as uuid_of
+from feedback.formats.writing import Shape
 
 FORMATS: dict[str, Format] = {
     module.FORMAT.name: module.FORMAT
@@ -50,6 +51,14 @@ FORMATS: dict[str, Format] = {
         trl,
     )
 }
+
+SHAPES: dict[str, Shape] = {shape.name: shape for format in FORMATS.values() for shape in format.shapes}
+"""Every kind of file that can be written."""
+
+_READ_AS: dict[str, Format] = {
+    shape.name: format for format in FORMATS.values() for shape in format.shapes
+} | FORMATS
+"""What was written under a name is read under it, too."""
 
 SAMPLE = 20
 """Rows looked at to recognise a format."""
@@ -76,20 +85,24 @@ def detect(path: str | Path) -> str:
     )
 
 
+def named(name: str) -> Format:
+    """The format that reads files of this name, of a format or of one of its shapes. Raises FormatRefused."""
+    if name not in _READ_AS:
+        raise FormatRefused(f"no format {name!r}; there are auto, {', '.join(FORMATS)}")
+    return _READ_AS[name]
+
+
 def read(path: str | Path, format: str = "auto", ratings_path: str | Path | None = None) -> Iterator[Record]:
     """What a file says, row after row: decisions, comparisons, ratings, and rows refused or skipped.
 
-    format: a name in FORMATS, or "auto" to recognise it. ratings_path: the second file, of formats that have two.
-    Raises FormatRefused for a file that cannot be read at all; a row that cannot is a RowRefused among the others.
+    format: a name in FORMATS or SHAPES, or "auto" to recognise it. ratings_path: the second file, of formats that have
+    two. Raises FormatRefused for a file that cannot be read at all; a row that cannot is a RowRefused among the others.
     """
     path = Path(path)
-    name = detect(path) if format == "auto" else format
-    if name not in FORMATS:
-        raise FormatRefused(f"no format {name!r}; there are auto, {', '.join(FORMATS)}")
-    chosen = FORMATS[name]
+    chosen = named(detect(path) if format == "auto" else format)
     if ratings_path is not None and not chosen.two_files:
         two = ", ".join(f.name for f in FORMATS.values() if f.two_files)
         raise FormatRefused(
-            f"{path}: format {name} keeps ratings in the same file; a ratings file goes with {two}"
+            f"{path}: format {chosen.name} keeps ratings in the same file; a ratings file goes with {two}"
         )
     return chosen.read(path, None if ratings_path is None else Path(ratings_path))

@@ -6,11 +6,15 @@ submitted responses count. Suggestions are a machine's and are left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from feedback.formats import fields as named
+from feedback.formats import writing
 from feedback.formats.base import has, key_of, row_format, thumb_of
-from feedback.formats.fields import answer_fields, asked, is_correction, prompt_field
+from feedback.formats.fields import answer_fields, is_correction, is_note, prompt_field
 from feedback.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -22,6 +26,18 @@ from feedback.formats.records import (
     mapping_of,
     shown,
     text_of,
+)
+from feedback.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    Writer,
+    one_by_one,
+    plain,
+    sides,
+    some_words,
+    stars_of,
 )
 
 SUFFIXES = (".responses", ".suggestion")
@@ -41,7 +57,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     said = list(_nested(row) if nested else _flat(row))
     prompt = prompt_field(fields)
     responses = answer_fields(fields, prompt)
-    messages = asked(fields, prompt)
+    messages = named.asked(fields, prompt)
 
     def decision(name: str, ratings: tuple[ImportedRating, ...] = ()) -> ImportedDecision:
         return ImportedDecision(
@@ -135,7 +151,11 @@ def _rating(answers: list[tuple[str, Any]], rater: str) -> ImportedRating:
     tags: list[str] = []
     notes: list[str] = []
     for question, value in answers:
-        if isinstance(value, bool) or (isinstance(value, str) and thumb_of(value)):
+        if isinstance(value, str) and is_correction(question):
+            said["correction"] = text_of(value, question)
+        elif isinstance(value, str) and is_note(question):
+            notes.append(text_of(value, question))
+        elif isinstance(value, bool) or (isinstance(value, str) and thumb_of(value)):
             said["thumb"] = ("up" if value else "down") if isinstance(value, bool) else thumb_of(value)
         elif isinstance(value, (int, float)):
             if value not in (1, 2, 3, 4, 5):
@@ -143,11 +163,103 @@ def _rating(answers: list[tuple[str, Any]], rater: str) -> ImportedRating:
             said["stars"] = int(value)
         elif isinstance(value, list):
             tags += [text_of(item, question) for item in value]
-        elif is_correction(question):
-            said["correction"] = text_of(value, question)
         else:
             notes.append(text_of(value, question))
     return ImportedRating(rater=rater, tags=tuple(tags), notes="\n".join(notes), **said)
 
 
-FORMAT = row_format("argilla", "Argilla records, nested and flattened", recognises, records)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Said]:
+    left, right = sides(record)
+    if record.preference not in ("left", "right"):
+        raise NotSaid(record.preference)
+    if left.response == right.response:
+        raise NotSaid("same_response")
+    fields = {
+        **_asked(left),
+        "response1": some_words(left.response),
+        "response2": some_words(right.response),
+    }
+    value = "response1" if record.preference == "left" else "response2"
+    yield Said(str(record.id or record.key), fields, [("preference", value, record.rater)])
+
+
+def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Said]:
+    answers: list[tuple[str, Any, str]] = []
+    for rating in record.ratings:
+        stars = stars_of(rating)
+        said = {
+            "thumb": rating.thumb or None,
+            "rating": stars,
+            "correction": rating.correction,
+            "tags": list(rating.tags) or None,
+            "notes": rating.notes.strip() or None,
+        }
+        given = [(question, value, rating.rater) for question, value in said.items() if value is not None]
+        left_out["no_verdict"] += not given
+        answers += given
+    yield Said(str(record.id), {**_asked(record), "response": some_words(record.response)}, answers)
+
+
+def _asked(record: ImportedDecision) -> Line:
+    try:
+        return {"prompt": writing.question(record.messages)}
+    except NotSaid:
+        return {"messages": plain(record.messages)}
+
+
+@dataclass(frozen=True)
+class Said:
+    """A record's fields and what was answered of it: (question, value, rater)."""
+
+    id: str
+    fields: Line
+    answers: list[tuple[str, Any, str]]
+
+    def nested(self) -> Line:
+        responses: dict[str, list[Line]] = {}
+        for asked, value, rater in self.answers:
+            responses.setdefault(asked, []).append({"value": value, "user_id": rater})
+        return {
+            "id": self.id,
+            "fields": self.fields,
+            "metadata": {},
+            "suggestions": {},
+            "responses": responses,
+            "vectors": {},
+            "status": "completed",
+            "_server_id": None,
+        }
+
+    def flat(self) -> Line:
+        line = {"id": self.id, "status": "completed", "_server_id": None, **self.fields}
+        for asked in dict.fromkeys(asked for asked, _, _ in self.answers):
+            said = [(value, rater) for other, value, rater in self.answers if other == asked]
+            line[f"{asked}.responses"] = [value for value, _ in said]
+            line[f"{asked}.responses.users"] = [rater for _, rater in said]
+            line[f"{asked}.responses.status"] = ["submitted"] * len(said)
+        return line
+
+
+def _write(flat: bool) -> Writer:
+    def write(record: ImportedDecision | ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+        found = (
+            _rated(record, left_out)
+            if isinstance(record, ImportedDecision)
+            else _preference(record, left_out)
+        )
+        for said in found:
+            yield said.flat() if flat else said.nested()
+
+    return one_by_one(write)
+
+
+BOTH = (View.RATED, View.COMPARISONS)
+SHAPES = (
+    Shape("argilla", "records, nested: ratings, then preferences", BOTH, _write(flat=False), "array"),
+    Shape("argilla-flat", "the same, flattened", BOTH, _write(flat=True), "array"),
+)
+
+FORMAT = row_format("argilla", "Argilla records, nested and flattened", recognises, records, SHAPES)

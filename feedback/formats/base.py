@@ -24,6 +24,7 @@ from feedback.formats.records import (
     list_of,
     shown,
 )
+from feedback.formats.writing import Shape
 
 RowRecords: TypeAlias = Callable[[Mapping[str, Any], int], Iterable[Record]]
 """Reads one row, given the line it starts on. Raises RowError."""
@@ -39,14 +40,20 @@ class Format:
     """Whether a row looks like this format; asked in the order of FORMATS."""
     read: Callable[[Path, Path | None], Iterator[Record]]
     """Reads a file and, where the format has two, the file with its ratings."""
+    shapes: tuple[Shape, ...]
+    """The kinds of file it is written as; the first one has the format's name."""
     two_files: bool = False
 
 
 def row_format(
-    name: str, title: str, recognises: Callable[[Mapping[str, Any]], bool], records: RowRecords
+    name: str,
+    title: str,
+    recognises: Callable[[Mapping[str, Any]], bool],
+    records: RowRecords,
+    shapes: tuple[Shape, ...],
 ) -> Format:
     """A format of one file whose rows are read one by one."""
-    return Format(name, title, recognises, lambda path, ratings_path: each_row(path, records))
+    return Format(name, title, recognises, lambda path, ratings_path: each_row(path, records), shapes)
 
 
 def each_row(path: Path, records: RowRecords) -> Iterator[Record]:

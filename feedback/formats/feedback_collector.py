@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,18 @@ from feedback.formats.records import (
     shown,
     text_of,
     time_of,
+)
+from feedback.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    each_rating,
+    iso,
+    one_by_one,
+    plain,
+    question,
+    words,
 )
 
 
@@ -67,4 +80,51 @@ def _verdict(row: Mapping[str, Any]) -> dict[str, Any]:
     raise RowError(f"rating: expected 1 to 5 stars or a score from 0 to 1, found {shown(value)}")
 
 
-FORMAT = row_format("feedback_collector", "FeedbackCollector JSON lines", recognises, records)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """A line for each rating; what the format has no key for stands in its metadata."""
+    try:
+        asked: Any = question(record.messages)
+    except NotSaid:
+        asked = plain(record.messages)
+    response = words(record.response)
+
+    def line(rating: ImportedRating) -> Line:
+        kind, value = _type_of(rating)
+        about = {
+            "agent": record.agent,
+            "model": record.policy,
+            "notes": rating.notes,
+            "tags": list(rating.tags),
+        }
+        return {
+            "query": asked,
+            "response": response,
+            "feedback_type": kind,
+            "rating": value,
+            "correction": rating.correction,
+            "timestamp": iso(rating.created_at),
+            "metadata": {"user_id": rating.rater, **{name: said for name, said in about.items() if said}},
+        }
+
+    return each_rating(record, left_out, line)
+
+
+def _type_of(rating: ImportedRating) -> tuple[str, float | None]:
+    """The type and the number of a rating, by its finest part."""
+    if rating.score is not None:
+        return "score", rating.score
+    if rating.stars is not None:
+        return "rating", rating.stars
+    if rating.thumb:
+        return f"thumbs_{rating.thumb}", None
+    if rating.correction is None:
+        raise NotSaid("no_verdict")
+    return "correction", None
+
+
+SHAPES = (Shape("feedback_collector", "a line for each rating", (View.RATED,), one_by_one(_rated)),)
+
+FORMAT = row_format("feedback_collector", "FeedbackCollector JSON lines", recognises, records, SHAPES)

@@ -24,6 +24,9 @@ PROMPTS = (
 CORRECTIONS = ("correct", "rewrite", "edit", "improved", "better")
 """In the name of a text question: it asks for a better response, not for a remark."""
 
+NOTES = ("note", "comment", "remark")
+"""In the name of a text question: whatever is written there is no verdict."""
+
 
 def prompt_field(fields: Mapping[str, Any]) -> str:
     """The name of the prompt. Raises RowError, naming the fields there are."""
@@ -66,6 +69,10 @@ def asked(fields: Mapping[str, Any], prompt: str) -> list[Message]:
 
 def is_correction(question: str) -> bool:
     return any(word in question.lower() for word in CORRECTIONS)
+
+
+def is_note(question: str) -> bool:
+    return any(word in question.lower() for word in NOTES)
 
 
 def _stem(name: str) -> str:

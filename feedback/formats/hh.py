@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from feedback.formats.base import has, key_of, preference, row_format
-from feedback.formats.records import Message, Record, RowError, text_of
+from feedback.formats.records import ImportedComparison, Message, Record, RowError, text_of
+from feedback.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    better_worse,
+    one_by_one,
+    some_words,
+    spoken,
+    words,
+)
 
 TURN = re.compile(r"\n\n(Human|Assistant):")
 LAST = "\n\nAssistant:"
@@ -57,4 +69,23 @@ def _turns(prompt: str) -> list[Message]:
     return turns
 
 
-FORMAT = row_format("hh", "Anthropic hh-rlhf", recognises, records)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    chosen, rejected = some_words(better.response).strip(), words(worse.response).strip()
+    if chosen == rejected:
+        raise NotSaid("same_response")
+    turns = spoken(better.messages, {role: speaker for speaker, role in ROLES.items()})
+    if not turns or turns[0][0] != "Human":
+        raise NotSaid("roles")
+    if any(TURN.search(f"\n\n{text}") for text in (chosen, rejected, *(text for _, text in turns))):
+        raise NotSaid("marker")
+    prompt = "".join(f"\n\n{speaker}: {text}" for speaker, text in turns)
+    yield {"chosen": f"{prompt}{LAST} {chosen}", "rejected": f"{prompt}{LAST} {rejected}"}
+
+
+SHAPES = (Shape("hh", "chosen and rejected conversations", (View.PREFERENCES,), one_by_one(_pair)),)
+
+FORMAT = row_format("hh", "Anthropic hh-rlhf", recognises, records, SHAPES)

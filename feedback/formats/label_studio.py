@@ -7,6 +7,7 @@ from typing import Any
 
 from feedback.formats.base import has, key_of, row_format, thumb_of
 from feedback.formats.fields import asked, is_correction, one_answer, prompt_field, two_answers
+from feedback.formats.label_studio_writing import SHAPES
 from feedback.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -212,4 +213,6 @@ def _json_min(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     yield from _task(data, answers, line, key, about)
 
 
-FORMAT = row_format("label_studio", "Label Studio: pairwise, rating, JSON_MIN, chat", recognises, records)
+FORMAT = row_format(
+    "label_studio", "Label Studio: pairwise, rating, JSON_MIN, chat", recognises, records, SHAPES
+)

@@ -5,13 +5,16 @@ A decision is found by its id or its run_id: record the trace's id as one of the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from feedback.formats.base import Format, attempt, each_row, has, key_of
 from feedback.formats.records import (
+    ImportedDecision,
     ImportedRating,
     ImportedReference,
     Record,
@@ -22,6 +25,7 @@ from feedback.formats.records import (
     text_of,
     time_of,
 )
+from feedback.formats.writing import Line, Shape, View, iso, one_by_one, share_of
 
 TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "CORRECTION", "TEXT")
 
@@ -85,4 +89,45 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     return each_row(path, records)
 
 
-FORMAT = Format("langfuse", "Langfuse scores", recognises, read)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _scores(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """A score for each thing a rating says, on the trace that has the decision's own id."""
+    for rating in record.ratings:
+        said = list(_values(rating))
+        for number, (name, values) in enumerate(said):
+            yield {
+                "id": f"{rating.id}-{name}",
+                "traceId": str(record.id),
+                "name": name,
+                **values,
+                "source": "EVAL" if rating.rater_kind == "simulated" else "ANNOTATION",
+                "comment": rating.notes if number == 0 and rating.notes else None,
+                "authorUserId": rating.rater,
+                "timestamp": iso(rating.created_at),
+            }
+
+
+def _values(rating: ImportedRating) -> Iterator[tuple[str, Line]]:
+    """(name of the score, its type and value); notes alone are a text, beside a verdict its comment."""
+    if rating.thumb:
+        up = rating.thumb == "up"
+        yield "thumb", {"dataType": "BOOLEAN", "value": int(up), "stringValue": str(up)}
+    if (share := share_of(replace(rating, thumb=""))) is not None:
+        yield "score", {"dataType": "NUMERIC", "value": share}
+    if rating.correction is not None:
+        yield "correction", {"dataType": "CORRECTION", "value": 0, "stringValue": rating.correction}
+    for tag in rating.tags:
+        yield tag, {"dataType": "CATEGORICAL", "value": 1, "stringValue": tag}
+    if rating.notes.strip() and not (rating.thumb or share is not None or rating.correction or rating.tags):
+        yield "notes", {"dataType": "TEXT", "value": 0, "stringValue": rating.notes}
+
+
+SHAPES = (
+    Shape(
+        "langfuse", "scores on traces with the decisions' ids", (View.RATED,), one_by_one(_scores), "array"
+    ),
+)
+
+FORMAT = Format("langfuse", "Langfuse scores", recognises, read, SHAPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,18 @@ from feedback.formats.records import (
     shown,
     text_of,
     time_of,
+)
+from feedback.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    good,
+    iso,
+    one_by_one,
+    share_of,
+    spoken,
+    words,
 )
 
 THUMBS = {"thumbsUp": "up", "thumbsDown": "down"}
@@ -114,4 +127,57 @@ def _text(message: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-FORMAT = Format("librechat", "LibreChat messages with thumbs", recognises, read)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+NO_PARENT = "00000000-0000-0000-0000-000000000000"
+
+
+def _messages(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """The conversation that leads to a response, and the response with its first verdict: a message carries one."""
+    turns = spoken(record.messages, {"user": "User", "assistant": "Assistant"})
+    verdicts = [rating for rating in record.ratings if share_of(rating) not in (None, 0.5)]
+    for rating in record.ratings:
+        if rating not in verdicts:
+            left_out["no_verdict" if share_of(rating) is None else "neutral"] += 1
+    left_out["another_rater"] += len(verdicts[1:])
+    if not verdicts:
+        return
+    rating, parent, own = verdicts[0], NO_PARENT, str(record.id)
+    answer = words(record.response)
+    if not turns or not answer:
+        raise NotSaid("empty")
+    for number, (sender, text) in enumerate([*turns, ("Assistant", answer)]):
+        last = number == len(turns)
+        key = own if last else f"{own}-{number}"
+        yield {
+            "messageId": key,
+            "conversationId": record.unit or own,
+            "parentMessageId": parent,
+            "isCreatedByUser": sender == "User",
+            "sender": sender,
+            "text": text,
+            "model": (record.policy or None) if sender == "Assistant" else None,
+            "createdAt": iso(record.created_at),
+            **(_verdict(rating) if last else {}),
+        }
+        parent = key
+
+
+def _verdict(rating: ImportedRating) -> Line:
+    return {
+        "user": rating.rater,
+        "updatedAt": iso(rating.created_at),
+        "feedback": {
+            "rating": "thumbsUp" if good(rating) else "thumbsDown",
+            "tag": rating.tags[0] if rating.tags else None,
+            "text": rating.notes,
+        },
+    }
+
+
+SHAPES = (
+    Shape("librechat", "conversations with a thumb each", (View.RATED,), one_by_one(_messages), "array"),
+)
+
+FORMAT = Format("librechat", "LibreChat messages with thumbs", recognises, read, SHAPES)

@@ -7,6 +7,7 @@ one the names LLaMA-Factory defaults to are expected, and the one column of true
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from feedback.formats.base import (
 )
 from feedback.formats.records import (
     FormatRefused,
+    ImportedComparison,
+    ImportedDecision,
     Message,
     Record,
     RowError,
@@ -33,6 +36,20 @@ from feedback.formats.records import (
     mapping_of,
     shown,
     text_of,
+)
+from feedback.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    better_worse,
+    each_rating,
+    good,
+    one_by_one,
+    some_words,
+    spoken,
+    tools_text,
+    words,
 )
 
 COLUMNS = {
@@ -249,4 +266,77 @@ def _turn(value: Any, what: str, layout: Layout) -> Message:
     return {"role": layout.roles[role], "content": text_of(turn.get(content), f"{what}.{content}")}
 
 
-FORMAT = Format("llamafactory", "LLaMA-Factory alpaca and sharegpt: ranking, kto, SFT", recognises, read)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
+
+
+def _conversation(messages: list[Message]) -> list[Line]:
+    return [{"from": speaker, "value": text} for speaker, text in spoken(messages, SPEAKERS)]
+
+
+def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    yield {
+        "conversations": _conversation(better.messages),
+        "chosen": {"from": "gpt", "value": some_words(better.response)},
+        "rejected": {"from": "gpt", "value": words(worse.response)},
+        **tools_text(better),
+    }
+
+
+def _alpaca_prompt(messages: list[Message]) -> Line:
+    """instruction and, where they are needed, system and history: question and answer by turns."""
+    turns = spoken(messages, {"system": "system", "user": "user", "assistant": "assistant"})
+    system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
+    speakers = [speaker for speaker, _ in turns]
+    if speakers != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
+        raise NotSaid("roles")
+    texts = [text for _, text in turns]
+    if not texts[-1].strip():
+        raise NotSaid("empty")
+    history = [list(pair) for pair in zip(texts[:-1:2], texts[1::2], strict=True)]
+    return {
+        "instruction": texts[-1],
+        "input": "",
+        **({"system": system} if system else {}),
+        **({"history": history} if history else {}),
+    }
+
+
+def _alpaca_pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    chosen, rejected = some_words(better.response), words(worse.response)
+    yield _alpaca_prompt(better.messages) | {"chosen": chosen, "rejected": rejected}
+
+
+def _alpaca_answer(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    yield _alpaca_prompt(record.messages) | {"output": some_words(record.response)}
+
+
+def _labels(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    answer = {"from": "gpt", "value": some_words(record.response)}
+    turns = [*_conversation(record.messages), answer]
+    tools = tools_text(record)
+    return each_rating(
+        record, left_out, lambda rating: {"conversations": turns, "kto_tag": good(rating), **tools}
+    )
+
+
+SHAPES = (
+    Shape("llamafactory", "sharegpt ranking", (View.PREFERENCES,), one_by_one(_pair), "array"),
+    Shape("llamafactory-alpaca", "alpaca ranking", (View.PREFERENCES,), one_by_one(_alpaca_pair), "array"),
+    Shape(
+        "llamafactory-kto",
+        "sharegpt kto: a label for each rating",
+        (View.RATED,),
+        one_by_one(_labels),
+        "array",
+    ),
+    Shape("llamafactory-sft", "alpaca SFT", (View.DEMONSTRATIONS,), one_by_one(_alpaca_answer), "array"),
+)
+
+FORMAT = Format(
+    "llamafactory", "LLaMA-Factory alpaca and sharegpt: ranking, kto, SFT", recognises, read, SHAPES
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
@@ -19,6 +20,7 @@ from feedback.formats.records import (
     shown,
     text_of,
 )
+from feedback.formats.writing import Line, NotSaid, Shape, View, one_by_one, sides, spoken, words
 
 ROLES = {"prompter": "user", "assistant": "assistant"}
 
@@ -90,4 +92,51 @@ def _message(node: Mapping[str, Any]) -> Message:
     return {"role": role, "content": text_of(node.get("text"), "text")}
 
 
-FORMAT = row_format("oasst", "OpenAssistant trees of ranked replies", recognises, records)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+SPEAKERS = {role: speaker for speaker, role in ROLES.items()}
+
+
+def _tree(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    """A tree for each comparison: the prompt, turn below turn, and at its end the two replies with their ranks."""
+    left, right = sides(record)
+    if record.preference == "both_bad":
+        raise NotSaid("both_bad")
+    if left.response == right.response:
+        raise NotSaid("same_response")
+    own = record.id or record.key
+    turns = spoken(left.messages, SPEAKERS)
+    if not turns:
+        raise NotSaid("empty")
+    ranks = {"left": (0, 1), "right": (1, 0), "tie": (0, 0)}[record.preference]
+    replies = [
+        _node(f"{own}-{side}", "assistant", words(said.response), rank=rank)
+        for side, said, rank in zip(("left", "right"), (left, right), ranks, strict=True)
+    ]
+    for number in range(len(turns) - 1, -1, -1):
+        replies = [_node(f"{own}-{number}", *turns[number], replies=replies)]
+    yield {
+        "message_tree_id": replies[0]["message_id"],
+        "tree_state": "ready_for_export",
+        "prompt": replies[0],
+    }
+
+
+def _node(
+    own: str, role: str, text: str, *, rank: int | None = None, replies: list[Line] | None = None
+) -> Line:
+    ranked = {} if rank is None else {"rank": rank}
+    return {
+        "message_id": own,
+        "text": text,
+        "role": role,
+        "deleted": False,
+        **ranked,
+        "replies": replies or [],
+    }
+
+
+SHAPES = (Shape("oasst", "a tree for each comparison", (View.PREFERENCES,), one_by_one(_tree)),)
+
+FORMAT = row_format("oasst", "OpenAssistant trees of ranked replies", recognises, records, SHAPES)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,18 @@ from feedback.formats.records import (
     tags_of,
     text_of,
     time_of,
+)
+from feedback.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    each_rating,
+    good,
+    one_by_one,
+    plain,
+    share_of,
+    words,
 )
 
 THUMBS = {"1": "up", "-1": "down"}
@@ -139,4 +154,72 @@ def _before(chat: Mapping[str, Mapping[str, Any]], last: str) -> list[Message]:
     return turns[::-1]
 
 
-FORMAT = Format("open_webui", "Open WebUI feedback export", recognises, read)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _feedback(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """A feedback for each rating, with the chat it was given in."""
+    turns, answer = plain(record.messages), words(record.response)
+    if any(set(turn) - {"role", "content", "name"} for turn in turns):
+        raise NotSaid("not_text")
+    own = str(record.id)
+    said = [*((turn["role"], turn["content"]) for turn in turns), ("assistant", answer)]
+    keys = [*(f"{own}-{number}" for number in range(len(turns))), own]
+    messages = [
+        {
+            "id": key,
+            "parentId": keys[number - 1] if number else None,
+            "childrenIds": keys[number + 1 : number + 2],
+            "role": role,
+            "content": text,
+            **({"model": record.policy, "timestamp": _epoch(record.created_at)} if key == own else {}),
+        }
+        for number, (key, (role, text)) in enumerate(zip(keys, said, strict=True))
+    ]
+    history = {"messages": dict(zip(keys, messages, strict=True)), "currentId": own}
+    chat = {"id": record.unit or own, "chat": {"history": history, "messages": messages}}
+
+    def line(rating: ImportedRating) -> Line:
+        up = good(rating)
+        return {
+            "id": str(rating.id),
+            "user_id": rating.rater,
+            "version": 0,
+            "type": "rating",
+            "data": {
+                "rating": 1 if up else -1,
+                "model_id": record.policy,
+                "sibling_model_ids": None,
+                "reason": "",
+                "comment": rating.notes,
+                "tags": list(rating.tags),
+                **_details(rating),
+            },
+            "meta": {
+                "model_id": record.policy,
+                "message_id": own,
+                "message_index": len(turns),
+                "chat_id": record.unit or own,
+                "arena": False,
+            },
+            "snapshot": {"chat": chat},
+            "created_at": _epoch(rating.created_at),
+            "updated_at": _epoch(rating.created_at),
+        }
+
+    return each_rating(record, left_out, line)
+
+
+def _details(rating: ImportedRating) -> Line:
+    """1 to 10, where the rating is finer than a thumb."""
+    share = share_of(replace(rating, thumb=""))
+    return {} if share is None else {"details": {"rating": round(1 + 9 * share)}}
+
+
+def _epoch(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp())
+
+
+SHAPES = (Shape("open_webui", "feedback with its chats", (View.RATED,), one_by_one(_feedback), "array"),)
+
+FORMAT = Format("open_webui", "Open WebUI feedback export", recognises, read, SHAPES)

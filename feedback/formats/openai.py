@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from feedback.formats.base import demonstration, has, key_of, preference, row_format, tools_of
 from feedback.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
     Record,
     RowSkipped,
     completion_of,
     mapping_of,
     messages_of,
+)
+from feedback.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    better_worse,
+    one_by_one,
+    plain,
+    some_words,
+    turns_of,
 )
 
 
@@ -51,4 +65,37 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, "no assistant turn of weight 1 after a prompt")
 
 
-FORMAT = row_format("openai", "OpenAI chat SFT and DPO", recognises, records)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    asked: Line = {"messages": plain(better.messages), "tools": better.metadata.get("tools") or []}
+    yield {
+        "input": asked | {"parallel_tool_calls": True},
+        "preferred_output": turns_of(better.response),
+        "non_preferred_output": turns_of(worse.response),
+    }
+
+
+def _chat(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """The whole conversation, of which the response alone is to be learnt."""
+    if isinstance(record.response, str):
+        some_words(record.response)
+    response = turns_of(record.response)
+    if len(response) > 1:
+        raise NotSaid("not_text")  # read again, several turns would be as many responses
+    before = [{**m, "weight": 0} if m["role"] == "assistant" else m for m in plain(record.messages)]
+    tools = record.metadata.get("tools")
+    yield {
+        "messages": [*before, {**response[0], "weight": 1}],
+        **({"tools": tools} if tools else {}),
+    }
+
+
+SHAPES = (
+    Shape("openai", "DPO: preferred and non-preferred output", (View.PREFERENCES,), one_by_one(_pair)),
+    Shape("openai-sft", "SFT: chats whose last answer is learnt", (View.DEMONSTRATIONS,), one_by_one(_chat)),
+)
+
+FORMAT = row_format("openai", "OpenAI chat SFT and DPO", recognises, records, SHAPES)

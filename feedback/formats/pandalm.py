@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from feedback.formats.base import has, key_of, row_format
@@ -14,6 +16,7 @@ from feedback.formats.records import (
     shown,
     text_of,
 )
+from feedback.formats.writing import Line, NotSaid, Shape, View, question, sides, words
 
 VERDICTS = {0: "tie", 1: "left", 2: "right"}
 
@@ -51,4 +54,45 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         )
 
 
-FORMAT = row_format("pandalm", "PandaLM pairs with three annotators", recognises, records)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+NUMBERS = {verdict: number for number, verdict in VERDICTS.items()}
+
+
+def _write(records: Iterable[ImportedComparison], left_out: Counter[str]) -> Iterator[Line]:
+    """A row for each pair, with an annotator for each of its comparisons."""
+
+    def pair(record: ImportedComparison) -> tuple[Any, ...]:
+        left, right = sides(record)
+        return left.id, right.id
+
+    number = 0
+    for _, same in groupby(records, pair):
+        verdicts: list[int] = []
+        for record in same:
+            left, right = sides(record)
+            if record.preference in NUMBERS:
+                verdicts.append(NUMBERS[record.preference])
+            else:
+                left_out[record.preference] += 1
+        try:
+            row = {
+                "idx": number,
+                "cmp_key": f"{left.policy}_{right.policy}",
+                "instruction": question(left.messages),
+                "input": "",
+                "response1": words(left.response),
+                "response2": words(right.response),
+            }
+        except NotSaid as reason:
+            left_out[str(reason)] += len(verdicts)
+            continue
+        if verdicts:
+            yield row | {f"annotator{n}": verdict for n, verdict in enumerate(verdicts, start=1)}
+            number += 1
+
+
+SHAPES = (Shape("pandalm", "pairs with their annotators", (View.COMPARISONS,), _write, "array"),)
+
+FORMAT = row_format("pandalm", "PandaLM pairs with three annotators", recognises, records, SHAPES)

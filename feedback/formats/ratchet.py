@@ -1,7 +1,8 @@
-"""Ratchet's own format: JSON lines of decisions with all that was ever said of them, and of comparisons.
+"""Ratchet's own format: JSON lines of traces, of decisions with all that was ever said of them, and of comparisons.
 
-A decision is a line {"type": "decision", ...its fields, "ratings": [...], "outcomes": [...]}, a comparison a line
-{"type": "comparison", "left": id, "right": id, ...}. Superseded and withdrawn ratings are there too, in their order:
+A trace is a line {"type": "trace", ...its fields}; a decision a line {"type": "decision", ...its fields, "trace": id,
+"ratings": [...], "outcomes": [...]}, after its trace; a comparison a line {"type": "comparison", "left": id,
+"right": id, ...}, after its decisions. Superseded and withdrawn ratings are there too, in their order:
 what is written, read again, is the same history with the same ids and times.
 """
 
@@ -9,16 +10,25 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
-from typing import IO, Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from feedback.formats.base import has, key_of, row_format
+from feedback.formats.history import (
+    JSON_COLUMNS,
+    ComparisonRow,
+    DecisionTold,
+    RatingRow,
+)
 from feedback.formats.records import (
     ImportedComparison,
     ImportedDecision,
     ImportedOutcome,
     ImportedRating,
+    ImportedTrace,
     Record,
     RowError,
     check_json,
@@ -32,12 +42,13 @@ from feedback.formats.records import (
     time_of,
     uuid_of,
 )
+from feedback.formats.writing import Line, Shape, View
 
-TYPES = ("decision", "comparison")
+TYPES = ("decision", "comparison", "trace")
 
 DECISION = (
     "id", "agent", "messages", "response", "state", "candidates", "policy", "unit", "arm", "propensity", "run_id",
-    "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source", "created_at",
+    "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source", "trace", "created_at", "ratings", "outcomes",
 )  # fmt: skip
 RATING = (
     "id", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes", "withdrawn", "created_at",
@@ -46,22 +57,47 @@ COMPARISON = (
     "id", "left", "right", "preference", "rater", "rater_kind", "tags", "notes", "withdrawn", "created_at",
 )  # fmt: skip
 OUTCOME = ("id", "name", "value", "at", "created_at")
+TRACE = ("id", "agent", "run_id", "steps", "metadata", "started_at", "finished_at", "created_at")
+KEYS = {"decision": DECISION, "comparison": COMPARISON, "trace": TRACE}
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
     if row.get("type") == "decision":
         return has(row, "messages", "response")
+    if row.get("type") == "trace":
+        return has(row, "agent", "steps")
     return row.get("type") == "comparison" and has(row, "left", "right", "preference")
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     kind = row.get("type")
     if kind not in TYPES:
-        raise RowError(f"type: expected decision or comparison, found {shown(kind)}")
-    known = {"type", *(DECISION if kind == "decision" else COMPARISON), "ratings", "outcomes"}
-    if unknown := sorted(set(row) - known):
-        raise RowError(f"unknown keys {', '.join(unknown)[:200]}: nothing may be lost in reading")
-    yield _decision(row, line) if kind == "decision" else _comparison(row, line)
+        raise RowError(f"type: expected {', '.join(TYPES[:-1])} or {TYPES[-1]}, found {shown(kind)}")
+    _known(row, ("type", *KEYS[kind]))
+    if kind == "trace":
+        yield _trace(row, line)
+    else:
+        yield _decision(row, line) if kind == "decision" else _comparison(row, line)
+
+
+def _known(row: Mapping[str, Any], names: tuple[str, ...], where: str = "") -> None:
+    if unknown := sorted(set(row) - set(names)):
+        raise RowError(f"{where}unknown keys {', '.join(unknown)[:200]}: nothing may be lost in reading")
+
+
+def _trace(row: Mapping[str, Any], line: int) -> ImportedTrace:
+    return ImportedTrace(
+        line=line,
+        key=key_of(row),
+        id=_id(row.get("id"), "id"),
+        agent=text_of(row.get("agent"), "agent", required=True),
+        steps=list(list_of(check_json(row.get("steps"), "steps"), "steps")),
+        run_id=_text(row, "run_id"),
+        metadata=dict(mapping_of(check_json(row.get("metadata") or {}, "metadata"), "metadata")),
+        started_at=time_of(row.get("started_at"), "started_at"),
+        finished_at=time_of(row.get("finished_at"), "finished_at"),
+        created_at=time_of(row.get("created_at"), "created_at"),
+    )
 
 
 def _decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
@@ -89,6 +125,7 @@ def _decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
         tags=tags_of(row.get("tags"), "tags"),
         metadata=dict(mapping_of(check_json(row.get("metadata") or {}, "metadata"), "metadata")),
         source=_text(row, "source"),
+        trace=_id(row.get("trace"), "trace"),
         created_at=time_of(row.get("created_at"), "created_at"),
         ratings=tuple(
             _rating(mapping_of(item, f"ratings[{i}]"), f"ratings[{i}].")
@@ -107,6 +144,7 @@ def _messages(value: Any) -> list[Any]:
 
 
 def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
+    _known(row, RATING, where)
     correction = row.get("correction")
     return ImportedRating(
         id=_id(row.get("id"), f"{where}id"),
@@ -124,6 +162,7 @@ def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
 
 
 def _outcome(row: Mapping[str, Any], where: str) -> ImportedOutcome:
+    _known(row, OUTCOME, where)
     return ImportedOutcome(
         id=_id(row.get("id"), f"{where}id"),
         name=text_of(row.get("name"), f"{where}name", required=True),
@@ -186,36 +225,56 @@ def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:
     return value
 
 
-def write(file: IO[str], decisions: Iterable[Any], comparisons: Iterable[Any]) -> int:
-    """Write the histories that selectors.decisions_history and comparisons_history give. Returns the lines written."""
-    written = 0
-    for decision in decisions:
-        line = {
-            "type": "decision",
-            **_fields(decision, DECISION),
-            "ratings": [_fields(rating, RATING) for rating in decision.all_ratings],
-            "outcomes": [_fields(outcome, OUTCOME) for outcome in decision.all_outcomes],
-        }
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        written += 1
-    for comparison in comparisons:
-        line = {"type": "comparison", **_fields(comparison, COMPARISON)}
-        line |= {"left": str(comparison.left_id), "right": str(comparison.right_id)}
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        written += 1
-    return written
+# --- Writing -----------------------------------------------------------------------------------------------
 
 
-def _fields(row: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: _written(getattr(row, name)) for name in names if name not in ("left", "right")}
+def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
+    """The rows of feedback.exported.history as lines of this format; nothing is ever left out."""
+    for row in rows:
+        if isinstance(row, DecisionTold):
+            decision = row.decision
+            line = {"type": "decision", **_line(decision)}
+            line["trace"] = line.pop("trace_id")
+            line["ratings"] = [_said(rating) for rating in row.ratings]
+            line["outcomes"] = [
+                {name: value for name, value in _line(outcome).items() if name != "decision_id"}
+                for outcome in row.outcomes
+            ]
+        elif isinstance(row, ComparisonRow):
+            line = {"type": "comparison", **_line(row)}
+            line["left"], line["right"] = line.pop("left_id"), line.pop("right_id")
+            del line["supersedes_id"]
+        else:
+            line = {"type": "trace", **_line(row)}
+        yield line
 
 
-def _written(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value) if isinstance(value, uuid.UUID) else value
+def _said(rating: RatingRow) -> Line:
+    line = _line(rating)
+    del line["decision_id"], line["supersedes_id"]
+    return line
+
+
+def _line(row: NamedTuple) -> Line:
+    return {
+        name: _written(value) if name in JSON_COLUMNS else value
+        for name, value in zip(row._fields, row, strict=True)
+    }
+
+
+def _written(text: str | None) -> Any:
+    """JSON as it is stored; SQLite keeps it with every letter that is not ASCII escaped, which nobody can read."""
+    if text is None:
+        return None
+    if "\\u" in text:
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+    return orjson.Fragment(text)
 
 
 FORMAT = row_format(
-    "ratchet", "Ratchet's own: decisions with their ratings, comparisons", recognises, records
+    "ratchet",
+    "Ratchet's own: decisions with all that was said of them, traces, comparisons",
+    recognises,
+    records,
+    (Shape("ratchet", "everything, with ids, times and superseded words", (View.HISTORY,), write),),
 )

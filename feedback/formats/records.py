@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,8 @@ class ImportedDecision:
     """The file's own id where it is a UUID; None: made from the content."""
     source: str = ""
     """Where it was recorded; empty: the format's name."""
+    trace: uuid.UUID | None = None
+    """The trace it was taken in: one of the file's, before it, or one recorded before."""
     ratings: tuple[ImportedRating, ...] = ()
     outcomes: tuple[ImportedOutcome, ...] = ()
 
@@ -103,6 +106,22 @@ class ImportedComparison:
     withdrawn: bool = False
     created_at: datetime | None = None
     id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTrace:
+    """What an agent did on the way; the decisions taken meanwhile are records of their own that name it."""
+
+    line: int
+    key: str
+    id: uuid.UUID | None
+    agent: str
+    steps: list[Any]
+    run_id: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    created_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +157,27 @@ class RowSkipped:
     reason: str
 
 
-Record: TypeAlias = ImportedDecision | ImportedComparison | ImportedReference | RowRefused | RowSkipped
+Record: TypeAlias = (
+    ImportedDecision | ImportedComparison | ImportedTrace | ImportedReference | RowRefused | RowSkipped
+)
+
+
+# --- How a response that is no text is kept in a column of text --------------------------------------------
+
+
+def completion_stored(response: Completion, metadata: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A response as it is stored, and the metadata that says how to read it: messages become JSON."""
+    if isinstance(response, str):
+        return response, dict(metadata)
+    return json.dumps(response, ensure_ascii=False), {**metadata, "response_is": "messages"}
+
+
+def completion_read(response: str, metadata: Mapping[str, Any]) -> Completion:
+    """A stored response as it was given: its text, or the chat messages that were kept as JSON."""
+    if metadata.get("response_is") != "messages":
+        return response
+    messages: list[Message] = json.loads(response)
+    return messages
 
 
 # --- Reading values that others wrote ----------------------------------------------------------------------

@@ -7,6 +7,7 @@ A rating is {"entry_id", "rating": "up" | "down", "tags", "notes"}. An entry has
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from feedback.formats.records import (
     text_of,
     time_of,
 )
+from feedback.formats.writing import Line, Shape, View, each_rating, good, iso, one_by_one, plain, words
 
 ENTRY = "entry"
 """Metadata key under which an entry without a prompt is kept whole: an agent knows how to ask it."""
@@ -147,4 +149,46 @@ def _response(value: Any, what: str) -> str:
     return text_of(value, what)
 
 
-FORMAT = Format("simulation", "simulation entries and ratings", recognises, read, two_files=True)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _entry(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    yield {
+        "entry_id": str(record.id),
+        "agent": record.agent,
+        "messages": plain(record.messages),
+        "response": words(record.response),
+        "state": record.state,
+        "candidates": None
+        if record.candidates is None
+        else [item if isinstance(item, str) else item["response"] for item in record.candidates],
+        "tags": list(record.tags),
+    }
+
+
+def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    plain(record.messages)  # what has no entry has no ratings either
+    words(record.response)
+    return each_rating(
+        record,
+        left_out,
+        lambda rating: {
+            "entry_id": str(record.id),
+            "rating": "up" if good(rating) else "down",
+            "tags": list(rating.tags),
+            "notes": rating.notes,
+            "rater": rating.rater,
+            "timestamp": iso(rating.created_at),
+        },
+    )
+
+
+SHAPES = (
+    Shape(
+        "simulation", "entries, and beside them their ratings", (View.DECISIONS,), one_by_one(_entry), "array",
+        beside=("simulation-ratings",),
+    ),
+    Shape("simulation-ratings", "ratings of entries", (View.RATED,), one_by_one(_rated), "array"),
+)  # fmt: skip
+
+FORMAT = Format("simulation", "simulation entries and ratings", recognises, read, SHAPES, two_files=True)

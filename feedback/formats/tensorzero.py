@@ -11,6 +11,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,18 @@ from feedback.formats.records import (
     text_of,
     time_of,
     uuid_of,
+)
+from feedback.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    Writer,
+    iso,
+    one_by_one,
+    plain,
+    share_of,
+    turns_of,
 )
 
 
@@ -232,4 +245,117 @@ def _time_in(own: uuid.UUID | None) -> datetime | None:
     return datetime.fromtimestamp((own.int >> 80) / 1000, tz=UTC)
 
 
-FORMAT = Format("tensorzero", "TensorZero inferences and feedback", recognises, read, two_files=True)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _inference_row(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    messages = plain(record.messages)
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+    output = [block for turn in turns_of(record.response) for block in _blocks(turn)]
+    if any(block["type"] == "tool_result" for block in output):
+        raise NotSaid("not_text")  # an output of theirs is one turn of the model
+    asked: Line = {"messages": [_their_turn(message) for message in messages]}
+    if system is not None:
+        asked["system"] = system
+    yield {
+        "id": str(record.id),
+        "function_name": record.agent,
+        "variant_name": record.policy,
+        "episode_id": record.run_id or str(record.id),
+        "input": json.dumps(asked, ensure_ascii=False),
+        "output": json.dumps(output, ensure_ascii=False),
+        "processing_time_ms": record.latency_ms,
+        "tags": {"user_id": record.unit} if record.unit else {},
+        "timestamp": iso(record.created_at),
+    }
+
+
+def _their_turn(message: Message) -> Line:
+    """A turn of theirs: the model's or the user's, who also brings what tools say."""
+    role = {"assistant": "assistant", "user": "user", "tool": "user"}.get(message["role"])
+    if role is None:
+        raise NotSaid("roles")
+    return {"role": role, "content": _blocks(message)}
+
+
+def _blocks(message: Message) -> list[Line]:
+    if message["role"] == "tool":
+        name = str(message.get("name") or message.get("tool_call_id") or "tool")
+        return [{"type": "tool_result", "id": name, "name": name, "result": message["content"]}]
+    calls = message.get("tool_calls") or []
+    blocks: list[Line] = []
+    if message["content"] or not calls:
+        blocks.append({"type": "text", "text": message["content"]})
+    for call in calls:
+        try:
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+        except (KeyError, TypeError):
+            raise NotSaid("not_text") from None
+        raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        blocks.append(
+            {"type": "tool_call", "id": name, "name": name, "raw_name": name, "arguments": _object(raw),
+             "raw_arguments": raw}
+        )  # fmt: skip
+    return blocks
+
+
+def _object(raw: str) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return None
+
+
+def _feedback_rows(kind: str) -> Writer:
+    """Rows of one of the four feedback tables."""
+
+    def write(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+        _ = list(_inference_row(record, left_out))  # what has no inference has no feedback either
+        for rating in record.ratings:
+            for name, value in _values(rating):
+                if name != kind:
+                    continue
+                target = "inference_id" if kind == "demonstration" else "target_id"
+                yield {
+                    "id": str(uuid.uuid5(rating.id or uuid.NAMESPACE_OID, kind)),
+                    target: str(record.id),
+                    **({"metric_name": METRICS[kind]} if kind in METRICS else {}),
+                    **({"target_type": "inference"} if kind == "comment" else {}),
+                    "value": value,
+                    "tags": {"author": rating.rater},
+                    "timestamp": iso(rating.created_at),
+                }
+
+    return one_by_one(write)
+
+
+METRICS = {"boolean": "thumb", "float": "score"}
+
+
+def _values(rating: ImportedRating) -> Iterator[tuple[str, Any]]:
+    """What a rating says, table by table; stars are a score from 0 to 1 there."""
+    if rating.thumb:
+        yield "boolean", rating.thumb == "up"
+    if (share := share_of(replace(rating, thumb=""))) is not None:
+        yield "float", share
+    if rating.correction is not None:
+        yield "demonstration", json.dumps([{"type": "text", "text": rating.correction}], ensure_ascii=False)
+    if rating.notes.strip():
+        yield "comment", rating.notes
+
+
+TABLES = {
+    "boolean": "BooleanMetricFeedback: thumbs",
+    "float": "FloatMetricFeedback: stars and scores",
+    "comment": "CommentFeedback: notes",
+    "demonstration": "DemonstrationFeedback: corrections",
+}
+SHAPES = (
+    Shape(
+        "tensorzero", "ChatInference, and beside it the feedback tables", (View.DECISIONS,),
+        one_by_one(_inference_row), beside=tuple(f"tensorzero-{kind}" for kind in TABLES),
+    ),
+    *(Shape(f"tensorzero-{kind}", title, (View.RATED,), _feedback_rows(kind)) for kind, title in TABLES.items()),
+)  # fmt: skip
+
+FORMAT = Format("tensorzero", "TensorZero inferences and feedback", recognises, read, SHAPES, two_files=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from feedback.formats.base import (
 )
 from feedback.formats.records import (
     Completion,
+    ImportedComparison,
+    ImportedDecision,
     Message,
     Record,
     RowError,
@@ -23,6 +26,22 @@ from feedback.formats.records import (
     completion_of,
     messages_of,
     text_of,
+)
+from feedback.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    better_worse,
+    each_rating,
+    good,
+    one_by_one,
+    plain,
+    question,
+    some_words,
+    tools_text,
+    turns_of,
+    words,
 )
 
 
@@ -110,6 +129,83 @@ def _shared_text(chosen: str, rejected: str) -> tuple[list[Message], Completion,
     )
 
 
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    yield {
+        "prompt": plain(better.messages),
+        "chosen": turns_of(better.response),
+        "rejected": turns_of(worse.response),
+        **tools_text(better),
+    }
+
+
+def _implicit_pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    for line in _pair(record, left_out):
+        if line["chosen"][0] == line["rejected"][0]:
+            raise NotSaid("same_beginning")
+        prompt = line.pop("prompt")
+        yield line | {"chosen": prompt + line["chosen"], "rejected": prompt + line["rejected"]}
+
+
+def _text_pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    yield {
+        "prompt": question(better.messages),
+        "chosen": some_words(better.response),
+        "rejected": words(worse.response),
+    }
+
+
+def _implicit_text_pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    for line in _text_pair(record, left_out):
+        prompt = line["prompt"] + "\n"
+        if line["chosen"][:1] == line["rejected"][:1]:
+            raise NotSaid("same_beginning")
+        yield {"chosen": prompt + line["chosen"], "rejected": prompt + line["rejected"]}
+
+
+def _labels(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """A row for each rating that says good or bad."""
+    row = {"prompt": plain(record.messages), "completion": turns_of(record.response)}
+    tools = tools_text(record)
+    return each_rating(record, left_out, lambda rating: {**row, "label": good(rating), **tools})
+
+
+def _completion(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    if isinstance(record.response, str):
+        some_words(record.response)
+    yield {
+        "prompt": plain(record.messages),
+        "completion": turns_of(record.response),
+        **tools_text(record),
+    }
+
+
+def _prompt(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    yield {"prompt": plain(record.messages), **tools_text(record)}
+
+
+PREFERENCES = (View.PREFERENCES,)
+SHAPES = (
+    Shape("trl", "preference, conversational, explicit prompt", PREFERENCES, one_by_one(_pair)),
+    Shape(
+        "trl-implicit", "preference, conversational, implicit prompt", PREFERENCES, one_by_one(_implicit_pair)
+    ),
+    Shape("trl-standard", "preference, texts, explicit prompt", PREFERENCES, one_by_one(_text_pair)),
+    Shape(
+        "trl-standard-implicit",
+        "preference, texts, implicit prompt",
+        PREFERENCES,
+        one_by_one(_implicit_text_pair),
+    ),
+    Shape("trl-unpaired", "unpaired: a label for each rating", (View.RATED,), one_by_one(_labels)),
+    Shape("trl-prompt-completion", "prompt and completion", (View.DEMONSTRATIONS,), one_by_one(_completion)),
+    Shape("trl-prompt-only", "prompts", (View.PROMPTS,), one_by_one(_prompt)),
+)
+
 FORMAT = row_format(
-    "trl", "TRL preference, unpaired, prompt-completion and prompt-only rows", recognises, records
+    "trl", "TRL preference, unpaired, prompt-completion and prompt-only rows", recognises, records, SHAPES
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
 from feedback.formats.base import has, key_of, row_format
@@ -21,6 +23,7 @@ from feedback.formats.records import (
     time_of,
     uuid_of,
 )
+from feedback.formats.writing import Line, NotSaid, Shape, View, iso, one_by_one, share_of
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
@@ -68,4 +71,46 @@ def _said(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-FORMAT = row_format("vw", "Vowpal Wabbit dsjson", recognises, records)
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _event(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """An event for each choice among listed responses. The reward is an outcome of that name, else what raters say."""
+    actions = [item if isinstance(item, str) else item["response"] for item in record.candidates or ()]
+    if record.response not in actions:
+        raise NotSaid("no_candidates")
+    chosen = actions.index(record.response) + 1
+    rewards = [outcome.value for outcome in record.outcomes if outcome.name == "reward"]
+    shares = [share for share in map(share_of, record.ratings) if share is not None]
+    reward = rewards[-1] if rewards else fmean(shares) if shares else None
+    others = [number for number in range(1, len(actions) + 1) if number != chosen]
+    probability = record.propensity
+    rest = None if probability is None or not others else (1 - probability) / len(others)
+    shared = record.state if isinstance(record.state, Mapping) else {"state": record.state}
+    yield {
+        **({} if reward is None else {"_label_cost": 0.0 - reward}),
+        **({} if probability is None else {"_label_probability": probability}),
+        "_label_Action": chosen,
+        "_labelIndex": chosen - 1,
+        "Timestamp": iso(record.created_at),
+        "Version": "1",
+        "EventId": str(record.id),
+        "a": [chosen, *others],
+        # what the others would have been chosen with nobody recorded: the rest is shared out evenly
+        "p": [] if probability is None else [probability, *([rest] * len(others))],
+        "c": {**shared, "_multi": [_action(action) for action in actions]},
+    }
+
+
+def _action(text: str) -> Any:
+    """An action as the features it is made of, where its text is the JSON of an object and reads the same again."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, Mapping) and _said(value) == text else text
+
+
+SHAPES = (Shape("vw", "choices among listed responses", (View.DECISIONS,), one_by_one(_event)),)
+
+FORMAT = row_format("vw", "Vowpal Wabbit dsjson", recognises, records, SHAPES)

@@ -11,7 +11,7 @@ from backend.command import RatchetCommand
 from feedback import formats, importing
 from feedback.importing import ImportReport
 
-COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes")
+COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
 
 
 class Command(RatchetCommand):
@@ -26,8 +26,12 @@ class Command(RatchetCommand):
         parser.add_argument(
             "--format",
             default="auto",
-            choices=["auto", *formats.FORMATS],
-            help="Which format the files are of (default auto: recognised by their rows). Example: --format trl",
+            choices=["auto", *dict.fromkeys([*formats.FORMATS, *formats.SHAPES])],
+            metavar="F",
+            help=(
+                "Which format the files are of (default auto: recognised by their rows): "
+                f"{', '.join(formats.FORMATS)}, or a name that export_training_data writes. Example: --format trl"
+            ),
         )
         parser.add_argument(
             "--agent",

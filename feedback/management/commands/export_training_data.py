@@ -1,0 +1,111 @@
+"""Write feedback to a file in one of the formats."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from feedback import formats
+from feedback.exported import RAW_HIGH, RAW_LOW, Selection
+from feedback.exporting import ExportRefused, file_export, filename
+from feedback.selectors import agents_known
+
+
+def _reward(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = RAW_LOW - 1
+    if not RAW_LOW <= value <= RAW_HIGH:
+        raise argparse.ArgumentTypeError(
+            f"expected a number from {RAW_LOW:g} to {RAW_HIGH:g}, found {text!r}"
+        )
+    return value
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 for all, found {text!r}")
+    return int(text)
+
+
+class Command(RatchetCommand):
+    help = (
+        "Write decisions and what was said of them to a file, in any of the formats that import_feedback reads. "
+        "Example: manage.py export_training_data --agent widgets --format trl --output pairs.jsonl"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--agent-type",
+            "--agent",
+            dest="agent",
+            metavar="SLUG",
+            help="Whose feedback (default: every agent's). Example: --agent widgets",
+        )
+        parser.add_argument(
+            "--format",
+            default="ratchet",
+            choices=list(formats.SHAPES),
+            metavar="F",
+            help=(
+                "Which format (default ratchet, which loses nothing): "
+                f"{', '.join(formats.SHAPES)}. Example: --format trl-unpaired"
+            ),
+        )
+        parser.add_argument(
+            "--output",
+            metavar="F",
+            help="The file, gzipped where it ends in .gz (default: AGENT.FORMAT.jsonl). Example: --output pairs.jsonl",
+        )
+        parser.add_argument(
+            "--limit",
+            type=_limit,
+            default=1000,
+            help="At most so many samples, the newest ones; 0 for all (default 1000). Example: --limit 0",
+        )
+        parser.add_argument(
+            "--min-reward",
+            type=_reward,
+            default=RAW_LOW,
+            help=(
+                "Only decisions with at least this raw reward, from -2 to 2; of pairs the better one (default -2.0: "
+                "also those without a reward). Example: --min-reward 0.5"
+            ),
+        )
+        parser.add_argument(
+            "--require-feedback",
+            action="store_true",
+            help="Only decisions that somebody rated or compared, or that an outcome was measured of.",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        agent, known = options["agent"], agents_known()
+        if agent is not None and agent not in known:
+            there = f"known are {', '.join(known)}" if known else "nothing has been decided yet"
+            raise ExportRefused(f"no decision of agent {agent!r} is recorded; {there}")
+        path = Path(options["output"] or filename(options["format"], agent))
+        limit = options["limit"] or None
+        selection = Selection(
+            agent=agent,
+            min_reward=options["min_reward"],
+            require_feedback=options["require_feedback"],
+            newest_first=limit is not None,
+        )
+        report = file_export(path, options["format"], selection, limit=limit)
+        if report.truncated:
+            self.note(f"--limit {limit} left some out: --limit 0 writes all")
+        return report.as_dict()
+
+    def show(self, result: dict[str, Any]) -> None:
+        for file in result["files"]:
+            self.stdout.write(
+                f"{file['path']}: {file['samples']} samples as {file['format']}, {file['bytes']} bytes"
+            )
+        for reason, count in result["left_out"].items():
+            self.stdout.write(f"  left out {count}: {reason}")
