@@ -177,7 +177,7 @@ class DatabaseEvidence:
             self._spokesmen[fact.prompt_hash] = min(
                 spokesman, self._spokesmen.get(fact.prompt_hash, spokesman)
             )
-            completion = completion_stored(fact.response, fact.metadata)
+            completion = completion_read(fact.response, fact.metadata)
             yield Rewarded(fact.prompt_hash, completion, value, simulated, tuple(fact.tags))
 
     def _count(self, rater_kind: str) -> bool:
