@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl import policy_views, views
+from rl import agent_views, policy_views, views
 
 urlpatterns = [
     path("", views.home, name="home"),
+    path("agents/<str:slug>/", agent_views.agent, name="agent"),
     path("runs/", views.runs, name="runs"),
     path("runs/<int:pk>/", views.run, name="run"),
     path("runs/<int:pk>/cancel/", views.run_cancel, name="run-cancel"),

@@ -1,0 +1,152 @@
+"""The page of one agent: what it is, how it is asked and answers, how it stands, what was set for it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import Avg, Count, Model, Q
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from feedback.models import AgentSettings
+from feedback.remembered import Believed
+from feedback.selectors import SLUG_PATTERN, feedback_counts_lately
+from rl.agents import AGENTS, get_agent
+from rl.agents.base import Agent
+from rl.buffer import buffer_sizes_lately
+from rl.models import (
+    AgentDefinition,
+    Experiment,
+    GateSettings,
+    LearnerSettings,
+    Policy,
+    RewardRecord,
+    RewardSettings,
+    TrainingRun,
+)
+from rl.online import learner_settings
+from rl.reward_records import RewardsRefused, reward_plan
+from rl.selectors import NO_FEEDBACK, policy_versions, share_of
+
+RUNS_SHOWN = 5
+CHARTS = (("preference_accuracy", "Preference accuracy"), ("average_reward", "Average reward"))
+
+SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
+    (AgentSettings, "agent", "Collecting and rating"),
+    (LearnerSettings, "agent", "Learning"),
+    (GateSettings, "agent", "Gate"),
+    (RewardSettings, "agent", "Rewards"),
+    (AgentDefinition, "slug", "Definition without code"),
+)
+"""What can be set per agent, by which column its row is found, and what it is called."""
+
+
+@login_required
+@require_safe
+def agent(request: HttpRequest, slug: str) -> HttpResponse:
+    """One agent. Any slug that decided something has a page, and so has every agent with a file or a definition."""
+    counts = feedback_counts_lately()
+    defined = AgentDefinition.objects.filter(slug=slug).exists()
+    known = slug in counts or slug in AGENTS or defined or TrainingRun.objects.filter(agent=slug).exists()
+    if not re.fullmatch(SLUG_PATTERN, slug) or not known:
+        raise Http404(f"no agent {slug}")
+    found = get_agent(slug)
+    policies = list(Policy.objects.filter(agent=slug).defer("adapter_path").order_by("pk"))
+    champion = next((policy for policy in policies if policy.stage == Policy.Stage.CHAMPION), None)
+    context = {
+        "slug": slug,
+        "agent": found,
+        "origin": _origin(found, defined),
+        "counts": counts.get(slug, NO_FEEDBACK),
+        "buffer": buffer_sizes_lately().get(slug, 0),
+        "learner": learner_settings(slug),
+        "champion": champion,
+        "accuracy": share_of(champion.metrics, "preference_accuracy") if champion else None,
+        "policies": policies[::-1][:RUNS_SHOWN],
+        "charts": [
+            c for figure, title in CHARTS if (c := policy_versions(policies, figure, title)) is not None
+        ],
+        "runs": TrainingRun.objects.filter(agent=slug).order_by("-pk")[:RUNS_SHOWN],
+        "experiments": Experiment.objects.filter(agent=slug).order_by("-pk")[:RUNS_SHOWN],
+        "schema": json.dumps(schema, ensure_ascii=False, indent=2)
+        if (schema := found.response_schema())
+        else "",
+        "example": _example(found),
+        "rewards": rewards_shown(slug),
+        "settings": _settings(request, slug),
+    }
+    return render(request, "rl/agent.html", context)
+
+
+def _origin(found: Agent, defined: bool) -> str:
+    if found.slug in AGENTS:
+        return f"{type(found).__module__}.{type(found).__qualname__}"
+    return (
+        "defined in the admin, without code" if defined else "no file of its own: answers as assistant does"
+    )
+
+
+def _example(found: Agent) -> dict[str, Any] | None:
+    """The first made-up scenario: what is asked, and an answer it could give."""
+    scenario = next(iter(found.scenarios()), None)
+    if scenario is None or found.slug not in AGENTS:
+        return None
+    asked = found.render(scenario.state)[-1]["content"]
+    return {"asked": asked, "answer": next(iter(found.candidates(scenario.state)), "")}
+
+
+_means: Believed[dict[str, Any]] = Believed()
+
+
+def rewards_shown(slug: str) -> dict[str, Any]:
+    """Mean rewards of an agent's decisions, a little old where there are many, and how they are made."""
+    newest = RewardRecord.objects.filter(agent=slug, superseded_by__isnull=True)
+    means = _means.get(
+        slug,
+        lambda: newest.order_by().aggregate(
+            n=Count("raw"),
+            raw=Avg("raw"),
+            immediate=Avg("immediate"),
+            delayed=Avg("delayed"),
+            strategic=Avg("strategic"),
+            simulated=Count("pk", filter=Q(simulated=True)),
+        ),
+    )
+    try:
+        facts = reward_plan(slug).facts
+    except RewardsRefused as refusal:
+        return {**means, "fault": str(refusal)}
+    horizons = [(name, weight, means[name]) for name, weight in facts.weights.items()]
+    return {**means, "horizons": horizons, "functions": facts.functions, "outcomes": facts.outcomes}
+
+
+def _settings(request: HttpRequest, slug: str) -> list[dict[str, Any]]:
+    """Per kind of settings: what was set otherwise than usual, and where to change it for who may."""
+    shown = []
+    for model, column, title in SETTINGS:
+        row = model._default_manager.filter(**{column: slug}).first()
+        name = model._meta.model_name
+        may = request.user.is_staff and request.user.has_perm(f"{model._meta.app_label}.change_{name}")
+        base = f"admin:{model._meta.app_label}_{name}"
+        address = (
+            ""
+            if not may
+            else reverse(f"{base}_change", args=[row.pk])
+            if row
+            else f"{reverse(f'{base}_add')}?{column}={slug}"
+        )
+        shown.append({"title": title, "set": _changed(row, column) if row else None, "url": address})
+    return shown
+
+
+def _changed(row: Model, column: str) -> list[tuple[str, Any]]:
+    return [
+        (str(field.verbose_name), getattr(row, field.name))
+        for field in row._meta.concrete_fields
+        if field.name not in ("id", column) and getattr(row, field.name) != field.get_default()
+    ]
