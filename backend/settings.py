@@ -128,12 +128,12 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "rl",  # before django_q: its qcluster is ours
     "django_q",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "feedback",
-    "rl",
 ]
 
 MIDDLEWARE = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rl.models import Evaluation, Policy, TrainingRun
+from rl.selectors import share_of
 
 EXAMPLES = 8
 """Prompts whose answers are shown side by side."""
@@ -61,9 +62,19 @@ def _recipe(run: TrainingRun | None) -> dict[str, Any]:
 def _figures(policy: Policy) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("preference_accuracy", "valid_rate", "average_reward"):
-        figure = policy.metrics.get(name)
-        value = figure.get("value") if isinstance(figure, dict) else figure
-        found[name.replace("_", " ")] = round(value, 4) if isinstance(value, float) else value
+        share = share_of(policy.metrics, name)
+        said = None
+        if share is not None and name == "average_reward":
+            known = share.low is not None and share.high is not None
+            said = f"{share.value:.3f}" + (f" [{share.low:.3f} to {share.high:.3f}]" if known else "")
+        elif share is not None:
+            said = f"{share.percent}{f' [{share.interval}]' if share.interval else ''}"
+        found[name.replace("_", " ")] = said
+    if difference := share_of(policy.metrics, "difference"):
+        found["gain when judged"] = (
+            f"{difference.points} points over {policy.metrics.get('against')} [{difference.points_interval}]"
+        )
+    found["stage"] = str(policy.stage)
     return found
 
 
@@ -83,6 +94,8 @@ def _answers(left: Policy, right: Policy) -> list[dict[str, Any]]:
                     "prompt": other["messages"][-1]["content"],
                     "left": one["answer"],
                     "right": other["answer"],
+                    "left_reward": one.get("reward"),
+                    "right_reward": other.get("reward"),
                     "same": one["answer"].strip() == other["answer"].strip(),
                 }
             )

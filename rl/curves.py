@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 320, 150
+BROAD = 480
+"""Width of a drawing of versions."""
 LEFT, RIGHT, TOP, BOTTOM = 50, 8, 10, 24
 MAX_POINTS = 400
 """Points drawn at most; longer histories are thinned by means of equal stretches."""
@@ -75,6 +77,9 @@ def curve_of(title: str, points: Points, *, share: bool = False) -> Curve | None
 
 def _words(value: float) -> str:
     """Three figures, without an exponent where a plain number is short enough."""
+    if 0 < abs(value) < 1e-3:
+        digits, _, power = f"{value:.1e}".partition("e")
+        return f"{digits}e{int(power)}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
@@ -113,18 +118,21 @@ class Version:
 
 @dataclass(frozen=True)
 class Versions:
-    """A figure over an agent's versions, oldest first, in the coordinates of a WIDTH x HEIGHT drawing."""
+    """A figure over an agent's versions, oldest first, in the coordinates of a BROAD x HEIGHT drawing."""
 
     title: str
     versions: list[Version]
     path: str
     ticks: list[Tick]
-    half: float
     summary: str
-    width: int = WIDTH
+    first: str
+    last: str
+    newest: str
+    """The value of the newest version."""
+    width: int = BROAD
     height: int = HEIGHT
     left: int = LEFT
-    right: int = WIDTH - RIGHT
+    right: int = BROAD - RIGHT
     floor: int = HEIGHT - BOTTOM
 
 
@@ -132,14 +140,26 @@ VersionPoint = tuple[str, str, float, float | None, float | None]
 """Name, stage, value, low and high, all in [0, 1]."""
 
 
-def versions_of(title: str, points: Sequence[VersionPoint]) -> Versions | None:
-    """A share over versions with its intervals, on an axis from 0 to 1; None where there is none."""
+def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = True) -> Versions | None:
+    """A figure of [0, 1] over versions with its intervals; None where there is none.
+
+    The axis runs over the tenths that hold all of it, so that versions can be told apart. percent: a share; else the
+    figure as it is.
+    """
     if not points:
         return None
-    across, up = WIDTH - LEFT - RIGHT - 16, HEIGHT - TOP - BOTTOM
+    across, up = BROAD - LEFT - RIGHT - 16, HEIGHT - TOP - BOTTOM
+    lows = [value if low is None else low for _, _, value, low, _ in points]
+    highs = [value if high is None else high for _, _, value, _, high in points]
+    floor = max(0.0, math.floor(10 * min(lows)) / 10)
+    ceiling = min(1.0, max(math.ceil(10 * max(highs)) / 10, floor + 0.2))
+    floor = min(floor, ceiling - 0.2)
 
     def height(value: float) -> float:
-        return round(TOP + up * (1 - min(max(value, 0.0), 1.0)), 1)
+        return round(TOP + up * (1 - (min(max(value, floor), ceiling) - floor) / (ceiling - floor)), 1)
+
+    def said(value: float, digits: int = 1) -> str:
+        return f"{100 * value:.{digits}f} %" if percent else f"{value:.{digits + 1}f}"
 
     shown = [
         Version(
@@ -149,7 +169,7 @@ def versions_of(title: str, points: Sequence[VersionPoint]) -> Versions | None:
             y=height(value),
             top=height(value if high is None else high),
             bottom=height(value if low is None else low),
-            words=f"{name}, {stage}: {100 * value:.1f} %",
+            words=f"{name}, {stage}: {said(value)}",
         )
         for number, (name, stage, value, low, high) in enumerate(points)
     ]
@@ -157,7 +177,9 @@ def versions_of(title: str, points: Sequence[VersionPoint]) -> Versions | None:
         title=title,
         versions=shown,
         path="M" + " L".join(f"{version.x} {version.y}" for version in shown),
-        ticks=[Tick(height(part), f"{100 * part:g} %") for part in (0, 0.5, 1)],
-        half=height(0.5),
+        ticks=[Tick(height(part), said(part, 0)) for part in (floor, (floor + ceiling) / 2, ceiling)],
+        first=points[0][0],
+        last=points[-1][0],
+        newest=said(points[-1][2]),
         summary=f"{title} over {len(shown)} versions: " + "; ".join(version.words for version in shown[-5:]),
     )

@@ -248,7 +248,11 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
 
 
 def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """The gain is not one rater's alone: without any one frequent rater's prompts it is still there, beyond chance."""
+    """The gain is not one rater's alone.
+
+    It is where the prompts of the others show none beyond chance, and they lost, or gained surely less than that rater
+    (one-sided exact test of Fisher on the wins and losses of the two groups, 5 %). Fewer prompts alone are no reproach.
+    """
     known = [case for case in evidence.cases if case.raters]
     if not known:
         return Verdict("raters", NOT_APPLICABLE, "it is not known who judged the held-out prompts")
@@ -259,9 +263,12 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     frequent = [rater for rater, n in count.items() if n > bounds.max_rater_share * len(known)]
     if len(count) < 2:
         return Verdict("raters", NOT_APPLICABLE, "all held-out prompts were judged by one rater")
+    alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     _, all_wins, all_losses, _ = _table(known)
-    if all_wins <= all_losses:
-        return Verdict("raters", NOT_APPLICABLE, "there is no gain that could rest on one rater")
+    if _luck(all_wins, all_losses) > alpha:
+        return Verdict(
+            "raters", NOT_APPLICABLE, "there is no gain beyond chance yet that could rest on one rater"
+        )
     figures: dict[str, Any] = {"raters": len(count), "without": {}}
     alone = []
     for rater in sorted(frequent):
@@ -271,7 +278,9 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         _, wins, losses, _ = _table(rest)
         left = (wins - losses) / len(rest)
         figures["without"][rater] = left
-        if _luck(wins, losses) > alpha_of_attempt(bounds.alpha, evidence.attempt):
+        table = [[all_wins - wins, all_losses - losses], [wins, losses]]
+        unlike = float(stats.fisher_exact(table, alternative="greater").pvalue) <= 0.05
+        if _luck(wins, losses) > alpha and (wins <= losses or unlike):
             alone.append((rater, left))
     if alone:
         rater, left = alone[0]
@@ -319,7 +328,10 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
 
 
 def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """No slice (tag, topic, length, which side is longer) loses more than the bound, where that is not chance."""
+    """No slice (tag, topic, length, which side is longer) loses more than the bound, where that is not chance.
+
+    The 5 % of chance are shared among the slices (Bonferroni): of thirty, one or two would look broken by luck.
+    """
     slices: dict[str, list[Case]] = {}
     for case in evidence.cases:
         for name in case.slices:
@@ -334,7 +346,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         _, wins, losses, _ = _table(cases)
         change = (wins - losses) / len(cases)
         figures[name] = {"value": change, "n": len(cases)}
-        if change < -bounds.max_slice_loss and _luck(losses, wins) <= 0.05:
+        if change < -bounds.max_slice_loss and _luck(losses, wins) <= 0.05 / len(judged):
             broken.append((change, name, len(cases)))
     if broken:
         change, name, n = min(broken)

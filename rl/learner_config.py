@@ -25,4 +25,9 @@ def learner_settings(agent: str) -> LearnerSettings:
     stored = LearnerSettings.objects.filter(agent=agent).first()
     if stored is not None:
         return stored
+    return learner_defaults(agent)
+
+
+def learner_defaults(agent: str = "") -> LearnerSettings:
+    """What counts where nothing is set in the admin; a row that is not stored."""
     return LearnerSettings(agent=agent, **{k: v for k, v in learner_config().items() if k != "tick_seconds"})

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
@@ -13,7 +14,8 @@ from django.views.decorators.http import require_POST, require_safe
 from rl import registry
 from rl.comparing import policy_diff
 from rl.models import Policy, PolicyEvent
-from rl.selectors import policy_overview, policy_versions, share_of
+from rl.selectors import policy_charts, policy_lineage, policy_overview, share_of
+from rl.sheets import sheet_lines
 
 NEWEST = 50
 """Versions of an agent that are listed."""
@@ -37,13 +39,8 @@ def policies(request: HttpRequest) -> HttpResponse:
         {
             "agent": agent,
             "rows": [_row(policy) for policy in found[:NEWEST]],
-            "charts": [
-                chart
-                for figure, title in (
-                    ("preference_accuracy", "Preference accuracy"), ("average_reward", "Average reward"),
-                )
-                if (chart := policy_versions(found[::-1], figure, title)) is not None
-            ],
+            "charts": policy_charts(found[::-1]),
+            "lineage": policy_lineage(agent, found[::-1]),
             "names": [policy.name for policy in found],
         }
         for agent, found in agents.items()
@@ -57,6 +54,7 @@ def _row(policy: Policy) -> dict[str, Any]:
         "accuracy": share_of(policy.metrics, "preference_accuracy"),
         "difference": share_of(policy.metrics, "difference"),
         "against": policy.metrics.get("against"),
+        "reward": share_of(policy.metrics, "average_reward"),
     }
 
 
@@ -81,8 +79,9 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "policy": found,
             "overview": overview,
             "judged": judged,
-            "sheet": judged.verdicts.get("verdicts", []) if judged else [],
-            "lineage": _lineage(found),
+            "sheet": sheet_lines(judged.verdicts.get("verdicts", [])) if judged else [],
+            "ancestors": _ancestors(found),
+            "lineage": policy_lineage(found.agent, _around(found)),
             "others": list(others.values_list("name", flat=True)[:NEWEST]),
             "moves": list(registry.MOVES[found.stage]) if may else [],
             "may_roll_back": may and found.stage == Policy.Stage.CHAMPION,
@@ -90,7 +89,14 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
     )
 
 
-def _lineage(policy: Policy) -> list[Policy]:
+def _around(policy: Policy) -> list[Policy]:
+    """Its ancestors, itself, and what descends from them directly, oldest first."""
+    line = _ancestors(policy)
+    near = Policy.objects.filter(Q(parent__in=line) | Q(pk__in=[one.pk for one in line]))
+    return list(near.select_related("parent").order_by("pk"))
+
+
+def _ancestors(policy: Policy) -> list[Policy]:
     """From the first ancestor to this one."""
     line, seen = [policy], {policy.pk}
     while line[-1].parent is not None and line[-1].parent.pk not in seen:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
+from django.conf import settings
 from django.db.models import Max, Prefetch, QuerySet
 from django.utils import timezone
 
@@ -14,8 +15,9 @@ from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
 from rl.buffer import buffer_sizes_lately
 from rl.curves import Versions, versions_of
-from rl.learner_config import learner_config
-from rl.models import Artifact, Evaluation, LearnerSettings, Policy, PolicyEvent, TrainingRun
+from rl.learner_config import learner_defaults
+from rl.lineage import Descent, Lineage, lineage_of
+from rl.models import Artifact, Evaluation, Experiment, LearnerSettings, Policy, PolicyEvent, TrainingRun
 
 EVENTS_SHOWN = 100
 """Newest events and evaluations shown of one policy."""
@@ -97,13 +99,27 @@ class AgentCard:
     policy: Policy | None
     """The champion, or the newest policy where there is none."""
     run: TrainingRun | None
-    """The newest run."""
+    """The one at work, or the newest."""
     buffer: int = 0
     """Ratings and comparisons not learnt from yet."""
     wanted: int = 0
     """How many start a retrain."""
-    versions: Versions | None = None
-    """Preference accuracy over the newest versions."""
+    charts: Sequence[Versions] = ()
+    """Accuracy and reward over the newest versions."""
+    eta_s: float | None = None
+    """Seconds a running run still needs."""
+    learner: str = ""
+    """What the online learner waits for, in words."""
+    experiments: Sequence[str] = ()
+    """Names of those that run."""
+
+    @property
+    def works(self) -> bool:
+        """Whether its run is at work, or waits for it."""
+        return self.run is not None and self.run.status in (
+            TrainingRun.Status.QUEUED,
+            TrainingRun.Status.RUNNING,
+        )
 
     @property
     def accuracy(self) -> Share | None:
@@ -132,6 +148,8 @@ def agent_cards() -> list[AgentCard]:
         pk__in=TrainingRun.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
     )
     runs = {run.agent: run for run in newest_runs}
+    for run in TrainingRun.objects.filter(status=TrainingRun.Status.RUNNING).order_by("-pk"):
+        runs[run.agent] = run
     policies: dict[str, Policy] = {}
     newest_policies = Policy.objects.filter(
         pk__in=Policy.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
@@ -139,7 +157,10 @@ def agent_cards() -> list[AgentCard]:
     for policy in [*newest_policies, *Policy.objects.filter(stage=Policy.Stage.CHAMPION)]:
         policies[policy.agent] = policy
     waiting, wishes = buffer_sizes_lately(), {row.agent: row for row in LearnerSettings.objects.all()}
-    usual = int(learner_config()["min_samples_to_retrain"])
+    usual = learner_defaults()
+    experiments: dict[str, list[str]] = {}
+    for running in Experiment.objects.filter(status=Experiment.Status.RUNNING).order_by("name"):
+        experiments.setdefault(running.agent, []).append(running.name)
     by_agent: dict[str, list[Policy]] = {}
     for policy in Policy.objects.defer("adapter_path").order_by("pk"):
         by_agent.setdefault(policy.agent, []).append(policy)
@@ -150,25 +171,60 @@ def agent_cards() -> list[AgentCard]:
             policies.get(slug),
             runs.get(slug),
             buffer=waiting.get(slug, 0),
-            wanted=wishes[slug].min_samples_to_retrain if slug in wishes else usual,
-            versions=policy_versions(by_agent.get(slug, []), "preference_accuracy", "Preference accuracy"),
+            wanted=(wishes.get(slug) or usual).min_samples_to_retrain,
+            charts=policy_charts(by_agent.get(slug, [])),
+            eta_s=run_eta_s(runs[slug]) if slug in runs else None,
+            learner=_learner(waiting.get(slug, 0), wishes.get(slug) or usual),
+            experiments=experiments.get(slug, ()),
         )
         for slug in sorted(slugs)
     ]
+
+
+def _learner(waiting: int, wanted: LearnerSettings) -> str:
+    """What the clock does about the buffer."""
+    if not settings.ENABLE_ONLINE_LEARNING or not wanted.enabled:
+        return "online learning is off"
+    if waiting >= wanted.min_samples_to_retrain:
+        return "a retrain is due"
+    return f"{wanted.min_samples_to_retrain - waiting:,} more start a retrain"
 
 
 VERSIONS_SHOWN = 20
 """Newest versions drawn."""
 
 
-def policy_versions(policies: Sequence[Policy], figure: str, title: str) -> Versions | None:
+FIGURES = (("preference_accuracy", "Preference accuracy", True), ("average_reward", "Average reward", False))
+"""What is drawn over versions: the figure's name, its title, and whether it is shown in percent."""
+
+
+def policy_charts(policies: Sequence[Policy]) -> list[Versions]:
+    """FIGURES over policies, oldest first; those alone that at least two of them have."""
+    drawn = [policy_versions(policies, name, title, percent=percent) for name, title, percent in FIGURES]
+    return [chart for chart in drawn if chart is not None]
+
+
+def policy_versions(
+    policies: Sequence[Policy], figure: str, title: str, *, percent: bool = True
+) -> Versions | None:
     """A figure of [0, 1] over policies, oldest first; None with fewer than two that have it."""
     points = [
         (policy.name, str(policy.stage), share.value, share.low, share.high)
         for policy in policies
         if (share := share_of(policy.metrics, figure)) is not None
     ]
-    return versions_of(title, points[-VERSIONS_SHOWN:]) if len(points) > 1 else None
+    return versions_of(title, points[-VERSIONS_SHOWN:], percent=percent) if len(points) > 1 else None
+
+
+def policy_lineage(agent: str, policies: Sequence[Policy]) -> Lineage | None:
+    """Who descends from whom among an agent's newest policies, given oldest first with their parents."""
+    shown = policies[-VERSIONS_SHOWN:]
+    ever = PolicyEvent.objects.filter(policy__in=shown, to_stage=Policy.Stage.CHAMPION).order_by()
+    return lineage_of(
+        agent,
+        [Descent(one.name, str(one.stage), one.parent.name if one.parent else "") for one in shown],
+        set(ever.values_list("policy__name", flat=True)),
+    )
 
 
 def run_eta_s(run: TrainingRun) -> float | None:

@@ -40,7 +40,8 @@ CURVES = (
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
     """How every agent stands, and what to do next."""
-    return render(request, "rl/home.html", {"cards": agent_cards()})
+    cards = agent_cards()
+    return render(request, "rl/home.html", {"cards": cards, "live": any(card.works for card in cards)})
 
 
 @login_required
@@ -72,7 +73,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "curves": [curve for curve in curves if curve is not None],
             "policy": policy,
             "accuracy": share_of(policy.metrics, "preference_accuracy") if policy else None,
-            "recipe": sorted(found.recipe.items()),
+            "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
             "eta": run_eta_s(found),
             "live": found.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
             or found.follow_up == TrainingRun.FollowUp.WANTED,
@@ -80,7 +81,10 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             and request.user.has_perm("rl.change_trainingrun"),
             "log": run_log_tail(found) if request.user.has_perm("rl.view_trainingrun") else "",
             "libraries": sorted(found.libraries.items()),
-            "hardware": sorted(found.hardware.items()),
+            "hardware": sorted(
+                (name, value) for name, value in found.hardware.items() if not isinstance(value, dict)
+            ),
+            "reasons": sorted((found.hardware.get("reasons") or {}).items()),
         },
     )
 

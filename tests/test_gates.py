@@ -159,6 +159,17 @@ def test_a_gain_that_only_one_rater_sees_is_refused() -> None:
     assert verdict(gates.rule_raters, evidence(shared)).outcome == gates.PASSED
 
 
+def test_two_raters_who_both_see_it_are_no_reproach() -> None:
+    # 11 to 3 is luck in 2.9 % (binomial), too much for a first attempt; 22 to 6 in 0.2 %, and both see the same
+    both = [*cases(20, 11, 3, raters=("ada",)), *cases(20, 11, 3, raters=("bob",))]
+    assert verdict(gates.rule_raters, evidence(both)).outcome == gates.PASSED
+
+
+def test_a_gain_that_may_be_chance_rests_on_nobody() -> None:
+    small = [*cases(20, 5, 1, raters=("ada",)), *cases(30, 3, 3, raters=("bob",))]
+    assert verdict(gates.rule_raters, evidence(small)).outcome == gates.NOT_APPLICABLE
+
+
 def test_a_lower_off_policy_estimate_is_refused() -> None:
     good, bad = Difference(0.01, -0.1, 0.1), Difference(-0.08, -0.2, 0.05)
     assert verdict(gates.rule_off_policy, evidence(off_policy=good)).passed

@@ -16,8 +16,10 @@ from rl.cards import policy_card
 from rl.comparing import policy_diff
 from rl.curves import HEIGHT, TOP, versions_of
 from rl.jobs import run_folder
+from rl.lineage import BRANCH, TRUNK, Descent, lineage_of
 from rl.models import Evaluation, Policy, RunMetric, Snapshot, TrainingRun
 from rl.retention import policies_kept, policies_prune
+from rl.sheets import sheet_lines
 from tests.judged import evidence_stored, judged
 
 pytestmark = pytest.mark.django_db
@@ -117,7 +119,12 @@ def test_two_versions_differ_in_data_recipe_and_answers() -> None:
     diff = policy_diff(left, right)
     assert diff["recipe"] == {"beta": [0.1, 0.3]}
     assert diff["data"]["pairs, train"] == [10, 20]
-    assert diff["answers"] == [{"prompt": "which?", "left": "a pie", "right": "a line", "same": False}]
+    assert diff["answers"] == [
+        {
+            "prompt": "which?", "left": "a pie", "right": "a line", "left_reward": 1.0, "right_reward": 1.0,
+            "same": False,
+        }
+    ]  # fmt: skip
 
 
 def test_the_comparison_page_shows_both(operator: Client) -> None:
@@ -126,6 +133,53 @@ def test_the_comparison_page_shows_both(operator: Client) -> None:
     text = words(operator.get("/policies/compare/?left=widgets-v1&right=widgets-v2").text)
     assert "beta 0.1 0.3" in text
     assert operator.get("/policies/compare/?left=widgets-v1&right=nobody").status_code == 404
+
+
+def test_a_lineage_has_champions_on_its_line_and_the_others_beside_it() -> None:
+    versions = [
+        Descent("w-v1", "retired", ""), Descent("w-v2", "rejected", "w-v1"), Descent("w-v3", "champion", "w-v1"),
+    ]  # fmt: skip
+    drawn = lineage_of("w", versions, {"w-v1", "w-v3"})
+    assert drawn is not None
+    assert [(node.short, node.y) for node in drawn.nodes] == [("v1", TRUNK), ("v2", BRANCH), ("v3", TRUNK)]
+    first, _, third = drawn.nodes
+    assert drawn.edges[2].startswith(f"M{first.x:g} {first.y:g} ")
+    assert drawn.edges[2].endswith(f" {third.x:g} {third.y:g}")
+    assert lineage_of("w", versions[:1], set()) is None
+
+
+def test_a_sheet_draws_differences_and_lists_what_its_words_sum_up() -> None:
+    accuracy, slices = sheet_lines(
+        [
+            {
+                "rule": "accuracy", "outcome": "passed", "words": "better",
+                "figures": {"value": 0.25, "low": 0.0, "high": 0.9},
+            },
+            {
+                "rule": "slices", "outcome": "passed", "words": "none",
+                "figures": {"topic:a": {"value": 0.1, "n": 12}, "topic:b": {"value": -0.05, "n": 30}},
+            },
+        ]
+    )  # fmt: skip
+    assert accuracy.drawn is not None
+    # the scale ends at half of everything: 0.25 lies halfway between middle and end, 0.9 at the end
+    assert (accuracy.drawn.dot, accuracy.drawn.start, accuracy.drawn.width) == (90, 60, 60)
+    assert slices.details == [
+        ("topic:b", "-5.0 points over 30 prompts"), ("topic:a", "+10.0 points over 12 prompts"),
+    ]  # fmt: skip
+
+
+def test_the_start_page_shows_the_job_at_work_and_asks_again(operator: Client) -> None:
+    TrainingRun.objects.create(
+        agent="widgets", method="dpo", status="running", base_model="bundled", steps_done=3, steps_total=12
+    )
+    page = operator.get("/").text
+    assert "3 of 12 steps" in words(page)
+    assert 'data-live="on"' in page
+    TrainingRun.objects.update(status="failed", reason="the disk was full", finished_at=timezone.now())
+    page = operator.get("/").text
+    assert "the disk was full" in page
+    assert 'data-live="off"' in page
 
 
 def test_an_interval_is_drawn_to_scale() -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rl import workers
@@ -69,6 +70,51 @@ def test_two_clusters_on_one_postgresql_take_no_run_twice(tmp_path: Path) -> Non
             assert attempts == [["refused", 1]] * RUNS
     except NoPostgres as reason:
         pytest.skip(str(reason))
+
+
+QUEUE_ONE = """
+from rl.jobs import TrainOrder, run_dispatch, run_enqueue
+run_dispatch(run_enqueue(TrainOrder("nobody", actor="test")))
+"""
+
+
+@pytest.mark.training
+def test_a_cluster_works_on_after_each_of_its_processes_was_killed(tmp_path: Path) -> None:
+    """An idle reader of a queue holds its lock: killed, it would take the lock with it."""
+    server = Server(f"sqlite:///{tmp_path / 'db.sqlite3'}", tmp_path)
+    server.migrate()
+    process = subprocess.Popen(
+        ["env", "Q_CLUSTER_NAME=training", sys.executable, str(ROOT / "manage.py"), "qcluster"],
+        env=server.environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        for number in range(3):  # worker, monitor, pusher: they are started in this order
+            crew = _crew(process.pid)
+            os.kill(crew[number], signal.SIGKILL)
+            deadline = time.monotonic() + 60
+            while set(_crew(process.pid)) & set(crew):  # all are new
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        server.manage("shell", "--no-imports", "-c", QUEUE_ONE)
+        deadline = time.monotonic() + 60
+        while json.loads(server.manage("shell", "--no-imports", "-c", ATTEMPTS)) != [["refused", 1]]:
+            assert time.monotonic() < deadline, "the task was not taken"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _crew(cluster_pid: int) -> list[int]:
+    """The three processes of a cluster's sentinel, in the order in which they were started."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for sentinel in psutil.Process(cluster_pid).children():
+            found = [child.pid for child in sentinel.children() if child.status() != psutil.STATUS_ZOMBIE]
+            if len(found) == 3:
+                return sorted(found)
+        time.sleep(0.1)
+    raise AssertionError("the cluster has not its three processes")
 
 
 WRITES = """

@@ -1,0 +1,70 @@
+"""A gate's stored verdict sheet as it is shown: an interval drawn where there is one, the figures behind the words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WIDTH, REACH = 120, 0.5
+"""Width of a drawn difference, and the difference at its ends; what lies beyond is drawn at the end."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A difference with its interval, in units of WIDTH; zero stands in the middle."""
+
+    dot: float
+    start: float
+    width: float
+    summary: str
+    zero: float = WIDTH / 2
+
+
+@dataclass(frozen=True)
+class Line:
+    """One rule of the sheet."""
+
+    rule: str
+    outcome: str
+    words: str
+    drawn: Drawn | None
+    details: list[tuple[str, str]]
+    """What the words sum up: (name, what was found)."""
+
+
+def sheet_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """The stored verdicts, in their order."""
+    return [
+        Line(
+            rule=verdict["rule"],
+            outcome=verdict["outcome"],
+            words=verdict["words"],
+            drawn=_drawn(verdict.get("figures") or {}),
+            details=_details(verdict["rule"], verdict.get("figures") or {}),
+        )
+        for verdict in verdicts
+    ]
+
+
+def _drawn(figures: Mapping[str, Any]) -> Drawn | None:
+    value, low, high = (figures.get(name) for name in ("value", "low", "high"))
+    if value is None or low is None or high is None:
+        return None
+
+    def at(difference: float) -> float:
+        return round(WIDTH / 2 * (1 + min(max(difference, -REACH), REACH) / REACH), 1)
+
+    return Drawn(at(value), at(low), round(at(high) - at(low), 1), f"{value:+.3f}, {low:+.3f} to {high:+.3f}")
+
+
+def _details(rule: str, figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if rule == "slices":
+        worst_first = sorted(figures.items(), key=lambda item: item[1]["value"])
+        return [(name, f"{100 * f['value']:+.1f} points over {f['n']} prompts") for name, f in worst_first]
+    if rule == "golden":
+        return [(c["name"], f"{c['why'] or 'wrong'}: {c['answer'][:200]}") for c in figures.get("failed", [])]
+    if rule == "raters":
+        without = figures.get("without", {})
+        return [(f"without {rater}", f"{100 * left:+.1f} points") for rater, left in without.items()]
+    return []
