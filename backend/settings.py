@@ -26,6 +26,17 @@ def _flag(name: str, default: bool) -> bool:
     raise ImproperlyConfigured(f"{name} must be true or false, found {text!r}")
 
 
+def _number(name: str, default: float, low: float, high: float) -> float:
+    text = os.environ.get(name, "").strip()
+    try:
+        found = float(text) if text else default
+    except ValueError:
+        found = float("nan")
+    if not low <= found <= high:
+        raise ImproperlyConfigured(f"{name} must be a number from {low:g} to {high:g}, found {text!r}")
+    return found
+
+
 # --- Where things lie -------------------------------------------------------------------------------------
 RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or BASE_DIR / "var").expanduser().resolve()
 RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or "bundled"
@@ -314,6 +325,27 @@ FEEDBACK_REWARDS = ""
 # Seconds a process may go by what it read of API keys and of agents' settings: a revoked key ends within them.
 FEEDBACK_REMEMBER_S = 5.0
 
+# --- Serving ----------------------------------------------------------------------------------------------
+# Where answers come from, tried in this order: `in-process` (llama.cpp), or addresses of OpenAI-compatible servers.
+SERVING_BACKENDS = [
+    b.strip() for b in (os.environ.get("SERVING_BACKENDS") or "in-process").split(",") if b.strip()
+]
+for _backend in SERVING_BACKENDS:
+    if _backend != "in-process" and not _backend.startswith(("http://", "https://")):
+        raise ImproperlyConfigured(
+            f"SERVING_BACKENDS must list `in-process` and http(s) addresses such as http://localhost:11434/v1, "
+            f"found {_backend!r}"
+        )
+SERVING_API_KEY = os.environ.get("SERVING_API_KEY") or ""
+# What such a server calls a policy; {policy} stands for the policy's name.
+SERVING_MODEL = os.environ.get("SERVING_MODEL") or "{policy}"
+SERVING_TIMEOUT_S = _number("SERVING_TIMEOUT_S", 60.0, 0.1, 3600.0)
+SERVING_QUEUE = int(_number("SERVING_QUEUE", 64, 0, 100_000))
+SERVING_CONTEXT = int(_number("SERVING_CONTEXT", 4096, 64, 10_000_000))
+# prometheus_client finds the folder in which all web processes count through the environment, when it is imported
+PROMETHEUS_MULTIPROC_DIR = os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", str(RATCHET_HOME / "metrics"))
+SERVING_QUANTIZATION = os.environ.get("SERVING_QUANTIZATION") or "f16"
+
 # --- Logging ----------------------------------------------------------------------------------------------
 LOGGING = {
     "version": 1,
@@ -373,6 +405,7 @@ UNFOLD = {
                     _admin_link("Rewards", "paid", "rl_rewardrecord"),
                     _admin_link("Reward settings", "payments", "rl_rewardsettings"),
                     _admin_link("Gate settings", "rule", "rl_gatesettings"),
+                    _admin_link("Serving settings", "forum", "rl_servingsettings"),
                     _admin_link("Golden cases", "star", "rl_goldencase"),
                 ],
             },

@@ -11,7 +11,10 @@ urlpatterns = [
     path("api/", include("feedback.api_urls")),
     path("api/", include("rl.api_urls")),
     # whatever else is asked for there gets JSON too
+    path("v1/", include("rl.gateway_urls")),
+    re_path("^v1/", errors.no_such_address),
     re_path("^api/", errors.no_such_address),
+    path("", include("rl.health_urls")),
     path("", include("feedback.urls")),
     path("", include("rl.urls")),
     path("admin/", admin.site.urls),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from django.conf import settings
+from django.db import InterfaceError, OperationalError
+
+logger = logging.getLogger("feedback")
 
 V = TypeVar("V")
+
+STALE_S = 600.0
+"""How long what a process remembers stands in for a database that cannot be reached: apps are served meanwhile."""
 
 _all: list[Remembered[object]] = []
 
@@ -27,7 +34,13 @@ class Remembered(Generic[V]):
         kept = self._kept.get(key)
         if kept is not None and now - kept[0] < settings.FEEDBACK_REMEMBER_S:
             return kept[1]
-        value = make()
+        try:
+            value = make()
+        except (OperationalError, InterfaceError):
+            if kept is None or now - kept[0] > STALE_S:
+                raise
+            logger.warning("the database cannot be reached; going by what was read %.0f s ago", now - kept[0])
+            return kept[1]
         if len(self._kept) >= self.size:
             # a flood of keys nobody sent before must not fill the memory
             self._kept.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import connection
@@ -19,6 +19,7 @@ from django.db.models import (
     Q,
     QuerySet,
 )
+from django.utils import timezone
 
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import Comparison, Decision, RaterKind, Rating
@@ -65,6 +66,22 @@ def decisions_rated(agent: str) -> QuerySet[Decision]:
 
 def decision_get(pk: uuid.UUID | str) -> Decision | None:
     return Decision.objects.filter(pk=pk).first()
+
+
+def decision_answered_lately(
+    agent: str, messages: list[dict[str, Any]], request: str, *, minutes: float
+) -> Decision | None:
+    """The newest decision that answered a request of this hash (`metadata.serving.request`) within so many minutes."""
+    return (
+        Decision.objects.filter(
+            agent=agent,
+            prompt_hash=prompt_hash(agent, messages),
+            created_at__gte=timezone.now() - timedelta(minutes=minutes),
+            metadata__serving__request=request,
+        )
+        .order_by("-created_at")
+        .first()
+    )
 
 
 def agents_known() -> list[str]:

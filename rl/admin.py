@@ -33,6 +33,7 @@ from rl.models import (
     RewardRecord,
     RewardSettings,
     RunMetric,
+    ServingSettings,
     Snapshot,
     TrainingRun,
 )
@@ -350,6 +351,14 @@ class LearnerSettingsAdmin(ModelAdmin):
     """When an agent learns by itself: an operator may change it at any time."""
 
     list_display = ["agent", "enabled", "min_samples_to_retrain", "retrain_interval_hours", "method", "gate"]
+    search_fields = ["agent"]
+
+
+@admin.register(ServingSettings)
+class ServingSettingsAdmin(ModelAdmin):
+    """How an agent answers, and how much it tries out."""
+
+    list_display = ["agent", "choose_temperature", "epsilon", "temperature", "max_tokens"]
     search_fields = ["agent"]
 
 

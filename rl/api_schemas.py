@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from backend.rest.schema import Schema, add_components, listed
+from feedback.api.schemas import DECISION, SENT_ID, sent, with_fields
+from feedback.selectors import SLUG_PATTERN
+from rl.serving.chat_request import ROLES
+from rl.serving.deciding import MAX_CANDIDATES
 
 NUMBER: Schema = {"type": "number"}
 MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
@@ -53,7 +57,67 @@ TRAINED = {
     "rewardStd": MAYBE_NUMBER,
 }
 
+CHAT: Schema = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "enum": list(ROLES)},
+        "content": {"type": "string", "maxLength": 100_000},
+    },
+    "additionalProperties": False,
+}
+DECIDE_OPTIONAL: dict[str, Schema] = {
+    "state": {"description": "What the agent decides about; its keys are the agent's own"},
+    "messages": {
+        "anyOf": [
+            {"type": "string", "maxLength": 100_000, "description": "One turn of the user"},
+            listed(CHAT, minItems=1),
+        ],
+        "description": "Chat messages instead of a state; content may also be a list of text parts",
+    },
+    "candidates": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_CANDIDATES,
+        "uniqueItems": True,
+        "description": "Responses to choose among; left out: what the agent finds in the state",
+        "items": {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "object",
+                    "required": ["response"],
+                    "properties": {
+                        "response": {"type": "string", "minLength": 1},
+                        "score": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+                    },
+                    "additionalProperties": True,
+                },
+            ]
+        },
+    },
+    "unit": {
+        "type": "string",
+        "maxLength": 200,
+        "description": "Who or what keeps its arm: a user, a session",
+    },
+    "run_id": {"type": "string", "maxLength": 200},
+    "metadata": {"type": "object", "additionalProperties": True},
+    "id": SENT_ID,
+}
+
 COMPONENTS: dict[str, Schema] = {
+    "DecideSent": sent({"agent": {"type": "string", "pattern": SLUG_PATTERN}}, DECIDE_OPTIONAL),
+    "DecisionMade": with_fields(
+        DECISION,
+        {
+            "action": {
+                "type": ["object", "null"],
+                "description": "What the response stands for; null where the agent cannot act on it",
+            },
+            "stored": {"type": "boolean", "description": "false: on disk, until the database is back"},
+        },
+    ),
     "PolicyVersion": _all_of(
         {
             "id": {**TEXT, "description": "The policy's name"},

@@ -5,10 +5,12 @@ from __future__ import annotations
 from django.urls import path
 
 from rl.api import Policies, RunOne, TrainPolicy
+from rl.api_decide import Decide
 from rl.api_loop import Cancel, Online, Promote, Registry, Rollback, Runs
 from rl.api_rewards import CalculatePending
 
 urlpatterns = [
+    path("decide/", Decide.as_view(), name="api-decide"),
     path("policies/train_policy/<str:agent>", TrainPolicy.as_view(), name="api-train-policy"),
     path("policies/<str:agent>", Policies.as_view(), name="api-policies"),
     path("policies/", Registry.as_view(), name="api-registry"),

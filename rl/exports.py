@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from feedback.collecting.spool import locked
 from rl import registry
 from rl.evaluations import base_of
+from rl.models import Policy
+from rl.serving.base import BASE, Model
+from rl.serving.files import base_file, base_folder
 
 if TYPE_CHECKING:
     from rl.export.artifact import ExportResult
@@ -28,7 +33,7 @@ class ExportOrderRefused(ValueError):
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """What to export (a registered policy or a checkpoint folder), as what, and where to."""
+    """What to export (a registered policy, a checkpoint folder, or a base model alone), as what, and where to."""
 
     policy: str | None = None
     checkpoint: Path | None = None
@@ -46,8 +51,12 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
 
     Raises ExportOrderRefused, RegistryRefused, the export room's ExportRefused and the furnace's PolicyLoadError.
     """
+    if order.policy is None and order.checkpoint is None and order.base_model and order.format == "gguf":
+        return base_export(order.base_model, order.quantization, progress)
     if (order.policy is None) == (order.checkpoint is None):
-        raise ExportOrderRefused("expected either --policy NAME or --checkpoint DIR, and not both")
+        raise ExportOrderRefused(
+            "expected either --policy NAME or --checkpoint DIR, and not both; or --base-model alone with --format gguf"
+        )
     policy = registry.policy_get(order.policy) if order.policy else None
     adapter = registry.home_path(policy.adapter_path) if policy else order.checkpoint
     assert adapter is not None  # one of the two was given
@@ -67,12 +76,53 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
                 sha256=file.sha256,
                 checked=result.checked,
             )
+    if policy is not None and order.format == "gguf-lora" and base_file(_base_of(policy)) is None:
+        base_export(policy.base_model, settings.SERVING_QUANTIZATION, progress)
     return {
         "policy": policy.name if policy else None,
         "checkpoint": str(adapter),
         "base_model": base_model,
         "format": result.format,
         "quantization": order.quantization if order.format == "gguf" else None,
+        "files": [
+            {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
+        ],
+        "checked": result.checked,
+        "notes": result.notes,
+    }
+
+
+def _base_of(policy: Policy) -> Model:
+    return Model(BASE, policy.base_model, policy.base_model_hash)
+
+
+def base_export(
+    base_model: str, quantization: str, progress: Callable[[int, int, str], None] | None = None
+) -> dict[str, Any]:
+    """Write a base model alone as GGUF to where serving looks for it. One process at a time makes one base."""
+    from rl.export.gguf import export_gguf
+    from rl.training.policy import base_hash, model_located
+
+    folder = base_folder(base_hash(model_located(base_model)))
+    folder.mkdir(parents=True, exist_ok=True)
+    report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
+    with locked(folder / "making.lock"):
+        result = export_gguf(
+            base_model,
+            None,
+            folder / f"base-{quantization}.gguf",
+            quantization=quantization,
+            llama_cpp_path=settings.LLAMA_CPP_PATH or None,
+            progress=report,
+        )
+        facts = json.dumps({"base_model": base_model, "quantization": quantization})
+        (folder / "base.json").write_text(facts, "utf-8")
+    return {
+        "policy": None,
+        "checkpoint": None,
+        "base_model": base_model,
+        "format": result.format,
+        "quantization": quantization,
         "files": [
             {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
         ],

@@ -19,6 +19,7 @@ from rl.learning_models import LearnerSettings as LearnerSettings
 from rl.learning_models import Learnt as Learnt
 from rl.reward_models import RewardRecord as RewardRecord
 from rl.reward_models import RewardSettings as RewardSettings
+from rl.serving_models import ServingSettings as ServingSettings
 
 
 class Snapshot(models.Model):

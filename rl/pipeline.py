@@ -133,20 +133,30 @@ def _act(policy: Policy, sheet: Sheet, wishes: Wishes, outcome: Outcome) -> None
 
 
 def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list[str]:
-    """The GGUF file of a policy, made where there is none yet."""
-    there = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
-    if not there.exists():
-        exports.export(
-            exports.ExportOrder(
-                policy=policy.name, format="gguf", quantization=wishes.quantization, actor=ACTOR
-            ),
-            progress,
-        )
-    return [artifact.path for artifact in there.all()]
+    """The GGUF files of a policy, made where there are none yet: as a whole for others, as an adapter for serving."""
+    made: list[str] = []
+    for format, quantization in (("gguf", wishes.quantization), ("gguf-lora", "")):
+        there = policy.artifacts.filter(format=format, quantization=quantization)
+        if not there.exists():
+            order = exports.ExportOrder(
+                policy=policy.name,
+                format=format,
+                quantization=quantization or wishes.quantization,
+                actor=ACTOR,
+            )
+            try:
+                exports.export(order, progress)
+            except ValueError as refusal:
+                if format == "gguf":
+                    raise
+                # no LoRA pairs, or a family without a converter: a server may still answer with the whole file
+                logger.warning("%s cannot be served in process: %s", policy.name, refusal)
+        made += [artifact.path for artifact in there.all()]
+    return made
 
 
 def policy_deploy(policy: Policy, *, actor: str) -> str:
-    """Make a champion answer. In process it does so by being champion, once its GGUF file is there: what serves an
+    """Make a champion answer. In process it does so by being champion, once its GGUF adapter is there: what serves an
     agent asks the registry each time. Returns where it answers."""
     PolicyEvent.objects.create(
         policy=policy, kind=PolicyEvent.Kind.DEPLOYED, actor=actor, reason="answers in process"

@@ -41,11 +41,15 @@ def decision_body(**more: Any) -> dict[str, Any]:
 
 
 def error_of(response: HttpResponse) -> dict[str, Any]:
-    """The error of a refusal, after checking that it has the one shape and is JSON."""
+    """The error of a refusal, after checking that it has the shape of its address and is JSON."""
     assert response["Content-Type"] == "application/json", response.content[:200]
     body = json.loads(response.content)
     assert set(body) == {"error"}
-    assert set(body["error"]) == {"code", "message", "fields"}
+    request = getattr(response, "request", None)
+    if request is not None and request["PATH_INFO"].startswith("/v1/"):
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+    else:
+        assert set(body["error"]) == {"code", "message", "fields"}
     assert isinstance(body["error"]["message"], str)
     assert body["error"]["message"]
     error: dict[str, Any] = body["error"]

@@ -1,13 +1,20 @@
-"""GGUF files of the bundled base and two adapters on it, made once for all tests of serving."""
+"""What tests of serving answer with: GGUF files of the bundled base and two adapters, and a backend that parrots."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tests.tiny import tiny_adapter
+import pytest
+
+from feedback.ingest import decision_ingest
+from feedback.recording import Recorder
+from rl.models import Artifact, Policy
+from rl.serving import answering
+from rl.serving.base import Answer, Ask, BackendFailed, ChatMessage, Model, Piece
 
 BUNDLED = Path(__file__).resolve().parent.parent / "rl" / "bundled_model"
 
@@ -29,6 +36,7 @@ def gguf_files() -> Files:
     from rl.export.gguf_names import layout_of
     from rl.export.gguf_write import writer_for
     from rl.export.source import source_open
+    from tests.tiny import tiny_adapter
 
     home = Path(mkdtemp(prefix="ratchet-gguf-"))
     plain = source_open(str(BUNDLED), None)
@@ -39,3 +47,71 @@ def gguf_files() -> Files:
         assert layout is not None
         lora_write(source, layout, home / f"{name}.gguf", name)
     return Files(home / "base.gguf", home / "one.gguf", home / "two.gguf", home / "one", home / "two")
+
+
+class Parrot:
+    """A backend that says what it was told to say, at once; or fails as it was told to."""
+
+    name = "parrot"
+
+    def __init__(self, said: str = "hello there") -> None:
+        self.said = said
+        self.tool_calls: list[dict[str, Any]] = []
+        self.asked: list[tuple[Ask, Model]] = []
+        self.failing: dict[str, Exception] = {}
+        """Policy -> what is raised for it."""
+
+    def _asked(self, ask: Ask, model: Model) -> None:
+        self.asked.append((ask, model))
+        if model.name in self.failing:
+            raise self.failing[model.name]
+
+    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
+        self._asked(ask, model)
+        reason = "tool_calls" if self.tool_calls else "stop"
+        said = "" if self.tool_calls else self.said
+        return Answer(said, 7, 3, 1.5, reason, self.tool_calls, log_probability=-0.5)
+
+    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        self._asked(ask, model)
+        for word in self.said.split(" "):
+            yield Piece(word + " ")
+        if "broken" in self.said:
+            raise BackendFailed("the line went dead")
+        yield Piece("", (), "stop", 7, 3, -0.5)
+
+    def log_probabilities(
+        self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
+    ) -> list[float]:
+        self._asked(Ask(messages), model)
+        return [-float(len(response)) for response in responses]
+
+
+@pytest.fixture(name="parrot")
+def parrot_only(monkeypatch: pytest.MonkeyPatch) -> Parrot:
+    """The only backend of this test."""
+    parrot = Parrot()
+    monkeypatch.setattr(answering, "backends", lambda: [parrot])
+    return parrot
+
+
+@pytest.fixture(name="written_at_once")
+def written_by_the_asking_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions are recorded by the thread that asks, inside the test's transaction."""
+
+    def record(self: Recorder, facts: Any) -> bool:
+        return decision_ingest(**facts).stored
+
+    monkeypatch.setattr(Recorder, "record", record)
+
+
+def policy_made(name: str, agent: str = "widgets", stage: str = "champion") -> Policy:
+    """A policy in the registry with a GGUF adapter on record."""
+    policy = Policy.objects.create(
+        name=name, agent=agent, stage=stage, base_model="bundled", base_model_hash="sha256:0",
+        adapter_path="nowhere", adapter_sha256="", feedback_count=1,
+    )  # fmt: skip
+    Artifact.objects.create(
+        policy=policy, format="gguf-lora", path=f"exports/{name}-LoRA.gguf", bytes=1, sha256="0"
+    )
+    return policy

@@ -49,8 +49,9 @@ class Doors:
     def export(self, order: Any, progress: Any) -> None:
         self.exported.append(order)
         Artifact.objects.create(
-            policy=registry.policy_get(order.policy), format="gguf", quantization=order.quantization,
-            path="exports/x.gguf", bytes=1, sha256="b" * 64,
+            policy=registry.policy_get(order.policy), format=order.format,
+            quantization=order.quantization if order.format == "gguf" else "",
+            path="exports/x.gguf" if order.format == "gguf" else "exports/x-LoRA.gguf", bytes=1, sha256="b" * 64,
         )  # fmt: skip
 
 
@@ -69,7 +70,11 @@ def test_what_passes_is_promoted_exported_and_described(
     policy: Policy, doors: Doors, ratchet_home: Path
 ) -> None:
     outcome = follow(policy)
-    assert (outcome.stage, outcome.passed, outcome.exported) == ("champion", True, ["exports/x.gguf"])
+    assert (outcome.stage, outcome.passed, outcome.exported) == (
+        "champion",
+        True,
+        ["exports/x.gguf", "exports/x-LoRA.gguf"],
+    )
     assert [order.compare_base for order in doors.evaluated] == [True]
     assert "accuracy: passed" in (ratchet_home / policy.adapter_path / "README.md").read_text()
 
@@ -98,7 +103,7 @@ def test_an_attempt_that_was_killed_is_gone_on_with(policy: Policy, doors: Doors
     judged(policy)  # a killed attempt had come so far
     follow(policy)
     follow(policy)
-    assert (doors.evaluated, len(doors.exported)) == ([], 1)
+    assert (doors.evaluated, [order.format for order in doors.exported]) == ([], ["gguf", "gguf-lora"])
     assert policy.events.filter(kind="promoted").count() == 1
 
 

@@ -59,6 +59,23 @@ def error_body(code: str, message: str, fields: Mapping[str, str] | None = None)
     return {"error": {"code": code, "message": _sendable(message), "fields": shown}}
 
 
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""HTTP status -> the type of an error under /v1/; other refusals are invalid_request_error, faults server_error."""
+
+
+def openai_body(status: int, message: str, *, param: str = "", code: str = "") -> dict[str, Any]:
+    """An error as OpenAI's clients read it: what every address under /v1/ answers."""
+    kind = OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    error = {"message": _sendable(message), "type": kind, "param": param or None, "code": code or None}
+    return {"error": error}
+
+
+def openai_answer(status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """An error body of ours as OpenAI's clients read it."""
+    error = body["error"]
+    return openai_body(status, error["message"], param=next(iter(error["fields"]), ""), code=error["code"])
+
+
 def _sendable(text: str) -> str:
     """Text that may repeat what a client sent, without what no answer can carry."""
     return text.encode("utf-8", "replace").decode()
@@ -142,7 +159,14 @@ def no_such_address(request: HttpRequest) -> HttpResponse:
     """The end of the list of API addresses."""
     hint = "" if request.path.endswith("/") else " (most end with a slash)"
     message = f"nothing is at {request.path[:200]}{hint}; see /api/docs/"
-    return JsonResponse(error_body("not_found", message), status=404)
+    return _json(request, 404, error_body("not_found", message))
+
+
+def _json(request: HttpRequest, status: int, body: dict[str, Any]) -> HttpResponse:
+    """An error in the shape of the address it was found at."""
+    if request.path.startswith("/v1/"):
+        body = openai_answer(status, body)
+    return JsonResponse(body, status=status)
 
 
 def _instead_of(
@@ -152,7 +176,7 @@ def _instead_of(
 
     def handler(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if request.path.startswith(API_PATHS):
-            return JsonResponse(error_body(code, message), status=status)
+            return _json(request, status, error_body(code, message))
         return page(request, *args, **kwargs)
 
     return handler

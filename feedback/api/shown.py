@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
+from feedback.services import decision_build
 
 Shown = dict[str, Any]
 
@@ -38,6 +40,11 @@ def decision_shown(row: Decision) -> Shown:
         "ratings_human": row.ratings_human,
         "created_at": _time(row.created_at),
     }
+
+
+def decision_as_shown(facts: Mapping[str, Any]) -> Shown:
+    """A decision that is on its way into the database, as it will be shown."""
+    return decision_shown(decision_build(**facts))
 
 
 def rating_shown(row: Rating) -> Shown:

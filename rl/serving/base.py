@@ -32,8 +32,9 @@ class BackendFailed(RuntimeError):
     def __init__(self, message: str, *, kind: str = "failed", retry_after_s: float = 2.0) -> None:
         super().__init__(message)
         self.kind = kind
-        """For counters: timeout, busy, open (the circuit), missing, failed."""
+        """For counters: timeout, busy, open (the circuit), missing (a file), failed."""
         self.retry_after_s = retry_after_s
+        """When another try may do better, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,17 @@ class Ask:
 
     messages: Sequence[ChatMessage]
     max_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    """None: the backend's own (in process 0, the likeliest answer)."""
+    top_p: float | None = None
     stop: Sequence[str] = ()
     seed: int | None = None
     response_schema: Mapping[str, Any] | None = None
     """JSON schema that constrains decoding; {} is any JSON object."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of an OpenAI request (tools, tool_choice, logit_bias, ...), passed on as they are."""
+    limit_field: str = "max_tokens"
+    """What the caller named its limit: `max_tokens` or `max_completion_tokens`."""
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,9 @@ MAX_SCHEMA = 32_768
 """Characters of a JSON schema: a grammar grows with it."""
 
 HARMLESS = {
-    "user",
-    "metadata",
-    "store",
-    "parallel_tool_calls",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-}
+    "user", "metadata", "store", "parallel_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "reasoning_effort", "verbosity", "response_format",
+}  # fmt: skip
 """Fields of a request that say nothing about the answer's text."""
 NEUTRAL: dict[str, Any] = {
     "frequency_penalty": 0,
@@ -186,10 +181,10 @@ class LlamaPolicy:
         """A token and the log-probability with which it was drawn, in nats."""
         if mask is not None:
             logits = self._masked(logits, mask)
-        if ask.temperature <= 0:
+        if not ask.temperature:
             token, nats = int(logits.argmax()), 0.0
         else:
-            shares = _nucleus(_softmax(logits / ask.temperature), ask.top_p)
+            shares = _nucleus(_softmax(logits / ask.temperature), 1.0 if ask.top_p is None else ask.top_p)
             token = int(random.choice(len(shares), p=shares))
             nats = float(np.log(shares[token]))
         if mask is not None:

@@ -127,7 +127,7 @@ class LlamaContext:
             )
         pointer = self._lib.llama_adapter_lora_init(self.model.model, name.encode())
         if not pointer:
-            raise ServingRefused(f"llama.cpp cannot put the adapter {path} on this base model")
+            raise BackendFailed(f"llama.cpp cannot put the adapter {path} on this base model", kind="missing")
         while len(self._adapters) >= ADAPTERS:
             self._drop(next(iter(self._adapters)))
         self._adapters[name] = pointer

@@ -1,0 +1,247 @@
+"""Decisions recorded beside the answer to a user: in groups, by a thread; on disk while the database is away.
+
+A request waits WAIT_S at most until its decision is in the database, so that a rating sent right after the answer finds
+it. Where that takes longer, or the database refuses, the decision goes to the spool (`feedback.collecting.spool`: one
+line, fsynced) and is replayed when the database is back. The id makes it once, however many ways it takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connection
+
+from feedback.checks import FeedbackRefused
+from feedback.collecting.problems import Problems
+from feedback.collecting.spool import Progress, Spool, locked, renew_after_fork
+from feedback.ingest import MAX_BULK, Ingested, decisions_ingest
+
+logger = logging.getLogger("feedback.recording")
+
+WAIT_S = 0.25
+"""Longest a user waits for the database."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+"""Between two tries of a database that is away, doubled each time, by half at random."""
+IDLE_S = 5.0
+"""How often an idle recorder looks for what was spooled by others."""
+
+Facts = Mapping[str, Any]
+"""A decision as `feedback.services.decision_record` takes it, JSON alone, with its id and created_at."""
+
+
+@dataclass
+class _Waiting:
+    facts: Facts
+    done: threading.Event = field(default_factory=threading.Event)
+    written: bool = False
+    """Set before `done`: True in the database, False in the spool."""
+
+
+class Recorder:
+    """One per process. `record` never raises and never waits longer than WAIT_S and one write to the disk."""
+
+    def __init__(self, folder: Callable[[], Path], *, counted: Callable[[str], None] | None = None) -> None:
+        """folder: where the spool lies, asked each time it is needed first. counted: told `written` or `spooled`."""
+        self._folder = folder
+        self._counted = counted or (lambda how: None)
+        self._queue: deque[_Waiting] = deque()
+        self._signal = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._problems = Problems()
+        self._spools: dict[Path, Spool] = {}
+        self._down_until = 0.0
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._queue.clear()
+        self._signal = threading.Condition()
+        self._thread = None
+
+    @property
+    def spool(self) -> Spool:
+        folder = self._folder()
+        if folder not in self._spools:
+            self._spools[folder] = Spool(folder, self._problems)
+        return self._spools[folder]
+
+    def record(self, facts: Facts) -> bool:
+        """Have a decision recorded. True: it is in the database; False: it is in the spool, or is about to be."""
+        waiting = _Waiting(facts)
+        if time.monotonic() < self._down_until:
+            self._spool(waiting)
+            return False
+        with self._signal:
+            self._queue.append(waiting)
+            self._awake()
+            self._signal.notify()
+        if not waiting.done.wait(WAIT_S):
+            # it may still get into the database: the replay of the same id then changes nothing
+            self._spool(waiting)
+        return waiting.written
+
+    def _spool(self, waiting: _Waiting) -> None:
+        self.spool.put({"kind": "decision", "body": dict(waiting.facts)})
+        self._counted("spooled")
+        waiting.done.set()
+        with self._signal:
+            self._awake()
+
+    def _awake(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="ratchet-recorder", daemon=True)
+            self._thread.start()
+
+    # --- The thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failures = 0
+        looked = 0.0
+        while True:
+            with self._signal:
+                if not self._queue:
+                    self._signal.wait(
+                        min(IDLE_S, max(self._down_until - time.monotonic(), 0.05)) if failures else IDLE_S
+                    )
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BULK))]
+            now = time.monotonic()
+            try:
+                if batch:
+                    self._write(batch)
+                if (failures and now >= self._down_until) or (not batch and now - looked >= IDLE_S):
+                    looked = now
+                    close_old_connections()
+                    self.replay()
+                if failures:
+                    self._problems.over("database", "the database takes decisions again")
+                if now >= self._down_until:
+                    failures = 0
+            except (OperationalError, InterfaceError) as error:
+                failures += 1
+                pause = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
+                self._down_until = time.monotonic() + pause * random.uniform(0.5, 1.0)
+                said = f"the database takes no decisions; they are kept in {self.spool.folder}"
+                self._problems.say("database", said, error)
+                connection.close()
+                for waiting in batch:
+                    if not waiting.done.is_set():
+                        self._spool(waiting)
+            except Exception as error:
+                # a fault of ours; the decisions must not be lost with it
+                self._problems.say("recorder", f"recording failed: {error!r}", error)
+                for waiting in batch:
+                    if not waiting.done.is_set():
+                        self._spool(waiting)
+                time.sleep(FIRST_PAUSE_S)
+
+    def _write(self, batch: Sequence[_Waiting]) -> None:
+        """All of a batch in one transaction. Raises OperationalError where the database is away."""
+        close_old_connections()  # one that the server has closed meanwhile is opened anew
+        for waiting, found in zip(batch, decisions_ingest([w.facts for w in batch]), strict=True):
+            # a conflict is a retry that was answered anew under the same id: the first answer stands
+            if isinstance(found, FeedbackRefused) and found.code != "conflict":
+                self._keep_refused(waiting, str(found))
+            waiting.written = True
+            waiting.done.set()
+            self._counted("written")
+
+    def _keep_refused(self, waiting: _Waiting, reason: str) -> None:
+        """A decision the database will never take is kept beside the spool, with the reason."""
+        self._problems.say("refused", f"a decision cannot be recorded: {reason}")
+        self.spool.put({"kind": "decision", "body": dict(waiting.facts)})
+
+    # --- Replaying ----------------------------------------------------------------------------------------
+
+    def replay(self) -> int:
+        """Put into the database what is in the spool; how many decisions were read. One process at a time does.
+
+        Raises OperationalError while the database is away.
+        """
+        spool = self.spool
+        if not spool.folder.is_dir():
+            return 0
+        spool.write_waiting()
+        if not spool.unhandled():
+            return 0
+        count = 0
+        with locked(spool.folder / "sender.lock", wait=False) as free:
+            if not free:
+                return 0
+            for day in spool.unhandled():
+                count += self._replay_day(spool, day)
+            spool.sweep()
+        if count:
+            logger.info("%d decisions came out of the spool %s", count, spool.folder)
+        return count
+
+    def _replay_day(self, spool: Spool, day: Path) -> int:
+        progress: Progress = spool.progress(day)
+        count = 0
+        batch: list[Any] = []
+
+        def flush() -> None:
+            nonlocal count
+            for record, found in zip(
+                batch, _ingested([record.body["body"] for record in batch]), strict=True
+            ):
+                if isinstance(found, FeedbackRefused) and found.code != "conflict":
+                    spool.refuse(day, record, str(found))
+                    progress.refused += 1
+                else:
+                    progress.sent += 1
+            count += len(batch)
+            progress.position = batch[-1].end
+            spool.progress_save(day, progress)
+            batch.clear()
+
+        for record in spool.records(day, progress.position):
+            body = record.body.get("body") if record.body else None
+            if isinstance(body, dict):
+                batch.append(record)
+                if len(batch) >= MAX_BULK:
+                    flush()
+                continue
+            if batch:
+                flush()
+            if record.fault or record.body is not None:
+                spool.refuse(day, record, record.fault or "expected a decision under `body`")
+                progress.refused += 1
+            progress.position = record.end
+            spool.progress_save(day, progress)
+        if batch:
+            flush()
+        return count
+
+    def drained(self, timeout_s: float) -> bool:
+        """Wait until nothing is left to write or replay; False when time ran out."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if not self._queue and not self.spool.unhandled() and not self.spool.waiting:
+                return True
+            time.sleep(0.02)
+        return False
+
+
+def _ingested(bodies: Sequence[Facts]) -> list[Ingested | FeedbackRefused]:
+    """As decisions_ingest; what the database itself refuses is refused alone, and holds nothing else back."""
+    try:
+        return decisions_ingest(bodies)
+    except (OperationalError, InterfaceError):
+        raise
+    except DatabaseError as error:
+        if len(bodies) == 1:
+            return [FeedbackRefused(f"the database refuses it: {error}")]
+        return [found for body in bodies for found in _ingested([body])]
+
+
+def spool_folder() -> Path:
+    folder: Path = settings.RATCHET_HOME / "spool" / "decisions"
+    return folder

@@ -1,0 +1,194 @@
+"""The OpenAI-compatible endpoints: chat completions, plain and streamed, and models."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from django.http import StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.access import Grant
+from backend.rest.errors import exception_handler, openai_answer, openai_body
+from backend.rest.reading import parameters
+from backend.rest.views import ApiView
+from rl.agents import AGENTS
+from rl.serving import metrics
+from rl.serving.answering import NobodyAnswers
+from rl.serving.base import BackendFailed, Piece, ServingRefused
+from rl.serving.chat_request import ChatRequest, chat_request
+from rl.serving.gateway import Completion, complete, complete_stream
+from rl.serving.routing import Listed, ModelUnknown, models_listed, policy_model, target_of
+
+KEYS = uuid.UUID("6f1d2c1e-8a0b-4f3b-9d53-1c9e6c1f4b7a")
+"""Name space of decisions whose id is made of an idempotency key."""
+
+
+def openai_handler(error: Exception, context: dict[str, Any]) -> Response:
+    """Any exception of a view under /v1/ as OpenAI's clients read it."""
+    if isinstance(error, ServingRefused):
+        status = 404 if isinstance(error, ModelUnknown) else 400
+        return Response(openai_body(status, str(error), param=error.param, code=error.code), status=status)
+    if isinstance(error, NobodyAnswers):
+        wait = max(1, math.ceil(error.retry_after_s))
+        message = f"no model answers now: {error}; try again in {wait} s"
+        return Response(
+            openai_body(503, message, code="unavailable"), status=503, headers={"Retry-After": str(wait)}
+        )
+    response = exception_handler(error, context)
+    response.data = openai_answer(response.status_code, response.data)
+    return response
+
+
+@extend_schema(exclude=True)
+class OpenAIView(ApiView):
+    """An endpoint whose refusals have OpenAI's shape; its description is OpenAI's own."""
+
+    def get_exception_handler(self) -> Callable[..., Response]:
+        return openai_handler
+
+
+class ChatCompletions(OpenAIView):
+    scopes = {"POST": "ingest"}
+
+    def post(self, request: Request) -> HttpResponseBase:
+        began = time.perf_counter()
+        asked = chat_request(
+            request.data,
+            unit=request.headers.get("X-Ratchet-Unit", ""),
+            run_id=request.headers.get("X-Ratchet-Run", ""),
+        )
+        id = _idempotent(request)
+        retried = request.headers.get("X-Stainless-Retry-Count", "0") != "0"
+        if asked.stream:
+            pieces = complete_stream(asked, id=id, retried=retried)
+            made = next(pieces)  # what goes wrong before the first word still has a status
+            assert isinstance(made, Completion)
+            events = _events(asked, made, pieces, began)
+            return StreamingHttpResponse(
+                events,
+                content_type="text/event-stream; charset=utf-8",
+                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_headers(made)},
+            )
+        made = complete(asked, id=id, retried=retried)
+        _count(made, made.tokens_in, made.tokens_out, began)
+        return Response(completion_shown(made), headers=_headers(made))
+
+
+def completion_shown(made: Completion) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": made.text or (None if made.tool_calls else "")}
+    if made.tool_calls:
+        message["tool_calls"] = list(made.tool_calls)
+    return {
+        "id": str(made.id),
+        "object": "chat.completion",
+        "created": made.created,
+        "model": made.policy,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": made.finish_reason}],
+        "usage": _usage(made.tokens_in, made.tokens_out),
+    }
+
+
+def _events(
+    asked: ChatRequest, made: Completion, pieces: Iterator[Completion | Piece], began: float
+) -> Iterator[bytes]:
+    """Server-sent events: every chunk under the decision's id, the first with the role, the last with the reason."""
+    head = {
+        "id": str(made.id),
+        "object": "chat.completion.chunk",
+        "created": made.created,
+        "model": made.policy,
+    }
+    more = {"usage": None} if asked.include_usage else {}
+
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return _event({**head, "choices": [choice], **more})
+
+    yield chunk({"role": "assistant", "content": ""})
+    last = Piece()
+    try:
+        for piece in pieces:
+            assert isinstance(piece, Piece)
+            delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+            if piece.tool_calls:
+                delta["tool_calls"] = _indexed(piece.tool_calls)
+            if delta:
+                yield chunk(delta)
+            if piece.finish_reason is not None:
+                last = piece
+    except BackendFailed as failure:
+        # the status is long sent: the clients raise what they find here
+        yield _event(openai_body(503, f"the answer broke off: {failure}", code="unavailable"))
+        return
+    yield chunk({}, last.finish_reason)
+    if asked.include_usage:
+        yield _event({**head, "choices": [], "usage": _usage(last.tokens_in, last.tokens_out)})
+    _count(made, last.tokens_in, last.tokens_out, began)
+    yield b"data: [DONE]\n\n"
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(body)}\n\n".encode()
+
+
+def _indexed(calls: Any) -> list[dict[str, Any]]:
+    return [{"index": number, **call} for number, call in enumerate(calls)]
+
+
+def _usage(tokens_in: int | None, tokens_out: int | None) -> dict[str, int]:
+    read, written = tokens_in or 0, tokens_out or 0
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _headers(made: Completion) -> dict[str, str]:
+    return {"X-Request-Id": str(made.id), "X-Ratchet-Agent": made.agent, "X-Ratchet-Policy": made.policy}
+
+
+def _idempotent(request: Request) -> uuid.UUID | None:
+    """The decision's id where the client sends an Idempotency-Key: the same key of the same caller, the same id."""
+    key = request.headers.get("Idempotency-Key", "")
+    grant = request.auth
+    assert isinstance(grant, Grant)  # the permission let nobody else through
+    return uuid.uuid5(KEYS, f"{grant.ident}\n{key}") if key else None
+
+
+def _count(made: Completion, tokens_in: int | None, tokens_out: int | None, began: float) -> None:
+    """Agents nobody has set up are counted together: a client may name as many as it likes."""
+    known = made.agent in AGENTS or policy_model(made.policy) is not None
+    agent = made.agent if known else "other"
+    metrics.REQUESTS.labels(agent, "200").inc()
+    metrics.SECONDS.labels(agent).observe(time.perf_counter() - began)
+    metrics.TOKENS.labels(agent, "in").inc(tokens_in or 0)
+    metrics.TOKENS.labels(agent, "out").inc(tokens_out or 0)
+
+
+class Models(OpenAIView):
+    scopes = {"GET": "read"}
+
+    def get(self, request: Request) -> Response:
+        parameters(request, ())
+        return Response({"object": "list", "data": [_model_shown(found) for found in models_listed()]})
+
+
+class ModelOne(OpenAIView):
+    scopes = {"GET": "read"}
+
+    def get(self, request: Request, name: str) -> Response:
+        parameters(request, ())
+        listed = {found.id: found for found in models_listed()}
+        if name not in listed:
+            target = target_of(name)  # refuses what cannot be asked for
+            return Response(_model_shown(Listed(name, 0, target.agent)))
+        return Response(_model_shown(listed[name]))
+
+
+def _model_shown(found: Listed) -> dict[str, Any]:
+    return {"id": found.id, "object": "model", "created": found.created, "owned_by": found.owner}

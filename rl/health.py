@@ -1,0 +1,102 @@
+"""Is the program alive, can it answer, what has it counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import DatabaseError, connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.http import require_safe
+from django_q.brokers import get_broker
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+
+from backend.rest.reading import parameters
+from backend.rest.views import ApiView
+from rl.models import TrainingRun
+from rl.serving import metrics
+from rl.serving.answering import backends
+from rl.serving.base import BackendFailed
+from rl.serving.files import files_of
+from rl.serving.gateway import recorder
+from rl.serving.openai_server import OpenAIServer
+from rl.serving.routing import base_model
+
+
+@require_safe
+def healthz(request: HttpRequest) -> HttpResponse:
+    """The process answers. Open to everyone: it tells nothing else."""
+    return JsonResponse({"status": "ok"})
+
+
+@require_safe
+def readyz(request: HttpRequest) -> HttpResponse:
+    """Database, queue and at least one model answer; else 503. Open to everyone: it names parts, and no more."""
+    found = {"database": _database(), "queue": _queue(), "model": _model()}
+    ready = all(found.values())
+    body = {
+        "status": "ready" if ready else "not ready",
+        **{k: "ok" if v else "away" for k, v in found.items()},
+    }
+    return JsonResponse(body, status=200 if ready else 503, headers={} if ready else {"Retry-After": "5"})
+
+
+def _database() -> bool:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except DatabaseError:
+        return False
+    return True
+
+
+def _queue() -> bool:
+    try:
+        return bool(get_broker().ping())
+    except Exception:
+        return False  # a broker's own kinds of failure are as many as there are brokers
+
+
+def _model() -> bool:
+    """Whether a backend could answer with the base model."""
+    for backend in backends():
+        if isinstance(backend, OpenAIServer):
+            if backend.reachable():
+                return True
+            continue
+        try:
+            files_of(base_model(None))
+        except BackendFailed:
+            continue
+        return True
+    return False
+
+
+@extend_schema(exclude=True)
+class Metrics(ApiView):
+    """Prometheus text, for a key that may read."""
+
+    scopes = {"GET": "read"}
+
+    def get(self, request: Request) -> HttpResponse:
+        parameters(request, ())
+        return HttpResponse(
+            metrics.exposition(_gauges()), content_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+
+def _gauges() -> dict[str, tuple[str, float]]:
+    spool = recorder.spool
+    behind = (
+        sum(day.stat().st_size - spool.progress(day).position for day in spool.unhandled())
+        if spool.folder.is_dir()
+        else 0
+    )
+    counts: dict[str, Any] = {
+        "ratchet_spool_bytes": ("Bytes of decisions on disk that are not in the database yet", behind),
+        "ratchet_spool_lost": ("Decisions lost because neither database nor disk took them", spool.lost),
+    }
+    for status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING):
+        number = TrainingRun.objects.filter(status=status).count()
+        counts[f"ratchet_runs_{status.value}"] = (f"Training runs that are {status.value}", number)
+    return counts

@@ -1,0 +1,148 @@
+"""Get an answer from whoever is meant to give it, else from whoever steps in; every step aside is noted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from django.conf import settings
+
+from rl.serving import metrics
+from rl.serving.base import (
+    Answer,
+    Ask,
+    Backend,
+    BackendFailed,
+    BackendUnable,
+    ChatMessage,
+    Model,
+    Piece,
+)
+from rl.serving.in_process import InProcess
+from rl.serving.openai_server import OpenAIServer
+from rl.serving.routing import Target
+
+logger = logging.getLogger("rl.serving")
+
+T = TypeVar("T")
+
+
+class NobodyAnswers(RuntimeError):
+    """Policy, champion and base all failed on every backend."""
+
+    def __init__(self, fallbacks: Sequence[Fallback], retry_after_s: float) -> None:
+        self.fallbacks = list(fallbacks)
+        self.retry_after_s = retry_after_s
+        super().__init__("; ".join(f"{f.policy} on {f.backend}: {f.reason}" for f in fallbacks))
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """One that was to answer and did not."""
+
+    policy: str
+    backend: str
+    kind: str
+    reason: str
+
+
+@dataclass
+class Served(Generic[T]):
+    """What was got, from whom, and who had been asked before."""
+
+    result: T
+    model: Model
+    backend: str
+    fallbacks: list[Fallback] = field(default_factory=list)
+
+
+_made: dict[tuple[object, ...], list[Backend]] = {}
+_making = threading.Lock()
+
+
+def backends() -> list[Backend]:
+    """The backends of SERVING_BACKENDS, made once per process."""
+    key = (
+        tuple(settings.SERVING_BACKENDS),
+        settings.SERVING_API_KEY,
+        settings.SERVING_MODEL,
+        settings.SERVING_CONTEXT,
+        settings.SERVING_QUEUE,
+        settings.RATCHET_HOME,
+    )
+    with _making:
+        if key not in _made:
+            _made[key] = [_backend(name) for name in settings.SERVING_BACKENDS]
+        return _made[key]
+
+
+def _backend(name: str) -> Backend:
+    if name == "in-process":
+        return InProcess(context=settings.SERVING_CONTEXT, waiting=settings.SERVING_QUEUE)
+    return OpenAIServer(
+        name, api_key=settings.SERVING_API_KEY, model=settings.SERVING_MODEL, waiting=settings.SERVING_QUEUE
+    )
+
+
+def answer(target: Target, ask: Ask) -> Served[Answer]:
+    """A whole answer. Raises ServingRefused, NobodyAnswers."""
+    return _first(target, lambda backend, model, s: backend.answer(ask, model, s))
+
+
+def stream(target: Target, ask: Ask) -> Served[Iterator[Piece]]:
+    """An answer in pieces. Whoever fails before the first piece is stepped in for; after it nobody can be."""
+
+    def begin(backend: Backend, model: Model, timeout_s: float) -> Iterator[Piece]:
+        pieces = backend.stream(ask, model, timeout_s)
+        first = next(pieces)
+        return _onwards(first, pieces)
+
+    return _first(target, begin)
+
+
+def _onwards(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
+    try:
+        yield first
+        yield from rest
+    finally:
+        if close := getattr(rest, "close", None):
+            close()
+
+
+def log_probabilities(
+    target: Target, messages: Sequence[ChatMessage], responses: Sequence[str]
+) -> Served[list[float]]:
+    """log p of each response. Raises BackendUnable where no backend tells, ServingRefused, NobodyAnswers."""
+    return _first(target, lambda b, model, s: b.log_probabilities(messages, responses, model, s))
+
+
+def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served[T]:
+    """The first that answers, within SERVING_TIMEOUT_S in all: each but the last may take half of what is left."""
+    deadline = time.monotonic() + settings.SERVING_TIMEOUT_S
+    tries = [(model, backend) for model in target.models for backend in backends()]
+    fallbacks: list[Fallback] = []
+    unable: BackendUnable | None = None
+    retry_after_s: list[float] = []
+    for number, (model, backend) in enumerate(tries):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            found = call(backend, model, left if number == len(tries) - 1 else left / 2)
+        except BackendUnable as refusal:
+            unable = refusal
+            continue
+        except BackendFailed as failure:
+            fallbacks.append(Fallback(model.name, backend.name, failure.kind, str(failure)))
+            retry_after_s.append(failure.retry_after_s)
+            metrics.FALLBACKS.labels(backend.name, failure.kind).inc()
+            logger.warning("%s on %s does not answer (%s)", model.name, backend.name, failure)
+            continue
+        return Served(found, model, backend.name, fallbacks)
+    if unable is not None and not fallbacks:
+        raise unable
+    raise NobodyAnswers(fallbacks, min(retry_after_s, default=2.0))

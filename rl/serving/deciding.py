@@ -1,0 +1,194 @@
+"""Decide for an agent: choose among what is listed, else have an answer written; record it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils import timezone
+
+from feedback.checks import Check
+from rl.agents import get_agent
+from rl.agents.base import Agent, InvalidResponse
+from rl.serving import answering
+from rl.serving.answering import Served
+from rl.serving.base import Answer, Ask, BackendUnable, ServingRefused
+from rl.serving.chat_request import read_messages
+from rl.serving.choosing import choose
+from rl.serving.gateway import facts_of, propensity_of, recorder
+from rl.serving.routing import Target, serving_settings, target_of
+
+MAX_CANDIDATES = 1000
+
+
+@dataclass(frozen=True)
+class DecideOrder:
+    """What is to be decided: a state the agent renders, or messages; among listed responses, or in free words."""
+
+    agent: str
+    state: Any = None
+    messages: Any = None
+    candidates: Sequence[Any] | None = None
+    unit: str = ""
+    run_id: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision: its facts as they are recorded, and the action its response stands for."""
+
+    facts: dict[str, Any]
+    action: dict[str, Any] | None
+    recorded: bool
+    """True: in the database; False: on disk, to be replayed."""
+
+
+def decide(order: DecideOrder) -> Decided:
+    """Assign, answer, record. Raises ServingRefused (a fault of the order), NobodyAnswers."""
+    began = time.perf_counter()
+    target = target_of(order.agent, order.unit)
+    agent = get_agent(target.agent)
+    messages = _messages(agent, order)
+    listed = _listed(agent, order)
+    _storable(order)
+    if listed:
+        facts = _chosen(agent, target, order, messages, listed, began)
+    else:
+        facts = _written(agent, target, order, messages)
+    facts |= {
+        "id": str(order.id or uuid.uuid4()),
+        "messages": messages,
+        "state": order.state,
+        "unit": order.unit,
+        "run_id": order.run_id,
+        "metadata": {**order.metadata, **facts["metadata"]},
+        "source": "decide",
+        "created_at": timezone.now().isoformat(),
+    }
+    return Decided(facts, action_of(agent, facts["response"], order.state), recorder.record(facts))
+
+
+def action_of(agent: Agent, response: str, state: Any) -> dict[str, Any] | None:
+    """What a response stands for; None where the agent cannot act on it."""
+    try:
+        return agent.parse(response, state if isinstance(state, Mapping) else None)
+    except (InvalidResponse, ValueError):
+        return None
+
+
+def _messages(agent: Agent, order: DecideOrder) -> list[dict[str, Any]]:
+    if order.messages is not None:
+        sent = order.messages
+        return read_messages([{"role": "user", "content": sent}] if isinstance(sent, str) else sent)
+    if not isinstance(order.state, Mapping):
+        raise ServingRefused("state: expected an object, or messages instead of it", param="state")
+    try:
+        return [dict(message) for message in agent.render(order.state)]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ServingRefused(f"state: {error}", param="state") from error
+
+
+def _listed(agent: Agent, order: DecideOrder) -> list[Any]:
+    """The candidates as they were sent, or those the agent finds in the state; empty for free words."""
+    if order.candidates is None:
+        if not isinstance(order.state, Mapping):
+            return []
+        try:
+            return list(agent.candidates(order.state))
+        except ValueError as error:
+            if order.messages is not None:
+                return []  # a state that only goes with the messages, to be kept
+            raise ServingRefused(f"state: {error}", param="state") from error
+    texts = [_response_of(candidate) for candidate in order.candidates]
+    if not 1 <= len(texts) <= MAX_CANDIDATES or len(set(texts)) != len(texts):
+        raise ServingRefused(
+            f"candidates: expected 1 to {MAX_CANDIDATES:,} responses, all different", param="candidates"
+        )
+    return list(order.candidates)
+
+
+def _response_of(candidate: Any) -> str:
+    if isinstance(candidate, Mapping):
+        candidate = candidate.get("response")
+    if not isinstance(candidate, str) or not candidate:
+        raise ServingRefused("candidates: expected texts, or {response, score?}", param="candidates")
+    return candidate
+
+
+def _storable(order: DecideOrder) -> None:
+    check = Check()
+    check.text("unit", order.unit, limit=200)
+    check.text("run_id", order.run_id, limit=200)
+    check.json("state", order.state)
+    check.mapping("metadata", order.metadata)
+    if order.messages is not None:
+        check.messages(order.messages)
+    if order.candidates is not None:
+        check.candidates(list(order.candidates))
+    for name, fault in check.fields.items():
+        raise ServingRefused(f"{name}: {fault}", param=name.partition("[")[0])
+
+
+def _chosen(
+    agent: Agent,
+    target: Target,
+    order: DecideOrder,
+    messages: list[dict[str, Any]],
+    listed: list[Any],
+    began: float,
+) -> dict[str, Any]:
+    """One of the listed responses, drawn from a distribution that is recorded whole."""
+    texts = [_response_of(candidate) for candidate in listed]
+    wanted = serving_settings(target.agent)
+    try:
+        served = answering.log_probabilities(target, messages, texts)
+    except BackendUnable:
+        if agent.response_schema(_state(order)) is None or order.candidates is not None:
+            raise
+        # a server that tells no probabilities still answers within the schema, with what is listed; how likely that
+        # answer was stays unknown
+        return _written(agent, target, order, messages)
+    choice = choose(served.result, temperature=wanted.choose_temperature, epsilon=wanted.epsilon)
+    answer = Answer(texts[choice.index], None, None, 1000 * (time.perf_counter() - began))
+    facts = facts_of(target, Served(answer, served.model, served.backend, served.fallbacks), answer)
+    facts["metadata"]["serving"] |= {
+        "choose_temperature": wanted.choose_temperature,
+        "epsilon": wanted.epsilon,
+    }
+    # under a name of its own: a candidate's `score` is what the app thinks of it, and pairs are made of that
+    facts["candidates"] = [
+        {
+            **(dict(candidate) if isinstance(candidate, Mapping) else {"response": candidate}),
+            "probability": probability,
+            "log_probability": logp,
+        }
+        for candidate, probability, logp in zip(listed, choice.probabilities, served.result, strict=True)
+    ]
+    facts["propensity"] = choice.propensity
+    return facts
+
+
+def _state(order: DecideOrder) -> Mapping[str, Any] | None:
+    return order.state if isinstance(order.state, Mapping) and order.messages is None else None
+
+
+def _written(
+    agent: Agent, target: Target, order: DecideOrder, messages: list[dict[str, Any]]
+) -> dict[str, Any]:
+    wanted = serving_settings(target.agent)
+    schema = agent.response_schema(_state(order)) if agent.structured else None
+    ask = Ask(
+        messages,
+        wanted.max_tokens or agent.max_new_tokens,
+        temperature=wanted.temperature,
+        response_schema=schema,
+    )
+    served = answering.answer(target, ask)
+    facts = facts_of(target, served, served.result)
+    facts["propensity"] = propensity_of(served.result, ask)
+    return facts

@@ -1,0 +1,102 @@
+"""Where the GGUF files lie that llama.cpp answers with, and having them made by another process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from django.conf import settings
+
+from rl.serving.base import BASE, BackendFailed, Model
+
+logger = logging.getLogger("rl.serving")
+
+ASK_AGAIN_S = 60.0
+"""Between two times this process has the same file made."""
+
+_asked: dict[str, float] = {}
+_lock = threading.Lock()
+
+
+def bases_folder() -> Path:
+    """One folder per base model, named by its hash: `base.json` and its GGUF files, one per quantisation."""
+    folder: Path = settings.RATCHET_HOME / "exports" / "bases"
+    return folder
+
+
+def base_folder(base_model_hash: str) -> Path:
+    return bases_folder() / base_model_hash.replace(":", "-")[:40]
+
+
+def base_file(model: Model) -> Path | None:
+    """The GGUF file of a base model: of its hash where that is known, else of its name; None where there is none."""
+    if model.base_model_hash:
+        return _file_in(base_folder(model.base_model_hash))
+    for facts in sorted(bases_folder().glob("*/base.json"), key=lambda path: -path.stat().st_mtime):
+        try:
+            named = json.loads(facts.read_text("utf-8")).get("base_model")
+        except (OSError, ValueError) as error:
+            logger.warning("%s cannot be read: %s", facts, error)
+            continue
+        if named == model.base_model and (found := _file_in(facts.parent)) is not None:
+            return found
+    return None
+
+
+def _file_in(folder: Path) -> Path | None:
+    wanted = folder / f"base-{settings.SERVING_QUANTIZATION}.gguf"
+    return wanted if wanted.is_file() else next(iter(sorted(folder.glob("base-*.gguf"))), None)
+
+
+def files_of(model: Model) -> tuple[Path, Path | None]:
+    """Base and adapter of a model. Raises BackendFailed where one is missing, and has it made meanwhile."""
+    base = base_file(model)
+    if base is None:
+        _make(
+            "--base-model",
+            model.base_model,
+            "--format",
+            "gguf",
+            "--quantization",
+            settings.SERVING_QUANTIZATION,
+        )
+        raise _missing(f"the base model {model.base_model}")
+    if model.name == BASE:
+        return base, None
+    adapter = settings.RATCHET_HOME / model.adapter if model.adapter else None
+    if adapter is None or not adapter.is_file():
+        _make("--policy", model.name, "--format", "gguf-lora")
+        raise _missing(f"the policy {model.name}")
+    return base, adapter
+
+
+def _missing(what: str) -> BackendFailed:
+    return BackendFailed(
+        f"there is no GGUF file of {what} yet; it is being made", kind="missing", retry_after_s=15.0
+    )
+
+
+def _make(*options: str) -> None:
+    """Have `export_model` write a file: it needs torch, which this process must not load. Returns at once."""
+    key = " ".join(options)
+    with _lock:
+        last = _asked.get(key)
+        if last is not None and time.monotonic() - last < ASK_AGAIN_S:
+            return
+        _asked[key] = time.monotonic()
+    log = settings.RATCHET_HOME / "serving-exports.log"
+    logger.info("having made: export_model %s (see %s)", key, log)
+    with log.open("ab") as said:
+        subprocess.Popen(  # noqa: S603
+            [sys.executable, str(settings.BASE_DIR / "manage.py"), "export_model", *options],
+            cwd=settings.BASE_DIR,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )

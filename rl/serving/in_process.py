@@ -1,0 +1,105 @@
+"""Answer with llama.cpp in this process: one question at a time, others wait their turn."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rl.serving.base import (
+    Answer,
+    Ask,
+    BackendFailed,
+    BackendUnable,
+    ChatMessage,
+    Model,
+    Piece,
+    ServingRefused,
+)
+from rl.serving.files import files_of
+from rl.serving.guards import Turnstile
+from rl.serving.llama import LlamaPolicy, ask_check
+
+BASES = 2
+"""Base models held in memory; agents commonly share one."""
+
+
+class InProcess:
+    """llama.cpp with every base loaded once, and every policy an adapter on its base."""
+
+    name = "in-process"
+
+    def __init__(self, *, context: int = 4096, waiting: int = 64) -> None:
+        self._context = context
+        self._turns = Turnstile(1, waiting, "llama.cpp in process")
+        self._bases: OrderedDict[Path, LlamaPolicy] = OrderedDict()
+
+    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
+        ask_check(ask)
+        deadline = time.monotonic() + timeout_s
+        with self._opened(model, timeout_s) as (llama, adapter):
+            return llama.answer(ask, adapter, deadline=deadline)
+
+    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        """Written by a thread of its own: a reader who is slow, or gone, must not keep the others waiting."""
+        ask_check(ask)
+        deadline = time.monotonic() + timeout_s
+        pieces: queue.SimpleQueue[Piece | Exception | None] = queue.SimpleQueue()
+        gone = threading.Event()
+
+        def write() -> None:
+            try:
+                with self._opened(model, timeout_s) as (llama, adapter):
+                    for piece in llama.stream(ask, adapter, deadline=deadline):
+                        if gone.is_set():
+                            return
+                        pieces.put(piece)
+                pieces.put(None)
+            except Exception as error:
+                pieces.put(error)  # raised by the reader, below
+
+        threading.Thread(target=write, name="ratchet-llama", daemon=True).start()
+        try:
+            while (piece := pieces.get()) is not None:
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+        finally:
+            gone.set()
+
+    def log_probabilities(
+        self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
+    ) -> list[float]:
+        with self._opened(model, timeout_s) as (llama, adapter):
+            return llama.log_probabilities(messages, responses, adapter)
+
+    @contextmanager
+    def _opened(self, model: Model, timeout_s: float) -> Iterator[tuple[LlamaPolicy, Path | None]]:
+        base, adapter = files_of(model)
+        with self._turns.turn(timeout_s):
+            yield self._base(base), adapter
+
+    def _base(self, path: Path) -> LlamaPolicy:
+        if path not in self._bases:
+            while len(self._bases) >= BASES:
+                self._bases.popitem(last=False)[1].close()
+            try:
+                self._bases[path] = LlamaPolicy(path, context=self._context)
+            except ImportError as error:
+                raise BackendUnable(
+                    "llama-cpp-python is not installed: pip install -r requirements-rl.txt, or name a server in "
+                    "SERVING_BACKENDS",
+                    code="unsupported",
+                ) from error
+            except ServingRefused as refusal:
+                raise BackendFailed(str(refusal), kind="missing") from refusal
+        self._bases.move_to_end(path)
+        return self._bases[path]
+
+    def close(self) -> None:
+        while self._bases:
+            self._bases.popitem()[1].close()

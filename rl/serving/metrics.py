@@ -1,0 +1,46 @@
+"""What a Prometheus server reads of the gateway: counted by every web process, summed when it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.conf import settings
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, multiprocess
+from prometheus_client.core import GaugeMetricFamily
+
+Path(settings.PROMETHEUS_MULTIPROC_DIR).mkdir(parents=True, exist_ok=True)
+
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+REQUESTS = Counter(
+    "ratchet_gateway_requests", "Requests answered, by agent and HTTP status", ["agent", "status"]
+)
+SECONDS = Histogram(
+    "ratchet_gateway_seconds", "Seconds until the answer was whole", ["agent"], buckets=BUCKETS
+)
+TOKENS = Counter("ratchet_gateway_tokens", "Tokens read and written", ["agent", "direction"])
+FALLBACKS = Counter(
+    "ratchet_gateway_fallbacks", "Attempts that failed, by backend and kind", ["backend", "kind"]
+)
+RECORDED = Counter("ratchet_decisions_recorded", "Decisions recorded, by where to", ["how"])
+
+
+def exposition(gauges: dict[str, tuple[str, float]]) -> bytes:
+    """Every metric of all processes as Prometheus text. gauges: name -> (help, value), read now."""
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry, path=str(folder()))
+    registry.register(_Now(gauges))
+    return generate_latest(registry)
+
+
+class _Now:
+    def __init__(self, gauges: dict[str, tuple[str, float]]) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        return [GaugeMetricFamily(name, text, value) for name, (text, value) in self._gauges.items()]
+
+
+def folder() -> Path:
+    """Where every process keeps its counts; what an earlier start left there is cleared by `serve`."""
+    return Path(settings.PROMETHEUS_MULTIPROC_DIR)

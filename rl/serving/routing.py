@@ -1,0 +1,152 @@
+"""Who answers: from what a request names to the policy, its arm, and whom to ask where that one fails."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from feedback.remembered import Remembered
+from feedback.selectors import SLUG_PATTERN
+from rl.agents import AGENTS
+from rl.allocation import Plan
+from rl.experiments import plan_of
+from rl.models import Policy, ServingSettings
+from rl.registry import champion_of
+from rl.serving.base import BASE, Model, ServingRefused
+
+Stage = Policy.Stage
+
+
+class ModelUnknown(ServingRefused):
+    """No agent and no policy goes by the name that was asked for."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model", code="model_not_found")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who is meant to answer for an agent, and who steps in."""
+
+    agent: str
+    models: tuple[Model, ...]
+    """The one that is meant, then the champion, then the base: each once."""
+    arm: str = ""
+    arm_propensity: float | None = None
+    """Probability with which the arm was drawn for this unit."""
+
+
+_plans: Remembered[Plan] = Remembered()
+_models: Remembered[Model | None] = Remembered()
+_owners: Remembered[str] = Remembered()
+_champions: Remembered[Model | None] = Remembered()
+_settings: Remembered[ServingSettings] = Remembered()
+
+
+def target_of(model: str, unit: str = "") -> Target:
+    """The target of what an OpenAI client names as `model`: an agent, a policy, or `agent:policy`.
+
+    An agent is answered for by its experiment's arm for this unit, else by its champion, else by the base model
+    (`agent:base` names that). Raises ModelUnknown. A change in the registry is seen within FEEDBACK_REMEMBER_S seconds.
+    """
+    agent, colon, policy = model.partition(":")
+    if colon:
+        return _of_policy(policy, agent)
+    if policy_model(model) is not None:
+        return _of_policy(model)
+    return _of_agent(agent, unit)
+
+
+def _of_agent(agent: str, unit: str) -> Target:
+    if not re.fullmatch(SLUG_PATTERN, agent):
+        raise ModelUnknown(
+            f"expected an agent such as support-bot, a policy, or agent:policy; found {agent[:80]!r}"
+        )
+    # a request without a unit is a unit of its own
+    assigned = _plans.get(agent, lambda: plan_of(agent)).assign(unit or secrets.token_hex(16))
+    champion = champion_model(agent)
+    meant = base_model(champion) if assigned.policy == BASE else policy_model(assigned.policy)
+    models = _once(meant, champion, base_model(champion))
+    return Target(agent, models, assigned.arm, assigned.propensity if assigned.arm else None)
+
+
+def _of_policy(name: str, agent: str = "") -> Target:
+    if name == BASE and re.fullmatch(SLUG_PATTERN, agent):
+        return Target(agent, (base_model(champion_model(agent)),))
+    found = policy_model(name)
+    owner = _owner(name)
+    if found is None or (agent and owner != agent):
+        whose = f" of agent {agent}" if agent else ""
+        raise ModelUnknown(
+            f"there is no policy {name[:80]!r}{whose} that may answer; GET /v1/models lists them"
+        )
+    champion = champion_model(owner)
+    return Target(owner, _once(found, champion, base_model(found)))
+
+
+def _once(*models: Model | None) -> tuple[Model, ...]:
+    return tuple(dict.fromkeys(model for model in models if model is not None))
+
+
+def _owner(name: str) -> str:
+    return _owners.get(
+        name, lambda: Policy.objects.filter(name=name).values_list("agent", flat=True).first() or ""
+    )
+
+
+def policy_model(name: str) -> Model | None:
+    """The model of a policy that was not rejected; None where there is none."""
+    return _models.get(
+        name, lambda: _model(Policy.objects.filter(name=name).exclude(stage=Stage.REJECTED).first())
+    )
+
+
+def champion_model(agent: str) -> Model | None:
+    return _champions.get(agent, lambda: _model(champion_of(agent)))
+
+
+def base_model(of: Model | None) -> Model:
+    """The base that a policy stands on; without a policy, the one new policies are trained on."""
+    if of is None:
+        return Model(BASE, settings.RATCHET_BASE_MODEL)
+    return Model(BASE, of.base_model, of.base_model_hash)
+
+
+def _model(policy: Policy | None) -> Model | None:
+    if policy is None:
+        return None
+    adapter = policy.artifacts.filter(format="gguf-lora").values_list("path", flat=True).first()
+    return Model(policy.name, policy.base_model, policy.base_model_hash, adapter or "")
+
+
+def serving_settings(agent: str) -> ServingSettings:
+    """An agent's settings, or the defaults where it has no row."""
+    return _settings.get(
+        agent, lambda: ServingSettings.objects.filter(agent=agent).first() or ServingSettings(agent=agent)
+    )
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What may be named as `model`."""
+
+    id: str
+    created: int
+    """Unix seconds; 0 for an agent."""
+    owner: str
+
+
+def models_listed() -> list[Listed]:
+    """Every agent that is known, and every policy that may answer, newest first."""
+    rows = list(
+        Policy.objects.exclude(stage__in=(Stage.REJECTED, Stage.RETIRED))
+        .order_by("-pk")
+        .values_list("name", "agent", "created_at")
+    )
+    agents = sorted({*AGENTS, *(agent for _, agent, _ in rows)})
+    return [Listed(agent, 0, "ratchet") for agent in agents] + [
+        Listed(name, int(at.timestamp()), agent) for name, agent, at in rows
+    ]

@@ -1,0 +1,49 @@
+"""What an operator wants of one agent's answers: how warm they are, and how much is tried out."""
+
+from __future__ import annotations
+
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import Q
+
+from feedback.selectors import SLUG_PATTERN
+
+agent_slug = RegexValidator(SLUG_PATTERN)
+
+
+class ServingSettings(models.Model):
+    """How an agent answers where a request does not say; without a row, the defaults here."""
+
+    agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
+    choose_temperature = models.FloatField(
+        default=0.0,
+        help_text="Of the softmax a listed response is drawn from: 0 the best, 1 as the policy would answer among them",
+    )
+    epsilon = models.FloatField(
+        default=0.0, help_text="Share of choices among listed responses that is drawn evenly, 0 to 1"
+    )
+    temperature = models.FloatField(
+        null=True,
+        blank=True,
+        help_text="Of written answers, 0 to 2; empty: the likeliest in process, a server's own",
+    )
+    max_tokens = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Longest written answer; empty: what the agent needs"
+    )
+
+    class Meta:
+        ordering = ["agent"]
+        verbose_name_plural = "serving settings"
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(epsilon__gte=0.0, epsilon__lte=1.0), name="serving_epsilon_in_0_1"
+            ),
+            models.CheckConstraint(
+                condition=Q(choose_temperature__gte=0.0)
+                & (Q(temperature__isnull=True) | Q(temperature__gte=0.0, temperature__lte=2.0)),
+                name="serving_temperature_not_negative",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.agent

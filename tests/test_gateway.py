@@ -1,0 +1,373 @@
+"""The gateway: what it takes and refuses, what it answers, what is recorded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from feedback.models import Decision
+from rl.models import ServingSettings
+from rl.serving.base import BackendFailed, BackendUnable
+from tests.api_client import ApiClient, error_of
+from tests.served import Parrot, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("written_at_once")]
+
+ADDRESS = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.fixture
+def api() -> ApiClient:
+    return ApiClient("ingest", "read", "rate")
+
+
+def asked(api: ApiClient, *, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
+    response = api.post(ADDRESS, {"model": "support-bot", "messages": HELLO, **body}, headers=headers or {})
+    assert response.status_code == 200, response.content
+    found: dict[str, Any] = json.loads(response.content)
+    return found
+
+
+def events(api: ApiClient, **body: Any) -> list[Any]:
+    response: Any = api.post(ADDRESS, {"model": "support-bot", "messages": HELLO, "stream": True, **body})
+    assert response.status_code == 200, response.content
+    assert response["Content-Type"].startswith("text/event-stream")
+    said = b"".join(response.streaming_content).decode()
+    assert said.endswith("\n\n")
+    data = [line.removeprefix("data: ") for line in said.strip().split("\n\n")]
+    assert data[-1] == "[DONE]" or "error" in data[-1]
+    return [json.loads(line) for line in data if line != "[DONE]"]
+
+
+# --- Answers ------------------------------------------------------------------------------------------------
+
+
+def test_a_completion_is_the_decision_of_its_id(api: ApiClient, parrot: Parrot) -> None:
+    policy_made("support-bot-v3", "support-bot")
+    body = asked(api, user="ada", metadata={"run_id": "run-7", "channel": "web"})
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "hello there"}
+    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    row = Decision.objects.get()
+    assert str(row.pk) == body["id"]
+    assert (row.agent, row.policy, row.response, row.unit, row.run_id) == (
+        "support-bot",
+        "support-bot-v3",
+        "hello there",
+        "ada",
+        "run-7",
+    )
+    assert (row.tokens_in, row.tokens_out, row.latency_ms, row.messages) == (7, 3, 1.5, HELLO)
+    assert row.metadata["channel"] == "web"
+    assert row.metadata["serving"]["fallbacks"] == []
+    assert body["model"] == "support-bot-v3"
+
+
+def test_a_rating_follows_under_the_completions_id(api: ApiClient, parrot: Parrot) -> None:
+    rated = api.post(f"/api/decisions/{asked(api)['id']}/ratings/", {"thumb": "up"})
+    assert rated.status_code == 201
+
+
+def test_headers_name_unit_and_run(api: ApiClient, parrot: Parrot) -> None:
+    asked(api, user="body", headers={"X-Ratchet-Unit": "ada", "X-Ratchet-Run": "r1"})
+    row = Decision.objects.get()
+    assert (row.unit, row.run_id) == ("ada", "r1")
+
+
+def test_a_stream_is_the_same_completion_in_pieces(api: ApiClient, parrot: Parrot) -> None:
+    chunks = events(api, stream_options={"include_usage": True})
+    assert {chunk["id"] for chunk in chunks} == {str(Decision.objects.get().pk)}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    said = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1])
+    assert said == Decision.objects.get().response == "hello there "
+    assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+
+
+def test_without_the_option_a_stream_says_nothing_of_usage(api: ApiClient, parrot: Parrot) -> None:
+    assert all("usage" not in chunk and chunk["choices"] for chunk in events(api))
+
+
+def test_a_stream_that_breaks_off_says_so_and_is_recorded_as_far_as_it_came(
+    api: ApiClient, parrot: Parrot
+) -> None:
+    parrot.said = "broken line"
+    last = events(api)[-1]
+    assert last["error"]["type"] == "server_error"
+    row = Decision.objects.get()
+    assert (row.response, row.metadata["serving"]["finish_reason"]) == ("broken line ", "error")
+
+
+def test_a_reader_who_leaves_leaves_a_decision_as_far_as_it_came(api: ApiClient, parrot: Parrot) -> None:
+    body = {"model": "support-bot", "messages": HELLO, "stream": True}
+    stream: Any = api.post(ADDRESS, body)
+    parts = iter(stream.streaming_content)
+    next(parts)
+    next(parts)
+    stream._iterator.close()  # as the server does; close() would end the test's own connection too
+    row = Decision.objects.get()
+    assert (row.response, row.metadata["serving"]["finish_reason"]) == ("hello ", "left")
+
+
+def test_tools_are_passed_on_and_their_calls_recorded(api: ApiClient, parrot: Parrot) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"q": 1}'}}
+    parrot.tool_calls = [call]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+    body = asked(api, tools=tools, tool_choice="auto")
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
+    assert parrot.asked[0][0].extra == {"tools": tools, "tool_choice": "auto"}
+    row = Decision.objects.get()
+    assert row.metadata["response_is"] == "messages"
+    assert json.loads(row.response)[0]["tool_calls"] == [call]
+
+
+def test_settings_of_a_request_reach_the_backend(api: ApiClient, parrot: Parrot) -> None:
+    asked(api, temperature=0.3, top_p=0.9, max_completion_tokens=9, stop="END", seed=4, logit_bias={"1": 2})
+    ask = parrot.asked[0][0]
+    assert (ask.temperature, ask.top_p, ask.max_tokens, ask.stop, ask.seed) == (0.3, 0.9, 9, ("END",), 4)
+    assert (ask.limit_field, ask.extra) == ("max_completion_tokens", {"logit_bias": {"1": 2}})
+
+
+def test_an_operators_settings_stand_where_a_request_says_nothing(api: ApiClient, parrot: Parrot) -> None:
+    ServingSettings.objects.create(agent="support-bot", temperature=0.7, max_tokens=99)
+    asked(api)
+    asked(api, temperature=0, max_tokens=5)
+    assert [(ask.temperature, ask.max_tokens) for ask, _ in parrot.asked] == [(0.7, 99), (0.0, 5)]
+
+
+def test_a_constrained_agent_answers_by_its_schema(api: ApiClient, parrot: Parrot) -> None:
+    asked(api, model="widgets")
+    asked(api, model="widgets", response_format={"type": "text"})
+    schemas = [ask.response_schema for ask, _ in parrot.asked]
+    assert schemas[0] is not None
+    assert schemas[0]["required"] == ["widget"]
+    assert schemas[1] is None
+
+
+def test_a_json_schema_is_what_constrains(api: ApiClient, parrot: Parrot) -> None:
+    asked(api, response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}})
+    asked(api, response_format={"type": "json_object"})
+    assert [ask.response_schema for ask, _ in parrot.asked] == [SCHEMA, {}]
+    # exp(-0.5): within a schema an answer is a choice, and its probability is on record
+    assert Decision.objects.order_by("created_at")[0].propensity == pytest.approx(0.6065306597)
+
+
+def test_free_words_have_no_propensity(api: ApiClient, parrot: Parrot) -> None:
+    asked(api)
+    row = Decision.objects.get()
+    assert (row.propensity, row.metadata["serving"]["log_probability"]) == (None, -0.5)
+
+
+def test_what_no_database_keeps_is_answered_and_recorded_all_the_same(api: ApiClient, parrot: Parrot) -> None:
+    parrot.said = "nul \x00 half \ud800"
+    asked(api)
+    assert Decision.objects.get().response == "nul \ufffd half ?"
+
+
+# --- Who answers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "answers"),
+    [
+        ("widgets", "widgets-v2"),
+        ("widgets:widgets-v1", "widgets-v1"),
+        ("widgets-v1", "widgets-v1"),
+        ("widgets:base", "base"),
+        ("filer", "base"),
+    ],
+)
+def test_a_model_is_an_agent_a_policy_or_both(
+    api: ApiClient, parrot: Parrot, model: str, answers: str
+) -> None:
+    policy_made("widgets-v1", stage="retired")
+    policy_made("widgets-v2")
+    assert asked(api, model=model)["model"] == answers
+    assert Decision.objects.get().agent == model.split(":")[0].removesuffix("-v1")
+
+
+@pytest.mark.parametrize(
+    "model", ["filer:widgets-v1", "widgets:none", "no such/model", "widgets:widgets-bad"]
+)
+def test_an_unknown_model_is_not_found(api: ApiClient, parrot: Parrot, model: str) -> None:
+    policy_made("widgets-v1")
+    policy_made("widgets-bad", stage="rejected")
+    response = api.post(ADDRESS, {"model": model, "messages": HELLO})
+    assert response.status_code == 404
+    error = error_of(response)
+    assert (error["code"], error["param"], error["type"]) == (
+        "model_not_found",
+        "model",
+        "invalid_request_error",
+    )
+
+
+def test_where_a_policy_fails_the_champion_steps_in_then_the_base(api: ApiClient, parrot: Parrot) -> None:
+    policy_made("widgets-v1", stage="challenger")
+    policy_made("widgets-v2")
+    parrot.failing = {"widgets-v1": BackendFailed("gone", kind="missing")}
+    assert asked(api, model="widgets-v1")["model"] == "widgets-v2"
+    parrot.failing["widgets-v2"] = BackendFailed("slow", kind="timeout")
+    assert asked(api, model="widgets-v1")["model"] == "base"
+    first, second = Decision.objects.order_by("created_at")
+    assert first.policy == "widgets-v2"
+    assert first.metadata["serving"]["meant"] == "widgets-v1"
+    assert [f["policy"] for f in first.metadata["serving"]["fallbacks"]] == ["widgets-v1"]
+    assert [f["kind"] for f in second.metadata["serving"]["fallbacks"]] == ["missing", "timeout"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_nobody_answers_it_is_503_with_retry_after_and_nothing_recorded(
+    api: ApiClient, parrot: Parrot, stream: bool
+) -> None:
+    parrot.failing = {"base": BackendFailed("down", retry_after_s=3.2)}
+    response = api.post(ADDRESS, {"model": "support-bot", "messages": HELLO, "stream": stream})
+    assert (response.status_code, response["Retry-After"]) == (503, "4")
+    assert error_of(response)["type"] == "server_error"
+    assert not Decision.objects.exists()
+
+
+def test_what_no_backend_can_do_is_the_callers_fault(api: ApiClient, parrot: Parrot) -> None:
+    parrot.failing = {"base": BackendUnable("no tools here", param="tools", code="unsupported")}
+    response = api.post(ADDRESS, {"model": "support-bot", "messages": HELLO})
+    assert (response.status_code, error_of(response)["param"]) == (400, "tools")
+
+
+# --- Refusals -----------------------------------------------------------------------------------------------
+
+
+def json_schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"messages": None}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": [123]}, "messages[0]"),
+    ({"messages": [{}]}, "messages[0].role"),
+    ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": "nul \x00"}]}, "messages"),
+    ({"model": None}, "model"),
+    ({"model": 5}, "model"),
+    ({"model": ""}, "model"),
+    ({"response_format": {"type": "yaml"}}, "response_format"),
+    ({"response_format": "json"}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": json_schema(5)}, "response_format.json_schema"),
+    ({"response_format": json_schema({"type": "banana"})}, "response_format"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+    ({"temperature": 3}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": -1}, "top_p"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"n": 2}, "n"),
+    ({"stop": [1]}, "stop"),
+    ({"stop": ["a"] * 5}, "stop"),
+    ({"tools": {"type": "function"}}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"user": 5}, "user"),
+    ({"user": "x" * 201}, "user"),
+    ({"metadata": "x"}, "metadata"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "param"), BROKEN, ids=[json.dumps(change)[:70] for change, _ in BROKEN])
+def test_a_malformed_request_is_refused_before_anybody_is_asked(
+    api: ApiClient, parrot: Parrot, change: dict[str, Any], param: str
+) -> None:
+    response = api.post(ADDRESS, {"model": "support-bot", "messages": HELLO, **change})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert parrot.asked == []
+    assert not Decision.objects.exists()
+
+
+@pytest.mark.parametrize("body", ["", "nonsense", "[]", "null", '{"model": "a", "messages": NaN}'])
+def test_a_body_that_is_no_object_is_refused(api: ApiClient, parrot: Parrot, body: str) -> None:
+    response = api.post(ADDRESS, body)
+    assert response.status_code == 400
+    assert error_of(response)["type"] == "invalid_request_error"
+
+
+def test_an_address_that_is_none_answers_as_openai_does(api: ApiClient) -> None:
+    response = api.get("/v1/embeddings")
+    assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
+
+
+# --- Once ---------------------------------------------------------------------------------------------------
+
+
+def test_an_idempotency_key_is_answered_once(api: ApiClient, parrot: Parrot) -> None:
+    first = asked(api, headers={"Idempotency-Key": "k1"})
+    parrot.said = "something else"
+    assert asked(api, headers={"Idempotency-Key": "k1"}) == first
+    assert asked(api, headers={"Idempotency-Key": "k2"})["id"] != first["id"]
+    assert (len(parrot.asked), Decision.objects.count()) == (2, 2)
+
+
+def test_a_retry_of_an_answered_request_gets_the_same_answer(api: ApiClient, parrot: Parrot) -> None:
+    first = asked(api)
+    parrot.said = "something else"
+    assert asked(api, headers={"X-Stainless-Retry-Count": "1"}) == first
+    assert Decision.objects.count() == 1
+    # the same words again are no retry, and another request is another one
+    assert asked(api, headers={"X-Stainless-Retry-Count": "0"})["id"] != first["id"]
+    assert asked(api, temperature=1, headers={"X-Stainless-Retry-Count": "1"})["id"] != first["id"]
+
+
+def test_a_retried_stream_is_the_same_answer_too(api: ApiClient, parrot: Parrot) -> None:
+    body = {"model": "support-bot", "messages": HELLO, "stream": True}
+    first: Any = api.post(ADDRESS, body)
+    list(first.streaming_content)
+    parrot.said = "something else"
+    again: Any = api.post(ADDRESS, body, headers={"X-Stainless-Retry-Count": "1"})
+    said = b"".join(again.streaming_content).decode()
+    assert "hello there" in said
+    assert str(Decision.objects.get().pk) in said
+
+
+# --- Models -------------------------------------------------------------------------------------------------
+
+
+def test_models_lists_agents_and_policies_that_may_answer(api: ApiClient) -> None:
+    policy_made("widgets-v1")
+    policy_made("widgets-old", stage="retired")
+    policy_made("widgets-bad", stage="rejected")
+    body = json.loads(api.get("/v1/models").content)
+    listed = {model["id"]: model for model in body["data"]}
+    assert body["object"] == "list"
+    assert {"widgets", "filer", "assistant", "widgets-v1"} <= set(listed)
+    assert not {"widgets-bad", "widgets-old"} & set(listed)
+    assert listed["widgets-v1"]["object"] == "model"
+    assert listed["widgets-v1"]["created"] > 1_700_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("widgets-v1", 200), ("widgets:widgets-v1", 200), ("widgets", 200), ("a:none", 404)]
+)
+def test_one_model_is_found_by_what_it_may_be_called(api: ApiClient, name: str, status: int) -> None:
+    policy_made("widgets-v1")
+    response = api.get(f"/v1/models/{name}")
+    assert response.status_code == status
+    if status == 200:
+        assert json.loads(response.content)["id"] == name
