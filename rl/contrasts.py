@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from rl.statistics import Difference
 
@@ -57,6 +57,16 @@ class Moments:
         mean = float(s.sum() / c.sum())
         residual = (s - mean * c) / c.mean()
         return cls(n, mean, float((residual**2).sum() / (n - 1)) if n > 1 else math.nan)
+
+    def steadied(self) -> Moments:
+        """For values in [0, 1]: the variance as if one unit more had been seen at either end.
+
+        A few units that all say the same show no variance; taken at its word that would be certainty.
+        """
+        if self.n < 2:
+            return self
+        ends = self.mean**2 + (1 - self.mean) ** 2
+        return Moments(self.n, self.mean, ((self.n - 1) * self.variance + ends) / (self.n + 1))
 
     @property
     def known(self) -> bool:
@@ -243,6 +253,21 @@ def thompson_shares(chances: Sequence[float], floor: float) -> list[float]:
     return [floor + max(spare, 0.0) * chance for chance in chances]
 
 
+def bandit_chances(arms: Sequence[Moments], *, bounded: bool) -> list[float]:
+    """Chance of each arm to be best by what is known of it so far; equal until every arm has two units.
+
+    Of bounded values the mean is drawn towards 1/2 as by one unit at either end (a Beta(1, 1) prior on thumbs).
+    """
+    if any(arm.n < 2 or not math.isfinite(arm.variance) for arm in arms):
+        return [1 / len(arms)] * len(arms)
+    if bounded:
+        known = [(arm.steadied(), (arm.n * arm.mean + 1) / (arm.n + 2)) for arm in arms]
+        return best_chances([mean for _, mean in known], [arm.variance / (arm.n + 2) for arm, _ in known])
+    if not all(arm.known for arm in arms):
+        return [1 / len(arms)] * len(arms)
+    return best_chances([arm.mean for arm in arms], [arm.error for arm in arms])
+
+
 # --- Were units split as meant? -----------------------------------------------------------------------------
 
 
@@ -256,3 +281,27 @@ def ratio_mismatch_p(units: Sequence[int], weights: Sequence[float]) -> float:
         return 1.0
     expected = [total * w / weight for _, w in pairs]
     return float(stats.chisquare([u for u, _ in pairs], expected).pvalue)
+
+
+def ratio_mismatch_anytime_p(
+    units: Sequence[int], weights: Sequence[float], strength: float = 100.0
+) -> float:
+    """The same, but valid at every look: 1 over the Bayes factor of a Dirichlet around the weights against the weights.
+
+    Lindon & Malek, "Anytime-valid inference for multinomial count data", NeurIPS 2022. strength: of the Dirichlet, in
+    units; larger finds smaller mismatches, later.
+    """
+    pairs = [(u, w) for u, w in zip(units, weights, strict=True) if w > 0]
+    if len(pairs) < 2:
+        return 1.0
+    counts = np.array([u for u, _ in pairs], float)
+    shares = np.array([w for _, w in pairs], float)
+    shares /= shares.sum()
+    prior = strength * shares
+    log_factor = float(
+        special.gammaln(strength)
+        - special.gammaln(strength + counts.sum())
+        + (special.gammaln(prior + counts) - special.gammaln(prior)).sum()
+        - (counts * np.log(shares)).sum()
+    )
+    return math.exp(-max(log_factor, 0.0))

@@ -172,7 +172,7 @@ def experiment_start(experiment: Experiment, *, actor: str) -> Experiment:
 
 def _start(experiment: Experiment, actor: str) -> Experiment:
     with transaction.atomic():
-        current = _locked(experiment)
+        current = experiment_lock(experiment)
         if current.status != Status.DRAFT:
             raise ExperimentRefused(f"{current.name} is {current.status}; only a draft is started")
         _check_arms(current)
@@ -225,7 +225,7 @@ def _check_arms(experiment: Experiment) -> None:
 def experiment_ramp(experiment: Experiment, to: int, *, actor: str) -> Experiment:
     """Take more units; those that are in stay in their arms. Raises ExperimentRefused."""
     with transaction.atomic():
-        current = _locked(experiment)
+        current = experiment_lock(experiment)
         if current.status == Status.STOPPED:
             raise ExperimentRefused(f"{current.name} was stopped")
         if to not in RAMP or to <= current.ramp:
@@ -254,7 +254,7 @@ def experiment_stop(
     if not reason.strip():
         raise ExperimentRefused("stopping an experiment needs a reason; it is kept on record")
     with transaction.atomic():
-        current = _locked(experiment)
+        current = experiment_lock(experiment)
         if current.status == Status.STOPPED:
             raise ExperimentRefused(f"{current.name} was stopped already: {current.reason}")
         now = timezone.now()
@@ -279,7 +279,8 @@ def event(
     )
 
 
-def _locked(experiment: Experiment) -> Experiment:
+def experiment_lock(experiment: Experiment) -> Experiment:
+    """The experiment as it stands, locked until the transaction ends."""
     Experiment.objects.select_for_update().get(pk=experiment.pk)
     found: Experiment = _with_arms(Experiment.objects.filter(pk=experiment.pk)).get()
     return found

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from feedback.selectors import agents_known
 from feedback.services import decision_record, rating_submit
-from rl import jobs, registry
+from rl import experiment_clock, jobs, registry
 from rl.buffer import buffer_size, feedback_take
 from rl.choosing import method_chosen
 from rl.learner_config import learner_config, learner_settings
@@ -177,7 +177,8 @@ def init_online_learner(min_samples: int | None = None, agent: str | None = None
 
 
 def tick() -> list[str]:
-    """Reclaim runs whose worker died, hand over what waits, finish what follows, start the retrains that are due.
+    """Reclaim runs whose worker died, hand over what waits, finish what follows, start the retrains that are due, look
+    at the experiments.
 
     Every part may be repeated and may meet another clock doing the same. Returns what was done, a line each.
     """
@@ -192,7 +193,7 @@ def tick() -> list[str]:
                 continue  # the usual answer of a clock: not now
     for line in done:
         logger.info("tick: %s", line)
-    return done
+    return [*done, *experiment_clock.tick()]
 
 
 def _follow_ups() -> list[TrainingRun]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,26 +135,33 @@ def artifact_register(policy: Policy, *, actor: str, **facts: Any) -> Artifact:
 
 
 def policy_promote(
-    policy: Policy, to: str = Stage.CHAMPION, *, actor: str, reason: str = "", force: bool = False
+    policy: Policy,
+    to: str = Stage.CHAMPION,
+    *,
+    actor: str,
+    reason: str = "",
+    force: bool = False,
+    live: Mapping[str, Any] | None = None,
 ) -> Policy:
     """Move a policy up to challenger or champion; a champion it replaces is retired in the same transaction.
 
     Only turns one way: the agent's gate must open, by the newest evaluation against the champion (the base model where
     there is none). `force` with a reason goes past it, and stays on record for ever. The event keeps the verdict sheet
-    either way. Raises RegistryRefused.
+    either way. live: figures of an experiment that showed it to be better with users; the gate is then asked, as for a
+    challenger, whether it is not worse. Raises RegistryRefused.
     """
     if to not in (Stage.CHALLENGER, Stage.CHAMPION):
         raise RegistryRefused(f"{policy.name} can be promoted to challenger or champion, not to {to!r}")
     if force and not reason.strip():
         raise RegistryRefused("a forced promotion needs a reason; it is kept on record")
-    sheet = policy_judge(policy, to)
+    sheet = policy_judge(policy, to if live is None else Stage.CHALLENGER)
     if not force and (fault := _gate_fault(policy, sheet)):
         raise RegistryRefused(
             f"{policy.name} stays {policy.stage}: {fault}, or promote it by force with a reason"
         )
     return _move(
         policy, to, kind=Kind.PROMOTED, actor=actor, reason=reason, forced=force,
-        verdicts=sheet.as_dict() if sheet else {},
+        verdicts={**(sheet.as_dict() if sheet else {}), **({"live": dict(live)} if live is not None else {})},
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ PURE = [
     "rl.boundaries",
     "rl.contrasts",
     "rl.offpolicy",
+    "rl.verdicts",
 ]
 FURNACE = ["rl.training", "rl.export"]
 
@@ -131,6 +132,9 @@ def test_training_does_not_know_export() -> None:
         "rl.views",
         "rl.admin",
         "rl.selectors",
+        "rl.experiments",
+        "rl.experiment_results",
+        "rl.experiment_clock",
         "rl.apps",
     ],
 )

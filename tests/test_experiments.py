@@ -22,6 +22,7 @@ from rl.experiments import (
     plan_of,
 )
 from rl.models import Experiment, ExperimentEvent, Policy
+from tests.exposed import draft_of, policy_of
 
 UNITS = [f"user-{number}" for number in range(20_000)]
 
@@ -127,18 +128,6 @@ def test_a_bandit_draws_afresh_in_each_epoch() -> None:
 
 
 # --- From draft to end --------------------------------------------------------------------------------------
-
-
-def policy_of(name: str, stage: str = Policy.Stage.CHALLENGER, agent: str = "filer") -> Policy:
-    return Policy.objects.create(
-        name=name, agent=agent, stage=stage, base_model="bundled", base_model_hash="0",
-        adapter_path="policies/x", adapter_sha256="0" * 64, feedback_count=1,
-    )  # fmt: skip
-
-
-def draft_of(name: str = "shorter", **settings: Any) -> Experiment:
-    arms = (ArmOrder("filer-v1", "control"), ArmOrder("filer-v2", "challenger"))
-    return experiment_create("filer", name, arms, actor="ann", **{"ramp": 100, **settings})
 
 
 @pytest.fixture

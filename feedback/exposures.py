@@ -1,0 +1,73 @@
+"""What the decisions of experiments' arms came to: who was exposed, what was said and measured of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from feedback.models import Decision, Outcome, RaterKind
+from feedback.selectors import CHUNK, ratings_standing
+
+
+class Exposure(NamedTuple):
+    """A decision of an arm."""
+
+    id: uuid.UUID
+    arm: str
+    unit: str
+    """The decision's own id where it was decided for nobody in particular."""
+    latency_ms: float | None
+    failed: bool
+    """Whether its metadata names an error, or others that were asked first and did not answer (`fallbacks`)."""
+    arm_propensity: float | None
+    """Probability with which its arm was drawn, where that was recorded."""
+    slices: tuple[Any, ...]
+    """The values of the columns asked for."""
+
+
+class Verdict(NamedTuple):
+    """What was said of one decision."""
+
+    decision: uuid.UUID
+    thumb: str
+    stars: int | None
+    score: float | None
+    simulated: bool
+
+
+def exposures(agent: str, arms: Sequence[str], columns: Sequence[str] = ()) -> Iterator[Exposure]:
+    """The decisions of these arms, in no particular order; `columns` (`tags`, `source`, `metadata__<key>`) beside."""
+    rows = _of_arms(agent, arms).values_list(
+        "pk", "arm", "unit", "latency_ms", "metadata__error", "metadata__fallbacks", "metadata__arm_propensity",
+        *columns,
+    )  # fmt: skip
+    for pk, arm, unit, latency, error, fallbacks, propensity, *values in rows.iterator(chunk_size=CHUNK):
+        drawn = float(propensity) if isinstance(propensity, (int, float)) and 0 < propensity <= 1 else None
+        yield Exposure(
+            pk, arm, unit or str(pk), latency, bool(error) or bool(fallbacks), drawn, tuple(values)
+        )
+
+
+def verdicts(agent: str, arms: Sequence[str]) -> Iterator[Verdict]:
+    """Every standing rating of these arms' decisions, in no particular order."""
+    rows = ratings_standing().filter(decision__agent=agent, decision__arm__in=arms).order_by()
+    for pk, thumb, stars, score, kind in rows.values_list(
+        "decision_id", "thumb", "stars", "score", "rater_kind"
+    ).iterator(chunk_size=CHUNK):
+        yield Verdict(pk, thumb, stars, score, kind == RaterKind.SIMULATED)
+
+
+def outcomes_of(agent: str, arms: Sequence[str], name: str) -> dict[uuid.UUID, float]:
+    """Decision -> the newest value of that outcome, of these arms' decisions that have one."""
+    rows = Outcome.objects.filter(name=name, decision__agent=agent, decision__arm__in=arms)
+    return dict(rows.order_by("at", "id").values_list("decision_id", "value").iterator(chunk_size=CHUNK))
+
+
+def decisions_of_arms(agent: str, arms: Sequence[str]) -> Any:
+    """Ids of these arms' decisions, as a subquery."""
+    return _of_arms(agent, arms).values("pk")
+
+
+def _of_arms(agent: str, arms: Sequence[str]) -> Any:
+    return Decision.objects.filter(agent=agent, arm__in=arms).order_by()

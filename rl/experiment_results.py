@@ -1,0 +1,378 @@
+"""Where an experiment stands by the decision log: figures per arm, effects, guardrails, slices, one verdict."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+from feedback.exposures import Exposure, decisions_of_arms, exposures, outcomes_of, verdicts
+from feedback.remembered import Believed
+from rl.contrasts import Moments, best_chances, ratio_mismatch_anytime_p, ratio_mismatch_p
+from rl.metrics import HIGHER, Metric, guardrails_of, metric_of
+from rl.models import Arm, Experiment, RewardRecord
+from rl.pairs import rating_value
+from rl.statistics import Interval
+from rl.verdicts import (
+    COLLECTING,
+    Effect,
+    Guarded,
+    Rule,
+    effect_of,
+    figure_of,
+    guarded,
+    verdict_of,
+    words_of,
+)
+
+SLICES_SHOWN = 12
+"""Values of one slice that are shown, the most frequent ones."""
+
+Values = Mapping[uuid.UUID, float]
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One arm: who was exposed, its figures, and how it stands against the control."""
+
+    arm: Arm
+    units: int
+    decisions: int
+    figures: dict[str, Interval]
+    """Metric -> value with its always-valid interval; n counts units."""
+    rated: int
+    """Decisions with a value of the main metric."""
+    moments: Moments
+    """Of the main metric."""
+    best: float
+    """Chance to be the best of all arms."""
+    effect: Effect | None = None
+    guards: tuple[Guarded, ...] = ()
+    verdict: str = ""
+    words: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.arm.name
+
+
+@dataclass(frozen=True)
+class SliceResult:
+    """The main metric of one arm against the control, in one part of the traffic. Not corrected for their number."""
+
+    slice: str
+    value: str
+    arm: str
+    effect: Effect
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything there is to say of an experiment at this moment."""
+
+    experiment: Experiment
+    rule: Rule
+    arms: list[ArmResult]
+    slices: list[SliceResult]
+    mismatch_p: float | None
+    """Chi-square of units per arm; None for a bandit, whose weights change."""
+    mismatch_anytime_p: float | None
+    simulated: int
+    """Ratings among them that simulated raters gave."""
+    days_needed: float | None
+    """Days until it is settled at the rate so far, if the leading difference stays what it is."""
+    at: datetime
+
+    @property
+    def control(self) -> ArmResult:
+        return next(result for result in self.arms if result.arm.is_control)
+
+    @property
+    def challengers(self) -> list[ArmResult]:
+        return [result for result in self.arms if not result.arm.is_control]
+
+    @property
+    def leader(self) -> ArmResult:
+        """The challenger that is most probably the best."""
+        return max(self.challengers, key=lambda result: result.best)
+
+
+_results: Believed[Results] = Believed()
+
+
+def results_lately(experiment: Experiment) -> Results:
+    """`results_of`, a little old where there is much to read: for pages that are looked at often."""
+    return _results.get((experiment.pk, experiment.status, experiment.ramp), lambda: results_of(experiment))
+
+
+def results_of(experiment: Experiment) -> Results:
+    """Read the experiment's decisions and judge them. Its exposures are read once; each metric is one query more."""
+    arms = list(experiment.arms.all())
+    rule = rule_of(experiment, len(arms) - 1)
+    columns = [_column(name) for name in experiment.slices]
+    rows = list(exposures(experiment.agent, [arm.key for arm in arms], columns))
+    weighted = experiment.allocation == Experiment.Allocation.THOMPSON
+    metrics = {metric.name: metric for metric in (rule.metric, *(guard.metric for guard in rule.guardrails))}
+    values, simulated = {}, 0
+    for name, metric in metrics.items():
+        values[name], count = metric_values(experiment, metric, rows)
+        simulated = max(simulated, count)
+    log = {name: _by_arm(rows, values[name], weighted) for name in metrics}
+    units = Counter(arm for arm, _ in {(row.arm, row.unit) for row in rows})
+    decisions = Counter(row.arm for row in rows)
+    mismatch, anytime = _mismatch(arms, units, weighted)
+    chances = _chances(arms, log[rule.metric.name], rule)
+    control = next(arm for arm in arms if arm.is_control)
+    results = []
+    for number, arm in enumerate(arms):
+        own = {name: log[name].get(arm.key, NOTHING) for name in metrics}
+        figures = {
+            name: figure_of(part.moments, metrics[name], part.decisions, part.successes, rule)
+            for name, part in own.items()
+        }
+        main = own[rule.metric.name]
+        found = ArmResult(
+            arm, units[arm.key], decisions[arm.key], figures, main.decisions, main.moments, chances[number]
+        )
+        if arm.pk != control.pk:
+            old = {name: log[name].get(control.key, NOTHING).moments for name in metrics}
+            found = _judged(
+                found, {name: part.moments for name, part in own.items()}, old, rule, anytime, control.name
+            )
+        results.append(found)
+    slices = _slices(experiment, arms, rows, values[rule.metric.name], rule, weighted)
+    now = timezone.now()
+    return Results(
+        experiment, rule, results, slices, mismatch, anytime, simulated,
+        _days(experiment, results, now), now,
+    )  # fmt: skip
+
+
+def rule_of(experiment: Experiment, challengers: int) -> Rule:
+    return Rule(
+        metric_of(experiment.metric),
+        experiment.goal,
+        experiment.alpha,
+        experiment.tuning,
+        experiment.min_units,
+        tuple(guardrails_of(experiment.guardrails)),
+        max(challengers, 1),
+    )
+
+
+# --- From rows to moments -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """One arm's values of one metric."""
+
+    moments: Moments
+    decisions: int
+    successes: int | None
+    """Of yes-or-no values; None where there are others."""
+
+
+NOTHING = Part(Moments(0, math.nan, math.nan), 0, None)
+
+
+def metric_values(
+    experiment: Experiment, metric: Metric, rows: Sequence[Exposure]
+) -> tuple[dict[uuid.UUID, float], int]:
+    """Decision -> value of those that have one, and how many simulated ratings are in it; latency as its logarithm."""
+    agent, arms = experiment.agent, [arm.key for arm in experiment.arms.all()]
+    if metric.name == "error_rate":
+        return {row.id: float(row.failed) for row in rows}, 0
+    if metric.name == "latency_ms":
+        return {row.id: math.log(max(row.latency_ms, 0.01)) for row in rows if row.latency_ms is not None}, 0
+    if metric.name == "reward":
+        records = RewardRecord.objects.filter(
+            decision__in=decisions_of_arms(agent, arms), superseded_by__isnull=True, value__isnull=False
+        ).order_by()
+        found = list(records.values_list("decision", "value", "simulated"))
+        return {pk: value for pk, value, _ in found if value is not None}, sum(
+            made_up for *_, made_up in found
+        )
+    if metric.outcome:
+        return outcomes_of(agent, arms, metric.outcome), 0
+    said: dict[uuid.UUID, list[float]] = defaultdict(list)
+    simulated = 0
+    for rating in verdicts(agent, arms):
+        thumb = metric.name == "thumbs_up"
+        value = (
+            rating_value(rating.thumb) if thumb else rating_value(rating.thumb, rating.stars, rating.score)
+        )
+        if value is not None:
+            said[rating.decision].append(value)
+            simulated += rating.simulated
+    return {pk: math.fsum(given) / len(given) for pk, given in said.items()}, simulated
+
+
+def _by_arm(rows: Iterable[Exposure], values: Values, weighted: bool) -> dict[str, Part]:
+    """Arm -> its part: units are independent, decisions of one unit are not.
+
+    weighted: each decision counts 1 over the probability with which its arm was drawn, so that a bandit's figures are
+    those of all its traffic and not of the hours in which an arm was in favour (Horvitz & Thompson 1952).
+    """
+    sums: dict[str, dict[str, list[float]]] = defaultdict(dict)
+    decisions: Counter[str] = Counter()
+    successes: dict[str, int | None] = {}
+    for row in rows:
+        value = values.get(row.id)
+        if value is None:
+            continue
+        weight = 1 / row.arm_propensity if weighted and row.arm_propensity else 1.0
+        unit = sums[row.arm].setdefault(row.unit, [0.0, 0.0])
+        unit[0] += weight * value
+        unit[1] += weight
+        decisions[row.arm] += 1
+        before = successes.get(row.arm, 0)
+        yes_or_no = value in (0.0, 1.0) and not weighted
+        successes[row.arm] = before + int(value) if yes_or_no and before is not None else None
+    return {
+        arm: Part(
+            Moments.of_ratio([s for s, _ in units.values()], [c for _, c in units.values()]),
+            decisions[arm],
+            successes[arm],
+        )
+        for arm, units in sums.items()
+    }
+
+
+def _judged(
+    found: ArmResult,
+    new: Mapping[str, Moments],
+    old: Mapping[str, Moments],
+    rule: Rule,
+    mismatch_p: float | None,
+    control: str,
+) -> ArmResult:
+    main = rule.metric.name
+    effect = effect_of(new[main], old[main], rule)
+    guards = tuple(guarded(new[g.metric.name], old[g.metric.name], g, rule) for g in rule.guardrails)
+    verdict = verdict_of(effect, guards, 1.0 if mismatch_p is None else mismatch_p)
+    words = words_of(verdict, effect, guards, {"arm": found.name, "control": control})
+    return replace(found, effect=effect, guards=guards, verdict=verdict, words=words)
+
+
+def _mismatch(
+    arms: Sequence[Arm], units: Mapping[str, int], weighted: bool
+) -> tuple[float | None, float | None]:
+    if weighted:
+        return None, None
+    counts, weights = [units[arm.key] for arm in arms], [arm.weight for arm in arms]
+    return ratio_mismatch_p(counts, weights), ratio_mismatch_anytime_p(counts, weights)
+
+
+def _chances(arms: Sequence[Arm], parts: Mapping[str, Part], rule: Rule) -> list[float]:
+    moments = [parts.get(arm.key, NOTHING).moments for arm in arms]
+    moments = [one.steadied() if rule.metric.bounded else one for one in moments]
+    if not all(one.known for one in moments):
+        return [1 / len(arms)] * len(arms)
+    sign = 1.0 if rule.goal == HIGHER else -1.0
+    return best_chances([sign * one.mean for one in moments], [one.error for one in moments])
+
+
+# --- Slices and time ----------------------------------------------------------------------------------------
+
+
+def _column(slice_name: str) -> str:
+    return {"tag": "tags"}.get(slice_name, slice_name.replace("metadata.", "metadata__", 1))
+
+
+def _slices(
+    experiment: Experiment,
+    arms: Sequence[Arm],
+    rows: Sequence[Exposure],
+    values: Values,
+    rule: Rule,
+    weighted: bool,
+) -> list[SliceResult]:
+    found = []
+    control = next(arm for arm in arms if arm.is_control)
+    for number, name in enumerate(experiment.slices):
+        parts: dict[str, list[Exposure]] = defaultdict(list)
+        for row in rows:
+            given = row.slices[number]
+            for value in given if isinstance(given, list) else [given]:
+                if value is not None and value != "":
+                    parts[str(value)[:80]].append(row)
+        for value in sorted(parts, key=lambda value: -len(parts[value]))[:SLICES_SHOWN]:
+            log = _by_arm(parts[value], values, weighted)
+            old = log.get(control.key, NOTHING).moments
+            for arm in arms:
+                if not arm.is_control:
+                    effect = effect_of(log.get(arm.key, NOTHING).moments, old, rule, alpha=rule.alpha)
+                    found.append(SliceResult(name, value, arm.name, effect))
+    return found
+
+
+def _days(experiment: Experiment, results: Sequence[ArmResult], now: datetime) -> float | None:
+    """Days that the challenger nearest to an answer still needs."""
+    if experiment.started_at is None:
+        return None
+    elapsed = ((experiment.ended_at or now) - experiment.started_at).total_seconds() / 86_400
+    waits = [
+        result.effect.needed / (result.effect.units / elapsed)
+        for result in results
+        if result.effect is not None
+        and result.effect.needed is not None
+        and result.effect.units > 0
+        and elapsed > 0
+    ]
+    return min(waits, default=None)
+
+
+# --- As data ------------------------------------------------------------------------------------------------
+
+
+def results_shown(results: Results) -> dict[str, Any]:
+    """The results as the API and the command answer them."""
+    experiment, rule = results.experiment, results.rule
+    return {
+        "experiment": experiment.name,
+        "status": str(experiment.status),
+        "metric": experiment.metric,
+        "goal": experiment.goal,
+        "confidence": 1 - rule.metric_alpha,
+        "verdict": verdict_shown(results),
+        "arms": [
+            {
+                "name": one.name,
+                "policy": one.arm.policy_name,
+                "control": one.arm.is_control,
+                "weight": one.arm.weight,
+                "units": one.units,
+                "exposures": one.decisions,
+                "figures": {name: figure.as_dict() for name, figure in one.figures.items()},
+                "best": one.best,
+                "effect": one.effect.as_dict() if one.effect else None,
+                "guardrails": [guard.as_dict() for guard in one.guards],
+                "verdict": one.verdict or "control",
+                "words": one.words,
+            }
+            for one in results.arms
+        ],
+        "mismatch": {"p": results.mismatch_p, "anytime_p": results.mismatch_anytime_p},
+        "slices": [
+            {"slice": one.slice, "value": one.value, "arm": one.arm, "effect": one.effect.as_dict()}
+            for one in results.slices
+        ],
+        "simulated": results.simulated,
+        "days_needed": results.days_needed,
+        "at": results.at.isoformat(),
+    }
+
+
+def verdict_shown(results: Results) -> str:
+    """The verdict of the leading challenger; harm of any."""
+    for result in results.challengers:
+        if result.verdict == "harm":
+            return result.verdict
+    return results.leader.verdict or COLLECTING

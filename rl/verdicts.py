@@ -1,0 +1,205 @@
+"""What an experiment's figures say, at whichever moment one looks: better, worse, harmful, or wait. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl.boundaries import proportion_sequence
+from rl.contrasts import (
+    Contrast,
+    Moments,
+    always_valid,
+    always_valid_low,
+    always_valid_p,
+    difference,
+    half_width,
+    posterior,
+    units_needed,
+)
+from rl.metrics import LOWER, Guardrail, Metric
+from rl.statistics import Interval
+
+COLLECTING, UNDECIDED, BETTER, WORSE, HARM, MISMATCH = (
+    "collecting", "undecided", "better", "worse", "harm", "mismatch",
+)  # fmt: skip
+
+GUARD_SHARE = 0.2
+"""Part of alpha that guardrails may spend, where there are any; the rest is the metric's."""
+MISMATCH_P = 0.001
+"""Below this the split is not what it was meant to be, and no winner is named (Fabijan et al., KDD 2019)."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an experiment is judged by."""
+
+    metric: Metric
+    goal: str
+    alpha: float
+    tuning: float
+    """Units at which intervals are tightest."""
+    min_units: int
+    """Units per arm before anything is acted on."""
+    guardrails: tuple[Guardrail, ...]
+    challengers: int
+
+    @property
+    def metric_alpha(self) -> float:
+        """What one challenger's main metric may spend: all arms together err with probability alpha at most."""
+        return self.alpha * (1 - GUARD_SHARE if self.guardrails else 1) / self.challengers
+
+    @property
+    def guard_alpha(self) -> float:
+        return self.alpha * GUARD_SHARE / (self.challengers * max(len(self.guardrails), 1))
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An arm against the control in the metric's own unit; of latency as a share of the control's."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    """Always valid, against no difference."""
+    chance: float
+    """Of being better than the control, under a flat prior."""
+    units: int
+    """Of both arms, with a value."""
+    needed: int | None
+    """Units that both still need until it is settled, if the difference stays what it is; None: no end in sight."""
+    state: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "value": self.value, "low": self.low, "high": self.high, "p": self.p, "chance": self.chance,
+            "units": self.units, "needed": self.needed, "state": self.state,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """How a guardrail stands: `loss` is how much worse than the control, at least `low` of it surely."""
+
+    metric: str
+    margin: float
+    loss: float | None
+    low: float | None
+    state: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric, "margin": self.margin, "loss": self.loss, "low": self.low,
+            "state": self.state,
+        }  # fmt: skip
+
+
+def _steady(moments: Moments, metric: Metric) -> Moments:
+    return moments.steadied() if metric.bounded else moments
+
+
+def _contrast(new: Moments, old: Moments, metric: Metric, min_units: int) -> Contrast | None:
+    """The difference; None while there is too little to say anything."""
+    if min(new.n, old.n) < max(min_units, 2):
+        return None
+    found = difference(_steady(new, metric), _steady(old, metric))
+    return found if math.isfinite(found.error) and found.error > 0 else None
+
+
+def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = None) -> Effect:
+    """The main metric of an arm against the control's."""
+    level = rule.metric_alpha if alpha is None else alpha
+    units, sign = new.n + old.n, -1.0 if rule.goal == LOWER else 1.0
+    early = _contrast(new, old, rule.metric, 2)
+    if early is None:
+        return Effect(None, None, None, None, 0.5, units, None, COLLECTING)
+    found = always_valid(early, level, rule.tuning)
+    chance = posterior(early).chance
+    state = UNDECIDED
+    if min(new.n, old.n) < rule.min_units:
+        state = COLLECTING
+    elif found.low > 0 or found.high < 0:
+        state = BETTER if sign * found.value > 0 else WORSE
+    return Effect(
+        value=_shown(found.value, rule.metric),
+        low=_shown(found.low, rule.metric),
+        high=_shown(found.high, rule.metric),
+        p=always_valid_p(early, level, rule.tuning),
+        chance=chance if sign > 0 else 1 - chance,
+        units=units,
+        needed=units_needed(early, level, rule.tuning),
+        state=state,
+    )
+
+
+def guarded(new: Moments, old: Moments, guardrail: Guardrail, rule: Rule) -> Guarded:
+    """Whether an arm breaks a guardrail: its loss is above the margin, whenever one looks, but for guard_alpha."""
+    metric = guardrail.metric
+    contrast = _contrast(new, old, metric, rule.min_units)
+    if contrast is None:
+        return Guarded(metric.name, guardrail.margin, None, None, COLLECTING)
+    sign = 1.0 if guardrail.goal == LOWER else -1.0
+    loss = Contrast(sign * contrast.value, contrast.error, contrast.n)
+    low = always_valid_low(loss, rule.guard_alpha, rule.tuning)
+    state = HARM if low > guardrail.bound else UNDECIDED
+    return Guarded(metric.name, guardrail.margin, _shown(loss.value, metric), _shown(low, metric), state)
+
+
+def _shown(value: float, metric: Metric) -> float:
+    return math.expm1(min(value, 700.0)) if metric.log else value
+
+
+def verdict_of(effect: Effect, guards: Sequence[Guarded], mismatch_p: float) -> str:
+    """One word for an arm. Harm counts whatever else is the case; a winner needs units split as they were meant."""
+    if any(guard.state == HARM for guard in guards) or effect.state == WORSE:
+        return HARM
+    if mismatch_p < MISMATCH_P:
+        return MISMATCH
+    return effect.state
+
+
+def figure_of(
+    moments: Moments, metric: Metric, decisions: int, successes: int | None, rule: Rule
+) -> Interval:
+    """An arm's own figure with its always-valid interval.
+
+    successes: of yes-or-no values with one decision per unit, whose interval is exact (beta-binomial); None otherwise.
+    """
+    if moments.n == 0 or not math.isfinite(moments.mean):
+        return Interval(None, None, None, moments.n)
+    if successes is not None and moments.n == decisions:
+        low, high = proportion_sequence(successes, decisions, rule.alpha, int(rule.tuning))
+        return Interval(moments.mean, low, high, moments.n)
+    steady = _steady(moments, metric)
+    if moments.n < 2 or not math.isfinite(steady.variance):
+        return Interval(_level(moments.mean, metric), None, None, moments.n)
+    half = half_width(steady.error, moments.n, rule.alpha, rule.tuning)
+    low, high = moments.mean - half, moments.mean + half
+    if metric.bounded:
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Interval(_level(moments.mean, metric), _level(low, metric), _level(high, metric), moments.n)
+
+
+def _level(value: float, metric: Metric) -> float:
+    return math.exp(min(value, 700.0)) if metric.log else value
+
+
+def words_of(verdict: str, effect: Effect, guards: Sequence[Guarded], names: Mapping[str, str]) -> str:
+    """The verdict in a sentence; names: `arm` and `control` as they are called."""
+    arm, control = names["arm"], names["control"]
+    broken = [guard for guard in guards if guard.state == HARM]
+    if broken:
+        guard = broken[0]
+        return f"{arm} breaks the guardrail on {guard.metric}: worse than {control} by more than {guard.margin:g}"
+    if verdict == HARM:
+        return f"{arm} is worse than {control}, however often one looked"
+    if verdict == MISMATCH:
+        return "units are not split as they were meant to be: no winner can be named; look for lost decisions"
+    if verdict == BETTER:
+        return f"{arm} is better than {control}, however often one looked"
+    if verdict == COLLECTING:
+        return f"too few units of {arm} and {control} have a value yet"
+    return f"nothing is settled between {arm} and {control} yet"
