@@ -318,9 +318,9 @@ FEEDBACK_SNAPSHOTS_CONTAINING = "rl.forgetting.snapshots_containing"
 # Dotted path of a callable (decision ids): removes what else is kept of them, in the same transaction.
 FEEDBACK_FORGET = "rl.forgetting.decisions_forget"
 
-# Dotted path of a callable [decision ids] -> {id: raw reward in [-2, 2]}, for `export_training_data --min-reward`;
-# empty: the mean of what raters said.
-FEEDBACK_REWARDS = ""
+# Dotted path of a callable [decision ids] -> {id: raw reward in [-2, 2]}, for `export_training_data --min-reward`; of a
+# decision without one, and of all where this is empty, the mean of what raters said.
+FEEDBACK_REWARDS = "rl.reward_records.raw_rewards"
 
 # Seconds a process may go by what it read of API keys and of agents' settings: a revoked key ends within them.
 FEEDBACK_REMEMBER_S = 5.0

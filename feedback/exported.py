@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Model, Q, QuerySet, TextField
+from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.utils.module_loading import import_string
 
@@ -38,6 +38,7 @@ from feedback.formats.records import (
 from feedback.formats.writing import View
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.selectors import comparisons_standing, ratings_standing
+from feedback.statements import among
 from feedback.worth import rating_share
 
 CHUNK = {"postgresql": 2000, "sqlite": 450}
@@ -107,7 +108,6 @@ def records(view: View, selection: Selection, left_out: Counter[str]) -> Generat
 # --- Rows --------------------------------------------------------------------------------------------------
 
 Row = TypeVar("Row", bound=NamedTuple)
-M = TypeVar("M", bound=Model)
 
 
 def _rows(
@@ -116,15 +116,6 @@ def _rows(
     """The columns as plain tuples, JSON as its text."""
     columns = [Cast(name, TextField()) if name in JSON_COLUMNS else name for name in names]
     return map(row, queryset.values_list(*columns).iterator(chunk_size=FETCH))
-
-
-def _among(queryset: QuerySet[M], column: str, ids: Sequence[uuid.UUID]) -> QuerySet[M]:
-    """Rows whose column is one of the ids; in PostgreSQL they are one value, and not as many to be compiled."""
-    if connection.vendor != "postgresql":
-        return queryset.filter(**{f"{column}__in": ids})
-    table = connection.ops.quote_name(queryset.model._meta.db_table)
-    where = f"{table}.{column} = ANY(%s)"  # our own names
-    return queryset.extra(where=[where], params=[list(ids)])  # noqa: S610
 
 
 T = TypeVar("T")
@@ -162,11 +153,11 @@ def _told(rows: Sequence[DecisionRow]) -> list[DecisionTold]:
     """Decisions with everything said of them."""
     ids = [row.id for row in rows]
     ratings: dict[uuid.UUID, list[RatingRow]] = defaultdict(list)
-    said = _among(Rating.objects.order_by("created_at", "id"), "decision_id", ids)
+    said = among(Rating.objects.order_by("created_at", "id"), "decision_id", ids)
     for rating in _rows(said, RatingRow._make, RatingRow._fields):
         ratings[rating.decision_id].append(rating)
     outcomes: dict[uuid.UUID, list[OutcomeRow]] = defaultdict(list)
-    measured = _among(Outcome.objects.order_by("created_at", "id"), "decision_id", ids)
+    measured = among(Outcome.objects.order_by("created_at", "id"), "decision_id", ids)
     for outcome in _rows(measured, OutcomeRow._make, OutcomeRow._fields):
         outcomes[outcome.decision_id].append(outcome)
     return [
@@ -207,7 +198,7 @@ def _narrowed(
         ids = [one.decision.id for one in told]
         compared: set[uuid.UUID] = set()
         for side in ("left_id", "right_id"):
-            standing = _among(comparisons_standing().order_by(), side, ids)
+            standing = among(comparisons_standing().order_by(), side, ids)
             compared.update(standing.values_list(side, flat=True))
         kept = [one for one in told if _standing(one.ratings) or one.outcomes or one.decision.id in compared]
         left_out["no_feedback"] += len(told) - len(kept)
@@ -248,7 +239,7 @@ def _history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
             traces = {
                 row.id: row
                 for row in _rows(
-                    _among(Trace.objects.all(), "id", list(wanted)), TraceRow._make, TraceRow._fields
+                    among(Trace.objects.all(), "id", list(wanted)), TraceRow._make, TraceRow._fields
                 )
             }
         for one in piece:
@@ -348,7 +339,7 @@ def _record(told: DecisionTold) -> ImportedDecision:
 
 def _told_of(ids: Iterable[uuid.UUID], *, said: bool) -> list[DecisionTold]:
     """Decisions with these ids; with what was said of them where that is asked for."""
-    wanted = _among(Decision.objects.order_by(), "id", list(dict.fromkeys(ids)))
+    wanted = among(Decision.objects.order_by(), "id", list(dict.fromkeys(ids)))
     rows = list(_rows(wanted, DecisionRow._make, DecisionRow._fields))
     return _told(rows) if said else [DecisionTold(row, (), ()) for row in rows]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import tempfile
 from collections import Counter
@@ -92,12 +93,12 @@ def _encoded(shape: Shape, rows: Iterable[Line], report: ExportReport) -> Iterat
     array = shape.container == "array"
     piece = bytearray(b"[\n" if array else b"")
     end = b"" if array else b"\n"
-    dumps, first, whole = orjson.dumps, True, View.HISTORY in shape.views
+    first, whole = True, View.HISTORY in shape.views
     for row in rows:
         if array and not first:
             piece += b",\n"
         first = False
-        piece += dumps(row)
+        piece += _json(row)
         piece += end
         report.samples += not whole or row["type"] == "decision"
         if len(piece) >= PIECE:
@@ -107,6 +108,13 @@ def _encoded(shape: Shape, rows: Iterable[Line], report: ExportReport) -> Iterat
         piece += b"\n]\n"
     if piece:
         yield bytes(piece)
+
+
+def _json(row: Line) -> bytes:
+    try:
+        return orjson.dumps(row)
+    except orjson.JSONEncodeError:  # a whole number of more than 64 bits
+        return json.dumps(row, ensure_ascii=False).encode()
 
 
 def filename(name: str, agent: str | None) -> str:

@@ -191,7 +191,7 @@ def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[Written]:
     return written
 
 
-class _Subject(NamedTuple):
+class Subject(NamedTuple):
     """What a write must know of the decision it is about; the rest of it may be a megabyte."""
 
     pk: uuid.UUID
@@ -199,14 +199,14 @@ class _Subject(NamedTuple):
     prompt_hash: str
 
 
-def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> _Subject:
+def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> Subject:
     """The decision that the field `name` names. Raises FeedbackRefused, DecisionUnknown."""
     if isinstance(decision, Decision):
-        return _Subject(decision.pk, decision.agent, decision.prompt_hash)
+        return Subject(decision.pk, decision.agent, decision.prompt_hash)
     key = identity_of(decision, name)
     found = Decision.objects.filter(pk=key).order_by().values_list("pk", "agent", "prompt_hash")[:1]
     for row in found:
-        return _Subject(*row)
+        return Subject(*row)
     raise _unknown(key, name)
 
 
@@ -218,11 +218,11 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
     predecessor: the one-to-one `supersedes` lets one of them in, and the other looks again.
     """
     model = type(row)
-    counted = False
+    before = False
     for _ in range(20):
         try:
             if isinstance(row, Rating):
-                standing = rating_insert(row, _change(row, counted))
+                standing = rating_insert(row, rating_change(row, before))
                 worth_again(row.decision_id, standing)
             else:
                 with transaction.atomic():
@@ -233,10 +233,10 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
         except IntegrityError:
             if (earlier := _earlier(row)) is not None:
                 return earlier
-        row.supersedes_id, counted = None, False
+        row.supersedes_id, before = None, False
         newest = model._default_manager.filter(**chain, superseded_by__isnull=True).order_by()
         for pk, withdrawn, kind in newest.values_list("pk", "withdrawn", "rater_kind")[:1]:
-            row.supersedes_id, counted = pk, not withdrawn and kind == RaterKind.HUMAN
+            row.supersedes_id, before = pk, not withdrawn and kind == RaterKind.HUMAN
         if row.supersedes_id is None and isinstance(row, Rating):
             _subject(row.decision_id)  # no chain to stand in: it may be the decision that is missing
     raise FeedbackRefused(
@@ -244,13 +244,18 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
     )
 
 
-def _change(row: Rating, before: bool) -> int:
+def rating_change(row: Rating, before: bool) -> int:
     """What a rating does to its decision's number of standing ratings by people. A change, not a recount: the row's
     place in its chain is certain, while a recount would miss what another transaction is about to commit.
 
     before: whether the row it supersedes was counted.
     """
-    return int(not row.withdrawn and _human(row)) - int(before)
+    return int(counted(row)) - int(before)
+
+
+def counted(row: Rating) -> bool:
+    """Whether a rating that stands is one of its decision's ratings by people."""
+    return not row.withdrawn and row.rater_kind == RaterKind.HUMAN
 
 
 def _unknown(pk: uuid.UUID, name: str = "decision") -> DecisionUnknown:
@@ -260,13 +265,9 @@ def _unknown(pk: uuid.UUID, name: str = "decision") -> DecisionUnknown:
     )
 
 
-def _human(row: Rating) -> bool:
-    return row.rater_kind == RaterKind.HUMAN
-
-
-def rating_submit(
+def rating_build(
     *,
-    decision: Decision | uuid.UUID | str,
+    decision: uuid.UUID,
     rater: str,
     id: uuid.UUID | str | None = None,
     thumb: str = "",
@@ -277,14 +278,9 @@ def rating_submit(
     notes: str = "",
     rater_kind: str = RaterKind.HUMAN,
     created_at: datetime | None = None,
-) -> Written:
-    """Store what one rater thinks of one decision; it supersedes what the same rater said of it before.
-
-    thumb "up" | "down", stars 1..5, score in [0, 1], correction (the response it should have been), tags, notes:
-    at least one of them. Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
-    """
+) -> Rating:
+    """A rating from what `rating_submit` takes, not yet stored and in no chain. Raises FeedbackRefused."""
     check = Check()
-    subject = decision.pk if isinstance(decision, Decision) else identity_of(decision, "decision")
     key = identity_of(id)
     values: dict[str, Any] = {
         "rater": check.text("rater", rater, limit=200, required=True),
@@ -303,16 +299,29 @@ def rating_submit(
             "thumb", "expected at least one of thumb, stars, score, correction, tags, notes"
         )
     check.done("rating")
-    if values["rater_kind"] != RaterKind.HUMAN:
-        _subject(decision)  # a person's rating finds out when it is counted
-    row = Rating(
+    return Rating(
         id=key,
-        decision_id=subject,
+        decision_id=decision,
         **values,
-        body_hash=body_hash({"decision": str(subject), **values}),
+        body_hash=body_hash({"decision": str(decision), **values}),
         created_at=created_at or timezone.now(),
     )
-    return _append(row, {"decision": subject, "rater": values["rater"]})
+
+
+def rating_submit(
+    *, decision: Decision | uuid.UUID | str, rater: str, rater_kind: str = RaterKind.HUMAN, **said: Any
+) -> Written:
+    """Store what one rater thinks of one decision; it supersedes what the same rater said of it before.
+
+    said: thumb "up" | "down", stars 1..5, score in [0, 1], correction (the response it should have been), tags, notes:
+    at least one of them; optionally id (UUID, makes a retry safe) and created_at. Raises FeedbackRefused with a fault
+    per field, DecisionUnknown, FeedbackConflict.
+    """
+    subject = decision.pk if isinstance(decision, Decision) else identity_of(decision, "decision")
+    row = rating_build(decision=subject, rater=rater, rater_kind=rater_kind, **said)
+    if row.rater_kind != RaterKind.HUMAN:
+        _subject(decision)  # a person's rating finds out when it is counted
+    return _append(row, {"decision": subject, "rater": row.rater})
 
 
 def rating_withdraw(
@@ -322,34 +331,41 @@ def rating_withdraw(
 
     Raises FeedbackConflict where the rating was changed or taken back already.
     """
-    return _withdraw(rating, Rating(decision_id=rating.decision_id), id, created_at)
+    return _withdraw(rating, id, created_at)
 
 
 def comparison_withdraw(
     comparison: Comparison, *, id: uuid.UUID | str | None = None, created_at: datetime | None = None
 ) -> Written:
     """Take a comparison back, as `rating_withdraw` does a rating."""
-    row = Comparison(left_id=comparison.left_id, right_id=comparison.right_id)
-    return _withdraw(comparison, row, id, created_at)
+    return _withdraw(comparison, id, created_at)
 
 
-def _withdraw(
-    said: Rating | Comparison,
-    row: Rating | Comparison,
-    id: uuid.UUID | str | None,
-    created_at: datetime | None,
-) -> Written:
+def withdrawal_build(
+    said: Rating | Comparison, id: uuid.UUID | str | None, created_at: datetime | None
+) -> Rating | Comparison:
+    """The row that takes another one back, not yet stored."""
+    row: Rating | Comparison
+    if isinstance(said, Rating):
+        row = Rating(decision_id=said.decision_id)
+    else:
+        row = Comparison(left_id=said.left_id, right_id=said.right_id)
     row.id = identity_of(id)
     row.rater, row.rater_kind = said.rater, said.rater_kind
     row.withdrawn = True
     row.supersedes_id = said.pk
     row.created_at = created_at or timezone.now()
     row.body_hash = body_hash({"withdraws": str(said.pk)})
+    return row
+
+
+def _withdraw(said: Rating | Comparison, id: uuid.UUID | str | None, created_at: datetime | None) -> Written:
+    row = withdrawal_build(said, id, created_at)
     try:
         with transaction.atomic():
             written = row_write(row)
             if written.created and isinstance(said, Rating) and isinstance(row, Rating):
-                change = _change(row, not said.withdrawn and _human(said))
+                change = rating_change(row, counted(said))
                 worth_again(row.decision_id, ratings_human_change(row.decision_id, change))
             return written
     except IntegrityError:
@@ -375,12 +391,39 @@ def comparison_submit(
 
     Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
     """
-    check = Check()
     one, other = _subject(left, "left"), _subject(right, "right")
+    row = comparison_build(
+        left=one,
+        right=other,
+        preference=preference,
+        rater=rater,
+        id=id,
+        tags=tags,
+        notes=notes,
+        rater_kind=rater_kind,
+        created_at=created_at,
+    )
+    return _append(row, {"left": one.pk, "right": other.pk, "rater": row.rater})
+
+
+def comparison_build(
+    *,
+    left: Subject,
+    right: Subject,
+    preference: str,
+    rater: str,
+    id: uuid.UUID | str | None,
+    tags: Sequence[str],
+    notes: str,
+    rater_kind: str,
+    created_at: datetime | None,
+) -> Comparison:
+    """A comparison from what `comparison_submit` takes, not yet stored and in no chain. Raises FeedbackRefused."""
+    check = Check()
     key = identity_of(id)
-    if one.pk == other.pk:
+    if left.pk == right.pk:
         check.fields["right"] = "expected another decision than left"
-    elif one.agent != other.agent or one.prompt_hash != other.prompt_hash:
+    elif left.agent != right.agent or left.prompt_hash != right.prompt_hash:
         check.fields["right"] = "expected a decision of the same agent on the same prompt as left"
     values: dict[str, Any] = {
         "preference": check.choice("preference", preference, Preference.values),
@@ -390,15 +433,14 @@ def comparison_submit(
         "notes": check.text("notes", notes, limit=20_000),
     }
     check.done("comparison")
-    row = Comparison(
+    return Comparison(
         id=key,
-        left_id=one.pk,
-        right_id=other.pk,
+        left_id=left.pk,
+        right_id=right.pk,
         **values,
-        body_hash=body_hash({"left": str(one.pk), "right": str(other.pk), **values}),
+        body_hash=body_hash({"left": str(left.pk), "right": str(right.pk), **values}),
         created_at=created_at or timezone.now(),
     )
-    return _append(row, {"left": one.pk, "right": other.pk, "rater": values["rater"]})
 
 
 def outcome_record(
@@ -411,8 +453,23 @@ def outcome_record(
     created_at: datetime | None = None,
 ) -> Written:
     """Store a measured fact about a decision. Raises FeedbackRefused, DecisionUnknown, FeedbackConflict."""
-    check = Check()
     subject = _subject(decision)
+    return row_write(
+        outcome_build(decision=subject.pk, name=name, value=value, at=at, id=id, created_at=created_at)
+    )
+
+
+def outcome_build(
+    *,
+    decision: uuid.UUID,
+    name: str,
+    value: float | bool,
+    at: datetime | str | None,
+    id: uuid.UUID | str | None,
+    created_at: datetime | None,
+) -> Outcome:
+    """An outcome from what `outcome_record` takes, not yet stored. Raises FeedbackRefused."""
+    check = Check()
     key = identity_of(id)
     slug = check.slug("name", name, "ticket_reopened")
     number = check.number("value", float(value) if isinstance(value, bool) else value, -1e308, 1e308)
@@ -421,15 +478,13 @@ def outcome_record(
     happened = check.time("at", at)
     check.done("outcome")
     assert number is not None  # refused above otherwise
-    body = {"decision": str(subject.pk), "name": slug, "value": number, "at": happened}
-    return row_write(
-        Outcome(
-            id=key,
-            decision_id=subject.pk,
-            name=slug,
-            value=number,
-            at=happened or timezone.now(),
-            body_hash=body_hash(body),
-            created_at=created_at or timezone.now(),
-        )
+    body = {"decision": str(decision), "name": slug, "value": number, "at": happened}
+    return Outcome(
+        id=key,
+        decision_id=decision,
+        name=slug,
+        value=number,
+        at=happened or timezone.now(),
+        body_hash=body_hash(body),
+        created_at=created_at or timezone.now(),
     )

@@ -1,4 +1,4 @@
-"""The statements behind every single write, their SQL made once.
+"""The statements behind every write; of single ones their SQL made once.
 
 Django compiles a statement anew each time it runs one, which here takes longer than the database needs to run it: with
 these storing a rating took 0.96 ms of processor time where it had taken 1.38 on the machine it was measured on.
@@ -6,13 +6,15 @@ these storing a rating took 0.96 ms of processor time where it had taken 1.38 on
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from django.db import connection, transaction
-from django.db.models import Model
+from django.db import connection, models, transaction
+from django.db.models import F, Model, QuerySet
 
 from feedback.models import Decision, Rating
 
@@ -27,6 +29,42 @@ def row_insert(row: Model) -> None:
     with connection.cursor() as cursor:
         cursor.execute(sql, _values(row, fields))
     row._state.adding, row._state.db = False, connection.alias
+
+
+def rows_insert(rows: Sequence[Model]) -> None:
+    """Insert new rows of one model, all or none. Raises IntegrityError where one of them cannot stand."""
+    if not rows:
+        return
+    model = type(rows[0])
+    if connection.vendor != "postgresql":
+        model._default_manager.bulk_create(rows)
+        return
+    writers = [(field.attname, _COPIED.get(type(field))) for field in model._meta.concrete_fields]
+    columns = ", ".join(connection.ops.quote_name(str(field.column)) for field in model._meta.concrete_fields)
+    table = connection.ops.quote_name(model._meta.db_table)
+    # COPY takes a row in a tenth of the time that an INSERT of many rows needs for it
+    with (
+        connection.wrap_database_errors,
+        connection.cursor() as cursor,
+        cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy,
+    ):
+        for row in rows:
+            copy.write_row(
+                [
+                    value if write is None or value is None else write(value)
+                    for value, write in ((getattr(row, name), write) for name, write in writers)
+                ]
+            )
+
+
+_COPIED: dict[type, Callable[[Any], str]] = {
+    models.JSONField: json.JSONEncoder(ensure_ascii=False).encode,
+    models.UUIDField: str,
+    models.ForeignKey: str,
+    models.OneToOneField: str,
+    models.DateTimeField: lambda at: at.isoformat(),
+}
+"""How a field's value is written for COPY, where it is not written as it is."""
 
 
 class Standing(NamedTuple):
@@ -89,6 +127,28 @@ def ratings_human_change(decision: uuid.UUID, change: int) -> Standing | None:
             [change, key],
         )
         return _standing(cursor.fetchone())
+
+
+def ratings_human_changes(decisions: Collection[uuid.UUID], change: int) -> list[tuple[uuid.UUID, Standing]]:
+    """The same for many decisions; those that there are."""
+    rows = among(Decision.objects.order_by(), "id", decisions)
+    rows.update(ratings_human=F("ratings_human") + change)
+    return [
+        (pk, Standing(*standing))
+        for pk, *standing in rows.values_list("pk", "ratings_human", "ratings_wanted")
+    ]
+
+
+M = TypeVar("M", bound=Model)
+
+
+def among(rows: QuerySet[M], column: str, values: Collection[Any]) -> QuerySet[M]:
+    """Rows whose column is one of the values; in PostgreSQL they are sent as one, not as many to be compiled."""
+    if connection.vendor != "postgresql":
+        return rows.filter(**{f"{column}__in": list(values)})
+    table = connection.ops.quote_name(rows.model._meta.db_table)
+    where = f"{table}.{column} = ANY(%s)"  # our own names
+    return rows.extra(where=[where], params=[list(values)])  # noqa: S610
 
 
 def _standing(row: tuple[int, int] | None) -> Standing | None:

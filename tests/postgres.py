@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,3 +126,13 @@ def postgres_url() -> Iterator[str]:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(f"needs PostgreSQL: {error}")
+
+
+def fresh_database(url: str) -> str:
+    """The address of a new, empty database in the cluster."""
+    import psycopg
+
+    name = f"tests_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"{url.rpartition('/')[0]}/{name}"

@@ -21,6 +21,7 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.api_client import decision_body
+from tests.postgres import fresh_database
 from tests.postgres import postgres_url as postgres_url
 from tests.server import Server
 
@@ -97,15 +98,6 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     found.migrate()
     with found:
         yield found
-
-
-def fresh_database(url: str) -> str:
-    import psycopg
-
-    name = f"raters_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return f"{url.rpartition('/')[0]}/{name}"
 
 
 def query(server: Server, sql: str) -> list[tuple[Any, ...]]:

@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import random
+import subprocess
+import sys
 import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +32,9 @@ from feedback.services import (
     rating_withdraw,
 )
 from feedback.traces import trace_record
+from tests.postgres import fresh_database
+from tests.postgres import postgres_url as postgres_url
+from tests.server import ROOT, Server
 
 pytestmark = pytest.mark.django_db
 
@@ -434,3 +439,62 @@ def test_an_agent_nobody_knows_is_refused_with_those_there_are(world: None, tmp_
 def test_a_file_that_cannot_be_written_is_refused(world: None, tmp_path: Path) -> None:
     with pytest.raises(ExportRefused, match="cannot be written: No such file or directory"):
         file_export(tmp_path / "none" / "x.jsonl", "ratchet", Selection())
+
+
+# --- PostgreSQL --------------------------------------------------------------------------------------------
+
+ROUND = """
+import json, sys
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import connection
+from pathlib import Path
+from feedback.exported import Selection
+from feedback.exporting import ExportReport, export_stream, file_export
+from feedback.formats import SHAPES
+from feedback.importing import file_import
+call_command("migrate", verbosity=0)
+home = Path(sys.argv[1])
+brought = [file_import(home / "first.jsonl").as_dict() for _ in range(2)]
+file_export(home / "second.jsonl", "ratchet", Selection())
+counts = {}
+for name in SHAPES:
+    report = ExportReport(name)
+    for piece in export_stream(name, Selection(), report):
+        pass
+    counts[name] = [report.samples, dict(report.left_out)]
+with connection.cursor() as cursor:
+    cursor.execute("TRUNCATE feedback_decision, feedback_trace CASCADE")
+file_import(home / "second.jsonl")
+file_export(home / "third.jsonl", "ratchet", Selection())
+print(json.dumps([brought, counts]))
+"""
+
+
+@pytest.mark.postgres
+def test_postgresql_gives_back_what_it_was_given(world: None, tmp_path: Path, postgres_url: str) -> None:
+    """Superseded and withdrawn words, traces, comparisons, through COPY; and what every format says of them."""
+    for seed in range(3):
+        some_history(seed)
+    first, second, third = (tmp_path / f"{name}.jsonl" for name in ("first", "second", "third"))
+    first.write_bytes(exported())
+    server = Server(fresh_database(postgres_url), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", ROUND, str(tmp_path)],
+        env=server.environment, capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (brought, again), counts = json.loads(done.stdout)
+    assert brought["decisions"] == Decision.objects.count()
+    assert brought["refused"] == again["refused"] == []
+    assert [again[kind] for kind in ("decisions", "ratings", "comparisons", "outcomes", "traces")] == [0] * 5
+    assert third.read_bytes() == second.read_bytes()
+    assert [json.loads(line) for line in second.read_bytes().splitlines()] == [
+        json.loads(line) for line in first.read_bytes().splitlines()
+    ]
+    for name in formats.SHAPES:
+        here = ExportReport(name)
+        for _ in export_stream(name, Selection(), here):
+            pass
+        assert counts[name] == [here.samples, dict(here.left_out)], name

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import IntegrityError
 
-from feedback import formats, selectors
+from feedback import formats, import_batch, selectors
 from feedback.formats.files import Row, rows
 from feedback.formats.records import FormatRefused
 from feedback.importing import ImportRefused, file_import
@@ -21,6 +22,7 @@ from feedback.services import (
     decision_record,
     rating_withdraw,
 )
+from feedback.statements import rows_insert
 from rl.datasets import prepare_training_dataset
 from tests.test_formats import ODD, places, put
 
@@ -298,6 +300,52 @@ def test_a_changed_mind_in_a_newer_export_supersedes_the_old_one(tmp_path: Path)
     file_import(written(tmp_path / "new.jsonl", [{**row, "rating": 5}]), agent="helper")
     assert [r.stars for r in selectors.ratings_standing("helper")] == [5]
     assert Rating.objects.count() == 2
+
+
+def test_rows_that_somebody_else_wrote_at_the_same_moment_are_found_at_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(
+        tmp_path / "x.jsonl", [{"prompt": f"q{n}", "completion": "a", "label": True} for n in range(3)]
+    )
+    attempts = []
+
+    def insert(rows: list[Any]) -> None:
+        attempts.append(len(rows))
+        if len(attempts) == 3:
+            raise IntegrityError("somebody was faster")
+        rows_insert(rows)
+
+    monkeypatch.setattr(import_batch, "rows_insert", insert)
+    report = file_import(path, agent="helper")
+    assert len(attempts) == 3 + 5
+    assert (report.decisions, report.ratings, report.skipped) == (3, 3, 0)
+    assert everything() == (3, 3, 0, 0)
+    assert {rating.rater for rating in Rating.objects.all()} == {"trl"}
+
+
+def test_what_one_record_repeats_is_kept_once(tmp_path: Path) -> None:
+    own = "22222222-2222-4222-8222-222222222222"
+    rating = {"id": own, "rater": "ann", "thumb": "up"}
+    row = {
+        "type": "decision",
+        "agent": "helper",
+        "messages": [{"role": "user", "content": "q"}],
+        "response": "a",
+    }
+    report = file_import(written(tmp_path / "x.jsonl", [{**row, "ratings": [rating, rating]}]))
+    assert (report.ratings, Rating.objects.count()) == (1, 1)
+    clash = {**row, "ratings": [rating, {**rating, "thumb": "down"}]}
+    with pytest.raises(ImportRefused, match="recorded before with a different body"):
+        file_import(written(tmp_path / "y.jsonl", [clash]))
+
+
+def test_nothing_of_a_refused_row_comes_in(tmp_path: Path) -> None:
+    row = {"type": "decision", "agent": "helper", "messages": [{"role": "user", "content": "q"}], "response": "a",
+           "ratings": [{"rater": "ann", "thumb": "up"}, {"rater": "bob", "withdrawn": True}]}  # fmt: skip
+    report = file_import(written(tmp_path / "x.jsonl", [row]), format="ratchet", skip_bad=True)
+    assert "takes back what was never said" in report.refused[0].reason
+    assert (report.decisions, report.ratings, everything()) == (0, 0, (0, 0, 0, 0))
 
 
 # --- The command ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
 from feedback import formats, importing
-from feedback.importing import ImportReport
+from feedback.import_report import ImportReport
 
 COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
 
