@@ -76,9 +76,9 @@ class Bar:
 class RatchetCommand(BaseCommand):
     """Parses options, calls one service, shows its result.
 
-    A subclass implements `work(options) -> dict` (the object `--json` prints) and `show(result)` (the words a person
-    reads). Refusals are ValueErrors of the services: one line on stderr and exit code 1; so is any other failure,
-    whose traceback is printed with --traceback alone.
+    A subclass implements `work(options) -> dict` (the object `--json` prints; None where another process of the same
+    launch speaks) and `show(result)` (the words a person reads). Refusals are ValueErrors of the services: one line
+    on stderr and exit code 1; so is any other failure, whose traceback is printed with --traceback alone.
     """
 
     requires_system_checks: list[str] = []
@@ -88,7 +88,7 @@ class RatchetCommand(BaseCommand):
             "--json", action="store_true", help="Print one JSON object on stdout and nothing else there."
         )
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+    def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
         raise NotImplementedError
 
     def show(self, result: dict[str, Any]) -> None:
@@ -107,6 +107,8 @@ class RatchetCommand(BaseCommand):
             if options.get("traceback"):
                 raise
             raise CommandError(self._one_line(error)) from error
+        if result is None:
+            return
         if options["json"]:
             self.stdout.write(json.dumps(result, ensure_ascii=False, default=str))
         else:

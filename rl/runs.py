@@ -9,7 +9,7 @@ import subprocess
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.conf import settings
 from django.db import transaction
@@ -31,6 +31,7 @@ from rl.jobs import (
     run_log,
     stop_signals,
 )
+from rl.launching import Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.methods import dataset_kind, method_named
 from rl.models import Policy, TrainingRun
@@ -41,6 +42,7 @@ from rl.starting import start_located, start_settled
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
+    from rl.training.progress import TrainListener
     from rl.training.result import TrainResult
 
 Status = TrainingRun.Status
@@ -96,10 +98,20 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
 def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[str, Any]:
     """Dataset, run, training, registry: from an order to a candidate policy, or to a stored reason why not.
 
-    Raises what refuses (DatasetRefused, RecipeError, RunRefused, the furnace's TrainingRefused) or fails
+    In a launch of several processes (`accelerate launch`) the first does all of this; the others only compute, and end
+    with Beside. Raises what refuses (DatasetRefused, RecipeError, RunRefused, the furnace's TrainingRefused) or fails
     (TrainingFailed); the run's row has been marked by then.
     """
     hardware = hardware_detect()
+    with launched(hardware) as launch:
+        if not launch.first:
+            _train_beside(launch, hardware)
+        run = _run_enter(order, hardware)
+        return _run_claimed(run_claim(run.pk), hardware, progress, launch, actor=order.actor)
+
+
+def _run_enter(order: TrainOrder, hardware: Hardware) -> TrainingRun:
+    """The row of a run, with its dataset."""
     config, recipe = recipe_for(order, hardware)
     new = _new(order)
     prepared = _prepare(order, recipe, new)
@@ -118,21 +130,17 @@ def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[s
         output=registry.home_relative(order.output) if order.output else "",
     )
     feedback_note(run, new)
-    return _run_claimed(run_claim(run.pk), hardware, progress, actor=order.actor)
+    return run
 
 
 def train_queued(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
     """Train a run that `run_enqueue` entered. What refuses it is raised, and stands as the run's reason."""
-    run = run_claim(run_id)
-    with pulse(run):
-        begun = run.snapshot is not None  # by a worker that died
-        return _run_claimed(run, _settle(run), progress, actor=actor, resume=begun)
+    return _train_entered(run_id, progress, actor=actor, resume=False)
 
 
-def _settle(run: TrainingRun) -> Hardware:
+def _settle(run: TrainingRun, hardware: Hardware) -> None:
     """Give a claimed run that was only asked for its preset, recipe and dataset; a run that has them is left alone."""
     try:
-        hardware = hardware_detect()
         if run.snapshot is None:
             order = TrainOrder(run.agent, run.method, run.config or None, run.base_model, run.recipe)
             run.config, recipe = recipe_for(order, hardware)
@@ -148,14 +156,35 @@ def _settle(run: TrainingRun) -> Hardware:
     except BaseException as error:
         run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")
         raise
-    return hardware
 
 
 def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
     """Go on with a run that was killed, cancelled or failed, from its last whole checkpoint, with its own recipe."""
-    run = run_claim(run_id, resume=True)
-    begun = run.snapshot is not None  # one that was killed before it had its dataset starts over
-    return _run_claimed(run, _settle(run), progress, actor=actor, resume=begun)
+    return _train_entered(run_id, progress, actor=actor, resume=True)
+
+
+def _train_entered(
+    run_id: int, progress: ProgressCallback | None, *, actor: str, resume: bool
+) -> dict[str, Any]:
+    hardware = hardware_detect()
+    with launched(hardware) as launch:
+        if not launch.first:
+            _train_beside(launch, hardware)
+        run = run_claim(run_id, resume=resume)
+        with pulse(run):
+            # by a worker that died; one that was killed before it had its dataset starts over
+            begun = run.snapshot is not None
+            _settle(run, hardware)
+            return _run_claimed(run, hardware, progress, launch, actor=actor, resume=begun)
+
+
+def _train_beside(launch: Launch, hardware: Hardware) -> NoReturn:
+    """A further process of a launch: its share of the arithmetic, and not a word to database, log or screen."""
+    from rl.training.progress import Silent
+
+    run_id, resume = launch.follow()
+    _furnace(TrainingRun.objects.get(pk=run_id), hardware, Silent(), resume=resume)
+    raise Beside(f"run {run_id} is the first process's to report")
 
 
 def _new(order: TrainOrder) -> list[uuid.UUID]:
@@ -189,6 +218,7 @@ def _run_claimed(
     run: TrainingRun,
     hardware: Hardware,
     progress: ProgressCallback | None,
+    launch: Launch,
     *,
     actor: str,
     resume: bool = False,
@@ -199,7 +229,9 @@ def _run_claimed(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with run_log(folder / "train.log"), stop_signals() as stop:
+            launch.lead(run.pk, resume=resume)
             result = _furnace(run, hardware, RunListener(run, stop, progress), resume=resume)
+            _result_keep(run, result)
         policy = None
         if result.status != "cancelled" and method_named(run.method).policy:
             policy = _policy_enter(run, result, actor=actor)
@@ -225,8 +257,8 @@ def _run_claimed(
     return _train_report(run, result, policy)
 
 
-def _furnace(run: TrainingRun, hardware: Hardware, listener: RunListener, *, resume: bool) -> TrainResult:
-    """Open the training room for one run."""
+def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, resume: bool) -> TrainResult:
+    """Open the training room for one run. Writes nothing but files below the run's folder."""
     from rl.training.memory import allocator_settle
 
     snapshot = run.snapshot
@@ -254,8 +286,14 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: RunListener, *, res
     result: TrainResult = trainer.train(
         list(snapshot_rows(snapshot, "train")), list(snapshot_rows(snapshot, "eval"))
     )
-    if snapshot.simulated_share:
-        result.notes.append(f"{100 * snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
+    return result
+
+
+def _result_keep(run: TrainingRun, result: TrainResult) -> None:
+    """The result beside the run's other files, and what its row wants of it."""
+    folder = run_folder(run)
+    if run.snapshot is not None and run.snapshot.simulated_share:
+        result.notes.append(f"{100 * run.snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
     if "why" in run.result:
         result.notes.insert(0, run.result["why"])
     result.save(folder / "result.json")
@@ -265,7 +303,6 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: RunListener, *, res
         base_model_hash=result.base_model_hash, libraries=result.libraries, steps_done=result.steps
     )
     run.refresh_from_db()
-    return result
 
 
 def _named(path: str) -> Any:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from backend.command import RatchetCommand
 from rl import runs
+from rl.launching import Beside
 from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
 
 SHARED_KNOBS: dict[str, tuple[type, str]] = {
@@ -120,7 +121,13 @@ class TrainCommand(RatchetCommand):
             "--quantization", default="q4_k_m", metavar="Q", help="Quantisation of --export (default q4_k_m)."
         )
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+    def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            return self._train(options)
+        except Beside:
+            return None
+
+    def _train(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["resume"] is not None:
             with self.bar("training") as bar:
                 result = runs.train_resume(options["resume"], bar.update, actor=f"train_{self.method}")

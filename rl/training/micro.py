@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,12 @@ def micro_batches(rows: Sequence[dict[str, Any]], budget: int) -> Iterator[list[
         yield batch
 
 
+def evenly(rows: Sequence[dict[str, Any]], parts: int) -> list[list[dict[str, Any]]]:
+    """Rows cut, in order, into `parts` of nearly the same number; none is empty where there are rows enough."""
+    cuts = [len(rows) * part // parts for part in range(parts + 1)]
+    return [list(rows[start:end]) for start, end in itertools.pairwise(cuts) if end > start]
+
+
 @dataclass
 class MicroBatcher:
     """Runs one step over its micro-batches and remembers what fits."""
@@ -49,6 +56,9 @@ class MicroBatcher:
     checkpoint: Callable[[], bool] = lambda: False
     """Turns gradient checkpointing on; false where it is on already."""
     say: Callable[[str], None] = lambda _: None
+    most: Callable[[int], int] | None = None
+    """The greatest of several processes' counts; None: this process trains alone. Each micro-batch is a meeting of all
+    processes, so they must make as many; a process that runs out of memory cannot halve its own."""
 
     def run(
         self, rows: list[dict[str, Any]], compute: Callable[[list[dict[str, Any]], float], torch.Tensor]
@@ -60,6 +70,8 @@ class MicroBatcher:
         error is the caller's.
         """
         waiting = list(micro_batches(rows, self.budget))
+        if self.most is not None and self.budget > 0:
+            waiting = evenly(rows, self.most(len(waiting)))
         total: torch.Tensor | None = None
         while waiting:
             part = waiting.pop(0)
@@ -69,7 +81,7 @@ class MicroBatcher:
             except torch.OutOfMemoryError:
                 for parameter, gradient in zip(self.trained, before, strict=True):
                     parameter.grad = gradient
-                if len(part) == 1 and not self.checkpoint():
+                if self.most is not None or (len(part) == 1 and not self.checkpoint()):
                     raise
                 self._shrink(part)
                 waiting = [*micro_batches([row for rest in (part, *waiting) for row in rest], self.budget)]

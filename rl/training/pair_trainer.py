@@ -26,6 +26,7 @@ from rl.training.micro import MicroBatcher, Rows
 from rl.training.packing import Packed, pack
 from rl.training.policy import LoadedPolicy
 from rl.training.prefix import Rung, installed
+from rl.training.processes import Processes
 from rl.training.row_cache import RowCache, row_key
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
@@ -236,6 +237,7 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
             owner.recipe.micro_tokens,
             self._checkpoint,
             owner._note,
+            Processes(cpu=policy.device.type == "cpu").most if self.args.world_size > 1 else None,
         )
 
     def _climb(self) -> Choice:
@@ -268,8 +270,10 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
             else None
         )
         # trainer.state survives a resume, so the sampler asks it rather than being told
+        # accelerate deals whole batches to the processes in turn: rows of one step lie together
+        rows_at_once = self.args.train_batch_size * self.args.world_size
         return LengthGroupedSampler(
-            lengths, self.args.train_batch_size, self.args.data_seed, lambda: self.state.epoch or 0, groups
+            lengths, rows_at_once, self.args.data_seed, lambda: self.state.epoch or 0, groups
         )
 
     def get_train_dataloader(self) -> Any:

@@ -23,9 +23,9 @@ from rl.training.ppo.formulas import (
     rewards_per_token,
     value_loss_clipped,
 )
-from rl.training.ppo.processes import Processes
 from rl.training.ppo.rollout import Rollout
 from rl.training.ppo.shared_base import POLICY, VALUE, MicroBatch, SharedBase
+from rl.training.processes import Processes
 from rl.training.result import TrainingFailed
 
 

@@ -25,7 +25,6 @@ from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
 from rl.training.ppo.formulas import kl_coef_adapted
 from rl.training.ppo.judge import Judge, Judgement
 from rl.training.ppo.named import rewards_of
-from rl.training.ppo.processes import Processes
 from rl.training.ppo.prompts import prompts_encoded
 from rl.training.ppo.rollout import Rollout, Sampling, draw_seed, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
@@ -35,6 +34,7 @@ from rl.training.ppo.step import (
     kl_of_rollouts,
     update,
 )
+from rl.training.processes import Processes
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import head_check

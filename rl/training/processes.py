@@ -1,20 +1,24 @@
-"""Several processes training one policy: what each needs of the others. Alone, everything is its own sum."""
+"""Several processes of one launch: what each needs of the others. Alone, everything is its own sum."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
+T = TypeVar("T")
+
 
 class Processes:
     """The processes of a launch (`accelerate launch`), or this one alone.
 
-    Each samples and scores its own share of a step's prompts. Losses are divided by the token count of all, and
-    gradients summed, so that the step is the one a single process would make of the whole batch.
+    PPO's steps use the sums: each process samples and scores its own share of a step's prompts, losses are divided by
+    the token count of all and gradients summed, so that the step is the one a single process would make of the whole
+    batch. Trainers over TRL have theirs summed by accelerate.
     """
 
     def __init__(self, *, cpu: bool) -> None:
@@ -43,12 +47,20 @@ class Processes:
             assert p.grad is not None
             p.grad.copy_(summed.view_as(p.grad))
 
-    def agree(self, wish: bool) -> bool:
-        """The main process's wish, for all."""
-        said = [wish]
+    def agree(self, said: T) -> T:
+        """What the main process says, for all."""
+        told = [said]
         if self.count > 1:
-            broadcast_object_list(said)
-        return said[0]
+            broadcast_object_list(told)
+        return told[0]
+
+    def most(self, count: int) -> int:
+        """The greatest of the processes' counts."""
+        if self.count == 1:
+            return count
+        greatest = torch.tensor(count, device=self.state.device)
+        torch.distributed.all_reduce(greatest, op=torch.distributed.ReduceOp.MAX)
+        return int(greatest)
 
     def wait(self) -> None:
         self.state.wait_for_everyone()

@@ -1,0 +1,58 @@
+"""One run, several processes (`accelerate launch`): the first does what database and user see, the others compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rl.jobs import RunRefused
+
+if TYPE_CHECKING:
+    from rl.training.hardware import Hardware
+    from rl.training.processes import Processes
+
+
+class Beside(Exception):
+    """Not an error: this process did its share of a run, and another of the launch speaks for it."""
+
+
+class Launch:
+    """Which run the processes of one launch train. The first says it once; the others wait for its word."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.first = processes.main
+        self._said = False
+
+    def lead(self, run_id: int, *, resume: bool) -> None:
+        """The first process begins this run, and the others with it."""
+        self._said = True
+        self.processes.agree((run_id, resume))
+
+    def give_up(self) -> None:
+        """The first process will begin no run: without a word the others would wait for ever."""
+        if not self._said:
+            self._said = True
+            self.processes.agree(None)
+
+    def follow(self) -> tuple[int, bool]:
+        """The run another process leads, and whether it is resumed. Raises RunRefused where it began none."""
+        told: tuple[int, bool] | None = self.processes.agree(None)
+        if told is None:
+            raise RunRefused("the first process of this launch began no run; it has said why")
+        return told
+
+
+@contextmanager
+def launched(hardware: Hardware) -> Iterator[Launch]:
+    """This process's part in its launch; alone, it is the first."""
+    from rl.training.processes import Processes
+
+    launch = Launch(Processes(cpu=hardware.device == "cpu"))
+    try:
+        yield launch
+    except BaseException:
+        if launch.first:
+            launch.give_up()
+        raise

@@ -1,0 +1,20 @@
+"""`manage.py` for a launch of several processes, in arithmetic whose results can be compared: float32 on the CPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "backend.settings")
+
+if __name__ == "__main__":
+    from django.core.management import execute_from_command_line
+
+    from rl.training import hardware
+
+    # on a processor quick with bfloat16 that would be chosen, and its sums depend on what stands in a batch
+    hardware._cpu_dtype = lambda measured: ("float32", "a test")
+    hardware._cpu_matmul_precision = lambda measured: ("highest", "a test")
+    execute_from_command_line(sys.argv)

@@ -1,0 +1,92 @@
+"""Two processes of one launch train what one process trains, and enter one policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.jobs import RunRefused
+from rl.launching import Launch
+from tests.tiny import tiny_model
+
+ROOT = Path(__file__).resolve().parent.parent
+KNOBS = ("gradient_accumulation=1", "lora_dropout=0", "logging_steps=1", "lora_alpha=4", "sft_weight=0")
+TRAIN = ("train_dpo", "--agent", "widgets", "--config", "cpu", "--lora-r", "2", "--max-steps", "4", "--json")
+TWO = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+
+
+def manage(home: Path, *arguments: str, through: tuple[str, ...] = (sys.executable,)) -> Any:
+    """Run a command with its data below `home`; its exit code, what it printed on stdout, and on stderr."""
+    environment = {**os.environ, "RATCHET_HOME": str(home), "OMP_NUM_THREADS": "1", "DATABASE_URL": ""}
+    done = subprocess.run(
+        [*through, str(ROOT / "tests" / "launched.py"), *arguments],
+        env=environment, capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def train(home: Path, base: Path, batch_size: int, *more: str, **how: Any) -> Any:
+    knobs = [part for knob in KNOBS for part in ("--set", knob)]
+    return manage(home, *TRAIN, "--model", str(base), "--batch-size", str(batch_size), *knobs, *more, **how)
+
+
+@pytest.mark.training
+def test_two_processes_train_as_one_and_enter_one_policy(tmp_path: Path) -> None:
+    home, base = tmp_path / "home", tiny_model(tmp_path / "base")
+    assert manage(home, "migrate", "--verbosity", "0")[0] == 0
+    told = manage(home, "simulate", "widgets", "--scenarios", "60", "--rate", "simulated")
+    assert told[0] == 0, told[2]
+
+    alone = train(home, base, 4)
+    assert alone[0] == 0, alone[2]
+    together = train(home, base, 2, through=TWO)
+    assert together[0] == 0, together[2]
+
+    reports = [
+        json.loads(said[1]) for said in (alone, together)
+    ]  # one object each: a second process is silent
+    one, two = (
+        json.loads((home / "runs" / str(report["run"]) / "result.json").read_text("utf-8"))
+        for report in reports
+    )
+    assert two["history"]["loss"] == pytest.approx(one["history"]["loss"], abs=1e-5)
+    assert len(set(one["history"]["loss"])) == 4
+    assert two["metrics"]["eval_loss"] == pytest.approx(one["metrics"]["eval_loss"], abs=1e-5)
+    listed = json.loads(manage(home, "policy", "list", "--json")[1])["policies"]
+    assert {policy["name"] for policy in listed} == {report["policy"] for report in reports}
+    assert len(listed) == 2
+
+
+@pytest.mark.training
+def test_a_launch_whose_first_process_refuses_ends(tmp_path: Path) -> None:
+    """Without the first one's word the second would wait for it, until the network's own patience ends."""
+    home, base = tmp_path / "home", tiny_model(tmp_path / "base")
+    assert manage(home, "migrate", "--verbosity", "0")[0] == 0
+    code, said, complained = train(home, base, 2, through=TWO)
+    assert code != 0
+    assert said == ""
+    assert "no decisions" in complained or "expected" in complained
+
+
+class Heard:
+    """Processes of a launch as one of them sees them: what the first says is given."""
+
+    main = False
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+
+    def agree(self, _: Any) -> Any:
+        return self.said
+
+
+def test_a_further_process_follows_the_first_one_s_word() -> None:
+    assert Launch(Heard((7, True))).follow() == (7, True)  # type: ignore[arg-type]
+    with pytest.raises(RunRefused, match="began no run"):
+        Launch(Heard(None)).follow()  # type: ignore[arg-type]
