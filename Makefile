@@ -16,7 +16,7 @@ demo: $(STAMP)-rl
 	$(BIN)/python manage.py demo
 
 test: $(STAMP)-dev lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 serve: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0

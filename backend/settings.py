@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ OLLAMA_HOST = os.environ.get("OLLAMA_HOST") or ""
 OLLAMA_MODEL_FAST = os.environ.get("OLLAMA_MODEL_FAST") or ""
 ENABLE_ONLINE_LEARNING = _flag("ENABLE_ONLINE_LEARNING", False)
 ENABLE_CODE_EXECUTION = _flag("ENABLE_CODE_EXECUTION", False)
+
+TRAIN_LAUNCHER = shlex.split(os.environ.get("TRAIN_LAUNCHER") or "")
 
 # --- Security ---------------------------------------------------------------------------------------------
 DEBUG = _flag("DEBUG", False)

@@ -54,6 +54,12 @@ def device() -> Iterator[int]:
         os.close(descriptor)
 
 
+def command_line(arguments: list[str]) -> list[str]:
+    """The words that start a command of this project; a training goes through TRAIN_LAUNCHER where one is set."""
+    launcher = settings.TRAIN_LAUNCHER if arguments[0].startswith("train_") else []
+    return [*(launcher or [sys.executable]), str(settings.BASE_DIR / "manage.py"), *arguments]
+
+
 def command_run(arguments: list[str], log: Path) -> int:
     """Run a command of this project as a child that holds the device; what it says is added to the log.
 
@@ -62,7 +68,7 @@ def command_run(arguments: list[str], log: Path) -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     with device() as held, log.open("ab") as said:
         child = subprocess.Popen(  # noqa: S603
-            [sys.executable, str(settings.BASE_DIR / "manage.py"), *arguments],
+            command_line(arguments),
             stdout=said, stderr=said, stdin=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is the worker's to pass on
             preexec_fn=dies_with_parent(),

@@ -30,7 +30,7 @@ from rl.training.processes import Processes
 from rl.training.row_cache import RowCache, row_key
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
-from rl.training.trl_runs import OwnHouse, trainer_settle
+from rl.training.trl_runs import OwnHouse, sharded, trainer_settle
 
 if TYPE_CHECKING:
     from rl.training.dpo import DPOTrainer
@@ -251,6 +251,9 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         if self.aux_loss_enabled:
             install(self.policy, Rung.STOCK)
             choice = Choice(Rung.STOCK, "its router loss depends on every token fed", {})
+        elif sharded(self):
+            install(self.policy, Rung.STOCK)
+            choice = Choice(Rung.STOCK, "its weights are sharded, and only its own forward gathers them", {})
         else:
             choice = rung_choose(self.policy, items, gradients=True)
         self.data_collator.rung = choice.rung

@@ -239,8 +239,18 @@ def lora_config(recipe: Recipe, model: Any) -> LoraConfig:
     )
 
 
-def adapter_save(policy: LoadedPolicy, path: str | Path, *, agent: str = "", method: str = "") -> Path:
-    """Write adapter, tokenizer and ratchet.json into `path`, whole or not at all; an older one there is replaced."""
+def adapter_save(
+    policy: LoadedPolicy,
+    path: str | Path,
+    *,
+    agent: str = "",
+    method: str = "",
+    weights: dict[str, Any] | None = None,
+) -> Path:
+    """Write adapter, tokenizer and ratchet.json into `path`, whole or not at all; an older one there is replaced.
+
+    `weights`: the model's, where its own are spread over several processes.
+    """
     if not isinstance(policy.model, PeftModel):
         raise ValueError("expected a policy with an adapter to save, found a base model alone")
     path = Path(path)
@@ -248,7 +258,7 @@ def adapter_save(policy: LoadedPolicy, path: str | Path, *, agent: str = "", met
     half = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(half, ignore_errors=True)
     try:
-        policy.model.save_pretrained(half, selected_adapters=["default"])
+        policy.model.save_pretrained(half, selected_adapters=["default"], state_dict=weights)
         adapter_describe(policy, half, agent=agent, method=method)
         if path.exists():
             shutil.rmtree(path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from peft import LoraConfig, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -88,6 +89,14 @@ def one_gpu(arguments: Any) -> list[str]:
     seen = arguments.n_gpu
     arguments._n_gpu = 1
     return [f"{seen} GPUs seen, one is used: `accelerate launch` uses all"]
+
+
+def sharded(trainer: Any) -> bool:
+    """Whether each process of the launch holds a part of the weights only (FSDP, DeepSpeed ZeRO-3)."""
+    kind = trainer.accelerator.distributed_type
+    if kind == DistributedType.DEEPSPEED:
+        return bool(trainer.accelerator.state.deepspeed_plugin.zero_stage == 3)
+    return bool(kind == DistributedType.FSDP)
 
 
 def special_tokens_settle(policy: LoadedPolicy) -> None:
@@ -250,8 +259,10 @@ def result_of(
     checkpoint = output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
     if not cancelled:
         checkpoint = output_dir / "adapter"
+        # gathered by all processes together, before one of them writes
+        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded(trainer) else None
         if trainer.is_world_process_zero():
-            adapter_save(policy, checkpoint, agent=agent, method=method)
+            adapter_save(policy, checkpoint, agent=agent, method=method, weights=weights)
     last = {name: values[-1] for name, values in history.items() if values and not name.endswith("step")}
     return TrainResult(
         method=method,
