@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from rl.jobs import RunRefused
 
-if TYPE_CHECKING:
-    from rl.training.hardware import Hardware
-    from rl.training.processes import Processes
+T = TypeVar("T")
+
+
+class Processes(Protocol):
+    """What is wanted of `rl.training.processes`."""
+
+    @property
+    def main(self) -> bool: ...
+
+    def agree(self, said: T) -> T: ...
 
 
 class Beside(Exception):
@@ -45,11 +52,9 @@ class Launch:
 
 
 @contextmanager
-def launched(hardware: Hardware) -> Iterator[Launch]:
+def launched(processes: Processes) -> Iterator[Launch]:
     """This process's part in its launch; alone, it is the first."""
-    from rl.training.processes import Processes
-
-    launch = Launch(Processes(cpu=hardware.device == "cpu"))
+    launch = Launch(processes)
     try:
         yield launch
     except BaseException:

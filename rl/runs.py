@@ -42,6 +42,7 @@ from rl.starting import start_located, start_settled
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
+    from rl.training.processes import Processes
     from rl.training.progress import TrainListener
     from rl.training.result import TrainResult
 
@@ -103,11 +104,17 @@ def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[s
     (TrainingFailed); the run's row has been marked by then.
     """
     hardware = hardware_detect()
-    with launched(hardware) as launch:
+    with launched(_processes(hardware)) as launch:
         if not launch.first:
             _train_beside(launch, hardware)
         run = _run_enter(order, hardware)
         return _run_claimed(run_claim(run.pk), hardware, progress, launch, actor=order.actor)
+
+
+def _processes(hardware: Hardware) -> Processes:
+    from rl.training.processes import Processes
+
+    return Processes(cpu=hardware.device == "cpu")
 
 
 def _run_enter(order: TrainOrder, hardware: Hardware) -> TrainingRun:
@@ -167,7 +174,7 @@ def _train_entered(
     run_id: int, progress: ProgressCallback | None, *, actor: str, resume: bool
 ) -> dict[str, Any]:
     hardware = hardware_detect()
-    with launched(hardware) as launch:
+    with launched(_processes(hardware)) as launch:
         if not launch.first:
             _train_beside(launch, hardware)
         run = run_claim(run_id, resume=resume)

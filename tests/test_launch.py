@@ -89,9 +89,9 @@ class Heard:
 
 
 def test_a_further_process_follows_the_first_one_s_word() -> None:
-    assert Launch(Heard((7, True))).follow() == (7, True)  # type: ignore[arg-type]
+    assert Launch(Heard((7, True))).follow() == (7, True)
     with pytest.raises(RunRefused, match="began no run"):
-        Launch(Heard(None)).follow()  # type: ignore[arg-type]
+        Launch(Heard(None)).follow()
 
 
 def test_the_workers_start_trainings_through_the_launcher_that_is_set(settings: Any) -> None:
