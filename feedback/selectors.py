@@ -335,6 +335,24 @@ def raters_by_prompt(agent: str, prompt_hashes: Sequence[str]) -> dict[str, set[
     return found
 
 
+class Verdict(NamedTuple):
+    """One standing rating of a policy's decision."""
+
+    decision: uuid.UUID
+    thumb: str
+    stars: int | None
+    score: float | None
+
+
+def policy_verdicts(agent: str, policy: str, since: datetime | None = None) -> Iterator[Verdict]:
+    """What people said of a policy's decisions, oldest decision first; of decisions from `since` on alone."""
+    rows = ratings_standing(agent).filter(decision__policy=policy)
+    if since is not None:
+        rows = rows.filter(decision__created_at__gte=since)
+    ordered = rows.order_by("decision__created_at", "decision_id")
+    yield from map(Verdict._make, ordered.values_list("decision_id", "thumb", "stars", "score"))
+
+
 def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> set[str]:
     """Hashes of the prompts that these ratings and comparisons are about; of the `newest` of them alone."""
     found: list[tuple[datetime, str]] = []

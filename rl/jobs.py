@@ -23,6 +23,7 @@ from django.utils import timezone
 from django_q.tasks import async_task
 
 from rl.models import RunMetric, TrainingRun
+from rl.notices import notify
 from rl.recipes import recipe_named
 
 logger = logging.getLogger("rl.jobs")
@@ -156,11 +157,10 @@ def runs_reclaim() -> list[TrainingRun]:
                 reason=f"{run.worker} is gone; go on with: python manage.py train_{run.method} --resume {run.pk}",
             )
         elif run.attempts >= MAX_ATTEMPTS:
-            held.update(
-                status=Status.FAILED,
-                finished_at=timezone.now(),
-                reason=f"the process that trained it died {run.attempts} times, the last was {run.worker}",
-            )
+            died = f"the process that trained it died {run.attempts} times, the last was {run.worker}"
+            if held.update(status=Status.FAILED, finished_at=timezone.now(), reason=died):
+                run.refresh_from_db()
+                run_failed_tell(run)
         elif held.update(status=Status.QUEUED, reason=f"{run.worker} is gone", dispatched_at=None):
             logger.warning("run %s: %s is gone, it is queued again", run.pk, run.worker)
             again.append(run)
@@ -257,7 +257,15 @@ def run_finish(run: TrainingRun, status: str, *, reason: str = "", **facts: Any)
         raise RunRefused(f"run {run.pk} was taken from {run.worker} while it trained")
     run.refresh_from_db()
     if status == Status.FAILED:
-        logger.error("run %s failed: %s", run.pk, reason)
+        run_failed_tell(run)
+
+
+def run_failed_tell(run: TrainingRun) -> None:
+    """Log that a run failed for good, and send a notice where nobody watches it in a terminal."""
+    logger.error("run %s failed: %s", run.pk, run.reason)
+    if run.dispatched_at is not None or run.asked_by == LEARNER:
+        said = f"run {run.pk} of {run.agent} failed: {run.reason}"
+        notify("run_failed", said, run=run.pk, agent=run.agent, method=run.method, reason=run.reason)
 
 
 def run_folder(run: TrainingRun) -> Path:

@@ -47,11 +47,15 @@ class LearnerSettings(models.Model):
     start_from = models.CharField(max_length=16, choices=Start, default=ONLINE_LEARNING_CONFIG["start_from"])
     replay_share = models.FloatField(
         default=ONLINE_LEARNING_CONFIG["replay_share"],
-        help_text="Share of the older feedback's pairs that a retrain sees again, 0 to 1",
+        help_text="Share of the prompts with older feedback that a retrain sees again, 0 to 1",
     )
     gate = models.CharField(max_length=16, choices=Gate, default=ONLINE_LEARNING_CONFIG["gate"])
     auto_export = models.BooleanField(default=ONLINE_LEARNING_CONFIG["auto_export"])
     auto_deploy = models.BooleanField(default=ONLINE_LEARNING_CONFIG["auto_deploy"])
+    auto_rollback = models.BooleanField(
+        default=ONLINE_LEARNING_CONFIG["auto_rollback"],
+        help_text="Put the champion before back where people rate this one surely worse",
+    )
     keep_best = models.PositiveSmallIntegerField(
         default=ONLINE_LEARNING_CONFIG["keep_best"], help_text="Best retired policies that keep their files"
     )

@@ -286,6 +286,7 @@ class PolicyEvent(models.Model):
         REJECTED = "rejected"
         RETIRED = "retired"
         ROLLED_BACK = "rolled_back"
+        WATCHED = "watched", "watched in use"
 
     policy = models.ForeignKey(Policy, on_delete=models.PROTECT, related_name="events")
     kind = models.CharField(max_length=16, choices=Kind)

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from feedback.selectors import agents_known
 from feedback.services import decision_record, rating_submit
-from rl import experiment_clock, jobs, registry
+from rl import experiment_clock, jobs, registry, watching
 from rl.buffer import buffer_size, feedback_take
 from rl.choosing import method_chosen
 from rl.learner_config import learner_config, learner_settings
@@ -177,8 +177,8 @@ def init_online_learner(min_samples: int | None = None, agent: str | None = None
 
 
 def tick() -> list[str]:
-    """Reclaim runs whose worker died, hand over what waits, finish what follows, start the retrains that are due, look
-    at the experiments.
+    """Reclaim runs whose worker died, hand over what waits, finish what follows, start the retrains that are due, roll
+    back the champions that people rate worse, look at the experiments.
 
     Every part may be repeated and may meet another clock doing the same. Returns what was done, a line each.
     """
@@ -191,6 +191,7 @@ def tick() -> list[str]:
                 done.append(f"run {OnlineLearner(agent).trigger_retrain().pk}: {agent} retrains")
             except LearnerRefused:
                 continue  # the usual answer of a clock: not now
+    done += watching.champions_watch()
     for line in done:
         logger.info("tick: %s", line)
     return [*done, *experiment_clock.tick()]
@@ -205,10 +206,10 @@ def _follow_ups() -> list[TrainingRun]:
         if run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < jobs.REDISPATCH_AFTER:
             continue  # somebody gives signs of life
         if run.follow_ups >= MAX_FOLLOW_UPS:
-            TrainingRun.objects.filter(pk=run.pk, follow_up=FollowUp.WANTED).update(
-                follow_up=FollowUp.FAILED,
-                reason=f"what follows was begun {run.follow_ups} times and never ended",
-            )
+            run.reason = f"what follows was begun {run.follow_ups} times and never ended"
+            held = TrainingRun.objects.filter(pk=run.pk, follow_up=FollowUp.WANTED)
+            if held.update(follow_up=FollowUp.FAILED, reason=run.reason):
+                jobs.run_failed_tell(run)
             continue
         # of two clocks one hands it over
         if TrainingRun.objects.filter(pk=run.pk, heartbeat_at=run.heartbeat_at).update(

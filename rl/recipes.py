@@ -615,6 +615,7 @@ ONLINE_LEARNING_CONFIG: dict[str, Any] = {
     "gate": "champion",
     "auto_export": True,
     "auto_deploy": False,
+    "auto_rollback": True,
     "keep_best": 3,
     "keep_newest": 5,
     "tick_seconds": 60,

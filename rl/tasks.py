@@ -8,7 +8,7 @@ import logging
 from django.utils import timezone
 
 from rl import online
-from rl.jobs import run_folder, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
+from rl.jobs import run_failed_tell, run_folder, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
 from rl.models import TrainingRun
 from rl.reward_records import rewards_calculate
 from rl.workers import command_run
@@ -65,11 +65,10 @@ def _fail(run: TrainingRun, status: int) -> None:
     """A child that ended without a word to its run."""
     said = run_log_tail(run, 1)
     reason = f"the process that trained it ended with {status}: {said or 'it said nothing'}"
-    TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker).update(
-        status=Status.FAILED, reason=reason[:2000], finished_at=timezone.now()
-    )
-    logger.error("run %s failed: %s", run.pk, reason)
-    run.refresh_from_db()
+    held = TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker)
+    if held.update(status=Status.FAILED, reason=reason[:2000], finished_at=timezone.now()):
+        run.refresh_from_db()
+        run_failed_tell(run)
 
 
 def _held_by_another(run: TrainingRun) -> bool:

@@ -237,3 +237,17 @@ def test_the_clock_is_put_into_the_schedule_once() -> None:
     row = Schedule.objects.get(name=online.SCHEDULE)
     assert (row.func, row.minutes) == ("rl.tasks.tick", 1)
     assert online.OnlineLearner("widgets").get_status()["next_check"] == row.next_run.isoformat()
+
+
+def test_people_are_told_once_of_a_run_that_died_too_often(settings: Any, mailoutbox: list[Any]) -> None:
+    settings.NOTIFY_EMAIL = ["olga@example.com"]
+    run = TrainingRun.objects.create(
+        agent="widgets", method="dpo", status="running", base_model="bundled", asked_by=jobs.LEARNER,
+        worker="elsewhere:1:1", attempts=jobs.MAX_ATTEMPTS, dispatched_at=timezone.now(),
+    )  # fmt: skip
+    online.tick()
+    online.tick()
+    (mail,) = mailoutbox
+    assert mail.subject.startswith(
+        f"Ratchet: run {run.pk} of widgets failed: the process that trained it died 5 times"
+    )
