@@ -1,6 +1,7 @@
 """SIGKILL at random moments of child, worker, web, clock and database connection during retrains. Prints JSON.
 
-The same ratings are learnt from once without kills and once with them; what must hold is in tests/crashing.py.
+The same ratings are learnt from once with kills and once without them: the champion must be the same. What else must
+hold is in tests/crashing.py.
 """
 
 from __future__ import annotations
@@ -53,6 +54,16 @@ def generation(loop: Loop, kills: int, choose: random.Random, url: str, counts: 
     return done
 
 
+def calmly(home: Path, base: Path, generations: int) -> dict[str, Any]:
+    """The same ratings, learnt from in peace."""
+    home.mkdir()
+    with Loop(home, base, config=QUICK) as loop:
+        for _ in range(generations):
+            loop.rate(RATINGS)
+            loop.wait(loop.learnt, 300)
+        return loop.facts()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="In all (default 50)")
@@ -75,12 +86,17 @@ def main() -> None:
                 generations += 1
             facts: dict[str, Any] = loop.facts()
         found = faults(loop, facts)
+        calm = calmly(home / "calm", base, generations)
+        if calm["champion"] != facts["champion"]:
+            found.append(f"the champion is {facts['champion']}, without kills it is {calm['champion']}")
     print(
         json.dumps(
             {
                 "kills": counts, "generations": generations, "seconds": round(time.monotonic() - started),
                 "database": options.database, "ratings": len(loop.sent), "runs": facts["runs"],
-                "policies": facts["policies"], "champion": facts["champion"], "attempts": facts["attempts"],
+                "policies": facts["policies"], "champion": facts["champion"],
+                "champion_without_kills": calm["champion"],
+                "same_weights": facts["champion_sha256"] == calm["champion_sha256"], "attempts": facts["attempts"],
                 "faults": found,
             },
             indent=2,

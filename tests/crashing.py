@@ -22,6 +22,17 @@ from tests.server import ROOT, Server
 AGENT = "assistant"
 VICTIMS = ("child", "worker", "web", "clock")
 
+GATE = f"""
+from rl.models import GateSettings
+GateSettings.objects.create(
+    agent="{AGENT}", min_evidence=2, alpha=0.49, max_kl=1000, max_length_ratio=1000, max_reward_loss=10,
+    max_invalid_gain=1, max_slice_loss=1, min_slice=1000, max_rater_share=1,
+)
+"""
+"""A gate that a few prompts can open, so that there is a champion to compare."""
+FIRST = 1663
+"""Number in the first prompt: of the thirty from there on eight are held out, by their hashes."""
+
 FACTS = """
 import hashlib, json
 from collections import Counter
@@ -41,8 +52,9 @@ print(json.dumps({
     "runs": dict(Counter(TrainingRun.objects.values_list("status", flat=True))),
     "follow_ups": dict(Counter(TrainingRun.objects.filter(status="succeeded").values_list("follow_up", flat=True))),
     "policies": Policy.objects.count(),
-    "partial": [p.name for p in Policy.objects.all() if not whole(p)],
+    "partial": [p.name for p in Policy.objects.exclude(events__kind="pruned") if not whole(p)],
     "champion": champion.name if champion else None,
+    "champion_sha256": champion.adapter_sha256 if champion else None,
     "reasons": sorted(set(TrainingRun.objects.exclude(reason="").values_list("reason", flat=True)))[:20],
     "attempts": sum(TrainingRun.objects.values_list("attempts", flat=True)),
 }))
@@ -71,6 +83,7 @@ class Loop:
             "RATCHET_CONFIG": str(home / "config.yaml"),
         }  # fmt: skip
         self.server.migrate()
+        self.server.manage("shell", "--no-imports", "-c", GATE)
         self.key = self.server.key("ingest", "rate", "read", "operate")
         self.sent: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
@@ -114,7 +127,7 @@ class Loop:
         for _ in range(count):
             number = len(self.sent)
             decision, rating = str(uuid.uuid4()), str(uuid.uuid4())
-            body = {"prompt": f"what is {number // 2}?", "response": ("good", "poor")[number % 2]}
+            body = {"prompt": f"what is {FIRST + number // 2}?", "response": ("good", "poor")[number % 2]}
             self.call(
                 "POST", "/api/decisions/",
                 {"id": decision, "agent": AGENT, "messages": body["prompt"], "response": body["response"]},
