@@ -18,10 +18,10 @@ class Method:
     """The dataset it is fed, one of Snapshot.Kind."""
     trainer: str
     """`module:Class` in the training room; every class has DPOTrainer's constructor, load_base_model and train."""
+    estimate: str
+    """`module:function` that foresees steps, minutes and memory for a dry run."""
     policy: bool = True
     """Whether what comes out can answer, and enters the registry; a reward model only judges."""
-    estimate: str = "rl.training.hardware:estimate"
-    """`module:function` that foresees steps, minutes and memory for a dry run."""
     rewarded: bool = False
     """Whether it needs reward functions (`--reward`)."""
 
@@ -29,23 +29,19 @@ class Method:
 METHODS = {
     method.slug: method
     for method in (
-        Method("dpo", "pairs", "rl.training.dpo:DPOTrainer"),
-        Method("kto", "labels", "rl.training.kto:KTOTrainer"),
-        Method("sft", "corrections", "rl.training.sft:SFTTrainer"),
-        Method("reward_model", "pairs", "rl.training.reward_model:RewardModelTrainer", policy=False),
+        Method("dpo", "pairs", "rl.training.dpo:DPOTrainer", "rl.training.estimates:dpo"),
+        Method("kto", "labels", "rl.training.kto:KTOTrainer", "rl.training.estimates:kto"),
+        Method("sft", "corrections", "rl.training.sft:SFTTrainer", "rl.training.estimates:sft"),
         Method(
-            "ppo",
-            "prompts",
-            "rl.training.ppo:PPOTrainer",
-            estimate="rl.training.ppo.estimate:estimate",
-            rewarded=True,
+            "reward_model",
+            "pairs",
+            "rl.training.reward_model:RewardModelTrainer",
+            "rl.training.estimates:reward_model",
+            policy=False,
         ),
+        Method("ppo", "prompts", "rl.training.ppo:PPOTrainer", "rl.training.ppo.estimate:ppo", rewarded=True),
         Method(
-            "grpo",
-            "prompts",
-            "rl.training.grpo:GRPOTrainer",
-            estimate="rl.training.grpo_estimate:estimate",
-            rewarded=True,
+            "grpo", "prompts", "rl.training.grpo:GRPOTrainer", "rl.training.ppo.estimate:grpo", rewarded=True
         ),
     )
 }

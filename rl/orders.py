@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,9 @@ from django.utils import timezone
 from feedback.selectors import feedback_counts
 from rl.datasets import DatasetRefused, prepare_training_dataset
 from rl.jobs import TrainOrder, run_dispatch, run_enqueue
+from rl.methods import dataset_kind
 from rl.models import TrainingRun
-from rl.recipes import DATASET_CONFIG, DPORecipe, recipe_named
+from rl.recipes import DATASET_CONFIG, Recipe, recipe_named
 from rl.scores import score_summaries
 
 SECONDS_PER_STEP = 0.5
@@ -41,7 +41,7 @@ class OrderEstimate:
 
     feedback_count: int
     pairs: int
-    """Training pairs the feedback makes; 0 where `refused` says why it cannot be trained on."""
+    """Training rows the feedback makes, of the kind the method is fed; 0 where `refused` says why not."""
     steps: int
     minutes: float
     by: str
@@ -64,16 +64,21 @@ def order_estimate(order: TrainOrder) -> OrderEstimate:
         raise TooLittleFeedback(order.agent, count, needed)
     earlier = _earlier(order)
     config = order.config or (earlier.config if earlier else "") or "cpu"
-    recipe: DPORecipe = recipe_named(
-        order.method, config, settings.RATCHET_CONFIG.get(order.method)
-    ).with_knobs(**order.knobs)
+    recipe: Recipe = recipe_named(order.method, config, settings.RATCHET_CONFIG.get(order.method)).with_knobs(
+        **order.knobs
+    )
     refused, pairs = "", 0
     try:
-        prepared = prepare_training_dataset(order.agent, max_samples=order.max_samples, dry_run=True)
+        prepared = prepare_training_dataset(
+            order.agent,
+            kind=dataset_kind(order.method, recipe.as_dict()),
+            max_samples=order.max_samples,
+            dry_run=True,
+        )
         pairs = prepared.counts["train"]
     except DatasetRefused as refusal:
         refused = str(refusal)
-    steps = _steps(recipe, pairs)
+    steps = recipe.steps(pairs)
     seconds, by = _seconds_per_step(earlier)
     score = score_summaries(order.agent, [timezone.now()])[0]
     return OrderEstimate(
@@ -100,15 +105,6 @@ def _earlier(order: TrainOrder) -> TrainingRun | None:
         steps_done__gt=0,
     )
     return runs.filter(agent=order.agent).first() or runs.first()
-
-
-def _steps(recipe: DPORecipe, pairs: int) -> int:
-    if pairs == 0:
-        return 0
-    if recipe.max_steps > 0:
-        return recipe.max_steps
-    per_epoch = math.ceil(math.ceil(pairs / recipe.batch_size) / recipe.gradient_accumulation)
-    return math.ceil(recipe.epochs * per_epoch)
 
 
 def _seconds_per_step(earlier: TrainingRun | None) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -88,6 +89,13 @@ class Recipe:
             raise RecipeError(
                 f"lr_scheduler must be cosine, linear, constant or constant_with_warmup, found {self.lr_scheduler!r}"
             )
+
+    def steps(self, rows: int) -> int:
+        """Optimiser steps of a run on so many training rows, in one process."""
+        if rows == 0 or self.max_steps > 0:
+            return self.max_steps if rows else 0
+        per_epoch = math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
+        return max(1, math.ceil(self.epochs * per_epoch))
 
     def with_knobs(self, **knobs: Any) -> Self:
         """A copy with knobs replaced; text is converted to the knob's type. Raises RecipeError."""
@@ -439,6 +447,11 @@ class PPORecipe(Recipe):
         if self.lora_dropout:
             raise RecipeError("lora_dropout must be 0 with ppo: the ratio of an unchanged policy must be 1")
 
+    def steps(self, rows: int) -> int:
+        if rows == 0 or self.max_steps > 0:
+            return self.max_steps if rows else 0
+        return max(1, math.ceil(self.epochs * rows * self.samples_per_prompt / self.batch_size))
+
 
 PPO_CONFIG: dict[str, PPORecipe] = {
     # 16 GB of accelerator memory and more
@@ -551,6 +564,20 @@ class GRPORecipe(Recipe):
             )
         if self.lora_dropout:
             raise RecipeError("lora_dropout must be 0 with grpo: the ratio of an unchanged policy must be 1")
+
+    @property
+    def groups(self) -> int:
+        """Prompts of a micro-batch."""
+        return max(1, self.batch_size // self.num_generations)
+
+    def steps(self, rows: int) -> int:
+        if rows == 0 or self.max_steps > 0:
+            return self.max_steps if rows else 0
+        if self.mode == "logged":
+            per_epoch = math.ceil(math.ceil(rows / self.groups) / self.gradient_accumulation)
+        else:
+            per_epoch = math.ceil(rows / (self.groups * self.gradient_accumulation)) * self.num_iterations
+        return max(1, math.ceil(self.epochs * per_epoch))
 
 
 GRPO_CONFIG: dict[str, GRPORecipe] = {

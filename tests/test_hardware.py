@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from rl.recipes import DPORecipe
+from rl.methods import METHODS
+from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe
 from rl.training import hardware
-from rl.training.hardware import Hardware, detect, estimate, measure_products
+from rl.training.estimates import dpo as estimate
+from rl.training.hardware import Hardware, detect, measure_products
 from rl.training.policy import PolicyLoadError
+from rl.training.ppo.estimate import grpo
 from tests.tiny import TOKENIZERS, tiny_model
 
 FACTS = {"float32": 200.0, "float32_medium": 200.0, "bfloat16": 200.0, "medium_relative_error": 1e-6}
@@ -182,3 +186,57 @@ def test_every_architecture_can_be_estimated(tmp_path: Path, architecture: str) 
 def test_a_base_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyLoadError, match="found none"):
         estimate(str(tmp_path / "nothing"), DPORecipe(), ROWS, hardware=CPU)
+
+
+@pytest.mark.parametrize(
+    ("method", "rows"),
+    [
+        ("kto", [{**row, "completion": "a b c", "label": n % 2 == 0} for n, row in enumerate(ROWS)]),
+        ("sft", [{**row, "completion": "a b c"} for row in ROWS]),
+        ("reward_model", ROWS),
+        ("ppo", ROWS),
+        ("grpo", ROWS),
+    ],
+)
+def test_every_method_can_be_estimated_from_its_own_rows(
+    tmp_path: Path, method: str, rows: list[dict[str, Any]]
+) -> None:
+    base = str(tmp_path / "base")
+    tiny_model(tmp_path / "base", "llama")
+    sampled = {"max_new_tokens": 6} if method in ("ppo", "grpo") else {}
+    recipe = RECIPES[method]["default"].with_knobs(max_length=128, batch_size=8, **sampled)
+    module, _, name = METHODS[method].estimate.partition(":")
+    found = getattr(importlib.import_module(module), name)(base, recipe, rows, hardware=CPU)
+    assert found.steps == recipe.steps(len(rows))
+    assert found.minutes > 0
+    assert found.memory_gb > 0.5
+
+
+def test_logged_groups_are_estimated_without_sampling(tmp_path: Path) -> None:
+    base = str(tiny_model(tmp_path / "base", "llama"))
+    rows = [{**row, "completions": ["a b c", "d"], "rewards": [1.0, 0.0]} for row in ROWS]
+    recipe = GRPORecipe(mode="logged", batch_size=8, num_generations=4, max_new_tokens=6, max_length=128)
+    found = grpo(base, recipe, rows, hardware=CPU)
+    assert found.steps == 25  # 50 groups, two at a time
+    assert "samplings" not in found.reasons["minutes"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "steps"),
+    [
+        (DPORecipe(batch_size=4, gradient_accumulation=2, epochs=3), 50, 21),
+        (DPORecipe(max_steps=5), 50, 5),
+        (DPORecipe(), 0, 0),
+        (PPORecipe(batch_size=8, mini_batch_size=8, samples_per_prompt=2, epochs=2), 50, 25),
+        (GRPORecipe(batch_size=16, num_generations=8, gradient_accumulation=2, epochs=2), 50, 26),
+        (GRPORecipe(batch_size=16, num_generations=8, num_iterations=3, epochs=1), 50, 75),
+    ],
+)
+def test_a_recipe_knows_its_steps(recipe: Recipe, rows: int, steps: int) -> None:
+    assert recipe.steps(rows) == steps
+
+
+def test_a_deeper_model_costs_more(tmp_path: Path) -> None:
+    shallow, deep = (str(tiny_model(tmp_path / str(n), "llama", layers=n)) for n in (2, 12))
+    found = [estimate(base, DPORecipe(), ROWS, hardware=CPU) for base in (shallow, deep)]
+    assert found[0].memory_gb < found[1].memory_gb

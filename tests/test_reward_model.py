@@ -168,3 +168,16 @@ def test_a_score_out_of_range_is_refused_with_its_row(base: str, tmp_path: Path)
 def test_an_unknown_objective_is_refused() -> None:
     with pytest.raises(RecipeError, match="pairwise, regression or binary"):
         RewardModelRecipe(objective="best")
+
+
+@pytest.mark.training
+def test_a_backbone_in_half_precision_keeps_its_head_in_float32(base: str, tmp_path: Path) -> None:
+    hardware = dataclasses.replace(HARDWARE, dtype="bfloat16")
+    recipe = dataclasses.replace(RECIPE, max_steps=2)
+    model, result = train_reward_model(
+        some_pairs(16), recipe, output_dir=tmp_path, base_model=base, hardware=hardware
+    )
+    assert result.status == "succeeded"
+    assert model.model.dtype == torch.bfloat16
+    scores = model.scores([(row["prompt"], CHART) for row in some_pairs(4)])
+    assert any(score != float(torch.tensor(score).bfloat16()) for score in scores)

@@ -300,14 +300,10 @@ class LoggedTrainer(GroupTrainer):
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
-            batch_size=self._groups_at_once,
+            batch_size=self.owner.recipe.groups,
             sampler_fn=lambda data: transformers.Trainer._get_train_sampler(self, data),
             is_training=True,
         )
-
-    @property
-    def _groups_at_once(self) -> int:
-        return max(1, self.args.per_device_train_batch_size // self.num_generations)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         return torch.utils.data.SequentialSampler(eval_dataset)

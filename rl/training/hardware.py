@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import importlib.util
 import json
-import math
 import os
 import platform
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-from rl.recipes import Recipe
 
 GB = 1e9
 """Bytes; decimal, so that a card sold as 24 GB counts as 24."""
@@ -261,135 +256,3 @@ def measure_products(rows: int = 512, width: int = 512, budget_s: float = 0.15) 
     finally:
         torch.set_float32_matmul_precision(before)
     return {"float32": plain, "float32_medium": medium, "bfloat16": half, "medium_relative_error": error}
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a run would take on this machine; right within a factor of about two, and `reasons` says how it was made."""
-
-    steps: int
-    minutes: float
-    memory_gb: float
-    reasons: dict[str, str] = field(default_factory=dict)
-
-
-MEASURED_TOKENS = 1024
-"""Tokens the trial step works on; the time is scaled to the real number."""
-
-
-def estimate(
-    base_model: str, recipe: Recipe, pairs: Sequence[Any], *, hardware: Hardware | None = None
-) -> Estimate:
-    """Steps, minutes and peak memory of `DPOTrainer.train(pairs)`, training nothing and loading no weights.
-
-    Lengths come from up to 256 of the pairs (rows as DPOTrainer takes them); time from a forward and backward pass
-    through one and three random layers of the architecture here and now, so a busy machine gives a longer estimate.
-    Raises PolicyLoadError for a base that cannot be read, ValueError for rows of another shape.
-    """
-    from rl.training.policy import load_shape
-
-    hardware = hardware or detect()
-    config, encoder, parameters = load_shape(base_model)
-    sample = list(pairs)[:: max(1, len(pairs) // 256)]
-    rows = encoder.pairs(sample, recipe.max_length, recipe.max_completion_length).rows
-    if not rows:
-        return Estimate(0, 0.0, 0.0, {"steps": "no pair is left to train on"})
-    widths = [len(r["prompt_ids"]) + max(len(r["chosen_ids"]), len(r["rejected_ids"])) for r in rows]
-    answers = max(max(len(r["chosen_ids"]), len(r["rejected_ids"])) for r in rows)
-    count = round(len(pairs) * len(rows) / len(sample))
-    per_epoch = math.ceil(math.ceil(count / recipe.batch_size) / recipe.gradient_accumulation)
-    steps = recipe.max_steps if recipe.max_steps > 0 else math.ceil(recipe.epochs * per_epoch)
-    text = config.get_text_config()
-    layers, mean_width = int(text.num_hidden_layers), sum(widths) / len(widths)
-    one, three = (trial_step(config, recipe, hardware, n, round(mean_width)) for n in (1, 3))
-    per_layer = max((three - one) / 2, 0.0)
-    seconds_per_token = max(one - per_layer, 0.0) + per_layer * layers
-    trained = 2 * recipe.batch_size * recipe.gradient_accumulation * steps * mean_width
-    passes = trained * (4 / 3 if recipe.gradient_checkpointing else 1)
-    if getattr(recipe, "precompute_reference", True):
-        passes += 2 * count * mean_width / 3
-    else:
-        passes += trained / 3
-    memory, how = memory_estimate(
-        text, recipe, hardware, parameters, 2 * recipe.batch_size * max(widths), answers
-    )
-    return Estimate(
-        steps=steps,
-        minutes=passes * seconds_per_token / 60,
-        memory_gb=memory,
-        reasons={
-            "steps": f"{count} pairs in batches of {recipe.batch_size}, {steps / per_epoch:.3g} epochs",
-            "minutes": (
-                f"{mean_width:.0f} tokens a response with its prompt; forward and backward of {layers} layers measured "
-                f"at {1 / seconds_per_token:,.0f} tokens/s; the reference's pass counted as a third"
-            ),
-            "memory_gb": how,
-        },
-    )
-
-
-def trial_step(config: Any, recipe: Recipe, hardware: Hardware, layers: int, width: int) -> float:
-    """Seconds per token of forward and backward through a random model of that many layers, with LoRA."""
-    import torch
-    from peft import get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    from rl.training.policy import lora_config, matmul
-
-    small = copy.deepcopy(config)
-    text = small.get_text_config()
-    text.num_hidden_layers = layers
-    text.vocab_size = min(
-        text.vocab_size, 1024
-    )  # the head sees completion tokens only: not what takes the time
-    for special in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(text, special, None)
-    if getattr(text, "layer_types", None):
-        text.layer_types = (list(text.layer_types) * layers)[:layers]
-    rows = max(1, MEASURED_TOKENS // width)
-    dtype = getattr(torch, hardware.dtype)
-    with torch.random.fork_rng(devices=[]), matmul(hardware):
-        model = AutoModelForCausalLM.from_config(small, dtype=dtype).to(hardware.device)
-        model.requires_grad_(False)
-        model = get_peft_model(model, lora_config(recipe, model))
-        backbone = model.get_base_model().base_model
-        ids = torch.randint(0, text.vocab_size, (rows, width), device=hardware.device)
-        times = []
-        for _ in range(4):
-            began = time.perf_counter()
-            backbone(input_ids=ids, use_cache=False).last_hidden_state.float().square().mean().backward()
-            if hardware.device == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
-    return min(times[1:]) / (rows * width)
-
-
-def memory_estimate(
-    text: Any, recipe: Recipe, hardware: Hardware, parameters: int, tokens: int, answer: int
-) -> tuple[float, str]:
-    """Peak memory: weights, LoRA with its optimiser, activations of one micro-batch, the head's tile.
-
-    Activations per token and layer: 8 hidden + 4 intermediate numbers, what a gated block with fused attention saves
-    for backward; with gradient checkpointing one hidden state per layer, and one layer whole.
-    """
-    hidden, layers = int(text.hidden_size), int(text.num_hidden_layers)
-    middle = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * hidden
-    number = 4 if hardware.dtype == "float32" else 2
-    four_bit = recipe.quantization == "4bit" and hardware.supports_4bit
-    # NF4 with double quantisation takes 4.127 bits a weight (Dettmers et al. 2023); embeddings stay as they are
-    weights = parameters * (0.65 if four_bit else number)
-    lora = (
-        layers * recipe.lora_r * (8 * hidden + 3 * (hidden + middle)) * 16
-    )  # float32 weight, gradient, two moments
-    layer = (8 * hidden + 4 * middle) * number * tokens
-    activations = layer * layers
-    if recipe.gradient_checkpointing:
-        activations = layer + hidden * number * tokens * layers
-    head = 2 * min(4096, 2 * recipe.batch_size * answer) * min(int(text.vocab_size), 32768) * 4
-    process = 0.8e9 if hardware.device != "cuda" else 0.6e9  # Python with torch; the CUDA context
-    total = (weights + lora + activations + head + process) / GB
-    how = (
-        f"{weights / GB:.2f} weights, {lora / GB:.2f} LoRA and optimiser, {activations / GB:.2f} activations of the "
-        f"longest batch, {head / GB:.2f} head, {process / GB:.1f} the process itself"
-    )
-    return total, how

@@ -51,6 +51,9 @@ from rl.training.trl_runs import (
 FACTS = "reward_model.json"
 """Beside the weights: objective, architecture, base, and the scale of its scores."""
 
+HEADS = ("score", "classifier")
+"""What a score head is called: by causal models, by encoders."""
+
 
 @dataclass(frozen=True)
 class Held:
@@ -92,6 +95,7 @@ class RewardModel:
         model, encoder = _backbone(facts["base_model"], facts["architecture"], hardware)
         model = PeftModel.from_pretrained(model, path, use_safetensors=True)
         model.to(_dtype(facts["architecture"], hardware)).eval()
+        _head(model.get_base_model()).float()
         return cls(model, encoder, facts, hardware)
 
     def scores(self, items: Sequence[tuple[Sequence[Message], str]], batch_size: int = 16) -> list[float]:
@@ -224,7 +228,7 @@ class RewardModelTrainer:
         return self._finish(trainer, model, encoder, train, held_out, metrics, time.monotonic() - started)
 
     def _lora(self, backbone: Any) -> LoraConfig:
-        head = next(name for name in ("score", "classifier") if hasattr(backbone, name))
+        head = next(name for name in HEADS if hasattr(backbone, name))
         return LoraConfig(
             r=self.recipe.lora_r,
             lora_alpha=self.recipe.lora_alpha,
@@ -362,7 +366,18 @@ def _backbone(base_model: str, architecture: str, hardware: Hardware) -> tuple[A
         raise PolicyLoadError(
             f"{base_model} cannot carry a score head: {str(error).splitlines()[0]}"
         ) from error
+    _head(model).float().register_forward_pre_hook(_as_head)
     return model.to("cuda" if hardware.device == "cuda" else hardware.device), encoder
+
+
+def _head(model: Any) -> Any:
+    """The score head. It works in float32 whatever the backbone does: in bfloat16 1 and 1.003 are one number."""
+    return getattr(model, next(name for name in HEADS if hasattr(model, name)))
+
+
+def _as_head(module: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A hook before the head: what comes from a backbone in half precision, in the head's own."""
+    return (given[0].to(next(module.parameters()).dtype), *given[1:])
 
 
 @contextlib.contextmanager

@@ -1,74 +1,165 @@
-"""What a PPO run would take here, before it is started."""
+"""What a run that samples its own answers would take here, before it is started: PPO and GRPO."""
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rl.recipes import PPORecipe
-from rl.training.encoding import prompt_messages
-from rl.training.hardware import Estimate, Hardware, detect, memory_estimate, trial_step
-from rl.training.policy import load_shape
+import torch
+
+from rl.recipes import GRPORecipe, PPORecipe
+from rl.rewards.named import MODEL
+from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
+from rl.training.estimates import SAMPLE, Estimate, Work, batches, estimated, nothing
+from rl.training.hardware import Hardware, detect
+from rl.training.logps import causal_model
+from rl.training.policy import load_policy, load_shape, matmul
+from rl.training.ppo.rollout import Sampling, sample_responses
+from rl.training.trial import Asked
 
 ANSWER_SHARE = 0.5
-"""Share of `max_new_tokens` that a response is taken to use; what it really uses is known only afterwards."""
+"""Share of `max_new_tokens` that an answer of a model too large to ask is taken to use."""
 
-DECODING_PRICE = 4.0
-"""Cost of a token that is decoded, one row at a time, against one of many in a long row, measured on the bundled
-model on a CPU."""
+ASKABLE = 1_000_000_000
+"""Parameters up to which the base is loaded and asked: how long its answers are decides most of the time."""
+
+HELD_OUT_SHARE = 1 / 8
+"""Held-out prompts for each training prompt: the split's own 10 to 80."""
 
 
-def estimate(
+@dataclass(frozen=True)
+class _Answers:
+    """A step's answers, as tokens, and how long sampling took; None where that is left to the trial."""
+
+    items: list[EncodedResponse]
+    sample_s: float | None
+    asked: Asked
+
+
+def ppo(
     base_model: str, recipe: PPORecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
 ) -> Estimate:
-    """Steps, minutes and peak memory of `PPOTrainer.train(rows)`, training nothing and loading no weights.
+    """Steps, minutes and peak memory of `PPOTrainer.train(rows)`, training nothing.
 
-    Lengths come from up to 256 prompts; time from a trial step through one and three random layers here and now. What
-    the rewards take is not counted. Raises PolicyLoadError, ValueError for rows of another shape.
+    A base of at most ASKABLE parameters is loaded and answers one step's prompts; of a larger one nothing is loaded and
+    half of `max_new_tokens` taken for an answer. What rewards take that are not models is not counted. Raises
+    PolicyLoadError, ValueError for rows of another shape.
     """
     hardware = hardware or detect()
-    config, encoder, parameters = load_shape(base_model)
-    sample = list(rows)[:: max(1, len(rows) // 256)]
-    ids, _ = encoder.prompts(
-        [prompt_messages(row, number) for number, row in enumerate(sample)],
-        recipe.max_new_tokens,
-        recipe.max_length,
-    )
+    shape = load_shape(base_model)
+    ids = _prompts(shape[1], rows, recipe)
     if not ids:
-        return Estimate(0, 0.0, 0.0, {"steps": "there is no prompt to train on"})
-    prompt = sum(map(len, ids)) / len(ids)
-    answer = ANSWER_SHARE * recipe.max_new_tokens
-    per_epoch = len(rows) * recipe.samples_per_prompt / recipe.batch_size
-    steps = recipe.max_steps if recipe.max_steps > 0 else max(1, math.ceil(recipe.epochs * per_epoch))
-    text = config.get_text_config()
-    layers = int(text.num_hidden_layers)
-    one, three = (trial_step(config, recipe, hardware, n, round(prompt + answer)) for n in (1, 3))
-    per_layer = max((three - one) / 2, 0.0)
-    per_token = max(one - per_layer, 0.0) + per_layer * layers
-    # in passes forward and backward over one response with its prompt; forward alone is a third
+        return nothing("prompt")
+    samples = recipe.samples_per_prompt
+    answers = _answers(base_model, shape, recipe, ids[: recipe.batch_size // samples], samples, hardware)
+    size = recipe.mini_batch_size // recipe.gradient_accumulation
+    micros = batches(answers.items, size)
+    steps = recipe.steps(len(rows))
     networks = 2 if recipe.value_backbone == "adapter" else 1
-    shared = (prompt / recipe.samples_per_prompt + answer) / (prompt + answer)
-    passes = shared * (networks + 1) / 3 + shared * recipe.ppo_epochs * networks * (
-        4 / 3 if recipe.gradient_checkpointing else 1
-    )
-    sampling = (prompt / recipe.samples_per_prompt + DECODING_PRICE * answer) / 3
-    tokens = recipe.batch_size * (passes * (prompt + answer) + sampling)
-    micro = recipe.mini_batch_size // recipe.gradient_accumulation
-    widest = max(map(len, ids)) + recipe.max_new_tokens
-    memory, how = memory_estimate(
-        text, recipe, hardware, parameters, micro * widest, round(recipe.max_new_tokens)
-    )
-    return Estimate(
+    per_step = recipe.batch_size / size
+    evaluations = 2 * min(recipe.eval_prompts, len(rows) * HELD_OUT_SHARE)
+    models = sum(spec.strip().startswith(MODEL) for spec in recipe.reward.split(","))
+    work = Work(
+        rows=len(rows),
         steps=steps,
-        minutes=steps * tokens * per_token / 60,
-        memory_gb=memory,
-        reasons={
-            "steps": f"{len(rows)} prompts, {recipe.batch_size} responses a step, {steps / per_epoch:.3g} epochs",
-            "minutes": (
-                f"{prompt:.0f} tokens a prompt and half of max_new_tokens an answer; {passes:.1f} passes over each, at "
-                f"{1 / per_token:,.0f} tokens/s measured forward and backward; rewards not counted"
-            ),
-            "memory_gb": how,
-        },
+        micros=steps * per_step * recipe.ppo_epochs * networks,
+        forwards=steps * per_step * (networks + 1 + models) + evaluations / size * (2 + models),
+        samplings=steps + evaluations / recipe.batch_size,
+        note="rewards that are no models not counted",
+    )
+    return _told(shape, recipe, hardware, micros, work, answers)
+
+
+def grpo(
+    base_model: str, recipe: GRPORecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+) -> Estimate:
+    """The same of `GRPOTrainer.train(rows)`, of both modes."""
+    hardware = hardware or detect()
+    shape = load_shape(base_model)
+    ids = _prompts(shape[1], rows, recipe)
+    if not ids:
+        return nothing("prompt")
+    steps = recipe.steps(len(rows))
+    trained = steps * recipe.gradient_accumulation
+    if recipe.mode == "logged":
+        sample = list(rows)[:SAMPLE]
+        texts = [
+            [(prompt_messages(row, n), response_text({"a": said}, "a", n)) for said in row["completions"]]
+            for n, row in enumerate(sample)
+        ]
+        encoded = [
+            shape[1].responses(group, recipe.max_length, recipe.max_completion_length) for group in texts
+        ]
+        micros = [[item for group in batch for item in group] for batch in batches(encoded, recipe.groups)]
+        # the base's pass, once for each micro-batch
+        return estimated(shape, recipe, hardware, micros, Work(len(rows), steps, trained), packed=True)
+    prompts = ids[: recipe.groups * recipe.gradient_accumulation]
+    answers = _answers(base_model, shape, recipe, prompts, recipe.num_generations, hardware)
+    micros = batches(answers.items, recipe.batch_size)
+    evaluations = 2 * min(recipe.eval_prompts, len(rows) * HELD_OUT_SHARE)
+    models = sum(spec.strip().startswith(MODEL) for spec in recipe.reward.split(","))
+    fresh = trained / recipe.num_iterations
+    alone = sum(len(i.prompt_ids) + len(i.response_ids) for i in micros[0])
+    packed = sum(map(len, {tuple(i.prompt_ids) for i in micros[0]})) + sum(
+        len(i.response_ids) for i in micros[0]
+    )
+    work = Work(
+        rows=len(rows),
+        steps=steps,
+        forwards=fresh * ((recipe.beta > 0) + (recipe.num_iterations > 1) + models * alone / packed)
+        + evaluations / recipe.batch_size * (2 + models) * alone / packed,
+        samplings=steps / recipe.num_iterations
+        + evaluations / (recipe.batch_size * recipe.gradient_accumulation),
+        note="rewards that are no models not counted",
+    )
+    return _told(shape, recipe, hardware, micros, work, answers)
+
+
+def _prompts(encoder: Encoder, rows: Sequence[Any], recipe: PPORecipe | GRPORecipe) -> list[list[int]]:
+    messages = [prompt_messages(row, number) for number, row in enumerate(list(rows)[:SAMPLE])]
+    return encoder.prompts(messages, recipe.max_new_tokens, recipe.max_length)[0] if messages else []
+
+
+def _answers(
+    base_model: str,
+    shape: tuple[Any, Encoder, int],
+    recipe: PPORecipe | GRPORecipe,
+    ids: list[list[int]],
+    samples: int,
+    hardware: Hardware,
+) -> _Answers:
+    sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
+    if shape[2] > ASKABLE:
+        length = max(1, round(ANSWER_SHARE * recipe.max_new_tokens))
+        items = [EncodedResponse(prompt, [0] * length) for prompt in ids for _ in range(samples)]
+        half = Sampling(length, recipe.temperature, recipe.top_k, recipe.top_p)
+        return _Answers(items, None, Asked(ids, samples, half))
+    policy = load_policy(base_model, hardware=hardware, quantization=recipe.quantization)
+    generator = torch.Generator(policy.device).manual_seed(recipe.seed)
+    policy.model.eval()
+    with matmul(hardware):
+        sample_responses(
+            causal_model(policy.model), policy.encoder, ids[:1], 1, sampling, generator
+        )  # wakes it
+        began = time.perf_counter()
+        rollouts = sample_responses(
+            causal_model(policy.model), policy.encoder, ids, samples, sampling, generator
+        )
+        seconds = time.perf_counter() - began
+    return _Answers([rollout.item for rollout in rollouts], seconds, Asked(ids, samples, sampling))
+
+
+def _told(
+    shape: tuple[Any, Encoder, int],
+    recipe: PPORecipe | GRPORecipe,
+    hardware: Hardware,
+    micros: list[list[EncodedResponse]],
+    work: Work,
+    answers: _Answers,
+) -> Estimate:
+    asked = answers.asked if answers.sample_s is None else None
+    return estimated(
+        shape, recipe, hardware, micros, work, packed=True, asked=asked, sample_s=answers.sample_s
     )

@@ -60,7 +60,7 @@ class SharedRewardModel(RewardModel):
                     input_ids=batch["input_ids"].to(mask.device), attention_mask=mask, use_cache=False
                 ).last_hidden_state
                 last = hidden[torch.arange(len(rows), device=mask.device), mask.sum(1) - 1]
-                scores = (last @ self.head.t().to(last.dtype))[:, 0].float().tolist()
+                scores = (last.to(self.head.dtype) @ self.head.t())[:, 0].tolist()
                 for i, value in zip(rows, scores, strict=True):
                     found[i] = value
         return found

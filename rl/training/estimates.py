@@ -1,0 +1,230 @@
+"""What a run would take here, before it is started: steps, minutes, peak memory. One function per method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rl.recipes import DPORecipe, KTORecipe, Recipe, RewardModelRecipe
+from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
+from rl.training.hardware import GB, Hardware, detect
+from rl.training.policy import load_shape
+from rl.training.sampling import LengthGroupedSampler
+from rl.training.trial import Asked, Trial, trial
+
+T = TypeVar("T")
+
+SAMPLE = 512
+"""Rows whose lengths are looked at: the first ones, as a dataset is in the order of its prompts' hashes."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run would take on this machine; `reasons` says how each figure was made."""
+
+    steps: int
+    minutes: float
+    memory_gb: float
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run computes beside its training micro-batches."""
+
+    rows: int
+    """Rows that are trained on in an epoch."""
+    steps: int
+    forwards: float = 0.0
+    """Passes forward alone, in micro-batches, over the whole run."""
+    samplings: float = 0.0
+    """Batches of prompts answered over the whole run."""
+    micros: float | None = None
+    """Training micro-batches over the whole run; None: `gradient_accumulation` to a step."""
+    note: str = ""
+
+
+def estimated(
+    shape: tuple[Any, Encoder, int],
+    recipe: Recipe,
+    hardware: Hardware,
+    micros: Sequence[Sequence[EncodedResponse]],
+    work: Work,
+    *,
+    packed: bool,
+    causal: bool = True,
+    asked: Asked | None = None,
+    sample_s: float | None = None,
+) -> Estimate:
+    """Time and memory of some work, from a trial of its micro-batches on a random model of the same shape.
+
+    `sample_s` are the seconds of a sampling where they are known; else `asked` is sampled in the trial.
+    """
+    config, encoder, parameters = shape
+    found = trial(config, encoder, recipe, hardware, micros, packed=packed, causal=causal, asked=asked)
+    trained = work.steps * recipe.gradient_accumulation if work.micros is None else work.micros
+    sampling_s = found.sample_s if sample_s is None else sample_s
+    recomputed = found.forward_s if recipe.gradient_checkpointing else 0.0
+    seconds = (
+        trained * (found.train_s + recomputed)
+        + work.forwards * found.forward_s
+        + work.samplings * sampling_s
+        + found.setup_s
+    )
+    memory, how = memory_estimate(config.get_text_config(), recipe, hardware, parameters, found)
+    tokens = sum(len(i.prompt_ids) + len(i.response_ids) for micro in micros for i in micro) / len(micros)
+    said = [
+        f"{trained:,.0f} micro-batches of {len(micros[0])} responses, {tokens:,.0f} tokens before anything is shared, "
+        f"at {1000 * found.train_s:,.0f} ms ({found.rung} forward and backward, measured)"
+    ]
+    if work.forwards:
+        said.append(f"{work.forwards:,.0f} forward at {1000 * found.forward_s:,.0f} ms")
+    if work.samplings:
+        said.append(f"{work.samplings:,.0f} samplings at {sampling_s:.2f} s")
+    said += [work.note] if work.note else []
+    return Estimate(
+        steps=work.steps,
+        minutes=seconds / 60,
+        memory_gb=memory,
+        reasons={
+            "steps": f"{work.rows:,} rows, {recipe.batch_size} to a micro-batch, "
+            f"{recipe.gradient_accumulation} micro-batches to a step",
+            "minutes": "; ".join(said),
+            "memory_gb": how,
+        },
+    )
+
+
+def nothing(what: str) -> Estimate:
+    return Estimate(0, 0.0, 0.0, {"steps": f"no {what} is left to train on"})
+
+
+def memory_estimate(
+    text: Any, recipe: Recipe, hardware: Hardware, parameters: int, found: Trial
+) -> tuple[float, str]:
+    """Peak memory: weights, LoRA with its optimiser, what the largest micro-batch keeps, the process itself."""
+    hidden, layers = int(text.hidden_size), int(text.num_hidden_layers)
+    middle = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * hidden
+    number = 4 if hardware.dtype == "float32" else 2
+    four_bit = recipe.quantization == "4bit" and hardware.supports_4bit
+    # NF4 with double quantisation takes 4.127 bits a weight (Dettmers et al. 2023); embeddings stay as they are
+    weights = parameters * (0.65 if four_bit else number)
+    # float32 weight, gradient, two moments
+    lora = layers * recipe.lora_r * (8 * hidden + 3 * (hidden + middle)) * 16
+    kept = found.checkpoint_bytes if recipe.gradient_checkpointing else found.saved_bytes
+    # one layer's gradients on the way back are about what it kept
+    activations = kept + found.saved_bytes / max(layers, 1)
+    process = PROCESS_GB["cuda" if hardware.device == "cuda" else "cpu"] * GB
+    total = (weights + lora + activations + process) / GB
+    how = (
+        f"{weights / GB:.2f} weights, {lora / GB:.2f} LoRA and optimiser, {activations / GB:.2f} activations of the "
+        f"longest micro-batch (counted), {process / GB:.1f} the process itself"
+    )
+    return total, how
+
+
+PROCESS_GB = {"cpu": 0.8, "cuda": 0.6}
+"""Python with torch, transformers and Django; on a GPU, the CUDA context there."""
+
+
+# --- Per method ---------------------------------------------------------------------------------------------
+
+
+def dpo(
+    base_model: str, recipe: DPORecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+) -> Estimate:
+    """Steps, minutes and peak memory of `DPOTrainer.train(rows)`, training nothing and loading no weights.
+
+    Lengths come from the first rows; time from a trial on random layers of the architecture here and now, so a busy
+    machine gives a longer estimate. Raises PolicyLoadError for a base that cannot be read, ValueError for rows of
+    another shape.
+    """
+    hardware = hardware or detect()
+    shape = load_shape(base_model)
+    sample = list(rows)[:SAMPLE]
+    pairs = shape[1].pairs(sample, recipe.max_length, recipe.max_completion_length).rows
+    if not pairs:
+        return nothing("pair")
+    order = LengthGroupedSampler(
+        [len(p["prompt_ids"]) + max(len(p["chosen_ids"]), len(p["rejected_ids"])) for p in pairs],
+        recipe.batch_size,
+        recipe.seed,
+        lambda: 0,
+        [hash(tuple(p["prompt_ids"])) for p in pairs] if recipe.group_prompts else None,
+    )
+    items = [
+        [EncodedResponse(pairs[i]["prompt_ids"], pairs[i][side]) for side in ("chosen_ids", "rejected_ids")]
+        for i in order
+    ]
+    micros = [[item for pair in batch for item in pair] for batch in batches(items, recipe.batch_size)]
+    count = round(len(rows) * len(pairs) / len(sample))
+    steps = recipe.steps(count)
+    once = count / recipe.batch_size
+    reference = once if recipe.precompute_reference else steps * recipe.gradient_accumulation
+    work = Work(
+        count, steps, reference, note="the reference counted in full: what earlier runs computed is kept"
+    )
+    return estimated(shape, recipe, hardware, micros, work, packed=True)
+
+
+def kto(
+    base_model: str, recipe: KTORecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+) -> Estimate:
+    """The same of `KTOTrainer.train(rows)`."""
+    hardware = hardware or detect()
+    shape = load_shape(base_model)
+    items = _singles(shape[1], list(rows)[:SAMPLE], recipe)
+    if not items:
+        return nothing("response")
+    steps = recipe.steps(len(rows))
+    prompt = sum(len(item.prompt_ids) for item in items)
+    answers = sum(len(item.response_ids) for item in items)
+    # the mismatched pairs go forward in each step; once, both are scored under the base, two answers on a prompt's row
+    shared = (prompt + 2 * answers) / (prompt + answers)
+    forwards = steps * recipe.gradient_accumulation + shared * len(rows) / recipe.batch_size
+    work = Work(len(rows), steps, forwards, note="the reference counted in full")
+    return estimated(shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False)
+
+
+def sft(
+    base_model: str, recipe: Recipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+) -> Estimate:
+    """The same of `SFTTrainer.train(rows)`."""
+    hardware = hardware or detect()
+    shape = load_shape(base_model)
+    items = _singles(shape[1], list(rows)[:SAMPLE], recipe)
+    if not items:
+        return nothing("demonstration")
+    work = Work(len(rows), recipe.steps(len(rows)))
+    return estimated(shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False)
+
+
+def reward_model(
+    base_model: str, recipe: RewardModelRecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+) -> Estimate:
+    """The same of `RewardModelTrainer.train(rows)`."""
+    hardware = hardware or detect()
+    causal = recipe.architecture == "causal"
+    shape = load_shape(base_model, causal=causal)
+    sides = ("chosen", "rejected") if recipe.objective == "pairwise" else ("completion",)
+    columns = [_singles(shape[1], list(rows)[:SAMPLE], recipe, side) for side in sides]
+    if not columns[0]:
+        return nothing("row")
+    cut = [batches(column, recipe.batch_size) for column in columns]
+    micros = [[item for column in parts for item in column] for parts in zip(*cut, strict=True)]
+    # its scale is read off the training responses at the end
+    work = Work(len(rows), recipe.steps(len(rows)), len(rows) / recipe.batch_size)
+    return estimated(shape, recipe, hardware, micros, work, packed=False, causal=causal)
+
+
+def _singles(
+    encoder: Encoder, rows: Sequence[Any], recipe: Recipe, side: str = "completion"
+) -> list[EncodedResponse]:
+    items = [(prompt_messages(row, n), response_text(row, side, n)) for n, row in enumerate(rows)]
+    return encoder.responses(items, recipe.max_length, recipe.max_completion_length)
+
+
+def batches(items: Sequence[T], size: int) -> list[list[T]]:
+    """Whole batches of the items; one of all of them where there are fewer."""
+    return [list(items[start : start + size]) for start in range(0, max(len(items) - size, 0) + 1, size)]

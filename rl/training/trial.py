@@ -1,0 +1,258 @@
+"""A short measurement here and now: what a batch costs on a random model of the real shape, in time and memory."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from transformers import AutoModel, AutoModelForCausalLM
+
+from rl.recipes import Recipe
+from rl.training.encoding import EncodedResponse, Encoder
+from rl.training.hardware import Hardware
+from rl.training.ladder import packed_logps, rung_choose
+from rl.training.logps import causal_model, collate, token_logps
+from rl.training.packing import pack
+from rl.training.policy import LoadedPolicy, lora_config, matmul
+from rl.training.ppo.rollout import Sampling, generate_tokens
+from rl.training.prefix import Rung
+
+WHOLE_LAYERS = 4
+"""A model of at most so many layers is tried whole; a deeper one through one and three, and the rest is multiplied."""
+
+WIDEST_HEAD = 32768
+"""Words of the random model, at most: a larger head would take memory here and little time there."""
+
+TIMED = 2
+"""Micro-batches timed, twice each."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one micro-batch costs on the whole model, on average."""
+
+    train_s: float
+    """Forward, backward and the optimiser's step."""
+    forward_s: float
+    """Forward alone, as a reference takes it."""
+    sample_s: float
+    """Answering a batch of prompts; 0 where none was asked for."""
+    setup_s: float
+    """Finding how rows can be computed, once a run."""
+    saved_bytes: float
+    """Kept for the backward pass of the largest micro-batch."""
+    checkpoint_bytes: float
+    """The same where only each layer's input is kept, and one layer whole."""
+    rung: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts to be answered as a run answers them."""
+
+    prompts: list[list[int]]
+    samples: int
+    sampling: Sampling
+
+
+Micro = Sequence[EncodedResponse]
+
+
+def trial(
+    config: Any,
+    encoder: Encoder,
+    recipe: Recipe,
+    hardware: Hardware,
+    micros: Sequence[Micro],
+    *,
+    packed: bool,
+    causal: bool = True,
+    asked: Asked | None = None,
+) -> Trial:
+    """Measure micro-batches of a run: `packed` as rows that share their prompt, else padded side by side.
+
+    A model deeper than WHOLE_LAYERS is measured with one and three layers, and each figure taken to grow evenly.
+    """
+    layers = int(config.get_text_config().num_hidden_layers)
+
+    def measure(depth: int) -> Trial:
+        return _measure(config, encoder, recipe, hardware, micros, depth, packed, causal, asked)
+
+    if layers <= WHOLE_LAYERS:
+        return measure(layers)
+    one, three = measure(1), measure(3)
+    figures: dict[str, Any] = {}
+    for field in dataclasses.fields(Trial):
+        low, high = getattr(one, field.name), getattr(three, field.name)
+        grown = low if isinstance(low, str) else low + max(high - low, 0.0) / 2 * (layers - 1)
+        figures[field.name] = high if isinstance(low, str) else grown
+    return Trial(**figures)
+
+
+def _measure(
+    config: Any,
+    encoder: Encoder,
+    recipe: Recipe,
+    hardware: Hardware,
+    micros: Sequence[Micro],
+    layers: int,
+    packed: bool,
+    causal: bool,
+    asked: Asked | None,
+) -> Trial:
+    with torch.random.fork_rng(devices=[]), matmul(hardware):
+        policy = _random_policy(config, encoder, recipe, hardware, layers, causal)
+        vocabulary = policy.model.config.get_text_config().vocab_size
+        micros = [[_within(item, vocabulary) for item in micro] for micro in micros]
+        began = time.perf_counter()
+        rung = Rung.STOCK
+        if packed and causal:
+            rung = rung_choose(policy, [item for micro in micros for item in micro], gradients=True).rung
+        setup = time.perf_counter() - began
+        run = _runner(policy, rung, causal)
+        largest = max(micros, key=lambda micro: _tokens(micro, rung))
+        saved, inputs = _saved(policy, lambda: run(largest))
+        optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad])
+        trained, forwards = [], []
+        for number, micro in enumerate([largest, *_spread(micros, TIMED), *_spread(micros, TIMED)]):
+            began = _now(hardware)
+            run(micro).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            between = _now(hardware)
+            with torch.no_grad():
+                run(micro)
+            if number:  # the first one packs weights and wakes the allocator
+                trained.append(between - began)
+                forwards.append(_now(hardware) - between)
+        sampled = 0.0
+        if asked is not None:
+            policy.model.eval()
+            generator = torch.Generator(policy.device).manual_seed(0)
+            prompts = [[token % vocabulary for token in prompt] for prompt in asked.prompts]
+            began = _now(hardware)
+            generate_tokens(
+                causal_model(policy.model), prompts, asked.samples, asked.sampling, [],
+                encoder.tokenizer.pad_token_id % vocabulary, generator,
+            )  # fmt: skip
+            sampled = _now(hardware) - began
+    return Trial(
+        train_s=statistics.fmean(trained),
+        forward_s=statistics.fmean(forwards),
+        sample_s=sampled,
+        setup_s=setup,
+        saved_bytes=saved,
+        checkpoint_bytes=inputs * layers + saved / layers,
+        rung=str(rung),
+    )
+
+
+def _random_policy(
+    config: Any, encoder: Encoder, recipe: Recipe, hardware: Hardware, layers: int, causal: bool
+) -> LoadedPolicy:
+    small = copy.deepcopy(config)
+    text = small.get_text_config()
+    text.num_hidden_layers = layers
+    text.vocab_size = min(text.vocab_size, WIDEST_HEAD)
+    for special in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(text, special, None)
+    if getattr(text, "layer_types", None):
+        text.layer_types = (list(text.layer_types) * layers)[:layers]
+    kind = AutoModelForCausalLM if causal else AutoModel
+    model = kind.from_config(small, dtype=getattr(torch, hardware.dtype)).to(hardware.device)
+    model.requires_grad_(False)
+    lora = lora_config(recipe, model)
+    if not causal:
+        lora.task_type = None
+    model = get_peft_model(model, lora)
+    return LoadedPolicy(
+        model=model.eval(), tokenizer=encoder.tokenizer, encoder=encoder, base_model="a trial", base_model_hash="",
+        device=torch.device(hardware.device), hardware=hardware,
+    )  # fmt: skip
+
+
+def _within(item: EncodedResponse, vocabulary: int) -> EncodedResponse:
+    """The same lengths in words the random model knows."""
+    return EncodedResponse(
+        [token % vocabulary for token in item.prompt_ids], [token % vocabulary for token in item.response_ids]
+    )
+
+
+def _runner(policy: LoadedPolicy, rung: Rung, causal: bool) -> Callable[[Micro], torch.Tensor]:
+    model, pad = causal_model(policy.model), policy.tokenizer.pad_token_id
+    pad %= model.config.get_text_config().vocab_size
+
+    def run(micro: Micro) -> torch.Tensor:
+        if rung is not Rung.STOCK:
+            rows = pack([i.prompt_ids for i in micro], [i.response_ids for i in micro], pad_token_id=pad)
+            logps: torch.Tensor = packed_logps(model, rows.to(policy.device), rung)[0]
+            return -logps.sum()
+        batch = {name: tensor.to(policy.device) for name, tensor in collate(micro, pad).items()}
+        if causal:
+            return -token_logps(model, **batch).sum()
+        hidden = policy.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        loss: torch.Tensor = hidden.last_hidden_state.float().square().mean()
+        return loss
+
+    return run
+
+
+def _tokens(micro: Micro, rung: Rung) -> int:
+    """Positions that are computed, padding included."""
+    if rung is Rung.STOCK:
+        return len(micro) * max(len(item.prompt_ids) + len(item.response_ids) for item in micro)
+    rows = pack([item.prompt_ids for item in micro], [item.response_ids for item in micro], pad_token_id=0)
+    return rows.prompt_ids.numel() + rows.suffix_ids.numel()
+
+
+def _saved(policy: LoadedPolicy, run: Callable[[], torch.Tensor]) -> tuple[float, float]:
+    """Bytes that autograd keeps of one forward, weights aside, and those of one layer's input."""
+    weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
+    kept: dict[int, int] = {}
+    widest = 0
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with _hidden_noted(policy.model) as inputs:
+            loss = run()
+        widest = max(inputs, default=0)
+        total = float(sum(kept.values()))  # while the graph still holds them: a freed address may come again
+        del loss
+    return total, float(widest)
+
+
+@contextmanager
+def _hidden_noted(model: Any) -> Iterator[list[int]]:
+    """Bytes of the hidden states that come out of the embedding."""
+    sizes: list[int] = []
+    embedding = causal_model(model).get_input_embeddings()
+    hook = embedding.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel() * out.element_size()))
+    try:
+        yield sizes
+    finally:
+        hook.remove()
+
+
+def _spread(micros: Sequence[Micro], count: int) -> list[Micro]:
+    """So many of them, evenly apart."""
+    step = max(1, len(micros) // count)
+    return list(micros[step // 2 :: step])[:count] or list(micros[:1])
+
+
+def _now(hardware: Hardware) -> float:
+    if hardware.device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
