@@ -13,7 +13,7 @@ from unfold.decorators import display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from feedback import admin_people  # noqa: F401  (Django looks for pages in this file alone)
-from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Trace
+from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Suggestion, Trace
 from feedback.previews import turns_of
 from feedback.selectors import agents_known
 
@@ -264,3 +264,23 @@ class AgentSettingsAdmin(ModelAdmin):
         "aggregation",
     ]
     search_fields = ["agent"]
+
+
+@admin.register(Suggestion)
+class SuggestionAdmin(FactAdmin):
+    """Ratings that a label model suggested, and what people made of them."""
+
+    list_display = ["of_decision", "labeller", "good", "outcome", "created"]
+    list_filter = [ByAgentOfDecision, "outcome"]
+    search_fields = ["labeller"]
+    ordering = ["-id"]
+    readonly_fields = ["created_at", "settled_at"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Suggestion]:
+        whole = ("messages", "state", "candidates", "metadata")
+        rows = super().get_queryset(request).select_related("decision")
+        return rows.defer(*(f"decision__{name}" for name in whole))
+
+    @display(description="decision")
+    def of_decision(self, suggestion: Suggestion) -> SafeString | str:
+        return admin_link(suggestion.decision)

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils.module_loading import import_string
 
-from feedback.models import Comparison, Decision, Lease, Outcome, Rating, Trace
+from feedback.models import Comparison, Decision, Lease, Outcome, Rating, Suggestion, Trace
 
 CHUNK = 400
 """Ids named in one statement; a comparison names each twice, and SQLite takes 999 values."""
@@ -71,6 +71,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
             done.ratings += _remove(Rating.objects.filter(decision__in=chunk), dry_run)
             done.outcomes += _remove(Outcome.objects.filter(decision__in=chunk), dry_run)
             _remove(Lease.objects.filter(decision__in=chunk), dry_run)
+            _remove(Suggestion.objects.filter(decision__in=chunk), dry_run)
             if settings.FEEDBACK_FORGET and not dry_run:
                 import_string(settings.FEEDBACK_FORGET)(chunk)
             _remove(Decision.objects.filter(pk__in=chunk), dry_run)

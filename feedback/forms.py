@@ -11,6 +11,8 @@ from django.http import QueryDict
 from feedback.models import Decision, Preference, Thumb
 
 STARS = ("1", "2", "3", "4", "5")
+ACCEPTING = {"accept-up": Thumb.UP, "accept-down": Thumb.DOWN}
+"""Buttons that accept a suggestion -> the thumb that was shown on them."""
 
 
 def tags_sent(sent: Any) -> list[str]:
@@ -52,7 +54,9 @@ class RatingForm(SentForm):
 
     id = forms.UUIDField()
     decision = forms.UUIDField()
-    verdict = forms.ChoiceField(choices=[(v, v) for v in ("up", "down", *STARS, "correct", "save")])
+    verdict = forms.ChoiceField(
+        choices=[(v, v) for v in ("up", "down", *STARS, "correct", "save", *ACCEPTING)]
+    )
     other_tags = forms.CharField(required=False, max_length=2000)
     notes = forms.CharField(required=False)
     correction = forms.CharField(required=False, strip=False)
@@ -65,7 +69,7 @@ class RatingForm(SentForm):
         return {
             "id": self.cleaned_data["id"],
             "decision": decision,
-            "thumb": verdict if verdict in Thumb.values else "",
+            "thumb": ACCEPTING.get(verdict, verdict if verdict in Thumb.values else ""),
             "stars": int(verdict) if verdict in STARS else None,
             "correction": correction if changed else None,
             "tags": tags_sent(self.data),

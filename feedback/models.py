@@ -375,3 +375,44 @@ class ApiKey(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Suggestion(models.Model):
+    """What a label model thinks a person would say of a decision. It counts for nothing until a person accepts it."""
+
+    class Outcome(models.TextChoices):
+        ACCEPTED = "accepted", "accepted"
+        AGREED = "agreed", "rated the same without accepting it"
+        OVERRULED = "overruled", "rated otherwise"
+
+    decision = models.OneToOneField(Decision, on_delete=models.PROTECT, related_name="suggestion")
+    labeller = models.CharField(max_length=200, help_text="Which label model")
+    good = models.FloatField(help_text="Calibrated probability that a person finds it good, 0 to 1")
+    outcome = models.CharField(max_length=12, choices=Outcome, blank=True)
+    rating = models.UUIDField(null=True, blank=True, help_text="The rating it was settled by")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    settled_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["labeller", "outcome"]), models.Index(fields=["rating"])]
+        constraints = [
+            models.CheckConstraint(condition=Q(good__gte=0.0, good__lte=1.0), name="suggestion_good_in_0_1"),
+            models.CheckConstraint(
+                condition=Q(outcome="", rating__isnull=True)
+                | Q(outcome__in=["accepted", "agreed", "overruled"], rating__isnull=False),
+                name="suggestion_settled_by_a_rating",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.labeller}: {self.thumb} ({self.percent} %)"
+
+    @property
+    def thumb(self) -> str:
+        return "up" if self.good >= 0.5 else "down"
+
+    @property
+    def percent(self) -> int:
+        """How sure the label model is of the side it takes, 50 to 100."""
+        return round(100 * max(self.good, 1 - self.good))

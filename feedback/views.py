@@ -17,7 +17,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
-from feedback.forms import RatingForm, rating_id, tags_sent
+from feedback.forms import ACCEPTING, RatingForm, rating_id, tags_sent
 from feedback.models import Decision, Rating
 from feedback.people import signin_link_check, signin_link_redeem
 from feedback.previews import agent_facts, conversation_of, preview_of, turns_of
@@ -34,6 +34,7 @@ from feedback.roles import SCOPE_PERMISSIONS
 from feedback.search import Narrowed, narrowed_of
 from feedback.selectors import agents_known, decision_get, policies_known
 from feedback.services import FeedbackConflict, FeedbackRefused, rating_submit, rating_withdraw
+from feedback.suggestions import suggestion_of, suggestion_reopen, suggestion_settle
 
 UNDO_KEY, SKIP_KEY = "rate_undo", "rate_skipped"
 UNDO_LIMIT = 10
@@ -100,6 +101,7 @@ def _card(
             "kept": kept,
             "tags": [(tag, tag in kept["tags"]) for tag in suggested],
             "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in suggested),
+            "suggestion": suggestion_of(decision),
         }
     alone = wants_card(request)
     template = "feedback/_card.html" if alone else "feedback/rate.html"
@@ -185,7 +187,14 @@ def _to_page(within: Narrowed, **query: str) -> HttpResponseRedirect:
     return redirect(f"{reverse('rate')}?{words}" if words else reverse("rate"))
 
 
-SAID = {"up": "Saved: good", "down": "Saved: bad", "correct": "Saved your correction", "save": "Saved"}
+SAID = {
+    "up": "Saved: good",
+    "down": "Saved: bad",
+    "correct": "Saved your correction",
+    "save": "Saved",
+    "accept-up": "Accepted: good",
+    "accept-down": "Accepted: bad",
+}
 NOTICES = {"undone": "Taken back", "skipped": "Put aside", "nothing": "There is nothing to undo"}
 
 
@@ -238,6 +247,13 @@ def _rate_store(request: HttpRequest, within: Narrowed) -> HttpResponse:
     if verdict == "correct" and facts["correction"] is None:
         fault = "A correction differs from the response: change it first, then save it"
         return _card(request, decision, within, fault=fault, kept=kept, status=400)
+    accepted = verdict in ACCEPTING
+    if accepted:
+        suggested = suggestion_of(decision)
+        if suggested is None or suggested.thumb != ACCEPTING[verdict]:
+            # it was settled or made anew since the page was shown: nobody accepts what they did not see
+            fault = "The suggestion is another one now: rate it here"
+            return _card(request, decision, within, fault=fault, kept=kept, status=409)
     try:
         written = rating_submit(rater=request.user.get_username(), **facts)
     except FeedbackConflict:
@@ -248,6 +264,7 @@ def _rate_store(request: HttpRequest, within: Narrowed) -> HttpResponse:
         return _card(request, decision, within, fault=str(refusal), kept=kept, status=400)
     lease_release(request.user.get_username(), decision.pk)
     if written.created:
+        suggestion_settle(decision, written.row, accepted=accepted)
         done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
         request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
     if wants_card(request):
@@ -270,6 +287,7 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
             continue
         try:
             rating_withdraw(rating)
+            suggestion_reopen(rating)
         except FeedbackConflict:
             # replaced or taken back in another window: the one before it is meant
             continue

@@ -27,6 +27,7 @@ from rl.models import (
     Evaluation,
     GateSettings,
     GoldenCase,
+    LabelRun,
     LearnerSettings,
     Policy,
     PolicyEvent,
@@ -409,3 +410,25 @@ class AgentDefinitionAdmin(ModelAdmin):
 
     list_display = ["slug", "title", "description"]
     search_fields = ["slug", "title"]
+
+
+@admin.register(LabelRun)
+class LabelRunAdmin(FactAdmin):
+    """Label models, and how well calibrated they are."""
+
+    list_display = ["named", "agent", "ratings", "suggested", "brier", "calibration", "created"]
+    list_filter = [ByAgent]
+    ordering = ["-id"]
+    readonly_fields = ["created_at"]
+
+    @display(description="label model", ordering="id")
+    def named(self, run: LabelRun) -> str:
+        return str(run)
+
+    @display(description="Brier score")
+    def brier(self, run: LabelRun) -> str:
+        return f"{run.figures.get('brier', float('nan')):.3f}"
+
+    @display(description="calibration error")
+    def calibration(self, run: LabelRun) -> str:
+        return f"{run.figures.get('calibration_error', float('nan')):.3f}"

@@ -19,6 +19,7 @@ from feedback.selectors import SLUG_PATTERN, feedback_counts_lately
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
 from rl.buffer import buffer_sizes_lately
+from rl.labelling import labels_shown
 from rl.models import (
     AgentDefinition,
     Experiment,
@@ -78,6 +79,7 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         else "",
         "example": _example(found),
         "rewards": rewards_shown(slug),
+        "labels": labels_card(slug),
         "settings": _settings(request, slug),
     }
     return render(request, "rl/agent.html", context)
@@ -98,6 +100,37 @@ def _example(found: Agent) -> dict[str, Any] | None:
         return None
     asked = found.render(scenario.state)[-1]["content"]
     return {"asked": asked, "answer": next(iter(found.candidates(scenario.state)), "")}
+
+
+CURVE = 200
+"""Side of the drawn calibration curve."""
+
+
+def labels_card(slug: str) -> dict[str, Any] | None:
+    """Suggested ratings with their calibration curve drawn on a square of CURVE; None where none was ever made."""
+    found = labels_shown(slug)
+    if not found["figures"]:
+        return None
+    most = max(point["n"] for point in found["figures"]["curve"])
+    dots = [
+        {
+            "x": round(CURVE * point["stated"], 1),
+            "y": round(CURVE * (1 - point["observed"]), 1),
+            "r": round(3 + 7 * (point["n"] / most) ** 0.5, 1),
+            "words": f"stated {point['stated']:.2f}, observed {point['observed']:.2f}, {point['n']} ratings",
+        }
+        for point in found["figures"]["curve"]
+    ]
+    settled = found["accepted"] + found["agreed"] + found["overruled"]
+    return {
+        **found,
+        "dots": dots,
+        "side": CURVE,
+        "settled": settled,
+        "accepted_text": share_of(found, "accepted_share"),
+        "right_text": share_of(found, "right_share"),
+        "accuracy": share_of(found["figures"], "accuracy"),
+    }
 
 
 _means: Believed[dict[str, Any]] = Believed()

@@ -25,6 +25,9 @@ def _all_of(properties: dict[str, Schema]) -> Schema:
     }
 
 
+SHARE: Schema = _all_of({"value": NUMBER, "low": NUMBER, "high": NUMBER, "n": WHOLE})
+"""A share with its 95 % interval."""
+
 RUN = {
     "id": {"type": "integer"},
     "agent": TEXT,
@@ -196,6 +199,26 @@ COMPONENTS: dict[str, Schema] = {
         },
         "additionalProperties": False,
     },
+    "SuggestionsShown": _all_of(
+        {
+            "agent": TEXT,
+            "ratings": {**WHOLE, "description": "Ratings by people that the label model learnt from"},
+            "suggested": {**WHOLE, "description": "Ratings it suggested"},
+            "open": {**WHOLE, "description": "Suggestions nobody settled yet"},
+            "accepted": WHOLE,
+            "agreed": {**WHOLE, "description": "Rated the same without accepting it"},
+            "overruled": WHOLE,
+            "accepted_share": {"anyOf": [SHARE, {"type": "null"}], "description": "Of those settled"},
+            "right_share": {"anyOf": [SHARE, {"type": "null"}], "description": "Accepted or agreed"},
+            "features": listed(TEXT),
+            "left_out": {"type": "object", "additionalProperties": TEXT},
+            "figures": {
+                "type": ["object", "null"],
+                "description": "accuracy, brier, calibration_error and the calibration curve on ratings left out",
+                "additionalProperties": True,
+            },
+        }
+    ),
     "RewardsAsked": {
         "type": "object",
         "properties": {

@@ -6,6 +6,7 @@ from django.urls import path
 
 from rl.api import Policies, RunOne, TrainPolicy
 from rl.api_decide import Decide
+from rl.api_labels import Suggestions
 from rl.api_loop import Cancel, Online, Promote, Registry, Rollback, Runs
 from rl.api_rewards import CalculatePending
 
@@ -19,6 +20,7 @@ urlpatterns = [
     path("runs/", Runs.as_view(), name="api-runs"),
     path("runs/<int:pk>/cancel/", Cancel.as_view(), name="api-run-cancel"),
     path("online/<str:agent>/", Online.as_view(), name="api-online"),
+    path("suggestions/<str:agent>/", Suggestions.as_view(), name="api-suggestions"),
     path("training/calculate-pending", CalculatePending.as_view(), name="api-calculate-pending"),
     path("runs/<int:pk>/", RunOne.as_view(), name="api-run"),
 ]

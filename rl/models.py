@@ -13,6 +13,7 @@ from rl.agent_models import AgentDefinition as AgentDefinition
 from rl.experiment_models import Arm as Arm
 from rl.experiment_models import Experiment as Experiment
 from rl.experiment_models import ExperimentEvent as ExperimentEvent
+from rl.label_models import LabelRun as LabelRun
 from rl.learning_models import GateSettings as GateSettings
 from rl.learning_models import GoldenCase as GoldenCase
 from rl.learning_models import LearnerSettings as LearnerSettings

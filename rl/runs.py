@@ -34,10 +34,10 @@ from rl.jobs import (
 from rl.launching import Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.methods import dataset_kind, method_named
-from rl.models import Policy, TrainingRun
+from rl.models import LabelRun, Policy, TrainingRun
 from rl.recipes import BASE, RECIPES, Recipe, RecipeError, recipe_named
 from rl.replay import Replay
-from rl.rewards.named import RewardRefused, rewards_named
+from rl.rewards.named import LEARNED, RewardRefused, rewards_named
 from rl.starting import start_located, start_settled
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
         **order.knobs
     )
     if method_named(order.method).rewarded:
-        rewards_located(recipe.reward)  # refused now rather than when the run has begun
+        rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
     return name, start_settled(order, recipe)
 
 
@@ -276,7 +276,7 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
     method = method_named(run.method)
     recipe = type(RECIPES[run.method]["default"]).from_dict(run.recipe)
     if method.rewarded:
-        recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"]))
+        recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
     if (start := recipe.as_dict().get("start_from", BASE)) != BASE:
         recipe = recipe.with_knobs(start_from=start_located(start))
     trainer = _named(method.trainer)(
@@ -318,10 +318,12 @@ def _named(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def rewards_located(specs: str) -> str:
-    """Reward specs with `model:RUN` made `model:FOLDER`, the folder that run left its reward model in.
+def rewards_located(specs: str, agent: str) -> str:
+    """Reward specs with `model:RUN` made `model:FOLDER`, the folder that run left its reward model in, and `learned`
+    made `learned:FOLDER`, where the agent's newest label model lies.
 
-    Raises RunRefused for a run that does not exist or left no reward model, RewardRefused for a name nobody knows.
+    Raises RunRefused for a run that does not exist or left no reward model, and where nothing was learnt from labels;
+    RewardRefused for a name nobody knows.
     """
     from rl.training.result import ResultError, TrainResult
 
@@ -333,6 +335,14 @@ def rewards_located(specs: str) -> str:
                 "--reward code_execution runs what a model wrote and is off: set ENABLE_CODE_EXECUTION=true, see "
                 "docs/rewards.md"
             )
+        if spec.strip() == LEARNED:
+            labels = LabelRun.objects.filter(agent=agent).exclude(path="").order_by("-pk").first()
+            if labels is None:
+                raise RunRefused(
+                    f"--reward learned: nothing was learnt from ratings of {agent} yet; run "
+                    f"`manage.py auto_label --agent {agent}` first"
+                )
+            spec = f"{LEARNED}:{registry.home_path(labels.path)}"
         if kind == "model" and name.isdigit():
             run = TrainingRun.objects.filter(pk=int(name), method="reward_model").first()
             if run is None:

@@ -146,7 +146,7 @@ def test_serving_knows_neither_torch_nor_runs() -> None:
     assert offences("rl.serving", {*TORCH, "rl.training", "rl.export", "rl.runs"}) == []
 
 
-DOORS = ["rl.runs", "rl.evaluations", "rl.exports"]
+DOORS = ["rl.runs", "rl.evaluations", "rl.exports", "rl.labelling"]
 
 
 def test_only_the_doors_open_the_furnace_and_only_inside_functions() -> None:

@@ -18,6 +18,15 @@ MODEL = "model:"
 """Prefix of a trained reward model, `model:RUN_OR_PATH`; the training room opens those itself."""
 
 
+LEARNED = "learned"
+"""The reward learnt from people's ratings; the training room opens its folder, `learned:FOLDER`, itself too."""
+
+
+def opened_in_training(spec: str) -> bool:
+    """Whether a spec is a trained model, which only the training room can open."""
+    return spec == LEARNED or spec.startswith((MODEL, f"{LEARNED}:"))
+
+
 class RewardRefused(ValueError):
     """A reward nobody knows or that cannot be used; the message says what there is."""
 
@@ -43,12 +52,12 @@ def rewards_named(specs: Sequence[str], *, code_execution: bool = False) -> list
     """The reward functions of these names, each once. Raises RewardRefused.
 
     `code_execution` says whether running a model's code is switched on. A dotted path names a user's class, instance or
-    function. Specs of reward models (`model:...`) are left out: see MODEL.
+    function. Specs of trained models (`model:...`, `learned`) are left out: see MODEL and LEARNED.
     """
     return [
         reward_named(spec, code_execution=code_execution)
         for spec in dict.fromkeys(specs)
-        if not spec.startswith(MODEL)
+        if not opened_in_training(spec)
     ]
 
 
@@ -68,9 +77,12 @@ def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
             return known[spec]()
         except RuntimeError as error:
             raise RewardRefused(str(error)) from error
+    if opened_in_training(spec):
+        raise RewardRefused(f"reward {spec} is a trained model, which works in training alone")
     if "." not in spec:
         raise RewardRefused(
-            f"no reward {spec!r}; known are {', '.join(known)}, model:RUN_OR_PATH, or the dotted path of a function"
+            f"no reward {spec!r}; known are {', '.join(known)}, learned, model:RUN_OR_PATH, or the dotted path of a "
+            f"function"
         )
     return _users_own(spec)
 

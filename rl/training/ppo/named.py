@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rl.rewards.base import RewardFunction
-from rl.rewards.named import MODEL, rewards_named
+from rl.rewards.named import LEARNED, MODEL, rewards_named
+from rl.training.labels import LearnedReward
 from rl.training.ppo.reward_role import SharedRewardModel, fits
 from rl.training.ppo.shared_base import SharedBase
 from rl.training.result import TrainingRefused
@@ -28,6 +29,13 @@ def rewards_of(specs: str, base: SharedBase | None = None) -> list[RewardFunctio
                     functions.append(SharedRewardModel(base, path))
                 else:
                     functions.append(RewardModel.load(path))
+            elif name.startswith(f"{LEARNED}:"):
+                functions.append(LearnedReward.load(name.removeprefix(f"{LEARNED}:")))
+            elif name == LEARNED:
+                raise TrainingRefused(
+                    "reward learned needs the folder of a label model: learned:FOLDER, or run the training by command, "
+                    "which finds the agent's newest"
+                )
             elif name:
                 # whoever names code_execution here means it; the commands ask the settings first
                 functions += rewards_named([name], code_execution=True)

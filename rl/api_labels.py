@@ -1,0 +1,27 @@
+"""The REST endpoint of suggested ratings: what they are worth, and what people made of them."""
+
+from __future__ import annotations
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.reading import parameters
+from backend.rest.schema import described, ref
+from backend.rest.views import ApiView
+from rl.api import AGENT, agent_checked
+from rl.labelling import labels_shown
+
+
+class Suggestions(ApiView):
+    scopes = {"GET": "read"}
+
+    @described(
+        "Suggested ratings of an agent's decisions",
+        {200: ("How well calibrated they are, and how many people accepted", ref("SuggestionsShown"))},
+        parameters=(AGENT,),
+        tag="ratings",
+        operation="suggestions_shown",
+    )
+    def get(self, request: Request, agent: str) -> Response:
+        parameters(request, ())
+        return Response(labels_shown(agent_checked(agent)))
