@@ -19,7 +19,7 @@ class Exposure(NamedTuple):
     """The decision's own id where it was decided for nobody in particular."""
     latency_ms: float | None
     failed: bool
-    """Whether its metadata names an error, or others that were asked first and did not answer (`fallbacks`)."""
+    """Whether its metadata names an error, or serving says that the arm's policy did not answer to the end."""
     arm_propensity: float | None
     """Probability with which its arm was drawn, where that was recorded."""
     slices: tuple[Any, ...]
@@ -39,14 +39,15 @@ class Verdict(NamedTuple):
 def exposures(agent: str, arms: Sequence[str], columns: Sequence[str] = ()) -> Iterator[Exposure]:
     """The decisions of these arms, in no particular order; `columns` (`tags`, `source`, `metadata__<key>`) beside."""
     rows = _of_arms(agent, arms).values_list(
-        "pk", "arm", "unit", "latency_ms", "metadata__error", "metadata__fallbacks", "metadata__arm_propensity",
-        *columns,
+        "pk", "arm", "unit", "latency_ms", "metadata__arm_propensity",
+        "metadata__error", "metadata__serving__fallbacks", "metadata__serving__finish_reason", *columns,
     )  # fmt: skip
-    for pk, arm, unit, latency, error, fallbacks, propensity, *values in rows.iterator(chunk_size=CHUNK):
+    for pk, arm, unit, latency, propensity, error, fallbacks, ended, *values in rows.iterator(
+        chunk_size=CHUNK
+    ):
         drawn = float(propensity) if isinstance(propensity, (int, float)) and 0 < propensity <= 1 else None
-        yield Exposure(
-            pk, arm, unit or str(pk), latency, bool(error) or bool(fallbacks), drawn, tuple(values)
-        )
+        failed = bool(error) or bool(fallbacks) or ended == "error"
+        yield Exposure(pk, arm, unit or str(pk), latency, failed, drawn, tuple(values))
 
 
 def verdicts(agent: str, arms: Sequence[str]) -> Iterator[Verdict]:

@@ -20,6 +20,7 @@ from unfold.decorators import display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from feedback.selectors import agents_known
+from rl import experiment_admin as experiment_admin
 from rl import registry
 from rl.models import (
     AgentDefinition,

@@ -6,6 +6,7 @@ from django.urls import path
 
 from rl.api import Policies, RunOne, TrainPolicy
 from rl.api_decide import Decide
+from rl.api_experiments import ExperimentResults, Experiments
 from rl.api_labels import Suggestions
 from rl.api_loop import Cancel, Online, Promote, Registry, Rollback, Runs
 from rl.api_rewards import CalculatePending
@@ -17,6 +18,8 @@ urlpatterns = [
     path("policies/", Registry.as_view(), name="api-registry"),
     path("policies/<str:name>/promote/", Promote.as_view(), name="api-promote"),
     path("policies/<str:name>/rollback/", Rollback.as_view(), name="api-rollback"),
+    path("experiments/", Experiments.as_view(), name="api-experiments"),
+    path("experiments/<int:pk>/results/", ExperimentResults.as_view(), name="api-experiment-results"),
     path("runs/", Runs.as_view(), name="api-runs"),
     path("runs/<int:pk>/cancel/", Cancel.as_view(), name="api-run-cancel"),
     path("online/<str:agent>/", Online.as_view(), name="api-online"),

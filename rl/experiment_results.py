@@ -15,6 +15,7 @@ from django.utils import timezone
 from feedback.exposures import Exposure, decisions_of_arms, exposures, outcomes_of, verdicts
 from feedback.remembered import Believed
 from rl.contrasts import Moments, best_chances, ratio_mismatch_anytime_p, ratio_mismatch_p
+from rl.experiments import arms_of
 from rl.metrics import HIGHER, Metric, guardrails_of, metric_of
 from rl.models import Arm, Experiment, RewardRecord
 from rl.pairs import rating_value
@@ -112,8 +113,11 @@ def results_lately(experiment: Experiment) -> Results:
 
 
 def results_of(experiment: Experiment) -> Results:
-    """Read the experiment's decisions and judge them. Its exposures are read once; each metric is one query more."""
-    arms = list(experiment.arms.all())
+    """Read the experiment's decisions and judge them. Its exposures are read once; each metric is one query more.
+
+    Raises ExperimentRefused for a draft that has no control and challenger yet.
+    """
+    arms = arms_of(experiment)
     rule = rule_of(experiment, len(arms) - 1)
     columns = [_column(name) for name in experiment.slices]
     rows = list(exposures(experiment.agent, [arm.key for arm in arms], columns))

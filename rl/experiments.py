@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import Prefetch
@@ -115,8 +116,8 @@ def experiment_create(
 ) -> Experiment:
     """Make a draft. The first arm is the control.
 
-    settings: fields of Experiment (metric, goal, ramp, group, allocation, guardrails, on_win, ...). Raises
-    ExperimentRefused.
+    settings: fields of Experiment (metric, goal, ramp, group, allocation, guardrails, on_win, ...); what is not given
+    is taken from the section `ab_testing` of RATCHET_CONFIG, else from the model. Raises ExperimentRefused.
     """
     if len(arms) < 2:
         raise ExperimentRefused(f"an experiment has at least two arms, found {len(arms)}")
@@ -126,7 +127,7 @@ def experiment_create(
         policy = policies.get(arm.policy)
         if arm.policy != BASE and (policy is None or policy.agent != agent):
             raise ExperimentRefused(f"expected policies of agent {agent} or {BASE}, found {arm.policy!r}")
-    experiment = Experiment(agent=agent, name=name, created_by=actor, **settings)
+    experiment = Experiment(agent=agent, name=name, created_by=actor, **{**_configured(), **settings})
     rows = [
         Arm(
             experiment=experiment,
@@ -154,6 +155,20 @@ def experiment_create(
             row.save()
         event(experiment, Kind.CREATED, actor, figures={arm.name: arm.policy_name for arm in rows})
     return experiment
+
+
+KNOBS = (
+    "ramp", "allocation", "floor", "group_reserve", "metric", "goal", "alpha", "tuning", "min_units",
+    "guardrails", "slices", "on_win",
+)  # fmt: skip
+"""Fields of a new experiment that an operator's file may set."""
+
+
+def _configured() -> dict[str, Any]:
+    given: dict[str, Any] = django_settings.RATCHET_CONFIG.get("ab_testing", {})
+    if unknown := sorted(set(given) - set(KNOBS)):
+        raise ExperimentRefused(f"ab_testing: no knob {unknown[0]!r}; there are {', '.join(KNOBS)}")
+    return given
 
 
 def experiment_start(experiment: Experiment, *, actor: str) -> Experiment:
@@ -208,10 +223,16 @@ def _place(experiment: Experiment) -> float:
     return place
 
 
-def _check_arms(experiment: Experiment) -> None:
+def arms_of(experiment: Experiment) -> list[Arm]:
+    """Its arms, the control first. Raises ExperimentRefused where a draft is not complete."""
     arms = list(experiment.arms.all())
     if len(arms) < 2 or not any(arm.is_control for arm in arms):
         raise ExperimentRefused(f"{experiment.name} needs a control and at least one other arm")
+    return arms
+
+
+def _check_arms(experiment: Experiment) -> None:
+    arms = arms_of(experiment)
     if idle := out_of_service(experiment):
         raise ExperimentRefused(
             f"{idle[0]} may not answer users yet: promote it with `manage.py policy promote {idle[0]} --to challenger`"
@@ -229,9 +250,9 @@ def experiment_ramp(experiment: Experiment, to: int, *, actor: str) -> Experimen
         if current.status == Status.STOPPED:
             raise ExperimentRefused(f"{current.name} was stopped")
         if to not in RAMP or to <= current.ramp:
-            steps = [str(step) for step in RAMP if step > current.ramp] or ["nothing more"]
+            steps = ", ".join(map(str, ramps_left(current))) or "nothing more"
             raise ExperimentRefused(
-                f"{current.name} takes {current.ramp} % and can go on to {', '.join(steps)}, found {to!r}: "
+                f"{current.name} takes {current.ramp} % and can go on to {steps}, found {to!r}: "
                 "a smaller share would throw units out of their arms"
             )
         if current.group and to > current.group_reserve:
@@ -289,3 +310,11 @@ def experiment_lock(experiment: Experiment) -> Experiment:
 def _faults(error: ValidationError) -> str:
     fields = getattr(error, "message_dict", None) or {"experiment": error.messages}
     return "; ".join(f"{name}: {' '.join(said)}" for name, said in fields.items())
+
+
+def ramps_left(experiment: Experiment) -> list[int]:
+    """Steps to which it can still be ramped."""
+    if experiment.status == Status.STOPPED:
+        return []
+    most = experiment.group_reserve if experiment.group else RAMP[-1]
+    return [step for step in RAMP if experiment.ramp < step <= most]

@@ -110,8 +110,8 @@ class AgentCard:
     """Seconds a running run still needs."""
     learner: str = ""
     """What the online learner waits for, in words."""
-    experiments: Sequence[str] = ()
-    """Names of those that run."""
+    experiments: Sequence[Experiment] = ()
+    """Those that run."""
 
     @property
     def works(self) -> bool:
@@ -158,9 +158,9 @@ def agent_cards() -> list[AgentCard]:
         policies[policy.agent] = policy
     waiting, wishes = buffer_sizes_lately(), {row.agent: row for row in LearnerSettings.objects.all()}
     usual = learner_defaults()
-    experiments: dict[str, list[str]] = {}
+    experiments: dict[str, list[Experiment]] = {}
     for running in Experiment.objects.filter(status=Experiment.Status.RUNNING).order_by("name"):
-        experiments.setdefault(running.agent, []).append(running.name)
+        experiments.setdefault(running.agent, []).append(running)
     by_agent: dict[str, list[Policy]] = {}
     for policy in Policy.objects.defer("adapter_path").order_by("pk"):
         by_agent.setdefault(policy.agent, []).append(policy)

@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 
 from feedback.keys import key_create
 from feedback.services import decision_record, rating_submit
-from rl.models import TrainingRun
+from rl.models import Experiment, TrainingRun
 from rl.registry import policy_promote, policy_register
 
 pytestmark = pytest.mark.django_db
@@ -81,6 +81,9 @@ def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         row = decision_record(id=uuid.UUID(int=n), agent="0", messages=f"q{n // 2}", response=f"r{n}").row
         rating_submit(decision=row, rater="ada", score=n % 2)
     TrainingRun.objects.create(pk=RUN, agent="0", method="dpo", base_model="bundled")
+    experiment = Experiment.objects.create(pk=RUN, name="0", agent="0")
+    for name in ("control", "challenger"):
+        experiment.arms.create(name=name, is_control=name == "control")
     for name in ("first", "second", "third"):
         run = TrainingRun.objects.create(agent="1", method="dpo", base_model="bundled")
         policy = policy_register(
@@ -113,7 +116,8 @@ def test_the_api_keeps_to_its_description(case: Any, key: str) -> None:
 
 def point_at_what_is_there(case: Any) -> None:
     policy = "second" if "rollback" in case.operation.path else "third"
-    there = {"id": RUN if "runs" in case.operation.path else KNOWN, "agent": "0", "name": policy}
+    numbered = "runs" in case.operation.path or "experiments" in case.operation.path
+    there = {"id": RUN if numbered else KNOWN, "agent": "0", "name": policy}
     if not case.meta.is_negative_at(ParameterLocation.PATH):
         for name in case.path_parameters:
             case.path_parameters[name] = there[name]

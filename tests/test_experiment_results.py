@@ -150,7 +150,7 @@ def test_equal_arms_are_rarely_told_apart_by_the_whole_rule() -> None:
             arms = [new[:n], ~new[:n]]
             ups = [Moments.of_counts(int(up[:n][arm].sum()), int(arm.sum())) for arm in arms]
             fails = [Moments.of_counts(int(failed[:n][arm].sum()), int(arm.sum())) for arm in arms]
-            said = effect_of(*ups, rule).state, guarded(*fails, guard, rule).state
+            said = effect_of(ups[0], ups[1], rule).state, guarded(fails[0], fails[1], guard, rule).state
             if said[0] in ("better", "worse") or said[1] == "harm":
                 alarms += 1
                 break
@@ -204,7 +204,10 @@ def test_a_slow_arm_is_stopped_whatever_its_thumbs() -> None:
 
 def test_a_failing_arm_is_stopped() -> None:
     running_of()
-    expose(range(200), lambda _n, new: {"metadata": {"fallbacks": [{"policy": "filer-v2"}]} if new else {}})
+    expose(
+        range(200),
+        lambda _n, new: {"metadata": {"serving": {"fallbacks": [{"policy": "filer-v2"}] if new else []}}},
+    )
     assert "guardrail on error_rate" in tick()[0]
 
 

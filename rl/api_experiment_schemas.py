@@ -1,0 +1,103 @@
+"""Experiments and their results as OpenAPI components."""
+
+from __future__ import annotations
+
+from backend.rest.schema import Schema, listed
+
+NUMBER: Schema = {"type": "number"}
+MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
+TEXT: Schema = {"type": "string"}
+WHOLE: Schema = {"type": "integer", "minimum": 0}
+SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+MAYBE_TIME: Schema = {"type": ["string", "null"], "format": "date-time"}
+VERDICT: Schema = {
+    "type": "string",
+    "enum": ["collecting", "undecided", "better", "worse", "harm", "mismatch", "control"],
+}
+
+
+def _all_of(properties: dict[str, Schema], **more: object) -> Schema:
+    return {
+        "type": "object",
+        "required": list(properties),
+        "properties": properties,
+        "additionalProperties": False,
+        **more,
+    }
+
+
+INTERVAL = _all_of({"value": MAYBE_NUMBER, "low": MAYBE_NUMBER, "high": MAYBE_NUMBER, "n": WHOLE})
+EFFECT = _all_of(
+    {
+        "value": {**MAYBE_NUMBER, "description": "Arm minus control; of latency as a share of the control's"},
+        "low": MAYBE_NUMBER,
+        "high": MAYBE_NUMBER,
+        "p": {**MAYBE_NUMBER, "description": "Valid at any time, against no difference"},
+        "chance": {**SHARE, "description": "Of being better than the control"},
+        "units": WHOLE,
+        "needed": {"type": ["integer", "null"], "description": "Units still needed; null: no end in sight"},
+        "state": VERDICT,
+    }
+)
+GUARD = _all_of(
+    {"metric": TEXT, "margin": NUMBER, "loss": MAYBE_NUMBER, "low": MAYBE_NUMBER, "state": VERDICT}
+)
+
+EXPERIMENT_COMPONENTS: dict[str, Schema] = {
+    "Experiment": _all_of(
+        {
+            "id": {"type": "integer"},
+            "name": TEXT,
+            "agent": TEXT,
+            "status": {"type": "string", "enum": ["draft", "running", "stopped"]},
+            "ramp": {"type": "integer", "description": "Percent of units that take part"},
+            "allocation": {"type": "string", "enum": ["fixed", "thompson"]},
+            "group": TEXT,
+            "metric": TEXT,
+            "goal": {"type": "string", "enum": ["higher", "lower"]},
+            "arms": listed(
+                _all_of({"name": TEXT, "policy": TEXT, "weight": NUMBER, "control": {"type": "boolean"}})
+            ),
+            "reason": {**TEXT, "description": "Why it was stopped"},
+            "created_at": {"type": "string", "format": "date-time"},
+            "started_at": MAYBE_TIME,
+            "ended_at": MAYBE_TIME,
+        }
+    ),
+    "ExperimentResults": _all_of(
+        {
+            "experiment": TEXT,
+            "status": {"type": "string", "enum": ["draft", "running", "stopped"]},
+            "metric": TEXT,
+            "goal": {"type": "string", "enum": ["higher", "lower"]},
+            "confidence": {**SHARE, "description": "Of the effects' intervals, at all looks together"},
+            "verdict": VERDICT,
+            "arms": listed(
+                _all_of(
+                    {
+                        "name": TEXT,
+                        "policy": TEXT,
+                        "control": {"type": "boolean"},
+                        "weight": NUMBER,
+                        "units": WHOLE,
+                        "exposures": {**WHOLE, "description": "Decisions"},
+                        "figures": {"type": "object", "additionalProperties": INTERVAL},
+                        "best": {**SHARE, "description": "Chance to be the best of all arms"},
+                        "effect": {"anyOf": [EFFECT, {"type": "null"}]},
+                        "guardrails": listed(GUARD),
+                        "verdict": VERDICT,
+                        "words": TEXT,
+                    }
+                )
+            ),
+            "mismatch": _all_of(
+                {"p": MAYBE_NUMBER, "anytime_p": MAYBE_NUMBER},
+                description="Units per arm against their weights: chi-square, and valid at any time",
+            ),
+            "slices": listed(_all_of({"slice": TEXT, "value": TEXT, "arm": TEXT, "effect": EFFECT})),
+            "simulated": {**WHOLE, "description": "Ratings among them that simulated raters gave"},
+            "days_needed": {**MAYBE_NUMBER, "description": "At the rate so far"},
+            "at": {"type": "string", "format": "date-time"},
+        }
+    ),
+}

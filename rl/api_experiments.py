@@ -1,0 +1,106 @@
+"""The REST endpoints of experiments: which there are, and where one stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Prefetch
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.errors import Refused
+from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
+from backend.rest.pages import page_of
+from backend.rest.reading import parameters
+from backend.rest.schema import described, paged, parameter, ref
+from backend.rest.views import ApiView
+from rl.api import agent_checked
+from rl.api_loop import OF_AGENT, PAGING
+from rl.experiment_results import results_lately, results_shown
+from rl.experiments import ExperimentRefused
+from rl.models import Arm, Experiment
+
+STATUS = parameter(
+    "status", {"type": "string", "enum": list(Experiment.Status.values)}, "Only those with this status"
+)
+EXPERIMENT = parameter("id", {"type": "integer"}, "The experiment", where="path")
+
+
+class Experiments(ApiView):
+    scopes = {"GET": "read"}
+
+    @described(
+        "List experiments, newest first",
+        {200: ("A page of them", paged(ref("Experiment")))},
+        parameters=(OF_AGENT, STATUS, *PAGING),
+        tag="policies",
+        operation="experiments_list",
+    )
+    def get(self, request: Request) -> Response:
+        given = parameters(request, ("agent", "status", *PAGE_PARAMETERS))
+        found = _with_arms()
+        if "agent" in given:
+            found = found.filter(agent=agent_checked(given["agent"]))
+        if "status" in given:
+            if given["status"] not in Experiment.Status.values:
+                fault = f"expected one of {', '.join(Experiment.Status.values)}"
+                raise Refused(f"status: {fault}", fields={"status": fault})
+            found = found.filter(status=given["status"])
+        return Response(page_of(found, request, experiment_shown))
+
+
+class ExperimentResults(ApiView):
+    scopes = {"GET": "read"}
+
+    @described(
+        "Where an experiment stands",
+        {200: ("Arms, exposures, effects with intervals, verdict", ref("ExperimentResults"))},
+        parameters=(EXPERIMENT,),
+        refusals=(404, 409),
+        tag="policies",
+        operation="experiments_results",
+        description="Intervals are always valid: ask as often as you like. A little old where there is much to read.",
+    )
+    def get(self, request: Request, pk: int) -> Response:
+        parameters(request, ())
+        found = _with_arms().filter(pk=pk).first() if pk < 2**63 else None
+        if found is None:
+            raise Refused(
+                f"no experiment {pk}", code="not_found", status=404, fields={"id": "does not exist"}
+            )
+        try:
+            return Response(results_shown(results_lately(found)))
+        except ExperimentRefused as refusal:
+            raise Refused(str(refusal), code="conflict", status=409) from refusal
+
+
+def _with_arms() -> Any:
+    return Experiment.objects.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
+
+
+def experiment_shown(experiment: Experiment) -> dict[str, Any]:
+    """An experiment as the API and the command answer it."""
+    return {
+        "id": experiment.pk,
+        "name": experiment.name,
+        "agent": experiment.agent,
+        "status": str(experiment.status),
+        "ramp": experiment.ramp,
+        "allocation": str(experiment.allocation),
+        "group": experiment.group,
+        "metric": experiment.metric,
+        "goal": str(experiment.goal),
+        "arms": [
+            {
+                "name": arm.name,
+                "policy": arm.policy_name,
+                "weight": arm.weight,
+                "control": arm.is_control,
+            }
+            for arm in experiment.arms.all()
+        ],
+        "reason": experiment.reason,
+        "created_at": experiment.created_at.isoformat(),
+        "started_at": experiment.started_at.isoformat() if experiment.started_at else None,
+        "ended_at": experiment.ended_at.isoformat() if experiment.ended_at else None,
+    }

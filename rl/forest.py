@@ -1,0 +1,100 @@
+"""Effects with their intervals as SVG, one under the other on one scale, drawn on the server. No script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+WIDTH, MARGIN = 640, 26
+TICKS = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One interval: what it is of, where it lies, how it is read aloud."""
+
+    label: str
+    words: str
+    state: str
+    x: float
+    low: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark of the scale."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Intervals across a drawing of WIDTH, one under the other; `zero` is where no difference lies."""
+
+    rows: list[Row]
+    ticks: list[Tick]
+    zero: float | None
+    summary: str
+    width: int = WIDTH
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is to be drawn: value with low and high on one scale."""
+
+    label: str
+    words: str
+    value: float
+    low: float
+    high: float
+    state: str = ""
+
+
+def forest_of(
+    title: str, lines: Sequence[Line], label: Callable[[float], str], *, zero: bool, share: bool = False
+) -> Forest | None:
+    """The lines on one scale; None without any. zero: the scale holds 0 and shows it; share: it ends at 0 and 1."""
+    if not lines:
+        return None
+    low, high = min(line.low for line in lines), max(line.high for line in lines)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    low, high = low - pad, high + pad
+    if share:
+        low, high = max(low, 0.0), min(high, 1.0)
+    across = WIDTH - 2 * MARGIN
+
+    def at(value: float) -> float:
+        return round(MARGIN + across * min(max((value - low) / (high - low), 0.0), 1.0), 1)
+
+    rows = [
+        Row(
+            line.label,
+            line.words,
+            line.state,
+            at(line.value),
+            at(line.low),
+            round(max(at(line.high) - at(line.low), 1.0), 1),
+        )
+        for line in lines
+    ]
+    return Forest(
+        rows,
+        [Tick(at(value), label(value)) for value in round_values(low, high)],
+        at(0.0) if zero else None,
+        f"{title}: " + "; ".join(f"{line.label}, {line.words}" for line in lines),
+    )
+
+
+def round_values(low: float, high: float) -> list[float]:
+    """About TICKS values between low and high that are 1, 2 or 5 times a power of ten apart."""
+    rough = (high - low) / TICKS
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    count = math.floor(high / step + 1e-9) - first
+    return [(first + number) * step for number in range(count + 1)]

@@ -1,0 +1,268 @@
+"""Experiments where people and programs meet them: pages, REST, the command, the drawing; who may do what."""
+
+from __future__ import annotations
+
+import json
+import re
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.test import Client
+
+from feedback.remembered import forget_all
+from feedback.roles import role_give
+from rl import registry
+from rl.experiment_words import effect_interval_words, interval_words
+from rl.experiments import experiment_stop
+from rl.forest import MARGIN, WIDTH, Line, forest_of, round_values
+from rl.metrics import metric_of
+from rl.models import Experiment, Policy
+from rl.statistics import Interval
+from rl.verdicts import Effect
+from tests.api_client import ApiClient, error_of
+from tests.exposed import draft_of, expose, policy_of, running_of
+from tests.judged import judged
+
+pytestmark = pytest.mark.django_db
+
+
+def signed_in(name: str, role: str) -> Client:
+    user, client = User.objects.create_user(name), Client()
+    role_give(user, role)
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def operator() -> Client:
+    return signed_in("olga", "operator")
+
+
+@pytest.fixture(autouse=True)
+def policies() -> tuple[Policy, Policy]:
+    return policy_of("filer-v1", Policy.Stage.CHAMPION), policy_of("filer-v2")
+
+
+def words(html: str) -> str:
+    return re.sub(r"[ \n]+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+def change(client: Client, experiment: Experiment, **sent: Any) -> str:
+    return words(client.post(f"/experiments/{experiment.pk}/change/", sent, follow=True).text)
+
+
+# --- Pages --------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_is_made_started_ramped_and_stopped_from_its_page(operator: Client) -> None:
+    sent = {"name": "shorter", "challenger": "filer-v2", "control": "", "metric": "thumbs_up", "ramp": "5"}
+    page = operator.post("/experiments/new/", sent, follow=True)
+    made = Experiment.objects.get()
+    assert page.redirect_chain[-1][0] == f"/experiments/{made.pk}/"
+    assert [arm.policy_name for arm in made.arms.all()] == ["filer-v1", "filer-v2"]
+    assert "shorter runs now" in change(operator, made, action="start")
+    assert "takes 25 % of the units" in change(operator, made, action="ramp", ramp="25")
+    assert "needs a reason" in change(operator, made, action="stop")
+    assert "everybody gets the champion" in change(operator, made, action="stop", reason="enough")
+    assert list(made.events.order_by("pk").values_list("kind", "actor")) == [
+        ("created", "olga"), ("started", "olga"), ("ramped", "olga"), ("stopped", "olga"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"challenger": "nobody"}, {"ramp": "7"}, {"ramp": "x"}, {"name": "Not A Slug"}, {"metric": "joy"}],
+)
+def test_a_form_that_cannot_be_is_refused_in_words(operator: Client, wrong: dict[str, str]) -> None:
+    sent = {"name": "shorter", "challenger": "filer-v2", "metric": "thumbs_up", "ramp": "5"}
+    page = operator.post("/experiments/new/", {**sent, **wrong}, follow=True)
+    assert 'class="fault"' in page.text
+    assert not Experiment.objects.exists()
+
+
+def test_the_page_says_how_it_stands(operator: Client) -> None:
+    experiment = running_of(slices=["source"])
+    expose(range(400), lambda n, new: {"thumb": n % 10 < (9 if new else 4), "latency_ms": 100.0 + n % 9})
+    said = words(operator.get(f"/experiments/{experiment.pk}/").text)
+    assert "challenger is better than control, however often one looked" in said
+    assert "96\u202f% at every look" in said
+    assert "Promote challenger" in said
+    assert "source app: challenger" in said
+    assert "as meant" in said
+
+
+def test_a_winner_is_promoted_from_its_page(operator: Client, policies: Any) -> None:
+    experiment = running_of()
+    judged(policies[1], "filer-v1", both=30, wins=5, losses=5, neither=0)
+    assert "not shown to be better" in change(operator, experiment, action="promote", arm="challenger")
+    expose(range(400), lambda n, new: {"thumb": n % 10 < (9 if new else 4)})
+    assert "filer-v2 is champion now" in change(operator, experiment, action="promote", arm="challenger")
+    assert registry.champion_of("filer").name == "filer-v2"  # type: ignore[union-attr]
+
+
+def test_a_draft_without_arms_says_what_it_needs(operator: Client) -> None:
+    made = Experiment.objects.create(name="bare", agent="filer")
+    assert "needs a control" in operator.get(f"/experiments/{made.pk}/").text
+
+
+def test_the_list_shows_verdicts_and_the_start_page_what_runs(operator: Client) -> None:
+    experiment = running_of()
+    expose(range(60), lambda n, _new: {"thumb": bool(n % 2)})
+    assert "collecting" in words(operator.get("/experiments/?agent=filer").text)
+    home = operator.get("/").text
+    assert f'href="/experiments/{experiment.pk}/"' in home
+
+
+@pytest.mark.parametrize("address", ["/experiments/", "/experiments/1/"])
+def test_raters_do_not_see_experiments(address: str) -> None:
+    """They judge blind."""
+    assert signed_in("ada", "rater").get(address).status_code == 403
+    assert Client().get(address).status_code == 302
+
+
+def test_raters_change_nothing() -> None:
+    experiment = draft_of()
+    rater = signed_in("ada", "rater")
+    for address in (f"/experiments/{experiment.pk}/change/", "/experiments/new/"):
+        assert rater.post(address, {"action": "start"}).status_code == 403
+    experiment.refresh_from_db()
+    assert experiment.status == "draft"
+
+
+def test_a_running_experiment_cannot_be_bent_in_the_admin() -> None:
+    experiment = running_of()
+    admin = Client()
+    admin.force_login(User.objects.create_superuser("root"))
+    page = admin.get(f"/admin/rl/experiment/{experiment.pk}/change/")
+    assert page.status_code == 200
+    assert 'name="alpha"' not in page.text
+    assert 'name="on_win"' in page.text
+    assert 'name="arms-0-weight"' not in page.text
+
+
+# --- REST ---------------------------------------------------------------------------------------------------
+
+
+def test_experiments_are_listed_and_told_apart() -> None:
+    running_of("one")
+    experiment_stop(Experiment.objects.get(name="one"), actor="ann", reason="enough")
+    draft_of("two")
+    reader = ApiClient("read")
+    assert [row["name"] for row in reader.get("/api/experiments/").json()["results"]] == ["two", "one"]
+    stopped = reader.get("/api/experiments/", status="stopped", agent="filer").json()["results"]
+    assert [(row["name"], row["reason"]) for row in stopped] == [("one", "enough")]
+    assert reader.get("/api/experiments/", agent="other").json()["results"] == []
+    assert error_of(reader.get("/api/experiments/", status="asleep"))["fields"] == {
+        "status": "expected one of draft, running, stopped"
+    }
+
+
+def test_results_have_exposures_effect_and_verdict() -> None:
+    experiment = running_of()
+    expose(range(400), lambda n, new: {"thumb": n % 10 < (9 if new else 4)})
+    found = ApiClient("read").get(f"/api/experiments/{experiment.pk}/results/").json()
+    control, challenger = found["arms"]
+    assert found["verdict"] == "better"
+    assert control["exposures"] + challenger["exposures"] == 400
+    assert control["effect"] is None
+    effect = challenger["effect"]
+    assert 0 < effect["low"] < effect["value"] < effect["high"]
+    assert effect["needed"] == 0
+    assert [guard["state"] for guard in challenger["guardrails"]] == ["undecided", "collecting"]
+
+
+def test_no_such_experiment_and_one_without_arms() -> None:
+    reader = ApiClient("read")
+    assert reader.get("/api/experiments/99/results/").status_code == 404
+    bare = Experiment.objects.create(name="bare", agent="filer")
+    assert reader.get(f"/api/experiments/{bare.pk}/results/").status_code == 409
+    assert ApiClient("rate").get("/api/experiments/").status_code == 403
+
+
+# --- The command --------------------------------------------------------------------------------------------
+
+
+def experiment(*arguments: str) -> Any:
+    out = StringIO()
+    call_command("experiment", *arguments, "--json", stdout=out)
+    return json.loads(out.getvalue())
+
+
+def test_the_command_walks_an_experiment_through_its_life() -> None:
+    started = experiment("start", "shorter", "--agent", "filer", "--challenger", "filer-v2", "--ramp", "50")
+    assert (started["status"], [arm["policy"] for arm in started["arms"]]) == (
+        "running", ["filer-v1", "filer-v2"],
+    )  # fmt: skip
+    assert experiment("ramp", "shorter", "--to", "100")["ramp"] == 100
+    found = experiment("assign", "user-1", "--agent", "filer")
+    assert found["arm"] in ("shorter/control", "shorter/challenger")
+    assert found["propensity"] == 0.5
+    expose(range(400), lambda n, new: {"thumb": n % 10 < (9 if new else 4)})
+    assert "promote filer-v2" in experiment("tick")["done"][0]
+    assert experiment("show", "shorter")["results"]["verdict"] == "better"
+    assert experiment("stop", "shorter", "--reason", "enough")["status"] == "stopped"
+    assert experiment("list")["experiments"][0]["reason"] == "enough"
+
+
+def test_the_command_shows_words_to_people() -> None:
+    running_of()
+    forget_all()
+    out = StringIO()
+    call_command("experiment", "show", "shorter", stdout=out)
+    assert "challenger (filer-v2): share of thumbs up –, 0 units" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "nobody"], "no experiment is named"),
+        (["start", "one"], "expected --agent"),
+        (["start", "one", "--agent", "filer"], "--challenger"),
+        (["ramp", "shorter"], "--to"),
+        (["stop", "shorter"], "needs a reason"),
+        (["promote", "shorter"], "not shown to be better"),
+    ],
+)
+def test_the_command_refuses_in_one_line(arguments: list[str], said: str) -> None:
+    running_of()
+    with pytest.raises(CommandError, match=said):
+        experiment(*arguments)
+
+
+# --- Settings and drawings ----------------------------------------------------------------------------------
+
+
+def test_the_operators_file_sets_what_a_new_experiment_is_made_with(settings: Any) -> None:
+    settings.RATCHET_CONFIG = {"ab_testing": {"alpha": 0.01, "min_units": 200}}
+    made = draft_of(min_units=300)
+    assert (made.alpha, made.min_units) == (0.01, 300)
+    settings.RATCHET_CONFIG = {"ab_testing": {"alhpa": 0.01}}
+    with pytest.raises(ValueError, match="no knob 'alhpa'"):
+        draft_of("other")
+
+
+def test_a_scale_has_round_marks() -> None:
+    assert round_values(-0.03, 0.32) == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert round_values(48.0, 82.0) == pytest.approx([50.0, 60.0, 70.0, 80.0])
+
+
+def test_a_drawing_keeps_its_order_and_shows_zero() -> None:
+    drawn = forest_of("Difference", [Line("a", "w", 0.1, -0.1, 0.3)], str, zero=True)
+    assert drawn is not None
+    assert drawn.zero is not None
+    row = drawn.rows[0]
+    assert MARGIN < row.low < drawn.zero < row.x < row.low + row.width < WIDTH - MARGIN
+    assert forest_of("Nothing", [], str, zero=True) is None
+
+
+def test_figures_have_their_units() -> None:
+    share, latency = metric_of("thumbs_up"), metric_of("latency_ms")
+    effect = Effect(0.25, 0.1, 0.4, 0.01, 0.99, 10, 0, "better")
+    assert interval_words(Interval(0.5, 0.25, 0.75, 9), share) == "50.0\u202f% [25.0 to 75.0]"
+    assert effect_interval_words(effect, share) == "+25.0 points [+10.0 to +40.0]"
+    assert effect_interval_words(effect, latency) == "+25.0\u202f% [+10.0 to +40.0]"
+    assert interval_words(Interval(250.0, 200.0, 300.0, 9), latency) == "250\u202fms [200 to 300]"
