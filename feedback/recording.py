@@ -59,6 +59,7 @@ class Recorder:
         self._problems = Problems()
         self._spools: dict[Path, Spool] = {}
         self._down_until = 0.0
+        self._stopping = False
         renew_after_fork(self)
 
     def after_fork(self) -> None:
@@ -105,9 +106,9 @@ class Recorder:
     def _run(self) -> None:
         failures = 0
         looked = 0.0
-        while True:
+        while not (self._stopping and not self._queue):
             with self._signal:
-                if not self._queue:
+                if not self._queue and not self._stopping:
                     self._signal.wait(
                         min(IDLE_S, max(self._down_until - time.monotonic(), 0.05)) if failures else IDLE_S
                     )
@@ -141,6 +142,7 @@ class Recorder:
                     if not waiting.done.is_set():
                         self._spool(waiting)
                 time.sleep(FIRST_PAUSE_S)
+        connection.close()
 
     def _write(self, batch: Sequence[_Waiting]) -> None:
         """All of a batch in one transaction. Raises OperationalError where the database is away."""
@@ -220,6 +222,14 @@ class Recorder:
             flush()
         return count
 
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the thread, after what it has in hand."""
+        with self._signal:
+            self._stopping = True
+            self._signal.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
     def drained(self, timeout_s: float) -> bool:
         """Wait until nothing is left to write or replay; False when time ran out."""
         deadline = time.monotonic() + timeout_s
@@ -245,3 +255,8 @@ def _ingested(bodies: Sequence[Facts]) -> list[Ingested | FeedbackRefused]:
 def spool_folder() -> Path:
     folder: Path = settings.RATCHET_HOME / "spool" / "decisions"
     return folder
+
+
+def spool_replay() -> int:
+    """What the clock does: decisions that no process has in hand any more still find their way. How many were read."""
+    return Recorder(spool_folder).replay()

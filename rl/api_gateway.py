@@ -33,6 +33,12 @@ KEYS = uuid.UUID("6f1d2c1e-8a0b-4f3b-9d53-1c9e6c1f4b7a")
 
 def openai_handler(error: Exception, context: dict[str, Any]) -> Response:
     """Any exception of a view under /v1/ as OpenAI's clients read it."""
+    response = _refusal(error, context)
+    metrics.REQUESTS.labels("", str(response.status_code)).inc()
+    return response
+
+
+def _refusal(error: Exception, context: dict[str, Any]) -> Response:
     if isinstance(error, ServingRefused):
         status = 404 if isinstance(error, ModelUnknown) else 400
         return Response(openai_body(status, str(error), param=error.param, code=error.code), status=status)

@@ -66,15 +66,15 @@ CHAT: Schema = {
     "required": ["role", "content"],
     "properties": {
         "role": {"type": "string", "enum": list(ROLES)},
-        "content": {"type": "string", "maxLength": 100_000},
+        "content": {"type": "string", "maxLength": 1_000_000},
     },
-    "additionalProperties": False,
+    "additionalProperties": True,
 }
 DECIDE_OPTIONAL: dict[str, Schema] = {
     "state": {"description": "What the agent decides about; its keys are the agent's own"},
     "messages": {
         "anyOf": [
-            {"type": "string", "maxLength": 100_000, "description": "One turn of the user"},
+            {"type": "string", "maxLength": 1_000_000, "description": "One turn of the user"},
             listed(CHAT, minItems=1),
         ],
         "description": "Chat messages instead of a state; content may also be a list of text parts",

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from feedback.recording import spool_replay
 from feedback.selectors import agents_known
 from feedback.services import decision_record, rating_submit
 from rl import experiment_clock, jobs, registry, watching
@@ -185,6 +186,8 @@ def tick() -> list[str]:
     done = [f"run {run.pk}: queued again" for run in jobs.runs_reclaim()]
     done += [f"run {run.pk}: handed over again" for run in jobs.runs_redispatch()]
     done += [f"run {run.pk}: what follows is handed over" for run in _follow_ups()]
+    if replayed := spool_replay():
+        done.append(f"{replayed} decisions came out of the spool")
     if settings.ENABLE_ONLINE_LEARNING:
         for agent in agents_known():
             try:

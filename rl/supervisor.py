@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ LOOK_S = 0.5
 """Seconds between two looks at the processes."""
 STOP_S = 30.0
 """Seconds the processes and their children have to end by themselves: a training keeps a checkpoint."""
+WEB_THREADS = 16
+"""Requests one web process has in hand at once: most of them wait for a model."""
 PAUSE_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Before a process that died is started again, by how often it died in a row."""
 STEADY_S = 60.0
@@ -66,7 +69,9 @@ class Service:
             self.start()
 
 
-def services(port: int, host: str, web_workers: int, every_s: float) -> list[Service]:
+def services(
+    port: int, host: str, web_workers: int, every_s: float, web_threads: int = WEB_THREADS
+) -> list[Service]:
     """gunicorn, the cluster that does what is short, the cluster that trains, and the clock."""
     python, manage = sys.executable, str(settings.BASE_DIR / "manage.py")
     return [
@@ -74,7 +79,7 @@ def services(port: int, host: str, web_workers: int, every_s: float) -> list[Ser
             "web",
             [
                 python, "-m", "gunicorn", "backend.wsgi", "--bind", f"{host}:{port}",
-                "--workers", str(web_workers), "--threads", "4",
+                "--workers", str(web_workers), "--threads", str(web_threads),
             ],
         ),
         Service("workers", [python, manage, "qcluster"], at_once=True),
@@ -87,6 +92,8 @@ def services(port: int, host: str, web_workers: int, every_s: float) -> list[Ser
 
 def supervise(running: list[Service], stop: Callable[[], bool]) -> None:
     """Keep the services running until `stop()`; then end them and everything they started."""
+    # counts of processes that are long gone
+    shutil.rmtree(settings.PROMETHEUS_MULTIPROC_DIR, ignore_errors=True)
     try:
         while not stop():
             for service in running:

@@ -33,6 +33,8 @@ from feedback.keys import key_create
 from feedback.services import decision_record, rating_submit
 from rl.models import Experiment, TrainingRun
 from rl.registry import policy_promote, policy_register
+from rl.serving import answering
+from tests.served import Parrot, written_by_the_asking_thread  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 
@@ -70,10 +72,11 @@ answers: dict[str, Counter[int]] = {}
 
 
 @pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]:
     """A key that may do everything, as often as it likes; some rows to be found, ratings enough to train on."""
     rates = dict.fromkeys(api_settings.DEFAULT_THROTTLE_RATES, "1000000/s")
     monkeypatch.setattr(api_settings, "DEFAULT_THROTTLE_RATES", rates)
+    monkeypatch.setattr(answering, "backends", lambda: [Parrot()])
     # as Django's own test client does: the end of a request must not close the connection with the test's transaction
     request_started.disconnect(close_old_connections)
     request_finished.disconnect(close_old_connections)
@@ -129,6 +132,8 @@ def point_at_what_is_there(case: Any) -> None:
         case.body = {"force": True, "reason": "a test"}
     if case.operation.label == "POST /api/runs/" and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body = {"agent": "0"}
+    if "decide" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
+        case.body = {"agent": "0", "messages": "hello"}
     if "comparisons" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body |= {"left": KNOWN, "right": OTHER}
 

@@ -1,81 +1,71 @@
-"""`auto`: which method fits what people said, and why."""
+"""Choosing among listed responses: the distribution is exact, and the draw follows it."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections import Counter
+from random import Random
 
 import pytest
+from scipy import stats
 
-from feedback.services import decision_record, rating_submit
-from rl import online
-from rl.choosing import method_chosen
-from rl.models import TrainingRun
-from rl.orders import TrainOrder
-from rl.recipes import RecipeError
+from rl.serving.choosing import choice_probabilities, choose
 
-pytestmark = pytest.mark.django_db
+LOGPS = [math.log(0.5), math.log(0.25), math.log(0.125)]
 
 
-def say(prompts: range, response: str, **said: Any) -> None:
-    for number in prompts:
-        row = decision_record(agent="widgets", messages=f"prompt {number}", response=response).row
-        rating_submit(decision=row, rater="ada", **said)
+def test_temperature_one_is_the_policy_among_these() -> None:
+    # 0.5, 0.25, 0.125 of 0.875
+    assert choice_probabilities(LOGPS, temperature=1) == pytest.approx([4 / 7, 2 / 7, 1 / 7])
 
 
-def test_two_answers_to_a_prompt_are_compared_by_dpo() -> None:
-    say(range(30), "good", thumb="up")
-    say(range(30), "bad", thumb="down")
-    chosen = method_chosen("widgets")
-    assert chosen.method == "dpo"
-    assert "pairs to train on, on 2" in chosen.why, chosen.why
+def test_temperature_two_takes_roots_first() -> None:
+    roots = [math.sqrt(0.5), 0.5, math.sqrt(0.125)]
+    assert choice_probabilities(LOGPS, temperature=2) == pytest.approx([r / sum(roots) for r in roots])
 
 
-def test_thumbs_on_single_answers_are_weighed_by_kto() -> None:
-    say(range(20), "good", thumb="up")
-    say(range(20, 40), "bad", thumb="down")
-    chosen = method_chosen("widgets")
-    assert chosen.method == "kto"
-    assert "no pairs enough" in chosen.why
+def test_temperature_zero_takes_the_first_of_the_best() -> None:
+    assert choice_probabilities([-2.0, -1.0, -1.0]) == (0.0, 1.0, 0.0)
 
 
-def test_a_few_pairs_among_many_thumbs_do_not_silence_the_thumbs() -> None:
-    say(range(20), "good", thumb="up")
-    say(range(20), "bad", thumb="down")
-    say(range(100, 180), "good", thumb="up")
-    say(range(180, 200), "bad", thumb="down")
-    chosen = method_chosen("widgets")
-    assert chosen.method == "kto"
-    assert "pairs only on" in chosen.why
+def test_epsilon_is_drawn_evenly() -> None:
+    assert choice_probabilities(LOGPS, epsilon=0.3) == pytest.approx([0.8, 0.1, 0.1])
+    assert choice_probabilities(LOGPS, temperature=1, epsilon=1.0) == pytest.approx([1 / 3] * 3)
 
 
-def test_liked_answers_alone_are_shown_to_sft() -> None:
-    say(range(40), "good", thumb="up")
-    assert method_chosen("widgets").method == "sft"
+def test_log_probabilities_of_long_texts_do_not_vanish() -> None:
+    # exp(-5000) is no number; the difference of one nat is
+    shares = choice_probabilities([-5000.0, -5001.0], temperature=1)
+    assert shares == pytest.approx([1 / (1 + math.exp(-1)), math.exp(-1) / (1 + math.exp(-1))])
 
 
-def test_corrections_make_pairs_too_and_go_to_dpo() -> None:
-    for number in range(30):
-        row = decision_record(agent="widgets", messages=f"prompt {number}", response="bad").row
-        rating_submit(decision=row, rater="ada", correction="better")
-    assert method_chosen("widgets").method == "dpo"
+def test_the_draw_follows_the_distribution() -> None:
+    random = Random(7)
+    drawn = [choose(LOGPS, temperature=1, epsilon=0.2, random=random) for _ in range(20_000)]
+    counts = Counter(choice.index for choice in drawn)
+    expected = [20_000 * share for share in drawn[0].probabilities]
+    assert stats.chisquare([counts[i] for i in range(3)], expected).pvalue > 1e-4
 
 
-def test_too_little_of_everything_is_left_to_dpo_to_refuse() -> None:
-    say(range(2), "good", thumb="up")
-    assert "no method has samples enough" in method_chosen("widgets").why
+def test_the_propensity_is_the_share_of_what_was_drawn() -> None:
+    random = Random(1)
+    for _ in range(100):
+        choice = choose(LOGPS, temperature=1, random=random)
+        assert choice.propensity == choice.probabilities[choice.index] > 0
 
 
-def test_a_method_that_was_asked_for_is_taken_and_an_unknown_one_refused() -> None:
-    assert method_chosen("widgets", "grpo").method == "grpo"
-    with pytest.raises(RecipeError, match="no method 'magic'"):
-        method_chosen("widgets", "magic")
+def test_what_has_no_share_is_never_drawn() -> None:
+    class Last(Random):
+        def random(self) -> float:
+            return 1 - 2**-53
+
+    assert choose([-1.0, -9.0], random=Last()).index == 0
 
 
-def test_a_retrain_by_the_learner_keeps_why(settings: Any) -> None:
-    settings.ENABLE_ONLINE_LEARNING = True
-    say(range(20), "good", thumb="up")
-    say(range(20, 40), "bad", thumb="down")
-    run = online.OnlineLearner("widgets").trigger_retrain(force=True)
-    assert run.method == "kto"
-    assert TrainingRun.objects.get(pk=run.pk).result["notes"] == [method_chosen("widgets").why]
-    assert TrainOrder("widgets").said == {}
+@pytest.mark.parametrize(
+    ("logps", "knobs"),
+    [([], {}), (LOGPS, {"temperature": -1}), (LOGPS, {"epsilon": 1.5}), (LOGPS, {"epsilon": -0.1})],
+)
+def test_what_is_no_distribution_is_refused(logps: list[float], knobs: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        choice_probabilities(logps, **knobs)

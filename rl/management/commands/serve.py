@@ -30,6 +30,13 @@ class Command(RatchetCommand):
             "--web-workers", type=int, default=2, metavar="N", help="Web processes (default 2)."
         )
         parser.add_argument(
+            "--web-threads",
+            type=int,
+            default=supervisor.WEB_THREADS,
+            metavar="N",
+            help=f"Requests a web process has in hand at once (default {supervisor.WEB_THREADS}).",
+        )
+        parser.add_argument(
             "--every", type=float, default=5.0, metavar="S", help="Seconds between two ticks (default 5)."
         )
 
@@ -38,7 +45,11 @@ class Command(RatchetCommand):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: asked.set())
         running = supervisor.services(
-            options["port"], options["host"], options["web_workers"], options["every"]
+            options["port"],
+            options["host"],
+            options["web_workers"],
+            options["every"],
+            options["web_threads"],
         )
         supervisor.supervise(running, asked.is_set)
         return {"ended": [service.name for service in running]}

@@ -1,0 +1,223 @@
+"""What the gateway adds to a model server's answer: recording on, gunicorn and PostgreSQL on this machine.
+
+    python benchmarks/gateway.py [--seconds 10] [--connections 50] [--workers 2] [--threads 32] [--delay-ms 50]
+                                 [--rates 100,200,400]
+
+A stub answers every request after --delay-ms. First it is asked directly, then through the gateway, by one client
+process over keep-alive connections: at fixed rates (requests begin on schedule, spread over the connections, and are
+timed from that schedule) and in a closed loop (every connection asks again as soon as it has its answer, which is as
+fast as client, stub, gateway and database together go on the same cores). Prints one JSON object with the added
+milliseconds at the median and the 99th percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import psutil  # noqa: E402
+
+from tests.postgres import cluster  # noqa: E402
+from tests.server import Server, free_port  # noqa: E402
+
+PROMPT = "You answer customers of a shop in one short paragraph, politely, and never promise a date."
+
+
+async def stub(port: int, delay_s: float) -> None:
+    """A model server with as little work of its own as can be."""
+    said = {
+        "id": "stub",
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "I am sorry. Let me look into it. " * 5},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 60, "completion_tokens": 45, "total_tokens": 105},
+    }
+    raw = json.dumps(said).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+                length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+                await reader.readexactly(length)
+                await asyncio.sleep(delay_s)
+                writer.write(head + raw)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port, backlog=256)
+    await server.serve_forever()
+
+
+class Connection:
+    """One keep-alive connection to whoever speaks chat completions."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self.port = port
+        self.head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+
+    async def open(self) -> None:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
+
+    async def ask(self, number: int) -> int:
+        """The status."""
+        messages = [
+            {"role": "system", "content": PROMPT},
+            {"role": "user", "content": f"Order {number} has not arrived. What can I do about it? " * 3},
+        ]
+        body = json.dumps(
+            {"model": "support-bot", "messages": messages, "user": f"user-{number % 5000}"}
+        ).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\n{self.head}Content-Length: {len(body)}\r\n\r\n"
+        self.writer.write(head.encode() + body)
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        length = next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:"))
+        await self.reader.readexactly(length)
+        return int(lines[0][9:12])
+
+
+async def measured(
+    port: int, key: str, connections: int, seconds: float, rate: float | None
+) -> dict[str, Any]:
+    """Latencies of one way, in milliseconds. rate: requests a second; None: a closed loop."""
+    latencies: list[float] = []
+    faults: list[int] = []
+    began = time.perf_counter() + 0.2
+    total = round(rate * seconds) if rate else 0
+
+    async def one(place: int) -> None:
+        connection = Connection(port, key)
+        await connection.open()
+        await asyncio.sleep(began - time.perf_counter())
+        number = place
+        while time.perf_counter() - began < seconds if rate is None else number < total:
+            due = began + number / rate if rate else time.perf_counter()
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+                # the client's own oversleeping is no delay of the server's
+                due = max(due, time.perf_counter())
+            if (status := await connection.ask(number)) != 200:
+                faults.append(status)
+            latencies.append(1e3 * (time.perf_counter() - due))
+            number += connections
+        connection.writer.close()
+
+    await asyncio.gather(*(one(place) for place in range(connections)))
+    took = time.perf_counter() - began
+    cuts = statistics.quantiles(latencies, n=100)
+    return {
+        "requests_per_second": round(len(latencies) / took, 1),
+        "p50_ms": round(cuts[49], 2),
+        "p99_ms": round(cuts[98], 2),
+        "not_200": faults[:10],
+    }
+
+
+def added(direct: dict[str, Any], through: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "direct": direct,
+        "gateway": through,
+        "added_p50_ms": round(through["p50_ms"] - direct["p50_ms"], 2),
+        "added_p99_ms": round(through["p99_ms"] - direct["p99_ms"], 2),
+    }
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    return sum(sum(p.cpu_times()[:2]) for p in [process, *process.children(recursive=True)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--connections", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=32)
+    parser.add_argument("--delay-ms", type=float, default=50.0)
+    parser.add_argument("--rates", default="100,200,400")
+    parser.add_argument("--stub", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.stub:
+        asyncio.run(stub(options.stub, options.delay_ms / 1e3))
+        return
+    port = free_port()
+    model = subprocess.Popen(
+        [sys.executable, __file__, "--stub", str(port), "--delay-ms", str(options.delay_ms)]
+    )
+    found: dict[str, Any] = {}
+    try:
+        with cluster(settings=()) as url, tempfile.TemporaryDirectory(prefix="ratchet-bench-") as home:
+            server = Server(url, Path(home), workers=options.workers, threads=options.threads)
+            server.environment["SERVING_BACKENDS"] = f"http://127.0.0.1:{port}/v1"
+            server.migrate()
+            key = server.key("ingest", "read")
+            with server:
+                asyncio.run(
+                    measured(server.port, key, options.connections, 2.0, None)
+                )  # caches are warm then
+                rates = [float(rate) for rate in options.rates.split(",") if rate]
+                for rate in [*rates, None]:
+                    direct = asyncio.run(measured(port, key, options.connections, options.seconds, rate))
+                    assert server._process is not None
+                    gateway = psutil.Process(server._process.pid)
+                    before = cpu_seconds(gateway)
+                    through = asyncio.run(
+                        measured(server.port, key, options.connections, options.seconds, rate)
+                    )
+                    spent = cpu_seconds(gateway) - before
+                    requests = through["requests_per_second"] * options.seconds
+                    through["cpu_ms_per_request"] = round(1e3 * spent / requests, 2)
+                    found["closed_loop" if rate is None else f"{rate:g}_per_second"] = added(direct, through)
+                time.sleep(1)
+            recorded = server.manage(
+                "shell",
+                "-v",
+                "0",
+                "-c",
+                "from feedback.models import Decision; print(Decision.objects.count())",
+            )
+    finally:
+        model.kill()
+    print(
+        json.dumps(
+            {
+                "benchmark": "gateway",
+                "machine": {
+                    "cores": len(os.sched_getaffinity(0)),
+                    "load": os.getloadavg()[0],
+                    "python": platform.python_version(),
+                },
+                "server": f"gunicorn, {options.workers} workers x {options.threads} threads",
+                "database": "PostgreSQL, commits reach the disk",
+                "connections": options.connections,
+                "stub_ms": options.delay_ms,
+                **found,
+                "decisions_recorded": int(recorded.split()[-1]),
+            },
+            indent=2,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""OpenAI's own client against the running gateway, in front of a real model server that is slow, fails and dies."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from feedback.keys import key_create
+from feedback.models import Decision, Rating
+from rl.serving import openai_server
+from rl.serving.gateway import recorder
+from tests.server import free_port
+from tests.stub_openai import ModelServer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture
+def stub(settings: Any) -> Iterator[ModelServer]:
+    with ModelServer() as server:
+        settings.SERVING_BACKENDS = [server.url]
+        yield server
+
+
+@pytest.fixture
+def client(live_server: Any, stub: ModelServer) -> Iterator[openai.OpenAI]:
+    key = key_create("app", ["ingest", "read", "rate"])[1]
+    with openai.OpenAI(base_url=f"{live_server.url}/v1", api_key=key, max_retries=0) as made:
+        yield made
+
+
+def recorded() -> list[Decision]:
+    assert recorder.drained(10)
+    return list(Decision.objects.order_by("created_at"))
+
+
+def test_a_plain_completion(client: openai.OpenAI, stub: ModelServer) -> None:
+    answer = client.chat.completions.create(model="support-bot", messages=HELLO, user="ada")
+    assert answer.choices[0].message.content == "hello there"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 10
+    (row,) = recorded()
+    assert (str(row.pk), row.unit, row.policy) == (answer.id, "ada", "base")
+
+
+def test_a_rating_sent_right_after_the_answer_finds_its_decision(
+    client: openai.OpenAI, live_server: Any
+) -> None:
+    for _ in range(5):
+        answer = client.chat.completions.create(model="support-bot", messages=HELLO)
+        rated = httpx2.post(
+            f"{live_server.url}/api/decisions/{answer.id}/ratings/",
+            json={"thumb": "up"},
+            headers={"Authorization": f"Bearer {client.api_key}"},
+        )
+        assert rated.status_code == 201
+    assert Rating.objects.count() == 5
+
+
+def test_a_stream_with_usage(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="support-bot", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert said == "hello there "
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens == 7
+    assert {c.id for c in chunks} == {str(recorded()[0].pk)}
+
+
+def test_tools_are_passed_through_both_ways(client: openai.OpenAI, stub: ModelServer) -> None:
+    stub.tool_calls = [
+        {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"q": 1}'}}
+    ]
+    answer = client.chat.completions.create(
+        model="support-bot", messages=HELLO, tools=[TOOL], tool_choice="auto"
+    )
+    assert (stub.bodies[0]["tools"], stub.bodies[0]["tool_choice"]) == ([TOOL], "auto")
+    calls: Any = answer.choices[0].message.tool_calls
+    assert (calls[0].id, calls[0].function.name, calls[0].function.arguments) == ("c1", "look", '{"q": 1}')
+    again: Any = [
+        *HELLO,
+        answer.choices[0].message.to_dict(),
+        {"role": "tool", "tool_call_id": "c1", "content": "4"},
+    ]
+    client.chat.completions.create(model="support-bot", messages=again, tools=[TOOL])
+    assert stub.bodies[1]["messages"][-1] == {"role": "tool", "tool_call_id": "c1", "content": "4"}
+
+
+def test_streamed_tool_calls_are_recorded_whole(client: openai.OpenAI, stub: ModelServer) -> None:
+    stub.tool_calls = [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    with client.chat.completions.stream(model="support-bot", messages=HELLO, tools=[TOOL]) as stream:
+        final = stream.get_final_completion()
+    calls: Any = final.choices[0].message.tool_calls
+    assert calls[0].function.name == "look"
+    said = json.loads(recorded()[0].response)[0]
+    assert said["tool_calls"] == stub.tool_calls
+
+
+def test_structured_output(client: openai.OpenAI, stub: ModelServer) -> None:
+    stub.said = '{"folder": "a"}'
+    schema = {"type": "object", "properties": {"folder": {"type": "string"}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema, "strict": True}}
+    answer = client.chat.completions.create(model="support-bot", messages=HELLO, response_format=wanted)
+    assert json.loads(answer.choices[0].message.content or "") == {"folder": "a"}
+    assert stub.bodies[0]["response_format"] == wanted
+
+
+def test_refusals_are_the_clients_own_errors(client: openai.OpenAI, stub: ModelServer) -> None:
+    broken: Any = [{"role": "user", "content": 5}]
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.chat.completions.create(model="support-bot", messages=broken)
+    assert (refusal.value.param, refusal.value.type) == ("messages[0].content", "invalid_request_error")
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="support-bot:none", messages=HELLO)
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="rk_wrong").chat.completions.create(model="a", messages=HELLO)
+    assert stub.bodies == []
+
+
+def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
+    assert {"widgets", "filer"} <= {model.id for model in client.models.list()}
+    assert client.models.retrieve("widgets").id == "widgets"
+
+
+def test_an_answer_after_the_clients_retries_is_one_decision(
+    client: openai.OpenAI, stub: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_server, "RETRIES", 0)
+    stub.statuses = [503]  # the gateway's one try; it answers 503, and the client comes again
+    answer = client.with_options(max_retries=2).chat.completions.create(model="support-bot", messages=HELLO)
+    assert len(stub.bodies) == 2
+    assert [str(row.pk) for row in recorded()] == [answer.id]
+
+
+def test_a_client_that_lost_the_answer_gets_the_same_one_again(live_server: Any, stub: ModelServer) -> None:
+    class LosesTheFirst(httpx2.HTTPTransport):
+        lost = 0
+
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            response = super().handle_request(request)
+            if not self.lost:
+                self.lost += 1
+                response.read()
+                raise httpx2.ReadError("the line went dead", request=request)
+            return response
+
+    key = key_create("app", ["ingest"])[1]
+    transport = LosesTheFirst()
+    client = openai.OpenAI(
+        base_url=f"{live_server.url}/v1",
+        api_key=key,
+        http_client=httpx2.Client(transport=transport),
+    )
+    answer = client.chat.completions.create(model="support-bot", messages=HELLO)
+    assert transport.lost == 1
+    assert [str(row.pk) for row in recorded()] == [answer.id]
+
+
+def test_a_model_server_killed_in_the_middle_of_traffic(
+    live_server: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.SERVING_TIMEOUT_S = 3.0
+    first, port = ModelServer(), free_port()
+    second = ModelServer(port)
+    first.delay_s = second.delay_s = 0.01
+    first.said, second.said = "first", "second"
+    settings.SERVING_BACKENDS = [first.url, second.url]
+    key = key_create("app", ["ingest"])[1]
+    results: list[tuple[int, str, float, str]] = []
+
+    def ask(count: int) -> None:
+        with httpx2.Client(headers={"Authorization": f"Bearer {key}"}, timeout=30) as http:
+            for _ in range(count):
+                began = time.monotonic()
+                response = http.post(
+                    f"{live_server.url}/v1/chat/completions", json={"model": "support-bot", "messages": HELLO}
+                )
+                body = response.json()
+                said = body["choices"][0]["message"]["content"] if response.status_code == 200 else ""
+                id = body.get("id") or response.headers.get("Retry-After", "")
+                results.append((response.status_code, said, time.monotonic() - began, id))
+
+    threads = [threading.Thread(target=ask, args=(15,)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    while len(results) < 15:
+        time.sleep(0.005)
+    first.statuses = [0] * 10_000  # dies: every connection is cut, and then nobody listens
+    first.close()
+    while len(results) < 45:
+        time.sleep(0.005)
+    second.statuses = [0] * 10_000
+    second.close()
+    for thread in threads:
+        thread.join()
+
+    statuses = Counter(status for status, *_ in results)
+    assert len(results) == 90
+    assert set(statuses) == {200, 503}
+    assert {said for status, said, *_ in results if status == 200} == {"first", "second"}
+    assert max(took for _, _, took, _ in results) < settings.SERVING_TIMEOUT_S + 2
+    assert all(int(wait) >= 1 for status, _, _, wait in results if status == 503)
+    assert sorted(str(row.pk) for row in recorded()) == sorted(
+        id for status, *_, id in results if status == 200
+    )
+    stepped_in = Decision.objects.filter(metadata__serving__backend=f"127.0.0.1:{port}")
+    assert stepped_in.exists()
+    assert all(row.metadata["serving"]["fallbacks"] for row in stepped_in)

@@ -1,0 +1,245 @@
+"""A backend behind OpenAI's protocol: what is sent, how failures are met, and the guards in front of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rl.serving import openai_server
+from rl.serving.base import Ask, BackendFailed, BackendUnable, Model, Piece, ServingRefused
+from rl.serving.guards import Breaker, Turnstile
+from rl.serving.openai_server import OpenAIServer
+from tests.server import free_port
+from tests.stub_openai import ModelServer
+
+HELLO = [{"role": "user", "content": "hello"}]
+POLICY = Model("widgets-v3", "bundled")
+BASE_MODEL = Model("base", "Qwen/Qwen3-0.6B")
+
+
+@pytest.fixture
+def stub() -> Iterator[ModelServer]:
+    with ModelServer() as server:
+        yield server
+
+
+@pytest.fixture
+def backend(stub: ModelServer) -> OpenAIServer:
+    return OpenAIServer(stub.url, api_key="sk-1")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_server, "FIRST_PAUSE_S", 0.001)
+
+
+def test_an_answer_comes_with_its_counts(backend: OpenAIServer, stub: ModelServer) -> None:
+    answer = backend.answer(Ask(HELLO), POLICY, 5)
+    assert (answer.text, answer.tokens_in, answer.tokens_out, answer.finish_reason) == (
+        "hello there",
+        7,
+        3,
+        "stop",
+    )
+    assert stub.bodies == [{"model": "widgets-v3", "messages": HELLO}]
+
+
+def test_what_was_asked_for_is_sent_in_openais_words(backend: OpenAIServer, stub: ModelServer) -> None:
+    schema = {"type": "object"}
+    ask = Ask(
+        HELLO, 9, temperature=0.5, top_p=0.9, stop=["END"], seed=3, response_schema=schema,
+        extra={"tools": [1], "tool_choice": "auto"}, limit_field="max_completion_tokens",
+    )  # fmt: skip
+    backend.answer(ask, POLICY, 5)
+    assert stub.bodies[0] == {
+        "model": "widgets-v3",
+        "messages": HELLO,
+        "max_completion_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stop": ["END"],
+        "seed": 3,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "response", "schema": schema, "strict": True},
+        },
+        "tools": [1],
+        "tool_choice": "auto",
+    }
+
+
+def test_the_clients_own_format_is_sent_as_it_is(backend: OpenAIServer, stub: ModelServer) -> None:
+    own = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
+    backend.answer(Ask(HELLO, response_schema={}, extra={"response_format": own}), POLICY, 5)
+    assert stub.bodies[0]["response_format"] == own
+
+
+def test_models_go_by_the_servers_names(stub: ModelServer) -> None:
+    backend = OpenAIServer(stub.url, model="ratchet/{policy}")
+    backend.answer(Ask(HELLO), POLICY, 5)
+    backend.answer(Ask(HELLO), BASE_MODEL, 5)
+    assert [body["model"] for body in stub.bodies] == ["ratchet/widgets-v3", "Qwen/Qwen3-0.6B"]
+
+
+def test_tool_calls_come_back(backend: OpenAIServer, stub: ModelServer) -> None:
+    stub.tool_calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    answer = backend.answer(Ask(HELLO), POLICY, 5)
+    assert (answer.text, answer.finish_reason, answer.tool_calls) == ("", "tool_calls", stub.tool_calls)
+
+
+def test_a_stream_comes_in_pieces_with_usage_at_its_end(backend: OpenAIServer, stub: ModelServer) -> None:
+    pieces = list(backend.stream(Ask(HELLO), POLICY, 5))
+    assert [piece.text for piece in pieces] == ["hello ", "there ", ""]
+    assert pieces[-1] == Piece("", (), "stop", 7, 3)
+    assert stub.bodies[0]["stream_options"] == {"include_usage": True}
+
+
+def test_a_stream_that_is_cut_fails_after_its_first_pieces(backend: OpenAIServer, stub: ModelServer) -> None:
+    stub.cut_stream = True
+    pieces = backend.stream(Ask(HELLO), POLICY, 5)
+    assert next(pieces).text == "hello "
+    with pytest.raises(BackendFailed):
+        list(pieces)
+
+
+@pytest.mark.parametrize("status", [0, 408, 429, 500, 502, 503, 504])
+def test_what_may_pass_is_tried_again(backend: OpenAIServer, stub: ModelServer, status: int) -> None:
+    stub.statuses = [status, status]
+    assert backend.answer(Ask(HELLO), POLICY, 5).text == "hello there"
+    assert len(stub.bodies) == 3
+
+
+def test_after_two_retries_it_has_failed(backend: OpenAIServer, stub: ModelServer) -> None:
+    stub.statuses = [503] * 3
+    with pytest.raises(BackendFailed, match="the stub says 503"):
+        backend.answer(Ask(HELLO), POLICY, 5)
+    assert len(stub.bodies) == 3
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_the_callers_fault_is_not_tried_again(backend: OpenAIServer, stub: ModelServer, status: int) -> None:
+    stub.statuses = [status]
+    with pytest.raises(ServingRefused, match=f"the stub says {status}") as refusal:
+        backend.answer(Ask(HELLO), POLICY, 5)
+    assert (refusal.value.param, refusal.value.code, len(stub.bodies)) == ("p", "c", 1)
+    assert not backend.breaker.is_open
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_our_own_fault_is_for_another_backend_to_make_good(
+    backend: OpenAIServer, stub: ModelServer, status: int
+) -> None:
+    stub.statuses = [status]
+    with pytest.raises(BackendFailed):
+        backend.answer(Ask(HELLO), POLICY, 5)
+    assert len(stub.bodies) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_slow_server_is_given_up_in_time(backend: OpenAIServer, stub: ModelServer, stream: bool) -> None:
+    stub.delay_s = 2.0
+    began = time.monotonic()
+    ask: Any = (lambda *a: next(backend.stream(*a))) if stream else backend.answer
+    with pytest.raises(BackendFailed) as failure:
+        ask(Ask(HELLO), POLICY, 0.2)
+    assert failure.value.kind == "timeout"
+    assert time.monotonic() - began < 1.5  # before the stub would have answered
+    assert len(stub.bodies) == 1
+
+
+def test_a_server_that_is_not_there_opens_the_circuit() -> None:
+    backend = OpenAIServer(f"http://127.0.0.1:{free_port()}/v1")
+    for _ in range(2):
+        with pytest.raises(BackendFailed):
+            backend.answer(Ask(HELLO), POLICY, 5)
+    with pytest.raises(BackendFailed) as failure:
+        backend.answer(Ask(HELLO), POLICY, 5)
+    assert failure.value.kind == "open"
+    assert 0 < failure.value.retry_after_s <= 5
+
+
+def test_an_answer_that_is_none_is_a_failure(
+    backend: OpenAIServer, stub: ModelServer, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(stub, "completion", lambda: {"choices": []})
+    with pytest.raises(BackendFailed, match="no chat completion"):
+        backend.answer(Ask(HELLO), POLICY, 5)
+
+
+def test_probabilities_of_what_was_not_written_are_not_to_be_had(backend: OpenAIServer) -> None:
+    with pytest.raises(BackendUnable):
+        backend.log_probabilities(HELLO, ["a"], POLICY, 5)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="expected an address"):
+        OpenAIServer(url)
+
+
+# --- Guards -------------------------------------------------------------------------------------------------
+
+
+def test_a_circuit_opens_pauses_tries_once_and_closes() -> None:
+    now = [0.0]
+    breaker = Breaker("x", failures=2, pause_s=10, clock=lambda: now[0])
+    breaker.failed()
+    breaker.enter()
+    breaker.failed()
+    with pytest.raises(BackendFailed, match="2 times in a row"):
+        breaker.enter()
+    now[0] = 10.0
+    breaker.enter()  # the one that tries
+    with pytest.raises(BackendFailed):
+        breaker.enter()  # the others wait for its word
+    breaker.succeeded()
+    breaker.enter()
+
+
+def test_a_failed_try_keeps_the_circuit_open() -> None:
+    now = [0.0]
+    breaker = Breaker("x", failures=1, pause_s=10, clock=lambda: now[0])
+    breaker.failed()
+    now[0] = 10.0
+    breaker.enter()
+    breaker.failed()
+    now[0] = 19.0
+    with pytest.raises(BackendFailed):
+        breaker.enter()
+
+
+def test_who_finds_the_queue_full_is_sent_away() -> None:
+    turns = Turnstile(1, 1, "x")
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns.turn(5):
+            inside.set()
+            leave.wait(5)
+
+    threads = [threading.Thread(target=hold) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait(5)
+    while turns._there < 2:
+        time.sleep(0.001)
+    with pytest.raises(BackendFailed) as failure, turns.turn(5):
+        pass
+    assert failure.value.kind == "busy"
+    leave.set()
+    for thread in threads:
+        thread.join()
+    with turns.turn(0.1):
+        pass
+
+
+def test_who_waits_in_vain_has_not_held_a_place() -> None:
+    turns = Turnstile(1, 5, "x")
+    with turns.turn(1):
+        for _ in range(10):
+            with pytest.raises(BackendFailed, match=r"no turn within 0\.001 s"), turns.turn(0.001):
+                pass

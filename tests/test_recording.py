@@ -1,0 +1,198 @@
+"""Decisions recorded beside the answer: nobody waits, nothing is lost, everything is there once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import DataError, OperationalError, connection
+from django.utils import timezone
+
+from feedback import recording
+from feedback.models import Decision
+from feedback.recording import Recorder
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def facts(number: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "id": str(uuid.uuid4()),
+        "agent": "support-bot",
+        "messages": [{"role": "user", "content": f"q{number}"}],
+        "response": "r",
+        "created_at": timezone.now().isoformat(),
+        **more,
+    }
+
+
+class Database:
+    """Stands before the one writer: away, slow, or as it is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: Exception | None = None
+        self.block: threading.Event | None = None
+        self.batches: list[int] = []
+        ingest = recording.decisions_ingest
+
+        def guarded(items: Any) -> Any:
+            self.batches.append(len(items))
+            if self.block is not None:
+                self.block.wait(10)
+            if self.error is not None:
+                raise self.error
+            return ingest(items)
+
+        monkeypatch.setattr(recording, "decisions_ingest", guarded)
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Database:
+    monkeypatch.setattr(recording, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(recording, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(recording, "IDLE_S", 0.05)
+    return Database(monkeypatch)
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, database: Database) -> Iterator[Recorder]:
+    made = Recorder(lambda: tmp_path / "spool")
+    yield made
+    database.error = None
+    made.stop()
+
+
+def test_a_decision_is_in_the_database_when_record_returns(recorder: Recorder) -> None:
+    sent = facts()
+    assert recorder.record(sent) is True
+    assert str(Decision.objects.get().pk) == sent["id"]
+    assert not recorder.spool.days()
+
+
+def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
+    recorder: Recorder, database: Database
+) -> None:
+    database.error = OperationalError("server closed the connection")
+    sent = [facts(n) for n in range(5)]
+    assert [recorder.record(one) for one in sent] == [False] * 5
+    assert Decision.objects.count() == 0
+    lines = recorder.spool.days()[0].read_text().splitlines()
+    assert [json.loads(line)["body"]["id"] for line in lines] == [one["id"] for one in sent]
+    database.error = None
+    assert recorder.drained(10)
+    assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
+
+
+def test_a_slow_database_holds_nobody_up_and_the_decision_is_there_once(
+    recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "WAIT_S", 0.05)
+    database.block = threading.Event()
+    sent = facts()
+    assert recorder.record(sent) is False  # it did not wait for the ten seconds
+    assert len(recorder.spool.days()[0].read_text().splitlines()) == 1
+    database.block.set()
+    assert recorder.drained(10)
+    assert str(Decision.objects.get().pk) == sent["id"]
+
+
+def test_decisions_of_many_at_once_share_transactions(recorder: Recorder, database: Database) -> None:
+    database.block = threading.Event()
+    threads = [threading.Thread(target=recorder.record, args=(facts(n),)) for n in range(40)]
+    for thread in threads:
+        thread.start()
+    database.block.set()
+    for thread in threads:
+        thread.join()
+    assert recorder.drained(10)
+    assert Decision.objects.count() == 40
+    assert len(database.batches) < 20
+
+
+def test_what_a_killed_process_left_is_replayed_by_the_next(
+    recorder: Recorder, database: Database, tmp_path: Path
+) -> None:
+    database.error = OperationalError("away")
+    sent = facts()
+    recorder.record(sent)
+    recorder.stop()
+    database.error = None
+    again = Recorder(lambda: tmp_path / "spool")
+    assert again.replay() == 1
+    assert str(Decision.objects.get().pk) == sent["id"]
+    assert again.replay() == 0
+
+
+def test_a_decision_that_was_recorded_is_replayed_without_harm(recorder: Recorder) -> None:
+    sent = facts()
+    recorder.record(sent)
+    recorder.spool.put({"kind": "decision", "body": sent})
+    recorder.spool.put({"kind": "decision", "body": {**sent, "response": "another answer to a retry"}})
+    recorder.replay()
+    assert Decision.objects.get().response == "r"
+    assert recorder.spool.progress(recorder.spool.days()[0]).refused == 0
+
+
+def test_what_cannot_be_recorded_is_kept_with_its_reason_and_holds_nothing_back(recorder: Recorder) -> None:
+    recorder.spool.put({"kind": "decision", "body": facts(agent="No Slug")})
+    recorder.spool.put({"kind": "nonsense"})
+    recorder.spool.put({"kind": "decision", "body": facts(1)})
+    recorder.replay()
+    assert Decision.objects.count() == 1
+    kept = [
+        json.loads(line)
+        for line in next(recorder.spool.folder.glob("*.refused.jsonl")).read_text().splitlines()
+    ]
+    assert ["slug" in entry["reason"] for entry in kept] == [True, False]
+
+
+def test_what_the_database_itself_refuses_is_found_among_the_others(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest = recording.decisions_ingest
+
+    def picky(items: Any) -> Any:
+        if any(item["response"] == "poison" for item in items):
+            raise DataError("value out of range")
+        return ingest(items)
+
+    monkeypatch.setattr(recording, "decisions_ingest", picky)
+    for number, response in enumerate(["good", "poison", "good"]):
+        recorder.spool.put({"kind": "decision", "body": facts(number, response=response)})
+    recorder.replay()
+    assert Decision.objects.count() == 2
+    assert "out of range" in next(recorder.spool.folder.glob("*.refused.jsonl")).read_text()
+
+
+def test_an_agent_that_keeps_a_share_keeps_it_here_too(recorder: Recorder) -> None:
+    from feedback.models import AgentSettings
+
+    AgentSettings.objects.create(agent="support-bot", collection_rate=0.0)
+    assert recorder.record(facts()) is True
+    assert Decision.objects.count() == 0
+
+
+def test_what_is_remembered_stands_in_for_a_database_that_is_away(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from feedback.remembered import Remembered
+
+    settings.FEEDBACK_REMEMBER_S = 0.0
+    memory: Remembered[str] = Remembered()
+
+    def away() -> str:
+        raise OperationalError("away")
+
+    assert memory.get("champion", lambda: "widgets-v1") == "widgets-v1"
+    assert memory.get("champion", away) == "widgets-v1"
+    with pytest.raises(OperationalError):
+        memory.get("another", away)
+    monkeypatch.setattr("feedback.remembered.STALE_S", 0.0)
+    with pytest.raises(OperationalError):
+        memory.get("champion", away)
+    assert connection.vendor  # the connection is as it was

@@ -1,0 +1,238 @@
+"""Serving end to end in process: files found or made, policies side by side on one base, health and counters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.test import Client
+
+from feedback.models import Decision
+from rl import health
+from rl.models import Artifact, Policy
+from rl.serving import answering, files
+from rl.serving.base import BackendFailed, Model
+from rl.serving.in_process import InProcess
+from rl.serving.llama import LlamaPolicy
+from tests.api_client import ApiClient, error_of
+from tests.served import Parrot, gguf_files, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
+
+pytestmark = pytest.mark.django_db
+
+HASH = "sha256:" + "a" * 64
+HELLO = [{"role": "user", "content": "question: is uptime healthy\nwidgets:\nbadge\ntable"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"widget": {"enum": ["badge", "table"]}},
+    "required": ["widget"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands that would have been started to make files."""
+    started: list[list[str]] = []
+
+    def popen(command: list[str], **_: Any) -> None:
+        started.append([part for part in command if not part.endswith(("python", "python3", "manage.py"))])
+
+    monkeypatch.setattr(files.subprocess, "Popen", popen)
+    files._asked.clear()
+    return started
+
+
+@pytest.fixture
+def served(settings: Any, made: list[list[str]]) -> None:
+    """The bundled base and two policies of `widgets` on it, as the exporters leave them."""
+    gguf = gguf_files()
+    folder = files.base_folder(HASH)
+    folder.mkdir(parents=True)
+    shutil.copy(gguf.base, folder / "base-f16.gguf")
+    (folder / "base.json").write_text(json.dumps({"base_model": "bundled", "quantization": "f16"}))
+    for name, path, stage in (("widgets-v1", gguf.one, "champion"), ("widgets-v2", gguf.two, "challenger")):
+        policy_made(name, stage=stage)
+        Policy.objects.filter(name=name).update(base_model_hash=HASH)
+        shutil.copy(path, settings.RATCHET_HOME / "exports" / f"{name}-LoRA.gguf")
+
+
+@pytest.fixture
+def api(written_at_once: None) -> ApiClient:
+    return ApiClient("ingest", "read")
+
+
+def test_two_versions_answer_side_by_side_from_one_base(
+    api: ApiClient, served: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    init = LlamaPolicy.__init__
+
+    def counted(self: LlamaPolicy, path: Path, **more: Any) -> None:
+        opened.append(path)
+        init(self, path, **more)
+
+    monkeypatch.setattr(LlamaPolicy, "__init__", counted)
+    found: dict[str, set[tuple[float, ...]]] = {}
+    for model in ("widgets-v1", "widgets-v2", "base") * 2:
+        agent = "widgets" if model == "base" else model
+        target = "widgets:base" if model == "base" else agent
+        response = api.post(
+            "/v1/chat/completions",
+            {
+                "model": target,
+                "messages": HELLO,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}},
+            },
+        )
+        assert response.status_code == 200, response.content
+        body = json.loads(response.content)
+        assert body["model"] == model
+        assert json.loads(body["choices"][0]["message"]["content"])["widget"] in ("badge", "table")
+        assert body["usage"]["prompt_tokens"] > 10
+        (backend,) = answering.backends()
+        logps = backend.log_probabilities(HELLO, ['{"widget": "badge"}'], _model(model), 5)
+        found.setdefault(model, set()).add(tuple(round(value, 2) for value in logps))
+    assert len(opened) == 1
+    assert len({next(iter(values)) for values in found.values()}) == 3
+    assert (
+        Decision.objects.filter(propensity=1.0).count() == 6
+    )  # the likeliest within the schema: no other could come
+
+
+def _model(name: str) -> Model:
+    from rl.serving.routing import base_model, policy_model
+
+    return (
+        base_model(policy_model("widgets-v1")) if name == "base" else policy_model(name) or pytest.fail(name)
+    )
+
+
+def test_a_stream_in_process_is_the_plain_answer(api: ApiClient, served: None) -> None:
+    body = {"model": "widgets", "messages": HELLO}
+    plain = json.loads(api.post("/v1/chat/completions", body).content)
+    stream: Any = api.post("/v1/chat/completions", {**body, "stream": True})
+    data = b"".join(stream.streaming_content).decode().split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in data if "chunk" in line]
+    said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert said == plain["choices"][0]["message"]["content"] != ""
+
+
+def test_a_decision_in_process_has_the_whole_distribution(api: ApiClient, served: None) -> None:
+    state = {"question": "is uptime healthy", "widgets": ["badge", "table", "gauge"]}
+    response = api.post("/api/decide/", {"agent": "widgets", "state": state, "unit": "ada"})
+    body = json.loads(response.content)
+    assert response.status_code == 201
+    best = max(body["candidates"], key=lambda c: c["log_probability"])
+    assert (body["response"], body["propensity"], body["policy"]) == (best["response"], 1.0, "widgets-v1")
+    assert body["action"]["widget"] in state["widgets"]
+
+
+def test_tools_are_refused_where_only_text_is_answered(api: ApiClient, served: None) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    response = api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO, "tools": [tool]})
+    assert (response.status_code, error_of(response)["param"]) == (400, "tools")
+
+
+def test_a_policy_without_its_file_is_stepped_in_for_while_it_is_made(
+    api: ApiClient, served: None, made: list[list[str]], settings: Any
+) -> None:
+    (settings.RATCHET_HOME / "exports" / "widgets-v2-LoRA.gguf").unlink()
+    for _ in range(2):
+        body = json.loads(
+            api.post("/v1/chat/completions", {"model": "widgets-v2", "messages": HELLO}).content
+        )
+        assert body["model"] == "widgets-v1"
+    assert made == [["export_model", "--policy", "widgets-v2", "--format", "gguf-lora"]]
+    assert Decision.objects.first().metadata["serving"]["fallbacks"][0]["kind"] == "missing"  # type: ignore[union-attr]
+
+
+def test_an_adapter_that_is_no_file_of_llamas_is_stepped_in_for(
+    api: ApiClient, served: None, settings: Any
+) -> None:
+    (settings.RATCHET_HOME / "exports" / "widgets-v2-LoRA.gguf").write_bytes(b"GGUF nonsense")
+    body = json.loads(api.post("/v1/chat/completions", {"model": "widgets-v2", "messages": HELLO}).content)
+    assert body["model"] == "widgets-v1"
+
+
+def test_without_any_file_it_is_503_and_the_base_is_being_made(api: ApiClient, made: list[list[str]]) -> None:
+    response = api.post("/v1/chat/completions", {"model": "support-bot", "messages": HELLO})
+    assert (response.status_code, response["Retry-After"]) == (503, "15")
+    assert made == [["export_model", "--base-model", "bundled", "--format", "gguf", "--quantization", "f16"]]
+
+
+def test_a_base_is_found_by_its_hash_before_its_name(served: None) -> None:
+    assert files.base_file(Model("base", "renamed", HASH)) is not None
+    assert files.base_file(Model("base", "bundled")) is not None
+    assert files.base_file(Model("base", "bundled", "sha256:other")) is None
+
+
+def test_who_waits_too_long_for_llama_is_sent_away(served: None) -> None:
+    backend = InProcess(context=512, waiting=1)
+    with backend._turns.turn(1), pytest.raises(BackendFailed) as failure:
+        backend.log_probabilities(HELLO, ["x"], _model("base"), 0.01)
+    assert failure.value.kind == "busy"
+    backend.close()
+
+
+@pytest.mark.training
+def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
+    from rl import exports
+    from rl.training.policy import base_hash
+    from tests.served import BUNDLED
+    from tests.tiny import tiny_adapter
+
+    tiny_adapter(BUNDLED, ratchet_home / "nowhere")
+    policy = policy_made("widgets-v1")
+    Artifact.objects.all().delete()
+    Policy.objects.update(base_model_hash=base_hash(str(BUNDLED)))
+    exports.export(exports.ExportOrder(policy="widgets-v1", format="gguf-lora"))
+    model = _model("widgets-v1")
+    base, adapter = files.files_of(model)
+    assert adapter == ratchet_home / policy.artifacts.get().path
+    with LlamaPolicy(base, threads=1) as llama:
+        assert llama.log_probabilities(HELLO, ["x"], adapter) != llama.log_probabilities(HELLO, ["x"])
+
+
+# --- Health -------------------------------------------------------------------------------------------------
+
+
+def test_alive_is_open_to_everyone(client: Client) -> None:
+    response = client.get("/healthz")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+    assert client.post("/healthz").status_code == 405
+
+
+def test_ready_names_what_is_away(
+    client: Client, parrot: Parrot, monkeypatch: pytest.MonkeyPatch, made: list[list[str]], served: None
+) -> None:
+    ready = {"status": "ready", "database": "ok", "queue": "ok", "model": "ok"}
+    assert client.get("/readyz").json() == ready
+    monkeypatch.setattr(health, "backends", list)
+    response = client.get("/readyz")
+    assert (response.status_code, response.json()["model"], response["Retry-After"]) == (503, "away", "5")
+
+    class Away:
+        def cursor(self) -> None:
+            raise OperationalError("away")
+
+    monkeypatch.setattr(health, "connection", Away())
+    assert client.get("/readyz").json()["database"] == "away"
+
+
+def test_counters_are_for_those_who_may_read(api: ApiClient, parrot: Parrot) -> None:
+    api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO})
+    api.post("/v1/chat/completions", {"model": "an-agent-nobody-set-up", "messages": HELLO})
+    response = api.get("/metrics")
+    assert response["Content-Type"].startswith("text/plain")
+    text = response.content.decode()
+    assert 'ratchet_gateway_requests_total{agent="widgets",status="200"}' in text
+    assert 'agent="other"' in text
+    assert "an-agent-nobody-set-up" not in text
+    for name in ("ratchet_gateway_seconds_bucket", "ratchet_spool_bytes 0.0", "ratchet_runs_queued 0.0"):
+        assert name in text
+    assert Client().get("/metrics").status_code == 401
+    assert ApiClient("ingest").get("/metrics").status_code == 403
