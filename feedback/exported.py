@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import groupby, islice
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Q, QuerySet, TextField
+from django.db.models import F, Func, Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.utils.module_loading import import_string
 
+from feedback.exported_copy import decision_texts
 from feedback.formats.base import DEMONSTRATION
 from feedback.formats.history import (
     JSON_COLUMNS,
+    TIME_COLUMNS,
     ComparisonRow,
     DecisionRow,
     DecisionTold,
@@ -111,11 +114,35 @@ Row = TypeVar("Row", bound=NamedTuple)
 
 
 def _rows(
-    queryset: QuerySet[Any], row: Callable[[Iterable[Any]], Row], names: Sequence[str]
+    queryset: QuerySet[Any], row: Callable[[Iterable[Any]], Row], names: Sequence[str], *, stream: bool = True
 ) -> Iterator[Row]:
-    """The columns as plain tuples, JSON as its text."""
-    columns = [Cast(name, TextField()) if name in JSON_COLUMNS else name for name in names]
-    return map(row, queryset.values_list(*columns).iterator(chunk_size=FETCH))
+    """The columns as plain tuples: JSON, ids and times as texts. stream: through a cursor of the server's."""
+    columns = [_column(name) for name in names]
+    found = queryset.values_list(*columns)
+    rows: Iterable[tuple[Any, ...]] = found.iterator(chunk_size=FETCH) if stream else found
+    if connection.vendor != "postgresql":
+        rows = (tuple(map(_text, values)) for values in rows)
+    return map(row, rows)
+
+
+def _column(name: str) -> Any:
+    """A column as its text where it is JSON, and where PostgreSQL writes one in less time than Python makes a value."""
+    if name in JSON_COLUMNS:
+        return Cast(name, TextField())
+    if connection.vendor == "postgresql" and name in TIME_COLUMNS:
+        return Func(F(name), template=_ISO, output_field=TextField())
+    if connection.vendor == "postgresql" and (name == "id" or name.endswith("_id")):
+        return Cast(name, TextField())
+    return name
+
+
+_ISO = "to_char(%(expressions)s AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"+00:00\"')"
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds")
+    return str(value) if isinstance(value, uuid.UUID) else value
 
 
 T = TypeVar("T")
@@ -152,14 +179,14 @@ def _decision_rows(selection: Selection) -> Iterator[DecisionRow]:
 def _told(rows: Sequence[DecisionRow]) -> list[DecisionTold]:
     """Decisions with everything said of them."""
     ids = [row.id for row in rows]
-    ratings: dict[uuid.UUID, list[RatingRow]] = defaultdict(list)
+    ratings: dict[str, list[RatingRow]] = {}
     said = among(Rating.objects.order_by("created_at", "id"), "decision_id", ids)
-    for rating in _rows(said, RatingRow._make, RatingRow._fields):
-        ratings[rating.decision_id].append(rating)
-    outcomes: dict[uuid.UUID, list[OutcomeRow]] = defaultdict(list)
+    for rating in _rows(said, RatingRow._make, RatingRow._fields, stream=False):
+        ratings.setdefault(rating.decision_id, []).append(rating)
+    outcomes: dict[str, list[OutcomeRow]] = {}
     measured = among(Outcome.objects.order_by("created_at", "id"), "decision_id", ids)
-    for outcome in _rows(measured, OutcomeRow._make, OutcomeRow._fields):
-        outcomes[outcome.decision_id].append(outcome)
+    for outcome in _rows(measured, OutcomeRow._make, OutcomeRow._fields, stream=False):
+        outcomes.setdefault(outcome.decision_id, []).append(outcome)
     return [
         DecisionTold(row, _chained(ratings[row.id]) if row.id in ratings else (), outcomes.get(row.id, ()))
         for row in rows
@@ -196,10 +223,10 @@ def _narrowed(
     kept = told
     if selection.require_feedback:
         ids = [one.decision.id for one in told]
-        compared: set[uuid.UUID] = set()
+        compared: set[str] = set()
         for side in ("left_id", "right_id"):
             standing = among(comparisons_standing().order_by(), side, ids)
-            compared.update(standing.values_list(side, flat=True))
+            compared.update(str(pk) for pk in standing.values_list(side, flat=True))
         kept = [one for one in told if _standing(one.ratings) or one.outcomes or one.decision.id in compared]
         left_out["no_feedback"] += len(told) - len(kept)
     if selection.min_reward > RAW_LOW:
@@ -210,16 +237,17 @@ def _narrowed(
     return kept
 
 
-def _rewards(told: Sequence[DecisionTold]) -> Mapping[uuid.UUID, float]:
+def _rewards(told: Sequence[DecisionTold]) -> Mapping[str, float]:
     """Raw rewards: as they were calculated, else the mean of what raters say (good 2, bad -2)."""
-    found: dict[uuid.UUID, float] = {}
+    found: dict[str, float] = {}
     for one in told:
         shares = [rating_share(r.thumb, r.stars, r.score) for r in _standing(one.ratings)]
         if known := [share for share in shares if share is not None]:
             found[one.decision.id] = RAW_LOW + (RAW_HIGH - RAW_LOW) * fmean(known)
     if settings.FEEDBACK_REWARDS:
         calculated: RewardsOf = import_string(settings.FEEDBACK_REWARDS)
-        found |= calculated([one.decision.id for one in told])
+        rewards = calculated([uuid.UUID(one.decision.id) for one in told])
+        found |= {str(pk): raw for pk, raw in rewards.items()}
     return found
 
 
@@ -228,30 +256,33 @@ def _rewards(told: Sequence[DecisionTold]) -> Mapping[uuid.UUID, float]:
 
 def _history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
     """Traces, decisions, comparisons; of a narrowed selection the traces and comparisons of its decisions alone."""
-    whole = not selection.narrows and selection.decisions is None
-    if whole:
-        yield from _trace_rows(selection.agent)
-    written: set[uuid.UUID] = set()
-    traced: set[uuid.UUID] = set()
-    for piece in _pieces(_told_selected(selection, left_out)):
-        if not whole:
-            wanted = {one.decision.trace_id for one in piece if one.decision.trace_id} - traced
-            traces = {
-                row.id: row
-                for row in _rows(
-                    among(Trace.objects.all(), "id", list(wanted)), TraceRow._make, TraceRow._fields
-                )
-            }
+    if selection.narrows or selection.decisions is not None:
+        yield from _history_of(_told_selected(selection, left_out), selection.agent)
+        return
+    yield from _trace_rows(selection.agent)
+    if connection.vendor == "postgresql":
+        yield from decision_texts(selection.agent)
+    else:
+        yield from _told_selected(selection, left_out)
+    yield from _comparison_rows(selection.agent)
+
+
+def _history_of(told: Iterable[DecisionTold], agent: str | None) -> Iterator[Any]:
+    written: set[str] = set()
+    traced: set[str] = set()
+    for piece in _pieces(told):
+        named = {one.decision.trace_id for one in piece if one.decision.trace_id} - traced
+        rows = _rows(among(Trace.objects.all(), "id", named), TraceRow._make, TraceRow._fields, stream=False)
+        traces = {row.id: row for row in rows}
         for one in piece:
             trace = one.decision.trace_id
-            if not whole:
-                written.add(one.decision.id)
-                if trace and trace not in traced:
-                    traced.add(trace)
-                    yield traces[trace]
+            written.add(one.decision.id)
+            if trace and trace not in traced:
+                traced.add(trace)
+                yield traces[trace]
             yield one
-    for comparison in _comparison_rows(selection.agent):
-        if whole or (comparison.left_id in written and comparison.right_id in written):
+    for comparison in _comparison_rows(agent):
+        if comparison.left_id in written and comparison.right_id in written:
             yield comparison
 
 
@@ -295,8 +326,8 @@ def _record(told: DecisionTold) -> ImportedDecision:
     metadata.pop("response_is", None)
     return ImportedDecision(
         line=0,
-        key=str(row.id),
-        id=row.id,
+        key=row.id,
+        id=uuid.UUID(row.id),
         agent=row.agent,
         messages=json.loads(row.messages),
         response=response,
@@ -312,9 +343,9 @@ def _record(told: DecisionTold) -> ImportedDecision:
         tokens_out=row.tokens_out,
         tags=tuple(json.loads(row.tags)),
         metadata=metadata,
-        created_at=row.created_at,
+        created_at=_time(row.created_at),
         source=row.source,
-        trace=row.trace_id,
+        trace=None if row.trace_id is None else uuid.UUID(row.trace_id),
         ratings=tuple(
             ImportedRating(
                 rater=rating.rater,
@@ -325,32 +356,42 @@ def _record(told: DecisionTold) -> ImportedDecision:
                 tags=tuple(json.loads(rating.tags)),
                 notes=rating.notes,
                 rater_kind=rating.rater_kind,
-                created_at=rating.created_at,
-                id=rating.id,
+                created_at=_time(rating.created_at),
+                id=uuid.UUID(rating.id),
             )
             for rating in _standing(told.ratings)
         ),
         outcomes=tuple(
-            ImportedOutcome(outcome.name, outcome.value, outcome.at, outcome.created_at, outcome.id)
+            ImportedOutcome(
+                outcome.name,
+                outcome.value,
+                _time(outcome.at),
+                _time(outcome.created_at),
+                uuid.UUID(outcome.id),
+            )
             for outcome in told.outcomes
         ),
     )
 
 
-def _told_of(ids: Iterable[uuid.UUID], *, said: bool) -> list[DecisionTold]:
+def _told_of(ids: Iterable[str], *, said: bool) -> list[DecisionTold]:
     """Decisions with these ids; with what was said of them where that is asked for."""
     wanted = among(Decision.objects.order_by(), "id", list(dict.fromkeys(ids)))
-    rows = list(_rows(wanted, DecisionRow._make, DecisionRow._fields))
+    rows = list(_rows(wanted, DecisionRow._make, DecisionRow._fields, stream=False))
     return _told(rows) if said else [DecisionTold(row, (), ()) for row in rows]
 
 
-def _by_id(told: Iterable[DecisionTold]) -> dict[uuid.UUID, ImportedDecision]:
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _by_id(told: Iterable[DecisionTold]) -> dict[str, ImportedDecision]:
     return {one.decision.id: _record(one) for one in told}
 
 
 class _Pair(NamedTuple):
-    left: uuid.UUID
-    right: uuid.UUID
+    left: str
+    right: str
     said: ComparisonRow | None
     """None: the left one is better by what raters said of each."""
 
@@ -375,7 +416,7 @@ def _paired(
             else:
                 yield ImportedComparison(
                     line=0,
-                    key=str(pair.said.id),
+                    key=pair.said.id,
                     left=left,
                     right=right,
                     preference=preference,
@@ -383,8 +424,8 @@ def _paired(
                     tags=tuple(json.loads(pair.said.tags)),
                     notes=pair.said.notes,
                     rater_kind=pair.said.rater_kind,
-                    created_at=pair.said.created_at,
-                    id=pair.said.id,
+                    created_at=_time(pair.said.created_at),
+                    id=uuid.UUID(pair.said.id),
                 )
 
 
@@ -417,14 +458,14 @@ def _corrected(selection: Selection, order: Sequence[str]) -> Iterator[ImportedC
             better = replace(worse, response=rating.correction, id=None, policy="")
             yield ImportedComparison(
                 line=0,
-                key=str(rating.id),
+                key=rating.id,
                 left=better,
                 right=worse,
                 preference="left",
                 ordered=False,
                 rater=rating.rater,
                 rater_kind=rating.rater_kind,
-                created_at=rating.created_at,
+                created_at=_time(rating.created_at),
             )
 
 
@@ -436,11 +477,11 @@ def _best_and_worst(selection: Selection) -> Iterator[_Pair]:
         .values_list("decision__agent", "decision__prompt_hash", "decision_id", "thumb", "stars", "score")
     )
     for _, verdicts in groupby(said.iterator(chunk_size=FETCH), lambda row: row[:2]):
-        means: list[tuple[float, uuid.UUID]] = []
+        means: list[tuple[float, str]] = []
         for decision, rows in groupby(verdicts, lambda row: row[2]):
             shares = [rating_share(*row[3:]) for row in rows]
             if known := [share for share in shares if share is not None]:
-                means.append((fmean(known), decision))
+                means.append((fmean(known), str(decision)))
         if means and (best := max(means))[0] > (worst := min(means))[0]:
             yield _Pair(best[1], worst[1], None)
 
@@ -464,7 +505,7 @@ def _prompts(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedD
         Decision.objects.all() if selection.agent is None else Decision.objects.filter(agent=selection.agent)
     )
     keys = rows.order_by("agent", "prompt_hash", "id").values_list("agent", "prompt_hash", "id")
-    first = (next(same)[2] for _, same in groupby(keys.iterator(chunk_size=FETCH), lambda row: row[:2]))
+    first = (str(next(same)[2]) for _, same in groupby(keys.iterator(chunk_size=FETCH), lambda row: row[:2]))
     for piece in _pieces(first):
         decisions = _by_id(_told_of(piece, said=False))
         yield from (decisions[pk] for pk in piece)

@@ -18,7 +18,7 @@ import orjson
 
 from feedback import formats
 from feedback.exported import MORE, Selection, one_moment, records
-from feedback.formats.writing import Line, Shape, View
+from feedback.formats.writing import Line, LineWritten, Shape, View
 
 PIECE = 1 << 16
 """Bytes after which a piece of a stream is sent on."""
@@ -111,6 +111,8 @@ def _encoded(shape: Shape, rows: Iterable[Line], report: ExportReport) -> Iterat
 
 
 def _json(row: Line) -> bytes:
+    if isinstance(row, LineWritten):
+        return row.text
     try:
         return orjson.dumps(row)
     except orjson.JSONEncodeError:  # a whole number of more than 64 bits

@@ -1,20 +1,21 @@
-"""Rows of everything that was ever said, as the database holds them: what our own format is written from."""
+"""Rows of everything that was ever said, as our own format writes them: ids and times as texts, JSON as its text."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 JSON_COLUMNS = frozenset({"messages", "state", "candidates", "tags", "metadata", "steps"})
 """Columns that come as the JSON text they are stored as: it is written on without being understood."""
 
+TIME_COLUMNS = frozenset({"created_at", "at", "started_at", "finished_at"})
+"""Columns of times: ISO 8601 in UTC with microseconds."""
+
 
 class DecisionRow(NamedTuple):
     """A decision, its JSON columns as text."""
 
-    id: uuid.UUID
+    id: str
     agent: str
     messages: str
     response: str
@@ -31,14 +32,14 @@ class DecisionRow(NamedTuple):
     tags: str
     metadata: str
     source: str
-    trace_id: uuid.UUID | None
-    created_at: datetime
+    trace_id: str | None
+    created_at: str
 
 
 class RatingRow(NamedTuple):
     """A rating, superseded or not; its tags as text."""
 
-    id: uuid.UUID
+    id: str
     rater: str
     rater_kind: str
     thumb: str
@@ -48,47 +49,53 @@ class RatingRow(NamedTuple):
     tags: str
     notes: str
     withdrawn: bool
-    created_at: datetime
-    decision_id: uuid.UUID
-    supersedes_id: uuid.UUID | None
+    created_at: str
+    decision_id: str
+    supersedes_id: str | None
 
 
 class OutcomeRow(NamedTuple):
-    id: uuid.UUID
+    id: str
     name: str
     value: float
-    at: datetime
-    created_at: datetime
-    decision_id: uuid.UUID
+    at: str
+    created_at: str
+    decision_id: str
 
 
 class ComparisonRow(NamedTuple):
     """A comparison, superseded or not; its tags as text."""
 
-    id: uuid.UUID
-    left_id: uuid.UUID
-    right_id: uuid.UUID
+    id: str
+    left_id: str
+    right_id: str
     preference: str
     rater: str
     rater_kind: str
     tags: str
     notes: str
     withdrawn: bool
-    created_at: datetime
-    supersedes_id: uuid.UUID | None
+    created_at: str
+    supersedes_id: str | None
 
 
 class TraceRow(NamedTuple):
     """A trace, its JSON columns as text."""
 
-    id: uuid.UUID
+    id: str
     agent: str
     run_id: str
     steps: str
     metadata: str
-    started_at: datetime | None
-    finished_at: datetime | None
-    created_at: datetime
+    started_at: str | None
+    finished_at: str | None
+    created_at: str
+
+
+class DecisionText(NamedTuple):
+    """A decision with all that was said of it, as the text of a line of our own format."""
+
+    text: str
 
 
 class DecisionTold(NamedTuple):

@@ -20,8 +20,12 @@ from feedback.formats.base import has, key_of, row_format
 from feedback.formats.history import (
     JSON_COLUMNS,
     ComparisonRow,
+    DecisionRow,
+    DecisionText,
     DecisionTold,
+    OutcomeRow,
     RatingRow,
+    TraceRow,
 )
 from feedback.formats.records import (
     ImportedComparison,
@@ -42,7 +46,7 @@ from feedback.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.formats.writing import Line, Shape, View
+from feedback.formats.writing import Line, LineWritten, Shape, View
 
 TYPES = ("decision", "comparison", "trace")
 
@@ -231,7 +235,10 @@ def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:
 def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
     """The rows of feedback.exported.history as lines of this format; nothing is ever left out."""
     for row in rows:
-        if isinstance(row, DecisionTold):
+        line: Line
+        if isinstance(row, DecisionText):
+            line = LineWritten("decision", row.text.encode())
+        elif isinstance(row, DecisionTold):
             decision = row.decision
             line = {"type": "decision", **_line(decision)}
             line["trace"] = line.pop("trace_id")
@@ -256,10 +263,16 @@ def _said(rating: RatingRow) -> Line:
 
 
 def _line(row: NamedTuple) -> Line:
-    return {
-        name: _written(value) if name in JSON_COLUMNS else value
-        for name, value in zip(row._fields, row, strict=True)
-    }
+    line: Line = dict(zip(row._fields, row, strict=True))
+    for name in _JSON[type(row)]:
+        line[name] = _written(line[name])
+    return line
+
+
+_JSON: dict[type, list[str]] = {
+    kind: [name for name in kind._fields if name in JSON_COLUMNS]
+    for kind in (DecisionRow, RatingRow, OutcomeRow, ComparisonRow, TraceRow)
+}
 
 
 def _written(text: str | None) -> Any:

@@ -23,6 +23,15 @@ from feedback.worth import rating_share
 Line: TypeAlias = dict[str, Any]
 """One row of a file, ready to become JSON; may hold orjson.Fragment."""
 
+
+class LineWritten(dict[str, Any]):
+    """A row of a file that is JSON already; of what stands in it only the type is known here."""
+
+    def __init__(self, kind: str, text: bytes) -> None:
+        super().__init__(type=kind)
+        self.text = text
+
+
 Writer: TypeAlias = Callable[[Iterable[Any], Counter[str]], Iterator[Line]]
 """Records to rows; what the format has no words for is counted by reason instead."""
 
