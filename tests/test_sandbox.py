@@ -110,6 +110,67 @@ def test_the_network_is_not_there() -> None:
     assert not reached.is_set()
 
 
+INSIDE = {
+    "unshare": "libc.unshare(0x10000000)",
+    "unshare of mounts": "libc.unshare(0x00020000)",
+    "clone": "libc.syscall(56 if x86 else 220, 0x10000000 | 17, 0, 0, 0, 0)",
+    "clone3": "libc.syscall(435, ctypes.byref(ctypes.create_string_buffer(88)), 88)",
+    "setns": "libc.setns(0, 0)",
+    "mount": "libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
+    "ptrace": "libc.ptrace(16, os.getppid(), 0, 0)",
+    "bpf": "libc.syscall(321 if x86 else 280, 0, 0, 0)",
+    "io_uring": "libc.syscall(425, 1, 0)",
+    "keys": "libc.syscall(250 if x86 else 219, 0, -3, 0)",
+    "a socket to the host of a virtual machine": "libc.socket(40, 1, 0)",
+    "a socket of the kernel's crypto": "libc.socket(38, 5, 0)",
+    "a raw packet": "libc.socket(17, 3, 0)",
+}
+"""What it tries -> the call; x32 calls and other ABIs end the process."""
+
+
+@walled
+@pytest.mark.parametrize("what", list(INSIDE))
+def test_new_walls_inside_the_walls_cannot_be_built(what: str) -> None:
+    code = (
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nx86 = os.uname().machine == 'x86_64'\n"
+    )
+    ran = sandbox.run(f"{code}print({INSIDE[what]}, ctypes.get_errno())", "python", TIGHT)
+    assert ran.ok, ran
+    result, number = map(int, ran.output.split())
+    assert result == -1
+    # EPERM, or ENOSYS and EAFNOSUPPORT: never EINVAL or EFAULT, which would say that the kernel looked at it
+    assert number in (1, 38, 97)
+
+
+@walled
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the x32 ABI is x86-64's")
+def test_a_call_by_another_abi_ends_the_process() -> None:
+    ran = sandbox.run(
+        "import ctypes\nctypes.CDLL(None).syscall(0x40000000 | 272, 0x10000000)\nprint('alive')",
+        "python",
+        TIGHT,
+    )
+    assert not ran.ok
+    assert "alive" not in ran.output
+
+
+@walled
+def test_ordinary_programs_notice_nothing() -> None:
+    code = (
+        "import multiprocessing, socket, subprocess, threading\n"
+        "done = []\n"
+        "thread = threading.Thread(target=done.append, args=(1,)); thread.start(); thread.join()\n"
+        "done.append(int(subprocess.run(['/bin/sh', '-c', 'echo 2'], capture_output=True).stdout))\n"
+        "one, other = socket.socketpair(); one.send(b'3'); done.append(int(other.recv(1)))\n"
+        "child = multiprocessing.get_context('fork').Process(target=print, args=('four',))\n"
+        "child.start(); child.join()\n"
+        "print(done)\n"
+    )
+    ran = sandbox.run(code, "python", TIGHT)
+    assert ran.ok, ran
+    assert ran.output == "four\n[1, 2, 3]\n"
+
+
 @walled
 def test_what_is_left_in_the_background_ends_with_it(tmp_path: Path) -> None:
     marker = f"ratchet-left-{os.getpid()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import json
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl.rewards import jail
+from rl.rewards.syscalls import ARCH, filter_program
 
 LANGUAGES = {
     "python": ("main.py", [sys.executable, "-I", "main.py"]),
@@ -80,11 +82,12 @@ def isolation_fault() -> str:
     walls."""
     if not sys.platform.startswith("linux"):
         return f"namespaces are Linux's, this is {sys.platform}"
-    if os.uname().machine not in jail.PIVOT_ROOT:
+    if os.uname().machine not in jail.PIVOT_ROOT or os.uname().machine not in ARCH:
         return f"an unknown processor, {os.uname().machine}"
     with tempfile.NamedTemporaryFile("w", prefix="ratchet-outside-") as outside:
         probe = (
-            "import os, socket\n"
+            "import ctypes, os, socket\n"
+            "assert ctypes.CDLL(None).unshare(0x10000000) != 0, 'namespaces can be made inside'\n"
             f"assert not os.path.exists({outside.name!r}), 'files outside are seen'\n"
             "assert not os.path.exists('/etc/passwd'), '/etc is seen'\n"
             "assert not os.path.isdir('/proc/1'), 'processes are seen'\n"
@@ -117,6 +120,7 @@ def _run(code: str, language: str, limits: Limits) -> Ran:
             "cpu_s": limits.cpu_s,
             "processes": limits.processes,
             "file_mb": limits.file_mb,
+            "filter": base64.b64encode(filter_program(os.uname().machine)).decode(),
         }
         began = time.monotonic()
         process = subprocess.Popen(  # noqa: S603
