@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
+from rl.training import trl_runs
 from rl.training.kto import KTOTrainer, kto_weights
+from rl.training.ladder import Choice
 from rl.training.policy import generate, load_policy
+from rl.training.prefix import Rung
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer
@@ -179,3 +182,23 @@ def test_known_references_are_not_computed_again(base: str, tmp_path: Path) -> N
     again = kto(base, tmp_path / "two", recipe, cache_dir=tmp_path / "cache")
     again.train(labels(8))
     assert any(note.startswith("reference log-probabilities: 0 computed") for note in again.notes)
+
+
+@pytest.mark.training
+def test_packed_rows_lose_what_trl_s_rows_lose(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL computes each prompt twice, once for the reference point; packed, it is computed once. The same losses."""
+    recipe = dataclasses.replace(KTO, max_steps=6, lora_dropout=0.0)
+    rows = [row | {"completion": CHART, "label": True} for row in labels(16)]
+    rows[3] |= {"completion": TABLE, "label": False}
+    packed = kto(base, tmp_path / "packed", recipe).train(rows, rows[:4])
+    assert any("rows that share a prompt" in note for note in packed.notes)
+    stock = Choice(Rung.STOCK, "a test", {})
+    monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, **__: stock)
+    plain = kto(base, tmp_path / "plain", recipe).train(rows, rows[:4])
+    assert "rows are not packed: a test" in plain.notes
+    for name in ("loss", "kl", "rewards/chosen", "rewards/rejected"):
+        assert packed.history[name] == pytest.approx(plain.history[name], abs=2e-5, nan_ok=True), name
+    assert packed.metrics["eval_loss"] == pytest.approx(plain.metrics["eval_loss"], abs=2e-5)
+    assert max(plain.history["kl"]) > 1e-4  # the reference point moved

@@ -14,9 +14,13 @@ from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 from rl.recipes import RecipeError, RewardModelRecipe
 from rl.rewards.base import RewardSample
 from rl.statistics import calibration_curve, expected_calibration_error
+from rl.training import trl_runs
+from rl.training.ladder import Choice
 from rl.training.policy import PolicyLoadError
+from rl.training.prefix import Rung
 from rl.training.result import TrainingRefused
-from rl.training.reward_model import RewardModel, RewardModelTrainer, reward_loss, train_reward_model
+from rl.training.reward_model import RewardModel, RewardModelTrainer, train_reward_model
+from rl.training.score_trainer import reward_loss
 from tests.test_dpo import HARDWARE, some_pairs
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -181,3 +185,26 @@ def test_a_backbone_in_half_precision_keeps_its_head_in_float32(base: str, tmp_p
     assert model.model.dtype == torch.bfloat16
     scores = model.scores([(row["prompt"], CHART) for row in some_pairs(4)])
     assert any(score != float(torch.tensor(score).bfloat16()) for score in scores)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("objective", ["pairwise", "binary"])
+def test_packed_rows_score_as_the_library_s_own(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
+    """Two responses to one prompt in one row: the prompt is computed once, the losses are the same."""
+    recipe = dataclasses.replace(RECIPE, objective=objective, max_steps=6, lora_dropout=0.0, batch_size=4)
+    rows = some_pairs(16) if objective == "pairwise" else singles(16)
+    found = {}
+    for way in ("packed", "plain"):
+        if way == "plain":
+            stock = Choice(Rung.STOCK, "a test", {})
+            monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, kept=stock, **__: kept)
+        trainer = RewardModelTrainer(recipe, base, output_dir=tmp_path / way, hardware=HARDWARE)
+        found[way] = trainer.train(rows, rows[:4])
+    assert any("rows that share a prompt" in note for note in found["packed"].notes)
+    assert "rows are not packed: a test" in found["plain"].notes
+    losses = found["plain"].history["loss"]
+    assert found["packed"].history["loss"] == pytest.approx(losses, abs=2e-5)
+    assert losses[-1] < losses[0]
+    assert found["packed"].metrics["brier"] == pytest.approx(found["plain"].metrics["brier"], abs=1e-4)

@@ -176,11 +176,7 @@ class DPOTrainer:
         trainer.settle(self, policy)
         for note in weights_begin(self.recipe, trainer.model):
             self._note(note)
-        self._note(
-            f"rows that share a prompt: {trainer.choice.rung}, because it {trainer.choice.reason}"
-            if trainer.choice.rung != "stock"
-            else f"rows are not packed: {trainer.choice.reason}"
-        )
+        self._note(trainer.choice.said)
         return trainer
 
     def _dataset(self, policy: LoadedPolicy, arguments: trl.DPOConfig, pairs: EncodedPairs) -> Dataset:

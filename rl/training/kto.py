@@ -3,22 +3,27 @@ out."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import trl
 from datasets import Dataset
+from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from rl.recipes import KTORecipe
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
 from rl.training.folder import folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
 from rl.training.logps import causal_model
+from rl.training.packing import completions_alone, pack
 from rl.training.pair_trainer import install_forward, reference_logps
 from rl.training.policy import LoadedPolicy, load_policy, matmul
+from rl.training.prefix import Rung
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.row_cache import RowCache
@@ -31,6 +36,7 @@ from rl.training.trl_runs import (
     one_gpu,
     result_of,
     run_facts,
+    rung_settle,
     special_tokens_settle,
     trainer_settle,
     weights_begin,
@@ -135,6 +141,7 @@ class KTOTrainer:
                 train_dataset=self._dataset(policy, arguments, encoded),
                 eval_dataset=self._dataset(policy, arguments, held_out) if held_out else None,
                 processing_class=policy.tokenizer,
+                data_collator=KTOCollator(policy.tokenizer.pad_token_id),
                 peft_config=lora_begun(self.recipe, policy),
             )
             trainer.settle(self, policy)
@@ -231,10 +238,33 @@ class KTOTrainer:
             self.listener.on_note(text)
 
 
+@dataclass
+class KTOCollator(DataCollatorForUnpairedPreference):
+    """A batch as TRL's loss takes it; with a packed `rung`, one row per prompt, its responses and the mismatched ones
+    behind it, where TRL has two rows per response."""
+
+    rung: Rung = Rung.STOCK
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.rung is Rung.STOCK:
+            return dict(super().torch_call(examples))
+        packed = pack(
+            [example["prompt_ids"] for example in examples] * 2,
+            [example[name] for name in ("completion_ids", "KL_completion_ids") for example in examples],
+            pad_token_id=self.pad_token_id,
+        )
+        batch = completions_alone(packed, self.pad_token_id, len(examples))
+        for name in ("ref_logps", "ref_KL_logps", "label"):
+            batch[name] = torch.tensor([example[name] for example in examples])
+        return batch
+
+
 class _Trainer(OwnHouse, trl.KTOTrainer):
     """TRL's trainer on responses that are already tokens and whose reference is known."""
 
     method = "kto"
+    _mismatched: torch.Tensor | None = None
+    """[B] log-probabilities of the mismatched responses, where they came with the others."""
 
     def settle(self, owner: KTOTrainer, policy: LoadedPolicy) -> None:
         self.policy, self.agent = policy, owner.agent
@@ -244,7 +274,33 @@ class _Trainer(OwnHouse, trl.KTOTrainer):
             causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
         )
 
+        items = [
+            EncodedResponse(row["prompt_ids"], row[name])
+            for data in (self.train_dataset, self.eval_dataset)
+            for row in data or ()
+            for name in ("completion_ids", "KL_completion_ids")
+        ]
+        choice = rung_settle(self, policy, items)
+        self.data_collator.rung = choice.rung
+        owner._note(choice.said)
+
+    def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
+        return super()._compute_kl_logps(model, batch) if self._mismatched is None else self._mismatched
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        if "packed" in inputs:
+            # one forward for what TRL computes in two; its loss is given what it would have computed
+            count = len(inputs["label"])
+            found = model(packed=inputs["packed"], fused_lm_head=True)
+            self._mismatched = found.log_probs[count:].detach().sum(-1)
+            answered = type(found)(**{name: values[:count] for name, values in found.items()})
+            inputs = {name: values for name, values in inputs.items() if name != "packed"}
+            model = functools.partial(_given, answered)
         loss = super()._compute_loss(model, inputs, return_outputs)
         self.loss_check(loss[0] if return_outputs else loss, f" or raise beta (now {self.beta:g})")
         return loss
+
+
+def _given(output: Any, **_: Any) -> Any:
+    """A model that has been asked already."""
+    return output

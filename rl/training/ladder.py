@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from rl.training import lean, prefix
 from rl.training.encoding import EncodedResponse
 from rl.training.logps import causal_model, collate, head_logps, spread
-from rl.training.packing import Packed, pack
+from rl.training.packing import Packed, ended, pack
 from rl.training.policy import LoadedPolicy
 from rl.training.prefix import Rung, packed_hidden
 
@@ -40,6 +40,18 @@ class Choice:
     agreement: dict[str, str]
     """What became of each rung that was tried."""
 
+    @property
+    def said(self) -> str:
+        """The same for a run's record."""
+        if self.rung is Rung.STOCK:
+            return f"rows are not packed: {self.reason}"
+        return f"rows that share a prompt: {self.rung}, because it {self.reason}"
+
+
+Head = Callable[[Any, torch.Tensor], torch.Tensor]
+"""(the transformers model, hidden states [n, width]) -> scores [n]: what a run reads at the end of each response, where
+it is not the log-probabilities of its tokens."""
+
 
 def rung_choose(
     policy: LoadedPolicy,
@@ -47,12 +59,13 @@ def rung_choose(
     *,
     gradients: bool,
     lowest: Rung = Rung.LAST_LAYER,
+    head: Head | None = None,
 ) -> Choice:
     """Find the first rung whose log-probabilities (and LoRA gradients) agree with the stock forward, and install it.
 
     `items` are the completions to come: the row that is longest is among those compared, because a sliding window shows
     only there. LoRA's B is zero at the start, so it is perturbed while the gradients of A are looked at. `lowest` is
-    the first rung to try.
+    the first rung to try. With a `head` its scores are compared, not log-probabilities.
     """
     model = causal_model(policy.model)
     why_not = _not_packable(model, items)
@@ -62,7 +75,7 @@ def rung_choose(
     probe = _probe(items)
     agreement: dict[str, str] = {}
     with _as_tested(policy, gradients):
-        expected = _stock(policy, probe, gradients)
+        expected = _stock(policy, probe, gradients, head)
         ladder = list(Rung)
         for rung in ladder[ladder.index(lowest) :]:
             if rung is Rung.STOCK:
@@ -78,7 +91,7 @@ def rung_choose(
                 continue
             install(policy, rung)
             try:
-                found = _packed(policy, probe, rung, gradients)
+                found = _packed(policy, probe, rung, gradients, head)
             except RUNG_ERRORS as error:
                 agreement[rung] = (
                     f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -170,29 +183,45 @@ def _as_tested(policy: LoadedPolicy, gradients: bool) -> Iterator[None]:
 Found = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
-def _stock(policy: LoadedPolicy, probe: list[EncodedResponse], gradients: bool) -> Found:
+def _stock(policy: LoadedPolicy, probe: list[EncodedResponse], gradients: bool, head: Head | None) -> Found:
     install(policy, Rung.STOCK)
     batch = collate(probe, policy.tokenizer.pad_token_id)
     batch = {name: tensor.to(policy.device) for name, tensor in batch.items()}
-    mask = batch["completion_mask"][:, 1:].bool()
+    attention = batch["attention_mask"]
     with torch.set_grad_enabled(gradients):
         model = causal_model(policy.model)
         hidden = model.base_model(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+            input_ids=batch["input_ids"], attention_mask=attention, use_cache=False
         ).last_hidden_state
+        if head is not None:
+            rows = torch.arange(len(probe), device=attention.device)
+            return _scores_found(policy, head(model, hidden[rows, attention.sum(1) - 1]), gradients)
+        mask = batch["completion_mask"][:, 1:].bool()
         return _found(policy, hidden[:, :-1][mask], batch["input_ids"][:, 1:][mask], gradients)
 
 
-def _packed(policy: LoadedPolicy, probe: list[EncodedResponse], rung: Rung, gradients: bool) -> Found:
-    packed = pack(
-        [item.prompt_ids for item in probe],
-        [item.response_ids for item in probe],
-        pad_token_id=policy.tokenizer.pad_token_id,
-    ).to(policy.device)
+def _packed(
+    policy: LoadedPolicy, probe: list[EncodedResponse], rung: Rung, gradients: bool, head: Head | None
+) -> Found:
+    pad = policy.tokenizer.pad_token_id
+    answers = [item.response_ids if head is None else ended(item.response_ids, pad) for item in probe]
+    packed = pack([item.prompt_ids for item in probe], answers, pad_token_id=pad).to(policy.device)
     with torch.set_grad_enabled(gradients):
-        hidden = packed_hidden(causal_model(policy.model), packed, rung)
+        model = causal_model(policy.model)
+        hidden = packed_hidden(model, packed, rung)
         flat, mask = hidden.reshape(-1, hidden.shape[-1]), packed.target_mask
+        if head is not None:
+            return _scores_found(policy, head(model, flat[packed.ends()]), gradients)
         return _found(policy, flat[packed.sources[mask]], packed.targets[mask], gradients)
+
+
+def _scores_found(policy: LoadedPolicy, scores: torch.Tensor, gradients: bool) -> Found:
+    """The scores, and the gradients of one fixed weighing of them."""
+    if not gradients:
+        return scores.detach().float(), {}
+    policy.model.zero_grad(set_to_none=True)
+    (scores * torch.linspace(-1, 1, len(scores), device=scores.device)).sum().backward()
+    return scores.detach().float(), _gradients(policy)
 
 
 def _found(policy: LoadedPolicy, hidden: torch.Tensor, targets: torch.Tensor, gradients: bool) -> Found:
@@ -209,7 +238,11 @@ def _found(policy: LoadedPolicy, hidden: torch.Tensor, targets: torch.Tensor, gr
     unexpected = (targets * 7919 + 13) % model.get_output_embeddings().weight.shape[0]
     weights = torch.linspace(-1, 1, len(logps), device=logps.device)
     (head_logps(model, hidden, unexpected)[0] * weights).sum().backward()
-    return logps.detach().float(), {
+    return logps.detach().float(), _gradients(policy)
+
+
+def _gradients(policy: LoadedPolicy) -> dict[str, torch.Tensor]:
+    return {
         name: parameter.grad.detach().float().clone()
         for name, parameter in policy.model.named_parameters()
         if parameter.requires_grad and parameter.grad is not None

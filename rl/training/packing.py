@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Packed:
     def tokens(self) -> int:
         """Tokens that are really fed, padding aside."""
         return int(self.prompt_lengths.sum()) + int((self.suffix_segments >= 0).sum())
+
+    def ends(self) -> torch.Tensor:
+        """[N] int64: where the hidden state lies that a completion's last token is predicted from. Of completions made
+        longer by `ended` it is the one at their own last token."""
+        return self.sources.gather(1, self.target_mask.sum(1, keepdim=True) - 1)[:, 0]
 
     def suffix_mask(self) -> torch.Tensor:
         """[R, 1, S, P + S] bool: what each suffix position sees. A padded one sees itself, so that no row is empty."""
@@ -129,3 +135,19 @@ def pack(
         packed.sources[n, 0] = first
         packed.sources[n, 1:length] = first + 1 + start + torch.arange(length - 1)
     return packed
+
+
+def ended(completion: Sequence[int], pad_token_id: int) -> list[int]:
+    """A completion with one token behind it: its last own token is then fed, and a score can be read there."""
+    return [*completion, pad_token_id]
+
+
+def completions_alone(packed: Packed, pad_token_id: int, count: int) -> dict[str, Any]:
+    """A batch of the first `count` completions as TRL's losses take it: the completions alone, [count, 1 + C], whose
+    log-probabilities the model finds by `packed`."""
+    return {
+        "input_ids": functional.pad(packed.targets[:count], (1, 0), value=pad_token_id),
+        "completion_mask": functional.pad(packed.target_mask[:count].long(), (1, 0)),
+        "attention_mask": torch.tensor([[packed.tokens]]),  # TRL counts the tokens by its sum
+        "packed": packed,
+    }

@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 import trl
 from accelerate.utils import gather_object
-from torch.nn import functional
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.ladder import Choice, install, packed_logps, rung_choose
+from rl.training.ladder import Choice, packed_logps
 from rl.training.logps import causal_model, head_logps, spread
 from rl.training.micro import MicroBatcher, Rows
-from rl.training.packing import Packed, pack
+from rl.training.packing import Packed, completions_alone, pack
 from rl.training.policy import LoadedPolicy
 from rl.training.prefix import Rung, installed
 from rl.training.processes import Processes
 from rl.training.row_cache import RowCache, row_key
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
-from rl.training.trl_runs import OwnHouse, sharded, trainer_settle
+from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle
 
 if TYPE_CHECKING:
     from rl.training.dpo import DPOTrainer
@@ -119,12 +118,7 @@ class PairCollator(DataCollatorForPreference):
             [example[side] for side in ("chosen_ids", "rejected_ids") for example in examples],
             pad_token_id=self.pad_token_id,
         )
-        batch = {
-            "input_ids": functional.pad(packed.targets, (1, 0), value=self.pad_token_id),
-            "completion_mask": functional.pad(packed.target_mask.long(), (1, 0)),
-            "attention_mask": torch.tensor([[packed.tokens]]),  # TRL counts the tokens by its sum
-            "packed": packed,
-        }
+        batch = completions_alone(packed, self.pad_token_id, 2 * len(examples))
         for side in ("ref_chosen_logps", "ref_rejected_logps"):
             if side in examples[0]:
                 batch[side] = torch.tensor([example[side] for example in examples])
@@ -242,23 +236,17 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
 
     def _climb(self) -> Choice:
         """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
-        items = [
-            EncodedResponse(row["prompt_ids"], row[side])
-            for data in (self.train_dataset, self.eval_dataset)
-            for row in data or ()
-            for side in ("chosen_ids", "rejected_ids")
-        ]
-        if self.aux_loss_enabled:
-            install(self.policy, Rung.STOCK)
-            choice = Choice(Rung.STOCK, "its router loss depends on every token fed", {})
-        elif sharded(self):
-            install(self.policy, Rung.STOCK)
-            choice = Choice(Rung.STOCK, "its weights are sharded, and only its own forward gathers them", {})
-        else:
-            choice = rung_choose(self.policy, items, gradients=True)
+        choice = rung_settle(
+            self,
+            self.policy,
+            [
+                EncodedResponse(row["prompt_ids"], row[side])
+                for data in (self.train_dataset, self.eval_dataset)
+                for row in data or ()
+                for side in ("chosen_ids", "rejected_ids")
+            ],
+        )
         self.data_collator.rung = choice.rung
-        self.policy.rung = choice.rung
-        self.policy.rung_longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
         return choice
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:

@@ -22,7 +22,6 @@ import torch
 import transformers
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
-from torch.nn import functional
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
@@ -35,16 +34,17 @@ from rl.training.encoding import EncodedResponse, prompt_messages, response_text
 from rl.training.folder import folder_prepare, same_run_check
 from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
+from rl.training.ladder import install
 from rl.training.policy import LoadedPolicy, PolicyLoadError, load_shape, matmul, model_located, without_bars
+from rl.training.prefix import Rung
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
+from rl.training.score_trainer import ScoreCollator, ScoreTrainer, padded
 from rl.training.trl_runs import (
     LIBRARIES,
-    OwnHouse,
     common_arguments,
     failures_explained,
     run_facts,
-    trainer_settle,
     versions,
 )
 
@@ -213,18 +213,19 @@ class RewardModelTrainer:
         now = run_facts(self.recipe, policy, train, arguments.world_size)
         same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
         with matmul(self.hardware):
-            trainer = _Trainer(
+            trainer = ScoreTrainer(
                 model=model,
                 args=arguments,
                 train_dataset=Dataset.from_list(train),
                 eval_dataset=Dataset.from_list(held_out) if held_out else None,
-                data_collator=_Collator(encoder.tokenizer.pad_token_id),
+                data_collator=ScoreCollator(encoder.tokenizer.pad_token_id),
             )
             trainer.objective, trainer.policy, trainer.agent = self.recipe.objective, policy, self.agent
-            trainer_settle(trainer, policy, self.recipe, self.listener)
+            trainer.settle(self)
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out else {}
+            install(policy, Rung.STOCK)
         return self._finish(trainer, model, encoder, train, held_out, metrics, time.monotonic() - started)
 
     def _lora(self, backbone: Any) -> LoraConfig:
@@ -256,10 +257,13 @@ class RewardModelTrainer:
             raise TrainingRefused(str(error)) from error
         encoded = []
         for i, target in enumerate(targets):
-            ids = [column[i].prompt_ids + column[i].response_ids for column in columns]
+            both = [column[i] for column in columns]
+            ids = [item.prompt_ids + item.response_ids for item in both]
             if len(ids) == 2 and ids[0] == ids[1]:
                 continue  # cut to the same tokens: nothing to prefer
-            encoded.append({"ids": ids[0], "other_ids": ids[-1], "target": target})
+            prompts = [len(item.prompt_ids) for item in both]
+            row = {"ids": ids[0], "other_ids": ids[-1], "target": target}
+            encoded.append(row | {"prompt": prompts[0], "other_prompt": prompts[-1]})
         return encoded
 
     def _target(self, row: Any, number: int) -> float:
@@ -277,7 +281,7 @@ class RewardModelTrainer:
 
     def _finish(
         self,
-        trainer: _Trainer,
+        trainer: ScoreTrainer,
         model: Any,
         encoder: Any,
         train: list[dict[str, Any]],
@@ -405,64 +409,7 @@ def _as_policy(model: Any, encoder: Any, base_model: str, hardware: Hardware) ->
 
 
 def _collate(items: Sequence[EncodedResponse], pad: int) -> dict[str, torch.Tensor]:
-    return _pad([item.prompt_ids + item.response_ids for item in items], pad)
-
-
-def _pad(rows: Sequence[Sequence[int]], pad: int) -> dict[str, torch.Tensor]:
-    """Right-padded ids and mask: the head reads each row's last real token (or an encoder's first)."""
-    longest = max(map(len, rows))
-    ids, mask = torch.full((len(rows), longest), pad), torch.zeros((len(rows), longest), dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-        mask[i, : len(row)] = 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-@dataclass
-class _Collator:
-    pad: int
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Chosen and then rejected in one batch; of single responses only the first half is looked at."""
-        first, second = [row["ids"] for row in rows], [row["other_ids"] for row in rows]
-        pairs = any(a != b for a, b in zip(first, second, strict=True))
-        batch: dict[str, Any] = _pad([*first, *second] if pairs else first, self.pad)
-        batch["target"] = torch.tensor([row["target"] for row in rows])
-        return batch
-
-
-class _Trainer(OwnHouse, transformers.Trainer):
-    """transformers' trainer with the three objectives."""
-
-    method = "reward_model"
-    objective: str
-
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        inputs = dict(inputs)
-        target = inputs.pop("target")
-        scores = model(**inputs).logits[:, 0].float()
-        loss = reward_loss(scores, target, self.objective)
-        self.loss_check(loss, "")
-        return (loss, {"scores": scores.detach()}) if return_outputs else loss
-
-    def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad():
-            return self.compute_loss(model, inputs).detach(), None, None
-
-
-def reward_loss(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:
-    """The mean loss of a batch.
-
-    pairwise: -log sigmoid(s_chosen - s_rejected), `scores` [2B] with the chosen half first (Ouyang et al. 2022, eq. 1);
-    regression: (s - target)^2; binary: cross-entropy of sigmoid(s); `scores` and `target` [B].
-    """
-    if objective == "pairwise":
-        chosen, rejected = scores.chunk(2)
-        return -functional.logsigmoid(chosen - rejected).mean()
-    if objective == "regression":
-        return functional.mse_loss(scores, target.to(scores))
-    return functional.binary_cross_entropy_with_logits(scores, target.to(scores))
+    return padded([item.prompt_ids + item.response_ids for item in items], pad)
 
 
 # --- How good it is -----------------------------------------------------------------------------------------

@@ -22,8 +22,10 @@ from safetensors.torch import load_file
 from transformers import PrinterCallback
 
 from rl.recipes import BASE, AdapterRecipe, Recipe
+from rl.training.encoding import EncodedResponse
 from rl.training.following import Follower, history_columns
 from rl.training.hardware import Hardware
+from rl.training.ladder import Choice, Head, install, rung_choose
 from rl.training.policy import (
     ADAPTER_FILES,
     LoadedPolicy,
@@ -34,6 +36,7 @@ from rl.training.policy import (
     adapter_save,
     lora_config,
 )
+from rl.training.prefix import Rung
 from rl.training.progress import TrainListener, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 
@@ -97,6 +100,23 @@ def sharded(trainer: Any) -> bool:
     if kind == DistributedType.DEEPSPEED:
         return bool(trainer.accelerator.state.deepspeed_plugin.zero_stage == 3)
     return bool(kind == DistributedType.FSDP)
+
+
+def rung_settle(
+    trainer: Any, policy: LoadedPolicy, items: Sequence[EncodedResponse], head: Head | None = None
+) -> Choice:
+    """Find how packed rows can be computed in a run, on its own `items`, prepare the model for it and note it."""
+    if getattr(trainer, "aux_loss_enabled", False):
+        install(policy, Rung.STOCK)
+        choice = Choice(Rung.STOCK, "its router loss depends on every token fed", {})
+    elif sharded(trainer):
+        install(policy, Rung.STOCK)
+        choice = Choice(Rung.STOCK, "its weights are sharded, and only its own forward gathers them", {})
+    else:
+        choice = rung_choose(policy, items, gradients=True, head=head)
+    policy.rung = choice.rung
+    policy.rung_longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
+    return choice
 
 
 def special_tokens_settle(policy: LoadedPolicy) -> None:

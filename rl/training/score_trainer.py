@@ -1,0 +1,123 @@
+"""Training a score at the end of a response: batches, the three objectives, rows that share a prompt."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch.nn import functional
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from rl.training.encoding import EncodedResponse
+from rl.training.logps import causal_model
+from rl.training.packing import Packed, ended, pack
+from rl.training.prefix import Rung, installed, packed_hidden
+from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle
+
+if TYPE_CHECKING:
+    from rl.training.reward_model import RewardModelTrainer
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, torch.Tensor]:
+    """Right-padded ids and mask: the head reads each row's last real token (or an encoder's first)."""
+    longest = max(map(len, rows))
+    ids, mask = torch.full((len(rows), longest), pad), torch.zeros((len(rows), longest), dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@dataclass
+class ScoreCollator:
+    """Chosen and then rejected in one batch; of single responses only the first half is looked at."""
+
+    pad: int
+    rung: Rung = Rung.STOCK
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        sides = [("ids", "prompt"), ("other_ids", "other_prompt")]
+        if all(row["ids"] == row["other_ids"] for row in rows):
+            sides = sides[:1]
+        texts = [row[ids] for ids, _ in sides for row in rows]
+        batch: dict[str, Any]
+        if self.rung is Rung.STOCK:
+            batch = padded(texts, self.pad)
+        else:
+            starts = [row[prompt] for _, prompt in sides for row in rows]
+            prompts = [ids[:start] for ids, start in zip(texts, starts, strict=True)]
+            answers = [ended(ids[start:], self.pad) for ids, start in zip(texts, starts, strict=True)]
+            batch = {"packed": pack(prompts, answers, pad_token_id=self.pad)}
+        batch["target"] = torch.tensor([row["target"] for row in rows])
+        return batch
+
+
+def scores_read(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The head's numbers for hidden states [n, width] of the transformers classifier itself: [n]."""
+    return torch.as_tensor(model.score(hidden)[:, 0])
+
+
+class ScoreTrainer(OwnHouse, transformers.Trainer):
+    """transformers' trainer with the three objectives."""
+
+    method = "reward_model"
+    objective: str
+
+    def settle(self, owner: RewardModelTrainer) -> None:
+        """What the constructor cannot be told, and rows that share a prompt where the model can compute them."""
+        trainer_settle(self, self.policy, owner.recipe, owner.listener)
+        if owner.recipe.architecture != "causal":
+            return
+        items = [
+            EncodedResponse(row[ids][: row[prompt]], row[ids][row[prompt] :])
+            for data in (self.train_dataset, self.eval_dataset)
+            for row in data or ()
+            for ids, prompt in (("ids", "prompt"), ("other_ids", "other_prompt"))
+        ]
+        choice = rung_settle(self, self.policy, items, scores_read)
+        self.data_collator.rung = choice.rung
+        owner._note(choice.said)
+        inner = causal_model(self.model)
+        stock = inner.forward
+
+        @functools.wraps(type(inner).forward)
+        def forward(_: Any, *args: Any, packed: Packed | None = None, **kwargs: Any) -> Any:
+            if packed is None:
+                return stock(*args, **kwargs)
+            hidden = packed_hidden(inner, packed, installed(inner))
+            scores = scores_read(inner, hidden.reshape(-1, hidden.shape[-1])[packed.ends()])
+            return SequenceClassifierOutput(logits=scores[:, None])
+
+        inner.forward = types.MethodType(forward, inner)
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        inputs = dict(inputs)
+        target = inputs.pop("target")
+        scores = model(**inputs).logits[:, 0].float()
+        loss = reward_loss(scores, target, self.objective)
+        self.loss_check(loss, "")
+        return (loss, {"scores": scores.detach()}) if return_outputs else loss
+
+    def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            return self.compute_loss(model, inputs).detach(), None, None
+
+
+def reward_loss(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:
+    """The mean loss of a batch.
+
+    pairwise: -log sigmoid(s_chosen - s_rejected), `scores` [2B] with the chosen half first (Ouyang et al. 2022, eq. 1);
+    regression: (s - target)^2; binary: cross-entropy of sigmoid(s); `scores` and `target` [B].
+    """
+    if objective == "pairwise":
+        chosen, rejected = scores.chunk(2)
+        return -functional.logsigmoid(chosen - rejected).mean()
+    if objective == "regression":
+        return functional.mse_loss(scores, target.to(scores))
+    return functional.binary_cross_entropy_with_logits(scores, target.to(scores))
