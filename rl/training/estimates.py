@@ -178,13 +178,17 @@ def kto(
     if not items:
         return nothing("response")
     steps = recipe.steps(len(rows))
-    prompt = sum(len(item.prompt_ids) for item in items)
-    answers = sum(len(item.response_ids) for item in items)
-    # the mismatched pairs go forward in each step; once, both are scored under the base, two answers on a prompt's row
-    shared = (prompt + 2 * answers) / (prompt + answers)
-    forwards = steps * recipe.gradient_accumulation + shared * len(rows) / recipe.batch_size
-    work = Work(len(rows), steps, forwards, note="the reference counted in full")
-    return estimated(shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False)
+    mismatched = [
+        EncodedResponse(item.prompt_ids, other.response_ids)
+        for item, other in zip(items, [*items[1:], items[0]], strict=True)
+    ]
+    cut = zip(batches(items, recipe.batch_size), batches(mismatched, recipe.batch_size), strict=True)
+    micros = [[*own, *others] for own, others in cut]
+    work = Work(
+        len(rows), steps, len(rows) / recipe.batch_size,
+        note="the reference counted in full: what earlier runs computed is kept",
+    )  # fmt: skip
+    return estimated(shape, recipe, hardware, micros, work, packed=True)
 
 
 def sft(
@@ -215,7 +219,7 @@ def reward_model(
     micros = [[item for column in parts for item in column] for parts in zip(*cut, strict=True)]
     # its scale is read off the training responses at the end
     work = Work(len(rows), recipe.steps(len(rows)), len(rows) / recipe.batch_size)
-    return estimated(shape, recipe, hardware, micros, work, packed=False, causal=causal)
+    return estimated(shape, recipe, hardware, micros, work, packed=causal, causal=causal)
 
 
 def _singles(

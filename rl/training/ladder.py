@@ -201,7 +201,7 @@ def _stock(policy: LoadedPolicy, probe: list[EncodedResponse], gradients: bool, 
 
 
 def _packed(
-    policy: LoadedPolicy, probe: list[EncodedResponse], rung: Rung, gradients: bool, head: Head | None
+    policy: LoadedPolicy, probe: list[EncodedResponse], rung: Rung, gradients: bool, head: Head | None = None
 ) -> Found:
     pad = policy.tokenizer.pad_token_id
     answers = [item.response_ids if head is None else ended(item.response_ids, pad) for item in probe]
