@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from fakeredis import TcpFakeServer
 
 from rl import workers
 from tests.postgres import NoPostgres, cluster
@@ -103,6 +104,32 @@ def test_a_cluster_works_on_after_each_of_its_processes_was_killed(tmp_path: Pat
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.mark.training
+def test_redis_carries_the_messages_where_a_setting_says_so(tmp_path: Path) -> None:
+    """Against a server that speaks Redis' protocol; the database holds no message then."""
+    redis = TcpFakeServer(("127.0.0.1", 0))
+    threading.Thread(target=redis.serve_forever, daemon=True).start()
+    server = Server(f"sqlite:///{tmp_path / 'db.sqlite3'}", tmp_path)
+    server.environment["REDIS_URL"] = f"redis://127.0.0.1:{redis.server_address[1]}/0"
+    server.migrate()
+    server.manage("shell", "--no-imports", "-c", QUEUE_ONE)
+    process = subprocess.Popen(
+        ["env", "Q_CLUSTER_NAME=training", sys.executable, str(ROOT / "manage.py"), "qcluster"],
+        env=server.environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while json.loads(server.manage("shell", "--no-imports", "-c", ATTEMPTS)) != [["refused", 1]]:
+            assert time.monotonic() < deadline, "the task was not taken"
+        waiting = "from django_q.models import OrmQ; print(OrmQ.objects.count())"
+        assert server.manage("shell", "--no-imports", "-c", waiting).strip() == "0"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        redis.shutdown()
 
 
 def _crew(cluster_pid: int) -> list[int]:
