@@ -30,12 +30,21 @@ class Reward(TypedDict):
     """datetime, or None where it is calculated as it is shown."""
 
 
+class Link(TypedDict):
+    """Something that can be done with a decision elsewhere, for who has the permission."""
+
+    words: str
+    url: str
+    permission: str
+
+
 class DecisionFacts(TypedDict, total=False):
     """All of it may be missing."""
 
     reward: Reward | None
     policy_url: str
     """Address of the page of the policy that decided; empty where there is none."""
+    links: Sequence[Link]
 
 
 FactsSource = Callable[[uuid.UUID, str], DecisionFacts]

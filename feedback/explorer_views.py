@@ -117,6 +117,7 @@ def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
         "siblings": [(other, glimpse_of(other)[1]) for other in history.siblings],
         "reward": _reward(facts.get("reward")),
         "policy_url": facts.get("policy_url", ""),
+        "links": [link for link in facts.get("links", ()) if request.user.has_perm(link["permission"])],
         "made_by": _made_by(row),
         "state_text": json.dumps(row.state, ensure_ascii=False, indent=2),
         "metadata": sorted(row.metadata.items()) if isinstance(row.metadata, Mapping) else [],

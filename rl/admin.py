@@ -20,6 +20,7 @@ from unfold.decorators import display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from feedback.selectors import agents_known
+from rl import admin_golden as admin_golden
 from rl import experiment_admin as experiment_admin
 from rl import registry
 from rl.models import (
@@ -27,7 +28,6 @@ from rl.models import (
     Artifact,
     Evaluation,
     GateSettings,
-    GoldenCase,
     LabelRun,
     LearnerSettings,
     Policy,
@@ -370,15 +370,6 @@ class GateSettingsAdmin(ModelAdmin):
 
     list_display = ["agent", "min_evidence", "alpha", "margin", "max_slice_loss", "max_kl"]
     search_fields = ["agent"]
-
-
-@admin.register(GoldenCase)
-class GoldenCaseAdmin(ModelAdmin):
-    """Decisions that must be right."""
-
-    list_display = ["name", "agent", "active", "created_at"]
-    list_filter = [ByAgent, "active"]
-    search_fields = ["name", "agent"]
 
 
 @admin.register(RewardRecord)
