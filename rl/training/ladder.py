@@ -183,7 +183,9 @@ def _as_tested(policy: LoadedPolicy, gradients: bool) -> Iterator[None]:
 Found = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
-def _stock(policy: LoadedPolicy, probe: list[EncodedResponse], gradients: bool, head: Head | None) -> Found:
+def _stock(
+    policy: LoadedPolicy, probe: list[EncodedResponse], gradients: bool, head: Head | None = None
+) -> Found:
     install(policy, Rung.STOCK)
     batch = collate(probe, policy.tokenizer.pad_token_id)
     batch = {name: tensor.to(policy.device) for name, tensor in batch.items()}
