@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -51,7 +52,6 @@ def feedback_stats(agent: str) -> dict[str, Any]:
         rater.comparisons += 1
         rater.simulated |= comparison.rater_kind == SIMULATED
     above, below = sum(value > NEUTRAL for value in values), sum(value < NEUTRAL for value in values)
-    histogram = Counter(min(int(value * BINS), BINS - 1) for value in values)
     return {
         "decisions": counts.decisions,
         "ratings": counts.ratings,
@@ -64,12 +64,7 @@ def feedback_stats(agent: str) -> dict[str, Any]:
             "neutral": len(values) - above - below,
             "good_share": wilson_interval(above, above + below).as_dict(),
         },
-        "scores": {
-            "n": len(values),
-            "mean": _mean(values),
-            "std": _std(values),
-            "histogram": [histogram[bar] for bar in range(BINS)],
-        },
+        "scores": score_stats(values),
         "raters": {name: raters[name].as_dict() for name in sorted(raters)},
         "duplicate_responses": _duplicates(agent),
     }
@@ -107,6 +102,68 @@ def pair_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "length_chars": {side: _spread(found) for side, found in lengths.items()},
         # a policy that learns only to write more would win this share of its pairs
         "chosen_longer": wilson_interval(longer, len(lengths["chosen"])).as_dict(),
+    }
+
+
+def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Rows of labels, scores, corrections, groups or prompts: counts, lengths in characters, duplicates, and what the
+    kind adds: labels' balance, scores' spread, groups' sizes and the spread of their rewards.
+
+    A duplicate is a response whose very words stand in an earlier row, to whatever prompt: many of them teach one
+    answer for everything.
+    """
+    counts: Counter[str] = Counter()
+    sources: Counter[str] = Counter()
+    prompts: set[str] = set()
+    lengths: dict[str, list[int]] = {"prompt": [], "completion": []}
+    words: Counter[str] = Counter()
+    labels: Counter[bool] = Counter()
+    scores: list[float] = []
+    sizes: Counter[int] = Counter()
+    spreads: list[float] = []
+    for row in rows:
+        counts[row["split"]] += 1
+        sources[row["source"]] += 1
+        prompts.add(row["prompt_hash"])
+        lengths["prompt"].append(_characters(row["prompt"]))
+        said = row.get("completions", [row["completion"]] if "completion" in row else [])
+        for completion in said:
+            lengths["completion"].append(_characters(completion))
+            words[json.dumps(completion)] += 1
+        if "label" in row:
+            labels[row["label"]] += 1
+        if "score" in row:
+            scores.append(row["score"])
+        if "rewards" in row:
+            sizes[len(row["rewards"])] += 1
+            spreads.append(_std(row["rewards"]) or 0.0)
+            scores += row["rewards"]
+    found: dict[str, Any] = {
+        "rows": {split: counts[split] for split in SPLITS},
+        "sources": dict(sorted(sources.items())),
+        "prompts": len(prompts),
+        "length_chars": {side: _spread(length) for side, length in lengths.items()},
+        "duplicates": sum(words.values()) - len(words),
+    }
+    if labels:
+        good = wilson_interval(labels[True], labels.total()).as_dict()
+        found["balance"] = {"good": labels[True], "bad": labels[False], "good_share": good}
+    if scores:
+        found["scores"] = score_stats(scores)
+    if sizes:
+        found["group_sizes"] = {str(size): sizes[size] for size in sorted(sizes)}
+        found["reward_std_in_group"] = _mean(spreads)
+    return found
+
+
+def score_stats(values: list[float]) -> dict[str, Any]:
+    """Number, mean, standard deviation and histogram over [0, 1]."""
+    histogram = Counter(min(int(value * BINS), BINS - 1) for value in values)
+    return {
+        "n": len(values),
+        "mean": _mean(values),
+        "std": _std(values),
+        "histogram": [histogram[bar] for bar in range(BINS)],
     }
 
 

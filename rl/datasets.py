@@ -20,13 +20,14 @@ from django.db import transaction
 
 from feedback import selectors
 from feedback.formats.records import FormatRefused
-from rl.dataset_stats import feedback_stats, pair_stats
+from rl.dataset_stats import example_stats, feedback_stats, pair_stats
 from rl.evidence import DatabaseEvidence, EvidenceSource, FileEvidence, Prompt
 from rl.examples import (
     REWARDED,
     Example,
     ExampleSet,
     Rewarded,
+    examples_balanced,
     examples_from_evidence,
     examples_sampled,
     prompt_examples,
@@ -113,6 +114,7 @@ def prepare_training_dataset(
     rating_margin: float | None = None,
     max_pairs_per_prompt: int | None = None,
     replay: Replay | None = None,
+    balance: bool = False,
     for_training: bool = True,
     dry_run: bool = False,
 ) -> Prepared:
@@ -125,6 +127,8 @@ def prepare_training_dataset(
     where `file_format` is "auto"), with its `ratings_file` where the format has two. Knobs left None are those of
     DATASET_CONFIG. max_samples draws that many pairs, always the same. The same feedback and knobs give the same
     file, byte for byte; a snapshot of that content is used again.
+
+    balance: of labels, leave out training rows of the kind there is more of, until four stand beside three.
 
     replay: train on the prompts with new feedback and a share of the others; without it, on all.
 
@@ -155,6 +159,10 @@ def prepare_training_dataset(
             salt = str(given.feedback_count)
             pairs = replay.draw(pairs, salt)
             replayed = {"replay": replay.query(salt, pairs.rows)}
+        if balance:
+            if kind != Snapshot.Kind.LABELS or not isinstance(pairs, ExampleSet):
+                raise RecipeError(f"only labels can be balanced, found {kind}")
+            pairs = examples_balanced(pairs)
         pairs = _sampled(pairs, max_samples)
     except (RecipeError, FormatRefused) as error:
         raise DatasetRefused(str(error)) from error
@@ -164,6 +172,7 @@ def prepare_training_dataset(
         "source": source,
         **(knobs if kind == "pairs" else {}),
         "max_samples": max_samples,
+        **({"balance": True} if balance else {}),
     }
     query |= given.query() | replayed
     share = given.simulated_count / given.feedback_count if given.feedback_count else 0.0
@@ -212,7 +221,9 @@ def get_training_stats(agent: str | None = None) -> dict[str, Any]:
 
     Keys: decisions, ratings, comparisons, corrections, simulated_share, balance (verdicts above and below neutral),
     scores (mean, std, histogram over [0, 1]), raters, duplicate_responses, pairs per split, sources, prompts,
-    length_chars, chosen_longer, left_out. Raises DatasetRefused for an agent nobody has heard of.
+    length_chars, chosen_longer, left_out, and `kinds`: what each other kind of dataset would hold (rows per split,
+    sources, prompts, length_chars, duplicates; labels' balance, scores' spread, groups' sizes, what was left out).
+    Raises DatasetRefused for an agent nobody has heard of.
     """
     if agent is None:
         return {"agents": {slug: get_training_stats(slug) for slug in selectors.agents_known()}}
@@ -222,7 +233,24 @@ def get_training_stats(agent: str | None = None) -> dict[str, Any]:
     pairs = pairs_from_evidence(given.evidence(left_out), **knobs)
     left_out.update(pairs.left_out)
     found = {"agent": agent, **feedback_stats(agent), **pair_stats(_rows(agent, given, pairs, left_out))}
-    return {**found, "left_out": dict(left_out)}
+    return {
+        **found,
+        "left_out": dict(left_out),
+        "kinds": {kind: kind_stats(agent, kind) for kind in OTHER_KINDS},
+    }
+
+
+OTHER_KINDS = tuple(str(kind) for kind in Snapshot.Kind.values if kind != Snapshot.Kind.PAIRS)
+
+
+def kind_stats(agent: str, kind: str) -> dict[str, Any]:
+    """What a dataset of a kind other than pairs would hold, see `get_training_stats`."""
+    given = _source(agent, "db")
+    left_out: Counter[str] = Counter()
+    made = _made(given, kind, left_out, {})
+    left_out.update(made.left_out)
+    stats = example_stats(_rows(agent, given, made, left_out))
+    return {**stats, "left_out": dict(left_out)}
 
 
 def _source(

@@ -36,6 +36,7 @@ EXAMPLE_REASONS: dict[str, str] = {
     "same_reward": "groups whose responses all have one mean verdict: nothing to tell apart",
     "no_verdict": "ratings without thumb, stars or score",
     "not_replayed": "rows of older feedback that the replay share left for another time",
+    "over_balance": "training labels of the kind there is more of, beyond four for each three of the other",
     "over_max_samples": "rows beyond the sample asked for",
 }
 """Why something made no row, and what its number counts."""
@@ -153,6 +154,26 @@ def examples_sampled(examples: ExampleSet, max_samples: int) -> ExampleSet:
     kept = set(sorted(row.digest for row in examples.rows)[:max_samples])
     rows = tuple(row for row in examples.rows if row.digest in kept)
     return ExampleSet(rows, {**examples.left_out, "over_max_samples": over})
+
+
+BALANCED = 4 / 3
+"""Most training labels of one kind for each of the other: Ethayarajh et al. 2024 (arXiv 2402.01306), eq. 9."""
+
+
+def examples_balanced(examples: ExampleSet) -> ExampleSet:
+    """Labels with no more of one kind in the train split than BALANCED allows; drawn by hash, held-out rows stay.
+
+    Where only one kind is there, nothing is left out: there is nothing to balance it with.
+    """
+    train = [row for row in examples.rows if row.split == "train"]
+    kinds = [[row for row in train if row.content["label"] is kind] for kind in (False, True)]
+    many = max(kinds, key=len)
+    allowed = int(BALANCED * min(map(len, kinds)))
+    if not allowed or len(many) <= allowed:
+        return examples
+    out = {row.digest for row in sorted(many, key=lambda row: row.digest)[allowed:]}
+    rows = tuple(row for row in examples.rows if row.split != "train" or row.digest not in out)
+    return ExampleSet(rows, {**examples.left_out, "over_balance": len(many) - allowed})
 
 
 def _note(

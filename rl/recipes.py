@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from rl.curriculum import ORDERS
+
 
 class RecipeError(ValueError):
     """A knob that does not exist or a value outside its range; the message names the knob and what is allowed."""
@@ -50,6 +52,8 @@ class Recipe:
     """Optimiser steps between metric rows."""
     eval_steps: int = 0
     """Optimiser steps between evaluations on the eval split; 0 evaluates once, at the end."""
+    curriculum: str = "none"
+    """Training rows easy to hard in each epoch: by `margin` (pairs), `length` or number of `steps`; `none` shuffles."""
     seed: int = 42
     replay_share: float = 1.0
     """Share of the prompts with older feedback (learnt from by an earlier run) that are trained on again, in [0, 1];
@@ -83,6 +87,8 @@ class Recipe:
             raise RecipeError(
                 f"max_steps must be above 0, or -1 for as many as epochs asks for; found {self.max_steps}"
             )
+        if self.curriculum not in ORDERS:
+            raise RecipeError(f"curriculum must be one of {', '.join(ORDERS)}; found {self.curriculum!r}")
         if self.quantization not in ("none", "4bit"):
             raise RecipeError(f"quantization must be none or 4bit, found {self.quantization!r}")
         if self.lr_scheduler not in ("cosine", "linear", "constant", "constant_with_warmup"):
@@ -250,6 +256,9 @@ class KTORecipe(AdapterRecipe):
     """Weight of good responses; 0 is settled by their number (the paper's eq. 9)."""
     undesirable_weight: float = 0.0
     """Weight of bad responses; 0 is settled by their number."""
+    balance: str = "weights"
+    """`weights` weighs the rarer kind more, `downsample` leaves out training rows of the other until four stand beside
+    three."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,6 +266,8 @@ class KTORecipe(AdapterRecipe):
             raise RecipeError(f"beta must be above 0, found {self.beta!r}")
         if self.loss not in ("kto", "apo_zero_unpaired"):
             raise RecipeError(f"loss must be kto or apo_zero_unpaired, found {self.loss!r}")
+        if self.balance not in ("weights", "downsample"):
+            raise RecipeError(f"balance must be weights or downsample, found {self.balance!r}")
         if self.desirable_weight < 0 or self.undesirable_weight < 0:
             raise RecipeError("desirable_weight and undesirable_weight must not be negative")
         if self.batch_size < 2:

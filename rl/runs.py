@@ -218,6 +218,7 @@ def _prepare(
         max_samples=order.max_samples,
         replay=replay,
         dry_run=dry_run,
+        balance=recipe.as_dict().get("balance") == "downsample",
     )
 
 

@@ -27,6 +27,7 @@ PURE = [
     "rl.agents",
     "rl.rewards",
     "rl.recipes",
+    "rl.curriculum",
     "rl.statistics",
     "rl.pairs",
     "rl.allocation",

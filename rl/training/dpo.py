@@ -27,6 +27,7 @@ from rl.training.trl_runs import (
     lora_begun,
     one_gpu,
     result_of,
+    rows_ordered,
     run_facts,
     special_tokens_settle,
     weights_begin,
@@ -83,7 +84,7 @@ class DPOTrainer:
         work, and TrainingFailed when training cannot go on (divergence, memory, disk).
         """
         started = time.monotonic()
-        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one preference pair to train on, found none")
         checkpoint, said = folder_prepare(self.output_dir, resume=self.resume)

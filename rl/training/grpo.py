@@ -29,6 +29,7 @@ from rl.training.trl_runs import (
     failures_explained,
     one_gpu,
     result_of,
+    rows_ordered,
     run_facts,
     special_tokens_settle,
 )
@@ -79,7 +80,7 @@ class GRPOTrainer:
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; refusals and failures as DPOTrainer's and PPOTrainer's."""
         started = time.monotonic()
-        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one prompt to train on, found none")
         if self.recipe.vllm != "off" and not is_vllm_available():
@@ -249,6 +250,7 @@ class GRPOTrainer:
             epsilon_high=recipe.max_ratio if logged else None,
             num_iterations=recipe.num_iterations,
             scale_rewards=recipe.scale_rewards,
+            shuffle_dataset=recipe.curriculum == "none",
             **vllm,
         )
 

@@ -35,6 +35,7 @@ from rl.training.trl_runs import (
     lora_begun,
     one_gpu,
     result_of,
+    rows_ordered,
     run_facts,
     rung_settle,
     special_tokens_settle,
@@ -107,7 +108,7 @@ class KTOTrainer:
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; refusals and failures as DPOTrainer's."""
         started = time.monotonic()
-        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         good = sum(bool(row.get("label")) for row in train_rows)
         weights = kto_weights(good, len(train_rows) - good)
         checkpoint, notes = folder_prepare(self.output_dir, resume=self.resume)
@@ -188,13 +189,14 @@ class KTOTrainer:
     def _arguments(self, evaluates: bool, weights: tuple[float, float]) -> trl.KTOConfig:
         recipe = self.recipe
         return trl.KTOConfig(
-            **common_arguments(recipe, self.hardware, self.output_dir, evaluates=evaluates),
+            # our order is shuffled already, see _dataset
+            **common_arguments(recipe, self.hardware, self.output_dir, evaluates=evaluates)
+            | {"train_sampling_strategy": "sequential"},
             beta=recipe.beta,
             loss_type=recipe.loss,
             desirable_weight=recipe.desirable_weight or weights[0],
             undesirable_weight=recipe.undesirable_weight or weights[1],
             max_length=None,
-            train_sampling_strategy="sequential",  # our order is shuffled already, see _dataset
         )
 
     def _dataset(
@@ -207,7 +209,8 @@ class KTOTrainer:
         shuffle.
         """
         generator = torch.Generator().manual_seed(self.recipe.seed)
-        encoded = [encoded[i] for i in torch.randperm(len(encoded), generator=generator).tolist()]
+        if self.recipe.curriculum == "none":
+            encoded = [encoded[i] for i in torch.randperm(len(encoded), generator=generator).tolist()]
         items = [item for item, _ in encoded]
         mismatched = [
             EncodedResponse(item.prompt_ids, other.response_ids)

@@ -264,7 +264,12 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         # accelerate deals whole batches to the processes in turn: rows of one step lie together
         rows_at_once = self.args.train_batch_size * self.args.world_size
         return LengthGroupedSampler(
-            lengths, rows_at_once, self.args.data_seed, lambda: self.state.epoch or 0, groups
+            lengths,
+            rows_at_once,
+            self.args.data_seed,
+            lambda: self.state.epoch or 0,
+            groups,
+            shuffled=self.owner.recipe.curriculum == "none",
         )
 
     def get_train_dataloader(self) -> Any:

@@ -44,6 +44,7 @@ from rl.training.trl_runs import (
     LIBRARIES,
     common_arguments,
     failures_explained,
+    rows_ordered,
     run_facts,
     versions,
 )
@@ -193,7 +194,7 @@ class RewardModelTrainer:
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; the checkpoint opens with `RewardModel.load`."""
         started = time.monotonic()
-        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused(
                 f"expected at least one row of {self.recipe.objective} feedback, found none"

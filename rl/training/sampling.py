@@ -24,9 +24,14 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
         seed: int,
         epoch: Any,
         groups: Sequence[int] | None = None,
+        *,
+        shuffled: bool = True,
     ) -> None:
         """`epoch`: a function that says which epoch is about to start. Rows of one of the `groups` (pairs of one
-        prompt) stay together, so that what they share is computed once; without them every row stands alone."""
+        prompt) stay together, so that what they share is computed once; without them every row stands alone. Not
+        `shuffled`, the rows come as they are in every epoch (easy to hard, say), a group where its first row stands.
+        """
+        self.shuffled = shuffled
         self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, epoch
         members: dict[int, list[int]] = {}
         for row in range(len(lengths)):
@@ -37,6 +42,9 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
+        if not self.shuffled:
+            yield from (row for group in self.groups for row in group)
+            return
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.epoch()))
         place: dict[int, int] = {}
         shuffled = torch.randperm(len(self.groups), generator=generator).tolist()

@@ -27,6 +27,7 @@ from rl.training.trl_runs import (
     lora_begun,
     one_gpu,
     result_of,
+    rows_ordered,
     run_facts,
     special_tokens_settle,
     trainer_settle,
@@ -75,7 +76,7 @@ class SFTTrainer:
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; refusals and failures as DPOTrainer's."""
         started = time.monotonic()
-        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one demonstration to train on, found none")
         checkpoint, notes = folder_prepare(self.output_dir, resume=self.resume)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PrinterCallback
 
+from rl.curriculum import curriculum_order
 from rl.recipes import BASE, AdapterRecipe, Recipe
 from rl.training.encoding import EncodedResponse
 from rl.training.following import Follower, history_columns
@@ -69,6 +70,7 @@ def common_arguments(
         "fp16": on_gpu and hardware.dtype == "float16",
         "seed": recipe.seed,
         "data_seed": recipe.seed,
+        "train_sampling_strategy": "random" if recipe.curriculum == "none" else "sequential",
         "logging_steps": recipe.logging_steps,
         "logging_nan_inf_filter": False,
         "save_strategy": "steps",
@@ -83,6 +85,14 @@ def common_arguments(
         "ddp_find_unused_parameters": False,
         "remove_unused_columns": False,
     }
+
+
+def rows_ordered(rows: Sequence[Any], recipe: Recipe) -> list[Any]:
+    """Training rows easy to hard where the recipe asks for it, else as they are. Raises TrainingRefused."""
+    try:
+        return [rows[i] for i in curriculum_order(rows, recipe.curriculum)]
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
 
 
 def one_gpu(arguments: Any) -> list[str]:

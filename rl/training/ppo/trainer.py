@@ -38,6 +38,7 @@ from rl.training.processes import Processes
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import head_check
+from rl.training.trl_runs import rows_ordered
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors")
 
@@ -98,7 +99,7 @@ class PPOTrainer:
         TrainingFailed when training cannot go on (divergence, a reward that breaks, memory, disk).
         """
         started = time.monotonic()
-        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
+        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one prompt to train on, found none")
         checkpoint, said = folder_prepare(self.output_dir, resume=self.resume)
@@ -259,7 +260,8 @@ class PPOTrainer:
         epoch, within = divmod(place, size)
         if self._order[0] != epoch:
             generator = torch.Generator().manual_seed(self._seed("prompts", epoch))
-            self._order = epoch, torch.randperm(size, generator=generator).tolist()
+            shuffled = torch.randperm(size, generator=generator).tolist()
+            self._order = epoch, shuffled if self.recipe.curriculum == "none" else list(range(size))
         return self._order[1][within]
 
     def _generator(self, purpose: str, step: int) -> torch.Generator:

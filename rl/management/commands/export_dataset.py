@@ -1,0 +1,102 @@
+"""Write a training dataset to a file, and say what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from rl import runs
+from rl.curriculum import ORDERS
+from rl.dataset_files import FORMATS, dataset_write
+from rl.dataset_stats import example_stats, pair_stats
+from rl.datasets import prepare_training_dataset
+from rl.models import Snapshot
+
+
+class Command(RatchetCommand):
+    help = (
+        "Write the dataset a method would be fed: pairs, labels, scores, corrections, groups or prompts, split "
+        "by prompt, with its statistics. "
+        "Example: manage.py export_dataset --agent widgets --kind labels --format datasets"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        add = parser.add_argument
+        add("--agent", metavar="SLUG", help="Whose (default: the only one). Example: --agent widgets")
+        add(
+            "--kind",
+            choices=[str(kind) for kind in Snapshot.Kind.values],
+            default="pairs",
+            help="pairs for DPO and reward models, labels for KTO, corrections for SFT, scores for regression, "
+            "groups and prompts for GRPO and PPO (default pairs). Example: --kind labels",
+        )
+        add(
+            "--format",
+            choices=FORMATS,
+            default="jsonl",
+            help="JSON lines, one JSON object, or a folder for Hugging Face datasets (default jsonl). "
+            "Example: --format json",
+        )
+        add(
+            "--output",
+            type=Path,
+            metavar="PATH",
+            help="File or folder (default: AGENT.KIND.FORMAT). Example: --output labels.jsonl",
+        )
+        add(
+            "--order",
+            choices=ORDERS,
+            default="none",
+            help="Training rows easy to hard: by margin, length or number of steps (default none). "
+            "Example: --order length",
+        )
+        add(
+            "--balance",
+            action="store_true",
+            help="Labels only: at most four of one kind beside three of the other.",
+        )
+        add(
+            "--max-samples",
+            type=int,
+            metavar="N",
+            help="At most so many rows, drawn by hash. Example: --max-samples 500",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        agent, kind = runs.agent_for(options["agent"], from_file=False), options["kind"]
+        prepared = prepare_training_dataset(
+            agent,
+            kind=kind,
+            min_samples=1,
+            max_samples=options["max_samples"],
+            balance=options["balance"],
+            for_training=False,
+            dry_run=True,
+        )
+        ending = "" if options["format"] == "datasets" else f".{options['format']}"
+        path = options["output"] or Path(f"{agent}.{kind}{ending}")
+        files = dataset_write(prepared, path, options["format"], order=options["order"])
+        stats = pair_stats(prepared.rows()) if kind == "pairs" else example_stats(prepared.rows())
+        return {
+            "agent": agent,
+            "kind": kind,
+            "format": options["format"],
+            "path": str(path),
+            "files": [{"path": str(file), "bytes": file.stat().st_size} for file in files],
+            "samples": prepared.counts,
+            "left_out": prepared.left_out,
+            "stats": stats,
+        }
+
+    def show(self, result: dict[str, Any]) -> None:
+        samples = ", ".join(f"{count:,} {split}" for split, count in result["samples"].items())
+        self.stdout.write(f"{result['path']}: {result['kind']} of {result['agent']}, {samples}")
+        for reason, count in result["left_out"].items():
+            self.stdout.write(f"  left out {count:,}: {reason}")
+        for name in ("balance", "scores", "group_sizes", "duplicates", "length_chars"):
+            if name in result["stats"]:
+                self.stdout.write(f"  {name.replace('_', ' ')}: {result['stats'][name]}")
