@@ -1,4 +1,4 @@
-"""What the decisions of experiments' arms came to: who was exposed, what was said and measured of it."""
+"""What decisions came to that were drawn by chance: experiments' arms, and choices among listed candidates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from feedback.models import Decision, Outcome, RaterKind
-from feedback.selectors import CHUNK, ratings_standing
+from feedback.selectors import CHUNK, IDS, ratings_standing
 
 
 class Exposure(NamedTuple):
@@ -72,3 +72,37 @@ def decisions_of_arms(agent: str, arms: Sequence[str]) -> Any:
 
 def _of_arms(agent: str, arms: Sequence[str]) -> Any:
     return Decision.objects.filter(agent=agent, arm__in=arms).order_by()
+
+
+class ListedChoice(NamedTuple):
+    """A decision that was drawn from listed candidates with a known probability."""
+
+    id: uuid.UUID
+    prompt_hash: str
+    messages: list[dict[str, Any]]
+    response: str
+    candidates: list[Any]
+    propensity: float
+    policy: str
+
+
+def listed_choices(agent: str) -> Iterator[ListedChoice]:
+    """The agent's decisions with candidates and a propensity, newest first."""
+    rows = Decision.objects.filter(agent=agent, propensity__isnull=False, candidates__isnull=False)
+    columns = ("pk", "prompt_hash", "messages", "response", "candidates", "propensity", "policy")
+    yield from map(
+        ListedChoice._make,
+        rows.order_by("-created_at", "-id").values_list(*columns).iterator(chunk_size=CHUNK),
+    )
+
+
+def verdicts_on(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, list[Verdict]]:
+    """Standing ratings of these decisions."""
+    found: dict[uuid.UUID, list[Verdict]] = {}
+    for start in range(0, len(ids), IDS):
+        rows = ratings_standing().filter(decision__in=ids[start : start + IDS]).order_by()
+        for pk, thumb, stars, score, kind in rows.values_list(
+            "decision_id", "thumb", "stars", "score", "rater_kind"
+        ):
+            found.setdefault(pk, []).append(Verdict(pk, thumb, stars, score, kind == RaterKind.SIMULATED))
+    return found

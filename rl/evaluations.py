@@ -14,8 +14,11 @@ from rl import registry
 from rl.agents import get_agent
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
 from rl.gates import NEWER, OLDER
+from rl.logged_choices import logged_choices, off_policy
 from rl.models import Evaluation, GoldenCase, Policy, Snapshot
 from rl.runs import hardware_detect
+from rl.serving.routing import serving_settings
+from rl.statistics import Difference
 
 if TYPE_CHECKING:
     from rl.training.policy import LoadedPolicy
@@ -94,6 +97,9 @@ def evaluate(
         if cases := golden_cases(agent):
             evidence["golden"] = golden_check(loaded, get_agent(agent), cases)
         _say_more(evidence["cases"], agent, rival)
+    figures["off_policy"], difference = _off_policy(agent, loaded, against)
+    if evidence and difference is not None:
+        evidence["off_policy"] = difference.as_dict()
     figures = {
         "policy": policy.name if policy else str(order.checkpoint),
         "agent": agent,
@@ -117,6 +123,23 @@ def evaluate(
     if policy is not None and order.test_data is None:
         registry.policy_evaluated(policy, evaluation, actor=order.actor)
     return {"evaluation": evaluation.pk, **figures}
+
+
+def _off_policy(agent: str, loaded: LoadedPolicy, against: Any) -> tuple[dict[str, Any], Difference | None]:
+    """What the policy, and what it is compared with, would have earned on logged choices: see `rl.logged_choices`."""
+    from rl.training.scoring import score_responses
+
+    log = logged_choices(agent)
+    items = [(row.messages, response) for row in log.rows for response in row.responses]
+
+    def scored(policy: LoadedPolicy, adapter: bool) -> list[list[float]]:
+        flat = iter(score_responses(policy, items, adapter=adapter) if items else ())
+        return [[next(flat).logp for _ in row.responses] for row in log.rows]
+
+    other = None
+    if against is not None:
+        other = scored(loaded, False) if against == "base" else scored(against, True)
+    return off_policy(log, scored(loaded, True), other, serving_settings(agent))
 
 
 def golden_cases(agent: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 from rl import registry
 from rl.comparing import policy_diff
 from rl.models import Policy, PolicyEvent
+from rl.off_policy_page import off_policy_shown
 from rl.selectors import policy_charts, policy_lineage, policy_overview, share_of
 from rl.sheets import sheet_lines
 
@@ -78,6 +79,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
         {
             "policy": found,
             "overview": overview,
+            "off_policy": off_policy_shown(overview.evaluations),
             "judged": judged,
             "sheet": sheet_lines(judged.verdicts.get("verdicts", [])) if judged else [],
             "ancestors": _ancestors(found),

@@ -97,6 +97,7 @@ class Command(RatchetCommand):
             )
         if comparison:
             self.stdout.write(verdict(result))
+        self.stdout.write(off_policy_text(result["off_policy"]))
         if result["seen_in_training"]:
             self.stdout.write(
                 f"{result['seen_in_training']:,} pairs left out: their prompts were trained on."
@@ -116,6 +117,21 @@ def share_text(figure: dict[str, Any] | None) -> str:
     if not figure or figure.get("value") is None:
         return ""
     return f"{100 * figure['value']:.1f} % [{100 * figure['low']:.1f}, {100 * figure['high']:.1f}] n={figure['n']:,}"
+
+
+def off_policy_text(found: dict[str, Any]) -> str:
+    """What it would have earned on logged choices, in one sentence, or why nobody can say."""
+    if "refused" in found:
+        return f"No off-policy estimate: {found['refused']}."
+    best = found["doubly_robust"]
+    said = (
+        f"On {found['decisions']:,} logged choices it would have earned {best['value']:.3f} "
+        f"[{best['low']:.3f}, {best['high']:.3f}]; {found['logged']:.3f} was earned"
+    )
+    if difference := found.get("difference"):
+        said += f"; {difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}] from the other's"
+    warnings = found["overlap"]["warnings"]
+    return f"{said}. {'Careful: ' + '; '.join(warnings) + '.' if warnings else ''}".strip()
 
 
 def verdict(result: dict[str, Any]) -> str:

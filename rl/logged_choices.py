@@ -1,0 +1,180 @@
+"""What a policy would have earned on decisions drawn by chance among listed candidates: from log to figures."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feedback.exposures import ListedChoice, listed_choices, verdicts_on
+from rl.models import RewardRecord, ServingSettings
+from rl.offpolicy import MIN_DECISIONS, Array, Choice, OffPolicyRefused, Report, gain, report
+from rl.pairs import rating_value, split_of
+from rl.serving.choosing import choice_probabilities
+from rl.statistics import Difference
+
+MOST = 400
+"""Newest decisions that are scored again: each costs a pass over its prompt and candidates."""
+BUCKETS = 16
+"""Features made of a candidate's words, by hash."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A decision among candidates with what it earned."""
+
+    prompt_hash: str
+    messages: list[dict[str, Any]]
+    responses: list[str]
+    chosen: int
+    propensity: float
+    probabilities: tuple[float, ...] | None
+    """Of every candidate when it was logged; None where only the chosen one's is known."""
+    reward: float
+
+
+@dataclass(frozen=True)
+class LoggedChoices:
+    """What of an agent's log can be asked what another policy would have earned."""
+
+    rows: list[Logged]
+    kind: str
+    """`score` (what people said) or `reward` (what was calculated), all in [0, 1]."""
+    found: int
+    """Held-out decisions with candidates and a propensity, rewarded or not."""
+
+
+def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
+    """The newest held-out choices of an agent that have a reward: no policy learnt from their prompts.
+
+    Rewards are ratings where at least MIN_DECISIONS choices have one, else calculated rewards: one scale, never both.
+    """
+    held = [row for row in listed_choices(agent) if split_of(row.prompt_hash) == "holdout"]
+    scores = _scores(held)
+    kind = "score" if len(scores) >= MIN_DECISIONS else "reward"
+    values = scores if kind == "score" else _rewards(held)
+    rows = []
+    for row in held:
+        if row.id in values and (logged := _logged(row, values[row.id])) is not None:
+            rows.append(logged)
+        if len(rows) == most:
+            break
+    return LoggedChoices(rows, kind, len(held))
+
+
+def _scores(held: Sequence[ListedChoice]) -> dict[Any, float]:
+    found = {}
+    for pk, said in verdicts_on([row.id for row in held]).items():
+        values = [rating_value(one.thumb, one.stars, one.score) for one in said]
+        known = [value for value in values if value is not None]
+        if known:
+            found[pk] = math.fsum(known) / len(known)
+    return found
+
+
+def _rewards(held: Sequence[ListedChoice]) -> dict[Any, float]:
+    ids = [row.id for row in held]
+    found: dict[Any, float] = {}
+    for start in range(0, len(ids), 900):
+        rows = RewardRecord.objects.filter(
+            decision__in=ids[start : start + 900], superseded_by__isnull=True, value__isnull=False
+        )
+        found |= {pk: value for pk, value in rows.values_list("decision", "value") if value is not None}
+    return found
+
+
+def _logged(row: ListedChoice, reward: float) -> Logged | None:
+    """None where the response is none of the candidates, or prompt or candidates are not texts."""
+    texts = [one.get("response") if isinstance(one, Mapping) else one for one in row.candidates]
+    responses = [text for text in texts if isinstance(text, str)]
+    spoken = all(isinstance(message.get("content"), str) for message in row.messages)
+    if len(responses) != len(texts) or row.response not in responses or not spoken:
+        return None
+    shares = [one.get("probability") if isinstance(one, Mapping) else None for one in row.candidates]
+    known = tuple(float(share) for share in shares if isinstance(share, (int, float)))
+    return Logged(
+        row.prompt_hash, row.messages, responses, responses.index(row.response), row.propensity,
+        known if len(known) == len(shares) else None, reward,
+    )  # fmt: skip
+
+
+# --- From log-probabilities to figures ----------------------------------------------------------------------
+
+
+def off_policy(
+    log: LoggedChoices,
+    own: Sequence[Sequence[float]],
+    other: Sequence[Sequence[float]] | None,
+    serving: ServingSettings,
+) -> tuple[dict[str, Any], Difference | None]:
+    """(figures, difference to the other for the gate) of a policy on logged choices.
+
+    own, other: log-probabilities of each row's candidates, in nats; the choice is drawn from them as the agent's
+    serving settings say. The difference is None where there is no other, or the log only answers with a warning.
+    Figures are {"refused": why} where it cannot answer at all.
+    """
+    try:
+        mine = report(_choices(log.rows, own, own, serving))
+        figures = {"decisions": len(log.rows), "reward": log.kind, **mine.as_dict()}
+        if other is None:
+            return figures, None
+        theirs = report(_choices(log.rows, other, own, serving))
+    except OffPolicyRefused as refusal:
+        return {"refused": _why(log, refusal), "decisions": len(log.rows)}, None
+    difference = gain(mine.best, theirs.best)
+    figures |= {
+        "against": theirs.as_dict(),
+        "difference": difference.as_dict(),
+    }
+    return figures, None if _warned(mine, theirs) else difference
+
+
+def _why(log: LoggedChoices, refusal: OffPolicyRefused) -> str:
+    if not log.rows and log.found:
+        return f"none of {log.found} held-out choices with a propensity has a rating or reward yet"
+    return str(refusal)
+
+
+def _warned(*reports: Report) -> bool:
+    return any(one.overlap.warnings for one in reports)
+
+
+def _choices(
+    rows: Sequence[Logged],
+    logps: Sequence[Sequence[float]],
+    seen: Sequence[Sequence[float]],
+    serving: ServingSettings,
+) -> list[Choice]:
+    """logps: of the policy judged; seen: what the reward model is shown of each candidate, the same for both sides."""
+    return [
+        Choice(
+            features=_features(row, view),
+            chosen=row.chosen,
+            reward=row.reward,
+            propensity=row.propensity,
+            target=np.array(
+                choice_probabilities(
+                    list(scores), temperature=serving.choose_temperature, epsilon=serving.epsilon
+                )
+            ),
+            logged=np.array(row.probabilities) if row.probabilities is not None else None,
+            group=row.prompt_hash,
+        )
+        for row, scores, view in zip(rows, logps, seen, strict=True)
+    ]
+
+
+def _features(row: Logged, logps: Sequence[float]) -> Array:
+    """(k, d): how a policy ranks a candidate, where it stands in the list, how long it is, its words by hash."""
+    shares = choice_probabilities(list(logps), temperature=1.0)
+    found = np.zeros((len(row.responses), 3 + BUCKETS))
+    for number, text in enumerate(row.responses):
+        found[number, :3] = (shares[number], number / len(row.responses), math.log1p(len(text)))
+        for word in text.split():
+            bucket = int.from_bytes(hashlib.sha256(word.encode("utf-8", "surrogatepass")).digest()[:2], "big")
+            found[number, 3 + bucket % BUCKETS] += 1.0
+    return found
