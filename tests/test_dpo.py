@@ -19,7 +19,7 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from rl.agents.base import ChoiceAgent
 from rl.recipes import DPORecipe
-from rl.training import ladder, pair_trainer, prefix
+from rl.training import ladder, prefix, trl_runs
 from rl.training.dpo import DPOTrainer
 from rl.training.encoding import EncodedPairs
 from rl.training.evaluate import evaluate_policy
@@ -570,7 +570,7 @@ def test_45_steps_over_packed_rows_have_the_losses_of_stock_rows(
     losses = packed.train(some_pairs(30)).history["loss"]
     assert any("split+last_layer" in note for note in packed.notes), packed.notes
     stock = ladder.Choice(prefix.Rung.STOCK, "of a test", {})
-    monkeypatch.setattr(pair_trainer, "rung_choose", lambda *_, **__: stock)
+    monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, **__: stock)
     plain = a_trainer(base, tmp_path / "plain", recipe)
     expected = plain.train(some_pairs(30)).history["loss"]
     assert any("not packed" in note for note in plain.notes), plain.notes
