@@ -132,6 +132,8 @@ SESSION_COOKIE_SAMESITE = "Lax"
 # Plain http on a laptop is the default; behind TLS set SECURE_COOKIES=true
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _flag("SECURE_COOKIES", False)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 10 * 1024 * 1024
+# Of a file given to the import page; the command takes any size
+FEEDBACK_UPLOAD_MAX_BYTES = 50 * 1024 * 1024
 
 # --- Applications -----------------------------------------------------------------------------------------
 INSTALLED_APPS = [
@@ -216,8 +218,7 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-STATIC_ROOT = RATCHET_HOME / "static"
-# Serves straight from the source folders, so that a clone works without collectstatic
+# Served straight from the source folders: a clone works without collectstatic, and no folder has to be there for it
 WHITENOISE_USE_FINDERS = True
 
 

@@ -7,6 +7,7 @@ from a data folder in which something was trained (after `manage.py demo`, say).
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import socket
@@ -21,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
+WIDE = {"width": 1080, "height": 760}
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -127,7 +129,7 @@ def pictures() -> list[tuple[str, str, dict[str, Any]]]:
     from feedback.models import Decision
     from rl.models import Policy, TrainingRun
 
-    wide, phone = {"width": 1080, "height": 1040}, {"width": 390, "height": 780}
+    wide, phone = WIDE | {"height": 1040}, {"width": 390, "height": 780}
     line = decision_shown("widgets", '{"widget": "line_chart"}', on="desktop")
     folder = decision_shown("filer", '{"folder": "Reports/2024"}')
     found: list[tuple[str, str, dict[str, Any]]] = [
@@ -150,6 +152,20 @@ def pictures() -> list[tuple[str, str, dict[str, Any]]]:
     if run := TrainingRun.objects.filter(status="succeeded").first():
         found.append(("run", f"/runs/{run.pk}/", {"viewport": wide}))
     return found
+
+
+def file_to_import(folder: Path) -> Path:
+    """Preferences of another program, of which three rows cannot be read."""
+    rows: list[dict[str, Any]] = [
+        {"id": f"row-{n}", "prompt": f"Where is order {n}?", "chosen": "On its way.", "rejected": "No idea."}
+        for n in range(240)
+    ]
+    rows[17]["chosen"] = ""
+    rows[88]["rejected"] = 7
+    rows[140]["chosen"] = [{"role": "assistant", "content": "On its way."}]
+    path = folder / "support-2026-03.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
 
 
 def main() -> None:
@@ -199,6 +215,12 @@ def main() -> None:
                     target = IMAGES / f"{name}.png"
                     page.screenshot(path=target)
                     sys.stdout.write(f"{target.relative_to(ROOT)}: {target.stat().st_size / 1000:.0f} kB\n")
+                page = browser.new_context(storage_state=door.storage_state(), viewport=WIDE).new_page()
+                page.goto(f"{base}/import/")
+                page.set_input_files("input[name=file]", file_to_import(Path(new)))
+                page.get_by_role("button", name="Try it").click()
+                page.get_by_role("heading", name="What it would bring").wait_for()
+                page.screenshot(path=IMAGES / "import.png")
                 browser.close()
         finally:
             server.terminate()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from feedback import agreement_views, explorer_views, pair_views, views
+from feedback import agreement_views, explorer_views, file_views, pair_views, views
 
 urlpatterns = [
     path("rate/", views.rate, name="rate"),
@@ -15,6 +15,10 @@ urlpatterns = [
     path("rate/pairs/skip/", pair_views.pairs_skip, name="pairs-skip"),
     path("decisions/", explorer_views.decisions, name="decisions"),
     path("decisions/<uuid:pk>/", explorer_views.decision, name="decision"),
+    path("import/", file_views.imports, name="import"),
+    path("import/do/", file_views.import_do, name="import-do"),
+    path("export/", file_views.exports, name="export"),
+    path("export/file/", file_views.export_file, name="export-file"),
     path("agreement/", agreement_views.agreement, name="agreement"),
     path("accounts/link/<str:uid>/<str:token>/", views.link_signin, name="signin-link"),
 ]

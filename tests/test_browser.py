@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -514,6 +516,8 @@ PAGES = (
     "/rate/pairs/?agent=widgets",
     "/decisions/",
     "/agreement/",
+    "/import/",
+    "/export/",
 )
 
 
@@ -572,3 +576,23 @@ def test_pages_fit_a_phone(opener: Opener) -> None:
         assert min(box["width"], box["height"]) >= 44
     page.locator("button[value=right]").tap()
     compared(page, 1)
+
+
+def test_a_file_is_imported_by_keyboard_with_scripts_blocked(opener: Opener, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    rows = [
+        {"prompt": "q", "chosen": "good", "rejected": "bad"},
+        {"prompt": "q", "chosen": "", "rejected": "b"},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = opener(java_script_enabled=False)
+    page.goto(page.url.split("/rate/")[0] + "/import/")
+    page.set_input_files("input[name=file]", str(file))
+    page.focus("input[name=agent]")
+    page.keyboard.type("from-a-file")
+    page.keyboard.press("Enter")
+    assert page.get_by_text("1 row cannot be read").is_visible()
+    page.get_by_role("button", name="Import without this row").focus()
+    page.keyboard.press("Enter")
+    assert page.get_by_text("Imported 2 decisions, 1 comparisons").is_visible()
+    assert Decision.objects.filter(agent="from-a-file").count() == 2
