@@ -325,6 +325,8 @@ FEEDBACK_FORGET = "rl.forgetting.decisions_forget"
 # Dotted path of a callable [decision ids] -> {id: raw reward in [-2, 2]}, for `export_training_data --min-reward`; of a
 # decision without one, and of all where this is empty, the mean of what raters said.
 FEEDBACK_REWARDS = "rl.reward_records.raw_rewards"
+# Dotted path of a callable (decisions, least raw reward) -> those of them that earned as much, for searches.
+FEEDBACK_REWARDED = "rl.reward_records.rewarded_at_least"
 
 # Seconds a process may go by what it read of API keys and of agents' settings: a revoked key ends within them.
 FEEDBACK_REMEMBER_S = 5.0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypedDict
 
 from django.conf import settings
+from django.db.models import QuerySet
 from django.utils.module_loading import import_string
+
+from feedback.checks import FeedbackRefused
+from feedback.models import Decision
 
 
 class RewardComponent(TypedDict):
@@ -56,6 +61,33 @@ def decision_facts(decision: uuid.UUID, policy: str) -> DecisionFacts:
     if not settings.FEEDBACK_DECISION_FACTS:
         return {}
     return _source(settings.FEEDBACK_DECISION_FACTS)(decision, policy)
+
+
+def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[Decision]:
+    """Those of the decisions whose raw reward, in [-2, 2], is known and at least this; asked of FEEDBACK_REWARDED.
+
+    None of them where that is not set: nothing is known of rewards then.
+    """
+    if not settings.FEEDBACK_REWARDED:
+        return decisions.none()
+    narrow: Callable[[QuerySet[Decision], float], QuerySet[Decision]] = import_string(
+        settings.FEEDBACK_REWARDED
+    )
+    return narrow(decisions, least)
+
+
+def reward_asked(text: str) -> float | None:
+    """A least reward as it stands in an address; None where it is empty. Raises FeedbackRefused."""
+    if not text.strip():
+        return None
+    try:
+        least = float(text)
+    except ValueError:
+        least = math.nan
+    if not -2 <= least <= 2:
+        fault = "expected a number from -2 to 2"
+        raise FeedbackRefused(f"min_reward: {fault}", {"min_reward": fault})
+    return least
 
 
 @cache

@@ -11,6 +11,7 @@ from django.db.models import OuterRef, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 
 from feedback.checks import Check, FeedbackRefused
+from feedback.decision_facts import rewarded_at_least
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.search import Narrowed, decisions_found, one_of
 from feedback.selectors import ratings_standing
@@ -76,19 +77,28 @@ class Found:
     """Set where LOOK ended the page: everything recorded since then was looked through."""
 
 
-def decisions_page(within: Narrowed, *, q: str = "", rated: str = "", before: Place | None = None) -> Found:
-    """Decisions that match, newest first, from below `before`. rated: a key of RATED, or empty."""
+def decisions_page(
+    within: Narrowed,
+    *,
+    q: str = "",
+    rated: str = "",
+    min_reward: float | None = None,
+    before: Place | None = None,
+) -> Found:
+    """Decisions that match, newest first, from below `before`. rated: a key of RATED, or empty; min_reward: raw."""
     # what an index narrows down; the rest is looked for among at most LOOK of these
     base = _below(within.but(tag="").decisions(), before).order_by("-created_at", "-id")
     found = base
     end: Place | None = None
     indexed = len(q) >= SHORTEST and text_index_exists()
-    if rated or within.tag or (q and not indexed):
+    if rated or within.tag or min_reward is not None or (q and not indexed):
         for created_at, pk in base.values_list("created_at", "pk")[LOOK - 1 : LOOK]:
             end = Place(created_at, pk)
     if end is not None:
         found = found.filter(_not_below(end))
     found = _rated(found & decisions_found(tag=within.tag, q=q).order_by("-created_at", "-id"), rated)
+    if min_reward is not None:
+        found = rewarded_at_least(found, min_reward)
     rows = list(found.defer("state", "candidates", "metadata")[: PAGE + 1])
     if len(rows) > PAGE:
         rows.pop()

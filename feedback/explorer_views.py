@@ -14,7 +14,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from feedback.checks import Check, FeedbackRefused
-from feedback.decision_facts import Reward, decision_facts
+from feedback.decision_facts import Reward, decision_facts, reward_asked
 from feedback.explorer import LOOK, RATED, decisions_page, history_of, place_of, rated_asked
 from feedback.models import Decision, Rating
 from feedback.previews import glimpse_of
@@ -28,7 +28,8 @@ from feedback.views import filter_context, shown_context
 @permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
 @require_safe
 def decisions(request: HttpRequest) -> HttpResponse:
-    """Decisions, newest first: `?q=&agent=&policy=&rated=&tag=&since=&until=`, `before=` the end of another page."""
+    """Decisions, newest first: `?q=&agent=&policy=&rated=&min_reward=&tag=&since=&until=`; `before=` where another page
+    ended."""
     fault, found = "", None
     given = request.GET
     try:
@@ -37,19 +38,22 @@ def decisions(request: HttpRequest) -> HttpResponse:
         check = Check()
         q = check.text("q", given.get("q", "").strip(), limit=200)
         check.done("search")
+        least = reward_asked(given.get("min_reward", ""))
         before = place_of(given.get("before", ""))
     except FeedbackRefused as refusal:
         fault = "; ".join(f"{name}: {said}" for name, said in refusal.fields.items()) or str(refusal)
-        within, rated, q, before = narrowed_of({}), "", "", None
+        within, rated, q, least, before = narrowed_of({}), "", "", None, None
     else:
-        found = decisions_page(within, q=q, rated=rated, before=before)
-    more = {name: value for name, value in (("q", q), ("rated", rated)) if value}
+        found = decisions_page(within, q=q, rated=rated, min_reward=least, before=before)
+    floor = "" if least is None else f"{least:g}"
+    more = {name: value for name, value in (("q", q), ("rated", rated), ("min_reward", floor)) if value}
     asked = {**within.parts, **more}
     context = {
         **filter_context(request, within, more),
         "within": within,
         "q": q,
         "rated": rated,
+        "min_reward": floor,
         "kinds": [(name, words) for name, (words, _) in RATED.items()],
         "asked": asked,
         "fault": fault,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import random
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from feedback.models import Decision, Suggestion
 from feedback.services import decision_record, rating_submit
 from feedback.suggestions import suggestion_of, suggestion_settle
 from rl.agents import widgets
-from rl.labelling import LabelsRefused, auto_label, rated_rows
+from rl.labelling import REWARD_MODEL, LabelsRefused, Row, _stacked, auto_label, rated_rows
 from rl.models import LabelRun
+from rl.pairs import split_of
 from rl.rewards.base import RewardSample
 from rl.rewards.named import RewardRefused, reward_named
 from rl.runs import RunRefused, rewards_located
@@ -148,6 +151,48 @@ def test_what_cannot_be_labelled_is_refused() -> None:
         reward_named("learned")
     with pytest.raises(TrainingRefused, match="learned:FOLDER"):
         rewards_of("learned")
+
+
+def stacked(judge: Any, rows: int = 900) -> tuple[Any, dict[str, str], np.ndarray]:
+    """What `_stacked` makes of ratings whose embedding says a little, and of what a trained model says besides."""
+    draw = np.random.default_rng(2)
+    good = draw.random(rows) < 0.5
+    x = np.where(good, 0.5, -0.5)[:, None] + draw.normal(size=(rows, 4))
+    hashes = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(rows)]
+    first = label_fit(x, good, hashes)
+    rated = [Row(uuid.uuid4(), key, [], "r", bool(side)) for key, side in zip(hashes, good, strict=True)]
+    asked = first.model.probabilities(x[:50])
+    left_out: dict[str, str] = {}
+    said = judge(good, draw, hashes)
+    more = {REWARD_MODEL: np.concatenate([said, said[:50]])[:, None]}
+    return _stacked(first, rated, asked, more, good, left_out, 42), left_out, good
+
+
+def test_a_reward_model_that_helps_on_held_out_prompts_is_stacked_on_top() -> None:
+    found, left_out, good = stacked(
+        lambda good, draw, _: np.where(good, 1.0, -1.0) + draw.normal(size=len(good))
+    )
+    assert found is not None
+    assert left_out == {}
+    figures, stated = found
+    assert figures.brier < 0.16
+    assert ((stated > 0.5) == good[:50]).mean() > 0.75
+
+
+def test_a_reward_model_that_only_knows_its_own_prompts_is_not_believed() -> None:
+    def by_heart(good: np.ndarray, draw: Any, hashes: list[str]) -> np.ndarray:
+        trained = np.array([split_of(key) == "train" for key in hashes])
+        return np.where(trained, np.where(good, 2.0, -2.0), draw.normal(size=len(good)))
+
+    found, left_out, _ = stacked(by_heart)
+    assert found is None
+    assert left_out[REWARD_MODEL].startswith("no better: Brier")
+
+
+def test_with_few_held_out_ratings_nothing_is_stacked() -> None:
+    found, left_out, _ = stacked(lambda good, draw, _: np.where(good, 1.0, -1.0), rows=100)
+    assert found is None
+    assert left_out[REWARD_MODEL].startswith("on held-out prompts: expected at least 40")
 
 
 @pytest.mark.training

@@ -206,6 +206,24 @@ def test_rewards_narrow_decisions_down() -> None:
 
 
 @pytest.mark.django_db
+def test_searches_take_a_least_reward(client: Client, settings: Any) -> None:
+    good, bad = decide(1), decide(2)
+    rating_submit(decision=good, rater="ada", score=1.0)
+    rating_submit(decision=bad, rater="ada", score=0.0)
+    rewards_calculate()
+    key = ApiClient("read")
+    found = key.get("/api/decisions/", min_reward="0.5").json()["results"]
+    assert [row["id"] for row in found] == [str(good.pk)]
+    assert set(error_of(key.get("/api/decisions/", min_reward="3"))["fields"]) == {"min_reward"}
+    client.force_login(person("olga", "operator"))
+    html = client.get("/decisions/?min_reward=0.5").text
+    assert (str(good.pk) in html, str(bad.pk) in html) == (True, False)
+    assert client.get("/decisions/?min_reward=nan").status_code == 400
+    settings.FEEDBACK_REWARDED = ""
+    assert key.get("/api/decisions/", min_reward="-2").json()["results"] == []
+
+
+@pytest.mark.django_db
 def test_the_chain_of_a_decision_cannot_fork() -> None:
     row = decide()
     rewards_calculate()

@@ -18,12 +18,13 @@ from backend.rest.views import ApiView
 from feedback.api.schemas import DECISION_OPTIONAL, SLUG
 from feedback.api.shown import decision_shown, outcome_shown, rating_shown
 from feedback.checks import Check, DecisionUnknown, FeedbackRefused
+from feedback.decision_facts import reward_asked, rewarded_at_least
 from feedback.ingest import MAX_BULK, Ingested, decision_ingest, decisions_ingest
 from feedback.search import decision_whole, decisions_found
 
 REQUIRED = ("agent", "messages", "response")
 OPTIONAL = tuple(DECISION_OPTIONAL)
-FILTERS = ("agent", "policy", "rated", "since", "q")
+FILTERS = ("agent", "policy", "rated", "since", "q", "min_reward")
 
 
 class Decisions(ApiView):
@@ -63,6 +64,11 @@ class Decisions(ApiView):
             parameter(
                 "q", {"type": "string"}, "Text in the prompt or the response, upper and lower case alike"
             ),
+            parameter(
+                "min_reward",
+                {"type": "number", "minimum": -2, "maximum": 2},
+                "With a raw reward of at least this",
+            ),
             parameter("cursor", {"type": "string"}, "Where to go on: from next or previous of an answer"),
             parameter(
                 "page_size",
@@ -74,7 +80,10 @@ class Decisions(ApiView):
         operation="decisions_find",
     )
     def get(self, request: Request) -> Response:
-        found = decisions_found(**_filters(parameters(request, (*FILTERS, *PAGE_PARAMETERS))))
+        given = parameters(request, (*FILTERS, *PAGE_PARAMETERS))
+        found = decisions_found(**_filters(given))
+        if (least := reward_asked(given.get("min_reward", ""))) is not None:
+            found = rewarded_at_least(found, least)
         return Response(page_of(found, request, decision_shown))
 
 
