@@ -41,6 +41,7 @@ def _number(name: str, default: float, low: float, high: float) -> float:
 # --- Where things lie -------------------------------------------------------------------------------------
 RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or BASE_DIR / "var").expanduser().resolve()
 RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or "bundled"
+RATCHET_PROFILE = os.environ.get("RATCHET_PROFILE") or "auto"
 CONFIG_SECTIONS = (
     "feedback", "reward_model", "ppo", "grpo", "dpo", "kto", "sft", "continuous_learning", "ab_testing",
 )  # fmt: skip

@@ -51,11 +51,14 @@ Status = TrainingRun.Status
 # --- Hardware and recipes -----------------------------------------------------------------------------------
 
 
-def hardware_detect() -> Hardware:
-    """This machine; the probe of its arithmetic is kept in RATCHET_HOME/cache."""
+def hardware_detect(profile: str | None = None) -> Hardware:
+    """This machine; the probe of its arithmetic is kept in RATCHET_HOME/cache. `profile`: in place of RATCHET_PROFILE.
+
+    Raises HardwareRefused (a ValueError) for a profile that it cannot have.
+    """
     from rl.training.hardware import detect
 
-    return detect(settings.RATCHET_HOME / "cache")
+    return detect(settings.RATCHET_HOME / "cache", profile or settings.RATCHET_PROFILE)
 
 
 def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
@@ -267,6 +270,7 @@ def _run_claimed(
 
 def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, resume: bool) -> TrainResult:
     """Open the training room for one run. Writes nothing but files below the run's folder."""
+    from rl.training.hardware import threads_settle
     from rl.training.memory import allocator_settle
 
     snapshot = run.snapshot
@@ -274,6 +278,7 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
         raise RunRefused(f"run {run.pk} has no snapshot to train on")
     folder = run_folder(run)
     allocator_settle()  # this process trains and then ends
+    threads_settle(hardware)
     method = method_named(run.method)
     recipe = type(RECIPES[run.method]["default"]).from_dict(run.recipe)
     if method.rewarded:

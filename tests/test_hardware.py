@@ -14,9 +14,9 @@ import torch
 
 from rl.methods import METHODS
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe
-from rl.training import hardware
+from rl.training import hardware, machine
 from rl.training.estimates import dpo as estimate
-from rl.training.hardware import Hardware, detect, measure_products
+from rl.training.hardware import Hardware, HardwareRefused, detect, measure_products
 from rl.training.policy import PolicyLoadError
 from rl.training.ppo.estimate import grpo
 from tests.tiny import TOKENIZERS, tiny_model
@@ -56,7 +56,9 @@ def test_this_machine_is_described_with_a_reason_for_each_derived_setting() -> N
     assert found.cores >= 1
     assert found.ram_gb > 0.5
     assert found.cpu_model
-    assert set(found.reasons) == {"device", "dtype", "matmul_precision", "supports_4bit", "preset"}
+    assert set(found.reasons) == {
+        "device", "dtype", "matmul_precision", "supports_4bit", "preset", "profile", "threads"
+    }  # fmt: skip
     assert all(found.reasons.values())
     assert json.loads(json.dumps(found.as_dict()))["preset"] == found.preset
 
@@ -103,6 +105,82 @@ def test_a_gpu_without_native_bfloat16_gets_float16(on_gpu: Any) -> None:
 
 def test_a_machine_without_accelerator_gets_the_cpu_preset(on_cpu: Any) -> None:
     assert (on_cpu().device, on_cpu().preset) == ("cpu", "cpu")
+
+
+def test_a_processor_of_many_cores_has_a_profile_of_its_own(
+    on_cpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores_physical", lambda: 16)
+    assert on_cpu().profile == "desktop_cpu"
+    monkeypatch.setattr(machine, "cores_physical", lambda: 4)
+    found = on_cpu()
+    assert (found.profile, found.threads <= 4) == ("cpu_only", True)
+    assert "below 8" in found.reasons["profile"]
+
+
+def test_an_accelerator_is_left_alone_where_that_is_asked(
+    on_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert on_gpu(25.7).profile == "gpu"
+    monkeypatch.setattr(hardware, "measure_products", lambda: FACTS)
+    found = detect(profile="cpu_only")
+    assert (found.device, found.preset) == ("cpu", "cpu")
+    assert "A Card is left alone" in found.reasons["device"]
+    assert found.gpus[0] | {"name": "A Card"} == found.gpus[0]
+
+
+def test_rocm_cards_are_called_so(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    found = on_gpu(25.7)
+    assert (found.device, found.gpus[0]["kind"]) == ("cuda", "rocm")
+    assert "sees ROCm" in found.reasons["device"]
+
+
+def test_a_profile_this_machine_cannot_have_is_refused(on_cpu: Any) -> None:
+    on_cpu()
+    with pytest.raises(HardwareRefused, match="profile gpu needs an accelerator"):
+        detect(profile="gpu")
+    with pytest.raises(HardwareRefused, match="one of auto, cpu_only, desktop_cpu, gpu; found 'laptop'"):
+        detect(profile="laptop")
+
+
+@pytest.mark.parametrize(
+    ("asked", "physical", "quota", "threads", "why"),
+    [
+        (32, 16, None, 16, "physical cores"),
+        (4, 16, None, 4, "PyTorch's own number"),
+        (32, 16, 2.5, 3, "the 2.5 cores' worth of time"),
+        (8, 8, 0.5, 1, "the 0.5 cores' worth"),
+    ],
+)
+def test_threads_are_cut_to_what_can_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, asked: int, physical: int, quota: float | None, threads: int, why: str
+) -> None:
+    monkeypatch.setattr(machine, "cores_physical", lambda: physical)
+    monkeypatch.setattr(machine, "cores_quota", lambda: quota)
+    found, reason = machine.threads_fit(asked)
+    assert (found, reason.startswith(why)) == (threads, True), reason
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"), [("max 100000", None), ("250000 100000", 2.5), ("", None), ("50000 0", None)]
+)
+def test_a_control_groups_limit_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, quota: float | None
+) -> None:
+    monkeypatch.setattr(machine, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(machine, "CFS", tmp_path / "none")
+    (tmp_path / "cpu.max").write_text(text)
+    assert machine.cores_quota() == quota
+
+
+def test_instruction_sets_are_those_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(
+        "model name\t: Some Core 9\nflags\t\t: fpu sse4_2 avx2 avx512_bf16 amx_bf16 rdrand\n"
+    )
+    assert machine.cpu_model() == "Some Core 9"
+    assert machine.instruction_sets() == ("sse4_2", "avx2", "avx512_bf16", "amx_bf16")
 
 
 def test_the_probe_measures_and_leaves_the_precision_as_it_was() -> None:

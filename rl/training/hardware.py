@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-GB = 1e9
-"""Bytes; decimal, so that a card sold as 24 GB counts as 24."""
+from rl.training import machine
 
 PROBE_VERSION = 1
 """Raised when the probe measures something else, so that old cache files are not believed."""
@@ -33,7 +30,7 @@ class Hardware:
     """One machine as training sees it. `reasons` says for each derived setting why it is so."""
 
     device: str
-    """`cuda`, `mps` or `cpu`."""
+    """`cuda` (ROCm's cards too), `mps` or `cpu`."""
     device_name: str
     memory_gb: float
     """Of the accelerator, or RAM where there is none; 1 GB = 1e9 bytes."""
@@ -50,59 +47,95 @@ class Hardware:
     reasons: dict[str, str] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
     """What the probe saw: GFLOP/s per setting (`float32`, `float32_medium`, `bfloat16`) and the relative error."""
+    profile: str = "auto"
+    """One of PROFILES; `auto` stands for one of the others once it is detected."""
+    threads: int = 0
+    """For products on a CPU; 0 leaves PyTorch's own number."""
+    physical_cores: int = 0
+    """Of `cores`, those that are not the second thread of another."""
+    instruction_sets: list[str] = field(default_factory=list)
+    """Of the CPU, those that matter for products of matrices."""
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    """Every accelerator that was seen: name, kind (cuda, rocm, mps), memory_gb, capability."""
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def detect(cache_dir: str | Path | None = None) -> Hardware:
+PROFILES = ("auto", "cpu_only", "desktop_cpu", "gpu")
+"""`auto` takes what is there; `cpu_only` leaves an accelerator alone; `desktop_cpu` is for processors of many cores, a
+thread to each; `gpu` refuses a machine without an accelerator."""
+
+MANY_CORES = 8
+"""Physical cores from which a processor without an accelerator beside it gets the profile `desktop_cpu`."""
+
+
+class HardwareRefused(ValueError):
+    """A profile that does not exist or that this machine cannot have."""
+
+
+def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardware:
     """Look at this machine. On a CPU a short probe (below a second) decides the dtype; `cache_dir` keeps its outcome.
 
-    CUDA is seen as PyTorch sees it, so CUDA_VISIBLE_DEVICES is honoured and the first visible card described.
+    CUDA is seen as PyTorch sees it, so CUDA_VISIBLE_DEVICES is honoured and the first visible card described; ROCm
+    cards come as CUDA. Raises HardwareRefused for a profile this machine cannot have.
     """
     import torch
 
+    if profile not in PROFILES:
+        raise HardwareRefused(f"a profile is one of {', '.join(PROFILES)}; found {profile!r}")
     reasons: dict[str, str] = {}
     measured: dict[str, float] = {}
-    matmul_precision = "highest"
-    ram_gb = round(psutil.virtual_memory().total / GB, 1)
-    cpu = cpu_model()
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        device, name, memory_gb = "cuda", properties.name, round(properties.total_memory / GB, 1)
-        reasons["device"] = f"PyTorch {torch.__version__} sees CUDA: {name}, {memory_gb} GB"
+    matmul_precision, threads = "highest", 0
+    seen = machine.gpus()
+    if profile == "gpu" and not seen:
+        raise HardwareRefused(
+            f"profile gpu needs an accelerator, and PyTorch {torch.__version__} sees none: install its build for "
+            "CUDA or ROCm, look at CUDA_VISIBLE_DEVICES, or take another profile"
+        )
+    profile, reasons["profile"] = _profile(profile, seen)
+    cpu, ram = machine.cpu_model(), machine.ram_gb()
+    card = seen[0] if profile == "gpu" else None
+    if card is None:
+        device, name, memory_gb = "cpu", cpu, ram
+        left = f"; {seen[0]['name']} is left alone" if seen else ""
+        reasons["device"] = (
+            f"no CUDA or MPS seen by PyTorch {torch.__version__}" if not seen else f"{profile}{left}"
+        )
+        threads, reasons["threads"] = machine.threads_fit(torch.get_num_threads())
+        measured = _probe(cache_dir)
+        dtype, reasons["dtype"] = _cpu_dtype(measured)
+        matmul_precision, reasons["matmul_precision"] = _cpu_matmul_precision(measured)
+    elif card["kind"] == "mps":
+        device, name, memory_gb, dtype = "mps", cpu, card["memory_gb"], "float32"
+        reasons["device"] = f"no CUDA; Metal (MPS) found, {memory_gb} GB of its memory recommended for use"
+        reasons["dtype"] = "float32: half precision on MPS is not measured by this project"
+    else:
+        device, name, memory_gb = "cuda", card["name"], card["memory_gb"]
+        kind = "ROCm" if card["kind"] == "rocm" else "CUDA"
+        more = f"; {len(seen)} cards in all" if len(seen) > 1 else ""
+        reasons["device"] = f"PyTorch {torch.__version__} sees {kind}: {name}, {memory_gb} GB{more}"
         # emulated bf16 is reported as supported too, and is slower than fp16
         if torch.cuda.is_bf16_supported(including_emulation=False):
             dtype = "bfloat16"
             reasons["dtype"] = (
-                f"{name} multiplies bfloat16 natively (compute capability {_capability(properties)})"
+                f"{name} multiplies bfloat16 natively (compute capability {card['capability']})"
             )
         else:
             dtype = "float16"
             reasons["dtype"] = (
-                f"{name} (compute capability {_capability(properties)}) has no native bfloat16: float16, loss scaled"
+                f"{name} (compute capability {card['capability']}) has no native bfloat16: float16, loss scaled"
             )
-    elif torch.backends.mps.is_available():
-        device, name = "mps", cpu
-        memory_gb = round(torch.mps.recommended_max_memory() / GB, 1)
-        dtype = "float32"
-        reasons["device"] = f"no CUDA; Metal (MPS) found, {memory_gb} GB of its memory recommended for use"
-        reasons["dtype"] = "float32: half precision on MPS is not measured by this project"
-    else:
-        device, name, memory_gb = "cpu", cpu, ram_gb
-        reasons["device"] = f"no CUDA or MPS seen by PyTorch {torch.__version__}"
-        measured = _probe(cache_dir)
-        dtype, reasons["dtype"] = _cpu_dtype(measured)
-        matmul_precision, reasons["matmul_precision"] = _cpu_matmul_precision(measured)
     reasons.setdefault("matmul_precision", "only measured on CPU")
+    reasons.setdefault("threads", "PyTorch's own number: the products are the accelerator's")
     supports_4bit, reasons["supports_4bit"] = _supports_4bit(device)
     preset, reasons["preset"] = _preset(device, memory_gb)
     return Hardware(
         device=device,
         device_name=name,
         memory_gb=memory_gb,
-        ram_gb=ram_gb,
-        cores=_cores(),
+        ram_gb=ram,
+        cores=machine.cores_usable(),
         cpu_model=cpu,
         dtype=dtype,
         matmul_precision=matmul_precision,
@@ -110,29 +143,32 @@ def detect(cache_dir: str | Path | None = None) -> Hardware:
         preset=preset,
         reasons=reasons,
         measured=measured,
+        profile=profile,
+        threads=threads,
+        physical_cores=machine.cores_physical(),
+        instruction_sets=list(machine.instruction_sets()),
+        gpus=seen,
     )
 
 
-def cpu_model() -> str:
-    """The processor's own name, as far as the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux: ask Python
-    return platform.processor() or platform.machine()
+def _profile(asked: str, seen: list[dict[str, Any]]) -> tuple[str, str]:
+    """The profile that is meant, and why."""
+    if asked != "auto":
+        return asked, "asked for"
+    if seen:
+        return "gpu", f"auto: {seen[0]['name']} found"
+    physical = machine.cores_physical()
+    if physical >= MANY_CORES:
+        return "desktop_cpu", f"auto: no accelerator and {physical} physical cores, at least {MANY_CORES}"
+    return "cpu_only", f"auto: no accelerator and {physical} physical cores, below {MANY_CORES}"
 
 
-def _cores() -> int:
-    """Cores this process may use (a container's or taskset's share), not those of the whole machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def threads_settle(hardware: Hardware) -> None:
+    """Let products on the CPU use the threads that fit; for a process that trains and then ends."""
+    import torch
 
-
-def _capability(properties: Any) -> str:
-    return f"{properties.major}.{properties.minor}"
+    if 0 < hardware.threads != torch.get_num_threads():
+        torch.set_num_threads(hardware.threads)
 
 
 def _cpu_dtype(measured: dict[str, float]) -> tuple[str, str]:
@@ -188,7 +224,14 @@ def _probe(cache_dir: str | Path | None) -> dict[str, float]:
     """GFLOP/s of one linear layer's product per setting; read from `cache_dir` where this host was measured before."""
     import torch
 
-    host = f"{cpu_model()}|{_cores()}|{torch.get_num_threads()}|{torch.__version__}|{PROBE_VERSION}"
+    facts = (
+        machine.cpu_model(),
+        machine.cores_usable(),
+        torch.get_num_threads(),
+        torch.__version__,
+        PROBE_VERSION,
+    )
+    host = "|".join(map(str, facts))
     cache = None
     if cache_dir is not None:
         digest = hashlib.sha256(host.encode()).hexdigest()[:16]
