@@ -406,6 +406,8 @@ class PPORecipe(Recipe):
     temperature: float = 1.0
     top_k: int = 50
     top_p: float = 0.95
+    vllm_server: str = ""
+    """URL of a vLLM server that samples in this process's place (docs/cluster.md); empty samples here."""
     eval_prompts: int = 64
     """Most held-out prompts answered in an evaluation."""
 

@@ -7,6 +7,8 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ from rl.training.ppo.step import (
     kl_of_rollouts,
     update,
 )
+from rl.training.ppo.vllm_server import VllmServer
 from rl.training.processes import Processes
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
@@ -117,6 +120,7 @@ class PPOTrainer:
         if not self.rewards:
             self.rewards = rewards_of(self.recipe.reward, self.base)
         self.judge = Judge(self.rewards, agent=self.agent)
+        self.server = self._server(policy)
         self.optimizer = self._optimizer()
         self.state = State(kl_coef=self.recipe.init_kl_coef)
         if checkpoint is not None:
@@ -199,9 +203,21 @@ class PPOTrainer:
         )
         return [prompts.rows[i] for i in chosen], rollouts
 
+    def _server(self, policy: LoadedPolicy) -> VllmServer | None:
+        """Who samples instead of this process, where the recipe names one."""
+        if not self.recipe.vllm_server:
+            return None
+        folder = self.output_dir / "sampling" / str(self.processes.index)
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        unique = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+        return VllmServer(self.recipe.vllm_server, policy, folder, f"ratchet-{unique}-{os.getpid()}")
+
     def _answers(self, ids: list[list[int]], samples: int, generator: torch.Generator) -> list[Rollout]:
         recipe = self.recipe
         sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
+        if self.server is not None:
+            self.server.adapter_send(self.state.optimiser_steps)
+            return self.server.sample(ids, samples, sampling, generator.initial_seed())
         training = self.base.model.training
         self.base.model.eval()  # gradient checkpointing would leave out the KV cache
         try:

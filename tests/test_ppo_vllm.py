@@ -1,0 +1,155 @@
+"""PPO's rollouts from a server that speaks vLLM's protocol: adapters handed over as they change, tokens taken back."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.recipes import PPORecipe
+from rl.training.policy import load_policy
+from rl.training.ppo import PPOTrainer
+from rl.training.ppo.rollout import Sampling
+from rl.training.ppo.vllm_server import VllmServer
+from rl.training.result import TrainingFailed
+from tests.test_ppo_reward_model import HARDWARE, QUICK, asks
+from tests.tiny import tiny_model
+
+
+class FakeVllm:
+    """Takes adapters that are whole, and answers with tokens 40, 41, ... and an end for every second response."""
+
+    def __init__(self) -> None:
+        self.adapters: dict[str, str] = {}
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.with_stop = False
+        self.broken: dict[str, Any] | None = None
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                fake.calls.append((self.path, body))
+                status, said = fake.answer(self.path, body)
+                data = json.dumps(said).encode() if isinstance(said, dict) else said.encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing on the tests' screen."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/load_lora_adapter":
+            assert (Path(body["lora_path"]) / "adapter_model.safetensors").is_file()
+            self.adapters[body["lora_name"]] = body["lora_path"]
+            return 200, "Success: LoRA adapter added."
+        if path == "/v1/unload_lora_adapter":
+            del self.adapters[body["lora_name"]]
+            return 200, "Success: LoRA adapter removed."
+        if body["model"] not in self.adapters:
+            return 404, {"error": {"message": f"The model {body['model']} does not exist."}}
+        if self.broken is not None:
+            return 200, self.broken
+        stop = body["stop_token_ids"][0]
+        choices = []
+        for index in range(len(body["prompt"]) * body["n"]):
+            ids = [40 + index, 41 + index]
+            ends = index % 2 == 0
+            choices.append(
+                {
+                    "index": index,
+                    "token_ids": [*ids, stop] if ends and self.with_stop else ids,
+                    "finish_reason": "stop" if ends else "length",
+                    "stop_reason": stop if ends else None,
+                }
+            )
+        return 200, {"choices": choices[::-1]}
+
+
+@pytest.fixture
+def vllm() -> Iterator[FakeVllm]:
+    fake = FakeVllm()
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("base")))
+
+
+def recipe(**knobs: Any) -> PPORecipe:
+    return QUICK.with_knobs(reward="format", max_steps=2, **knobs)
+
+
+def test_a_run_hands_its_adapter_over_after_each_step_and_learns_from_the_tokens(
+    vllm: FakeVllm, base: str, tmp_path: Path
+) -> None:
+    trainer = PPOTrainer(
+        recipe(vllm_server=vllm.url), base, output_dir=tmp_path, agent="assistant", hardware=HARDWARE
+    )
+    result = trainer.train([{"prompt": asks(i)} for i in range(8)])
+    assert result.steps == 2
+    asked = [body["model"] for path, body in vllm.calls if path == "/v1/completions"]
+    assert len(set(asked)) == 2  # the adapter as it began, and as the first step left it
+    assert len(vllm.adapters) == 1  # the older one is taken back
+    assert [path.name for path in (tmp_path / "sampling" / "0").iterdir()] == list(vllm.adapters)
+
+
+@pytest.mark.parametrize("with_stop", [True, False])
+def test_tokens_come_back_in_order_with_the_one_that_ended_them(
+    vllm: FakeVllm, base: str, tmp_path: Path, with_stop: bool
+) -> None:
+    vllm.with_stop = with_stop
+    server = served(vllm, base, tmp_path)
+    rollouts = server.sample([[5, 6], [7]], 2, Sampling(max_new_tokens=4), seed=1)
+    stop = min(server.policy.encoder.stop_ids)
+    assert [r.item.response_ids for r in rollouts] == [[40, 41, stop], [41, 42], [42, 43, stop], [43, 44]]
+    assert [(r.prompt, r.item.prompt_ids, r.ended) for r in rollouts] == [
+        (0, [5, 6], True), (0, [5, 6], False), (1, [7], True), (1, [7], False),
+    ]  # fmt: skip
+
+
+def served(vllm: FakeVllm, base: str, tmp_path: Path) -> VllmServer:
+    trainer = PPOTrainer(recipe(), base, output_dir=tmp_path, hardware=HARDWARE)
+    policy = trainer.load_base_model()
+    from rl.training.ppo.shared_base import SharedBase
+
+    SharedBase(policy, recipe())  # gives it an adapter
+    server = VllmServer(vllm.url, policy, tmp_path / "sampling", "run")
+    server.adapter_send(0)
+    return server
+
+
+def test_answers_that_cannot_be_used_fail_with_what_was_found(
+    vllm: FakeVllm, base: str, tmp_path: Path
+) -> None:
+    server = served(vllm, base, tmp_path)
+    vllm.broken = {"choices": [{"index": 0, "text": "an old server", "finish_reason": "stop"}]}
+    with pytest.raises(TrainingFailed, match=r"expected token_ids.*0\.10\.2"):
+        server.sample([[5]], 1, Sampling(max_new_tokens=4), seed=1)
+    vllm.broken = {"choices": []}
+    with pytest.raises(TrainingFailed, match="expected 1 responses"):
+        server.sample([[5]], 1, Sampling(max_new_tokens=4), seed=1)
+    vllm.broken = None
+    vllm.adapters.clear()
+    with pytest.raises(TrainingFailed, match=r"refused with 404.*does not exist"):
+        server.sample([[5]], 1, Sampling(max_new_tokens=4), seed=1)
+
+
+def test_a_server_that_is_not_there_is_named(base: str, tmp_path: Path) -> None:
+    nobody = VllmServer("http://127.0.0.1:1", load_policy(base, hardware=HARDWARE), tmp_path, "run")
+    with pytest.raises(TrainingFailed, match=r"expected a vLLM server at http://127\.0\.0\.1:1"):
+        nobody.sample([[5]], 1, Sampling(max_new_tokens=4), seed=1)
