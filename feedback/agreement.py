@@ -326,6 +326,17 @@ class LabelAggregated(NamedTuple):
     simulated: bool
     """No person rated it."""
 
+    @property
+    def probability_good(self) -> float:
+        """0 to 1; by majority the share of the raters who call it good."""
+        return (
+            self.confidence
+            if self.value > NEUTRAL
+            else 1 - self.confidence
+            if self.value < NEUTRAL
+            else NEUTRAL
+        )
+
 
 def verdict(thumb: str, stars: int | None, score: float | None) -> float | None:
     """Whether a rating calls its decision good (1), bad (0) or neither (0.5); None where it says nothing of that.

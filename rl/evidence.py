@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from feedback import formats, selectors
+from feedback.agreement import LabelAggregated, labels_aggregated
+from feedback.collection import agent_settings
 from feedback.formats.records import (
     FormatRefused,
     ImportedComparison,
@@ -24,6 +26,7 @@ from feedback.formats.records import (
     completion_read,
 )
 from feedback.formats.simulation import ENTRY
+from feedback.models import Aggregation
 from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
 from rl.examples import Rewarded
@@ -40,6 +43,7 @@ REASONS: dict[str, str] = {
     "not_text": "pairs whose prompt holds something else than text (an image, a sound)",
     "refused_row": "rows of the file that could not be read",
     "no_preference": "rows of the file that carry no preference (a prompt, a demonstration)",
+    "beside_a_person": "simulated verdicts on responses that a person rated, where raters are weighted by reliability",
     "other_agent": "rows of the file that belong to another agent",
 }
 """Reasons for leaving something out beside those of rl.pairs, and what each number counts."""
@@ -132,6 +136,7 @@ class DatabaseEvidence:
         self, responses: dict[uuid.UUID, _Response], left_out: Counter[str]
     ) -> Iterator[Judged | Corrected]:
         corrected: list[tuple[uuid.UUID, str, bool, tuple[str, ...]]] = []
+        together = self._weighted()
         for rating in selectors.rating_facts(self.agent):
             response = responses.get(rating.decision)
             if response is None:
@@ -143,9 +148,22 @@ class DatabaseEvidence:
                 corrected.append((rating.decision, rating.correction, simulated, tags))
             elif value is None:
                 left_out["no_verdict"] += 1
-            if value is not None:
-                yield Judged(response.prompt_hash, response.completion, value, simulated, tags)
+            if value is None:
+                continue
+            if (label := together.get(rating.decision)) is not None:
+                if simulated and not label.simulated:
+                    left_out["beside_a_person"] += 1
+                    continue
+                value = label.probability_good
+            yield Judged(response.prompt_hash, response.completion, value, simulated, tags)
         yield from self._corrections(responses, corrected)
+
+    def _weighted(self) -> dict[uuid.UUID, LabelAggregated]:
+        """What raters say together of each decision, each heard as far as they are reliable, where the agent's settings
+        want that; otherwise nothing, and every rating counts the same."""
+        if agent_settings(self.agent).aggregation != Aggregation.DAWID_SKENE:
+            return {}
+        return {label.decision: label for label in labels_aggregated(self.agent, Aggregation.DAWID_SKENE)}
 
     def _corrections(
         self,
@@ -198,7 +216,10 @@ class DatabaseEvidence:
 
     def query(self) -> dict[str, Any]:
         newest = selectors.feedback_counts(self.agent).newest_at
-        return {"newest_rating_at": newest.isoformat() if newest else None}
+        return {
+            "newest_rating_at": newest.isoformat() if newest else None,
+            "aggregation": agent_settings(self.agent).aggregation,
+        }
 
 
 def _candidates(stored: list[Any] | None) -> tuple[tuple[str, float | None], ...]:

@@ -591,8 +591,8 @@ def test_a_file_is_imported_by_keyboard_with_scripts_blocked(opener: Opener, tmp
     page.focus("input[name=agent]")
     page.keyboard.type("from-a-file")
     page.keyboard.press("Enter")
-    assert page.get_by_text("1 row cannot be read").is_visible()
+    expect(page.get_by_text("1 row cannot be read")).to_be_visible()
     page.get_by_role("button", name="Import without this row").focus()
     page.keyboard.press("Enter")
-    assert page.get_by_text("Imported 2 decisions, 1 comparisons").is_visible()
+    expect(page.get_by_text("Imported 2 decisions, 1 comparisons")).to_be_visible()
     assert Decision.objects.filter(agent="from-a-file").count() == 2

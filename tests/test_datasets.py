@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from feedback.models import Decision, Rating, prompt_hash
+from feedback.models import AgentSettings, Decision, Rating, prompt_hash
+from feedback.remembered import forget_all
 from feedback.services import comparison_submit, decision_record, rating_submit, rating_withdraw
 from rl import datasets
 from rl.datasets import (
@@ -534,3 +535,60 @@ def test_preparing_asks_the_database_a_fixed_number_of_questions(
     feed(train=40, eval=4, holdout=4)
     with django_assert_max_num_queries(15):
         prepare_training_dataset("helper")
+
+
+# --- Several raters ---------------------------------------------------------------------------------------
+
+
+def judged_by_a_crowd() -> str:
+    """Three raters: ann and bob agree on twenty responses, eve says the other thing; of the last one eve says good, and
+    ann bad. Returns its prompt."""
+    other = {"up": "down", "down": "up"}
+
+    def said(row: Decision, **thumbs: str) -> None:
+        for rater, thumb in thumbs.items():
+            rating_submit(decision=row, rater=rater, thumb=thumb)
+
+    for number in range(20):
+        thumb = "up" if number % 2 else "down"
+        said(decide(f"known {number}", "a"), ann=thumb, bob=thumb, eve=other[thumb])
+    (prompt,) = prompts_in("train", 1)
+    said(decide(prompt, "disputed"), ann="down", eve="up")
+    return prompt
+
+
+def score_of(prompt: str) -> tuple[float, int]:
+    dataset = prepare_training_dataset("helper", "scores", min_samples=1, dry_run=True)
+    (row,) = [row for row in dataset.rows() if row["prompt"][0]["content"] == prompt]
+    return row["score"], row["votes"]
+
+
+def test_by_majority_one_against_one_decides_nothing() -> None:
+    assert score_of(judged_by_a_crowd()) == (0.5, 2)
+
+
+def test_by_reliability_the_rater_who_is_usually_right_decides() -> None:
+    """Where the agent wants Dawid-Skene; eve, who always errs, is as good as a no."""
+    prompt = judged_by_a_crowd()
+    AgentSettings.objects.create(agent="helper", aggregation="dawid_skene")
+    forget_all()
+    score, votes = score_of(prompt)
+    assert 0 <= score < 0.1
+    assert votes == 2
+    dataset = prepare_training_dataset("helper", "labels", min_samples=1, dry_run=True)
+    assert dataset.query["aggregation"] == "dawid_skene"
+    assert "undecided" not in dataset.left_out
+
+
+def test_by_reliability_what_a_person_says_goes_before_a_simulated_rater() -> None:
+    prompt = judged_by_a_crowd()
+    AgentSettings.objects.create(agent="helper", aggregation="dawid_skene")
+    forget_all()
+    rating_submit(decision=decide(prompt, "disputed"), rater="robot", thumb="up", rater_kind="simulated")
+    other = decide(prompt, "another")
+    rating_submit(decision=other, rater="ann", thumb="down")
+    rating_submit(decision=other, rater="robot", thumb="up", rater_kind="simulated")
+    dataset = prepare_training_dataset("helper", "labels", min_samples=1, dry_run=True)
+    (row,) = [r for r in dataset.rows() if r["completion"] == "another"]
+    assert (row["label"], row["votes"], row["simulated"]) == (False, 1, False)
+    assert dataset.left_out["beside_a_person"] == 1
