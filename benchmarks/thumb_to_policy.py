@@ -36,9 +36,13 @@ class Timeline:
         self.started = time.monotonic()
         self.events: list[dict[str, Any]] = []
 
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
     def note(self, what: str) -> None:
         if not any(event["what"] == what for event in self.events):
-            at = round(time.monotonic() - self.started, 1)
+            at = round(self.seconds, 1)
             self.events.append({"s": at, "what": what})
             print(f"{at:7.1f} s  {what}", file=sys.stderr, flush=True)
 
@@ -142,9 +146,26 @@ def _watch(server: Server, key: str, ratings: int) -> dict[str, Any]:
                 break
             if whole["follow_up"] in ("done", "failed"):
                 line.note(f"exported, deployed: {whole['follow_up']}")
+                _answers(server, key, run["policy"], line)
                 break
         time.sleep(0.5)
     return {"seconds": line.events[-1]["s"], "timeline": line.events, "status": status}
+
+
+def _answers(server: Server, key: str, policy: str, line: Timeline) -> None:
+    """Ask as an app does, until the new policy is who answers."""
+    state = AGENT.scenarios()[0].state
+    while line.seconds < WAIT_S:
+        try:
+            decided = call(server, key, "POST", "/api/decide/", {"agent": "widgets", "state": state})
+        except AssertionError as refusal:  # nobody answers yet
+            line.note(f"asked too early: {str(refusal)[:200]}")
+            time.sleep(0.5)
+            continue
+        if decided["policy"] == policy:
+            line.note(f"{policy} answers: {decided['response']}")
+            return
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from rl.selectors import Share, share_of
 
 KNOBS = (
     "learning_rate", "epochs", "max_steps", "batch_size", "beta", "loss", "lora_r", "lora_alpha", "max_length",
-    "sft_weight", "seed",
+    "sft_weight", "start_from", "replay_share", "seed",
 )  # fmt: skip
 
 

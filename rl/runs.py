@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.conf import settings
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 
 from feedback.selectors import agents_known, prompts_of_feedback
 from rl import registry
 from rl.buffer import buffer_ids, feedback_note, feedback_take
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
 from rl.jobs import (
+    MAX_ATTEMPTS,
     ProgressCallback,
     RunListener,
     RunRefused,
@@ -164,8 +165,18 @@ def _settle(run: TrainingRun, hardware: Hardware) -> None:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
-        run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")
+        _ended(run, error)
         raise
+
+
+def _ended(run: TrainingRun, error: BaseException) -> None:
+    """A claimed run met the unexpected: it failed, or goes back to the workers where only the database went away."""
+    transient = isinstance(error, (OperationalError, InterfaceError))
+    if transient and run.dispatched_at is not None and run.attempts < MAX_ATTEMPTS:
+        connection.close()  # what is left of it
+        run_interrupt(run, reason=f"the database went away: {str(error).strip().splitlines()[0]}")
+    else:
+        run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")
 
 
 def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
@@ -253,7 +264,7 @@ def _run_claimed(
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
-        run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")
+        _ended(run, error)
         raise
     if policy is None and result.status != "cancelled":
         run_finish(run, Status.SUCCEEDED, **_figures(run, result))  # a judge of answers, which nobody serves

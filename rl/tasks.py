@@ -31,10 +31,12 @@ def train(run_id: int) -> str:
         log = run_folder(run) / "worker.log"
         status = command_run([f"train_{run.method}", "--queued", str(run_id), "--json"], log)
         run.refresh_from_db()
-        if status > 0 and run.status in (Status.QUEUED, Status.RUNNING) and not _held_by_another(run):
+        given_back = run.status == Status.QUEUED and run.dispatched_at is None
+        over = run.status not in (Status.QUEUED, Status.RUNNING)
+        if status > 0 and not (given_back or over or _held_by_another(run)):
             _fail(run, status)
-        elif status < 0:
-            # killed: nobody needs to wait until the clock misses it
+        elif status < 0 or given_back:
+            # killed, or cut off from the database: nobody needs to wait until the clock misses it
             TrainingRun.objects.filter(pk=run.pk, status=Status.QUEUED).update(dispatched_at=None)
             runs_reclaim()
             runs_redispatch()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from rl import jobs, runs
@@ -162,6 +163,30 @@ def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPa
     # nothing is lost: the same run goes on from its checkpoint and enters the registry
     monkeypatch.undo()
     assert runs.train_resume(run.pk, actor="test")["policy"] == "widgets-v480"
+
+
+@pytest.mark.django_db
+def test_a_run_whose_database_went_away_goes_back_to_the_workers(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: Any, **__: Any) -> None:
+        raise OperationalError("terminating connection due to administrator command\nDETAIL: none")
+
+    monkeypatch.setattr(runs, "_furnace", cut)
+    monkeypatch.setattr(runs.connection, "close", lambda: None)  # it is the test's
+    simulate("widgets", scenarios=40, rated=True)
+    run = jobs.run_enqueue(order(base))
+    jobs.run_dispatch(run)
+    for attempt in range(1, jobs.MAX_ATTEMPTS + 1):
+        with pytest.raises(OperationalError):
+            runs.train_queued(run.pk, actor="test")
+        run.refresh_from_db()
+        assert run.attempts == attempt
+        if attempt < jobs.MAX_ATTEMPTS:
+            assert (run.status, run.dispatched_at) == ("queued", None)
+            assert run.reason == "the database went away: terminating connection due to administrator command"
+            jobs.run_dispatch(run)
+    assert run.status == "failed"  # not for ever
 
 
 def manage(*arguments: str, home: Path, start_only: bool = False) -> Any:
