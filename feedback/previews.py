@@ -175,7 +175,7 @@ def preview_of(decision: Decision, kind: str, keys: tuple[str, str] = ("", "")) 
 
 def glimpse_of(decision: Decision) -> tuple[str, str]:
     """What was asked and what was answered, on a line each, for a list of many."""
-    answered = _choice(decision.response)[0] or " ".join(decision.response.split())
+    answered = ", ".join(_picked(decision.response)[0]) or " ".join(decision.response.split())
     asked = _last_user(decision.messages) or next((turn.text for turn in turns_of(decision.messages)), "")
     return _short(_first_line(asked)), _short(answered)
 

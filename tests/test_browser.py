@@ -18,8 +18,11 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from feedback.models import Comparison, Decision, Rating
 from feedback.selectors import comparisons_standing, ratings_standing
 from feedback.services import decision_record, outcome_record, rating_submit
+from feedback.suggestions import suggestion_counts, suggestions_record
 from feedback.traces import trace_record
 from rl import simulation
+from rl.models import LabelRun
+from rl.reward_records import rewards_calculate
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -104,6 +107,25 @@ def test_twenty_decisions_are_rated_by_keyboard_alone(opener: Opener) -> None:
     assert verdicts == [["up", "down", "1", "2", "3", "4", "5"][n % 7] for n in range(20)]
     assert [rating.decision.response for rating in standing()] == [f"answer {n}" for n in range(20)]
     expect(page.locator("h1")).to_have_text("All rated")
+    assert page.complaints == []  # type: ignore[attr-defined]
+
+
+def test_a_accepts_what_is_suggested_and_u_takes_it_back(opener: Opener) -> None:
+    first = record(1)
+    record(2)
+    suggestions_record({first.pk: 0.9}, "labels-1")
+    page = opener()
+    expect(page.locator(".suggested")).to_contain_text("90 of 100")
+    page.keyboard.press("a")
+    rated(page, 1)
+    assert [(rating.decision_id, rating.thumb) for rating in standing()] == [(first.pk, "up")]
+    assert suggestion_counts("assistant").accepted == 1
+    expect(page.locator(".suggested")).to_have_count(0)
+    page.keyboard.press("a")  # nothing is suggested for the second: nothing happens
+    page.keyboard.press("u")
+    rated(page, 0)
+    assert standing() == []
+    assert suggestion_counts("assistant").open == 1
     assert page.complaints == []  # type: ignore[attr-defined]
 
 
@@ -518,6 +540,9 @@ PAGES = (
     "/agreement/",
     "/import/",
     "/export/",
+    "/agents/widgets/",
+    "/rate/?agent=retriever",
+    "/rate/?agent=tool_agent",
 )
 
 
@@ -525,6 +550,16 @@ def everything_recorded() -> Decision:
     """Something to see on every page; returns a decision with all that one can have."""
     simulation.simulate("filer", scenarios=3, rated=True)
     simulation.simulate("widgets", scenarios=3)
+    for agent in ("retriever", "tool_agent"):
+        simulation.simulate(agent, scenarios=1)
+    rewards_calculate("filer")
+    suggestions_record({row.pk: 0.8 for row in Decision.objects.exclude(agent="filer")}, "widgets-labels-1")
+    curve = [{"stated": 0.2, "observed": 0.1, "n": 20}, {"stated": 0.8, "observed": 0.9, "n": 20}]
+    figures = dict.fromkeys(("accuracy", "brier", "brier_base", "calibration_error"), 0.2)
+    LabelRun.objects.create(
+        agent="widgets", base_model="b", path="p", ratings=40, figures={**figures, "n": 40, "curve": curve},
+        left_out={"reward model": "none was trained"},
+    )  # fmt: skip
     record_pairs(2)
     steps: list[dict[str, Any]] = [
         {"kind": "reasoning", "text": "Look it up first.", "n": 0, "parent": None},
