@@ -64,8 +64,8 @@ def curve_of(title: str, points: Points, *, share: bool = False) -> Curve | None
         path="M" + " L".join(f"{x} {y}" for x, y in shown),
         dot=shown[-1],
         ticks=[
-            Tick(at(first, low + part * (high - low))[1], _words(low + part * (high - low)))
-            for part in (0, 0.5, 1)
+            Tick(at(first, value)[1], _beside(0.0 if abs(value) < (high - low) / 1000 else value))
+            for value in (low, (low + high) / 2, high)
         ],
         first_step=first,
         last_step=last,
@@ -81,6 +81,12 @@ def _words(value: float) -> str:
         digits, _, power = f"{value:.1e}".partition("e")
         return f"{digits}e{int(power)}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def _beside(value: float) -> str:
+    """As `_words`, in the width that is left of the curve: "-0.0094" is the longest that fits."""
+    words = _words(value)
+    return words if len(words) <= len("-0.0094") else _words(float(f"{value:.2g}"))
 
 
 def _thinned(points: Points) -> list[tuple[float, float]]:
