@@ -129,6 +129,8 @@ class Verdict:
     outcome: str
     words: str
     figures: Mapping[str, Any] = field(default_factory=dict)
+    waits: bool = False
+    """A refusal that more evidence may lift: it found nothing wrong beyond chance. The others found harm."""
 
     @property
     def passed(self) -> bool:
@@ -158,6 +160,11 @@ class Sheet:
     @property
     def refusals(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if not verdict.passed]
+
+    @property
+    def harmful(self) -> bool:
+        """Whether a rule found harm, so that no more evidence is waited for."""
+        return any(not verdict.waits for verdict in self.refusals)
 
     @property
     def reason(self) -> str:
@@ -210,6 +217,7 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
             REFUSED,
             f"{found} held-out prompts were judged, {bounds.min_evidence} are needed",
             figures,
+            waits=True,
         )
     return Verdict("evidence", PASSED, f"{found} held-out prompts were judged", figures)
 
@@ -221,7 +229,7 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     exact McNemar test must agree, because at small alpha_k the bound is only approximate.
     """
     if not evidence.cases:
-        return Verdict("accuracy", REFUSED, "no held-out prompt was judged on both sides")
+        return Verdict("accuracy", REFUSED, "no held-out prompt was judged on both sides", waits=True)
     both, wins, losses, neither = _table(evidence.cases)
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     found = paired_difference(both, wins, losses, neither, confidence=1 - 2 * alpha)
@@ -243,7 +251,7 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         return Verdict("accuracy", PASSED, f"{said}, {bound}", figures)
     return Verdict(
         "accuracy", REFUSED, f"no gain beyond chance is shown: {said}, {bound}, must be above {points(bounds.margin)}",
-        figures,
+        figures, waits=True,
     )  # fmt: skip
 
 
@@ -302,7 +310,8 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     figures = {**found.as_dict(), "bound": -bounds.max_reward_loss}
     surely = found.n > 1 and found.high is not None and found.high < 0
     if found.value < -bounds.max_reward_loss or surely:
-        return Verdict("reward", REFUSED, f"the average reward fell by {-found.value:.3f}", figures)
+        said = f"the average reward fell by {-found.value:.3f}"
+        return Verdict("reward", REFUSED, said, figures, waits=not surely)
     return Verdict("reward", PASSED, f"the average reward changed by {found.value:+.3f}", figures)
 
 
@@ -315,7 +324,11 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     other = sum(one.other_valid for one in evidence.answered) / n
     figures = {"value": own, "against": other, "n": n, "bound": -bounds.max_invalid_gain}
     said = f"{100 * own:.1f} % of its answers are valid, of {evidence.against}'s {100 * other:.1f} %"
-    return Verdict("valid", REFUSED if own - other < -bounds.max_invalid_gain else PASSED, said, figures)
+    if own - other >= -bounds.max_invalid_gain:
+        return Verdict("valid", PASSED, said, figures)
+    losses = sum(one.other_valid and not one.valid for one in evidence.answered)
+    wins = sum(one.valid and not one.other_valid for one in evidence.answered)
+    return Verdict("valid", REFUSED, said, figures, waits=_luck(losses, wins) > 0.05)
 
 
 def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
@@ -437,9 +450,6 @@ RULES: tuple[Rule, ...] = (
     rule_off_policy,
 )
 """In the order in which a sheet shows them."""
-
-WAITING = {"evidence", "accuracy"}
-"""Rules that a policy may still pass when the holdout has grown; the others found harm."""
 
 
 def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> Sheet:

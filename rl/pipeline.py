@@ -13,7 +13,7 @@ from django.utils import timezone
 from rl import evaluations, exports, registry
 from rl.cards import card_write
 from rl.datasets import DatasetRefused
-from rl.gates import WAITING, Sheet
+from rl.gates import Sheet
 from rl.jobs import RunRefused, pulse
 from rl.judging import comparison_newest, rival_name
 from rl.learner_config import learner_settings
@@ -125,7 +125,7 @@ def _act(policy: Policy, sheet: Sheet, wishes: Wishes, outcome: Outcome) -> None
     try:
         if sheet.passed and wishes.gate != LearnerSettings.Gate.NONE:
             registry.policy_promote(policy, wishes.gate, actor=ACTOR, reason="passed the gate")
-        elif not sheet.passed and not {verdict.rule for verdict in sheet.refusals} <= WAITING:
+        elif not sheet.passed and sheet.harmful:
             registry.policy_reject(policy, actor=ACTOR, reason=sheet.reason)
     except registry.RegistryRefused as refusal:
         # somebody moved it, or another policy, a moment ago: theirs stands

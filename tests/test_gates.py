@@ -170,6 +170,17 @@ def test_a_gain_that_may_be_chance_rests_on_nobody() -> None:
     assert verdict(gates.rule_raters, evidence(small)).outcome == gates.NOT_APPLICABLE
 
 
+def test_what_may_be_chance_waits_for_more_and_harm_does_not() -> None:
+    good, bad = answered(60)[0], answered(1, valid=False)[0]
+    # two of sixty invalid: a coin falls so twice running one time in four; six: one in sixty-four
+    few = verdict(gates.rule_valid, evidence(answered=[good] * 58 + [bad] * 2))
+    many = verdict(gates.rule_valid, evidence(answered=[good] * 54 + [bad] * 6))
+    assert (few.passed, few.waits) == (False, True)
+    assert (many.passed, many.waits) == (False, False)
+    assert not gate_judge(evidence(cases(5, 0, 0)), BOUNDS).harmful
+    assert gate_judge(evidence(cases(5, 0, 0), kl=9.0), BOUNDS).harmful
+
+
 def test_a_lower_off_policy_estimate_is_refused() -> None:
     good, bad = Difference(0.01, -0.1, 0.1), Difference(-0.08, -0.2, 0.05)
     assert verdict(gates.rule_off_policy, evidence(off_policy=good)).passed
