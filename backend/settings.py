@@ -213,6 +213,9 @@ LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "login"
 
+# Messages lie in the session: a cookie's signer would be made for every request, of an API too.
+MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"
+
 # --- Language, time, files --------------------------------------------------------------------------------
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
@@ -331,6 +334,8 @@ FEEDBACK_REWARDED = "rl.reward_records.rewarded_at_least"
 
 # Seconds a process may go by what it read of API keys and of agents' settings: a revoked key ends within them.
 FEEDBACK_REMEMBER_S = 5.0
+# What is asked for in the second half of that time is read again beside the requests.
+FEEDBACK_RENEW_AHEAD = True
 
 # --- Serving ----------------------------------------------------------------------------------------------
 # Where answers come from, tried in this order: `in-process` (llama.cpp), or addresses of OpenAI-compatible servers.

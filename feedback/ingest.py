@@ -39,10 +39,13 @@ def decision_ingest(**facts: Any) -> Ingested:
     return Ingested(written.row, written.created, stored=True)
 
 
-def decisions_ingest(items: Sequence[Mapping[str, Any]]) -> list[Ingested | FeedbackRefused]:
+def decisions_ingest(
+    items: Sequence[Mapping[str, Any]], *, likely_new: bool = False
+) -> list[Ingested | FeedbackRefused]:
     """Record many decisions, each on its own: a result or a refusal per item, in their order.
 
-    Of one id sent twice in a list the first stands, as if they had come one after the other.
+    Of one id sent twice in a list the first stands, as if they had come one after the other. likely_new: the ids were
+    made just now, so they are looked up only where the database refuses one.
     """
     built: list[Decision | FeedbackRefused] = []
     for item in items:
@@ -53,7 +56,9 @@ def decisions_ingest(items: Sequence[Mapping[str, Any]]) -> list[Ingested | Feed
     rows = [row for row in built if isinstance(row, Decision)]
     # an id of ours is new; one that was sent may have been sent before
     sent = [
-        row.pk for row, item in zip(built, items, strict=True) if isinstance(row, Decision) and item.get("id")
+        row.pk
+        for row, item in zip(built, items, strict=True)
+        if isinstance(row, Decision) and item.get("id") and not likely_new
     ]
     before = _body_hashes(sent)
     kept = {row.pk for row in rows if is_collected(row.agent, row.pk)}

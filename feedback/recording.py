@@ -59,6 +59,7 @@ class Recorder:
         self._problems = Problems()
         self._spools: dict[Path, Spool] = {}
         self._down_until = 0.0
+        self._wrote = 0.0
         self._stopping = False
         renew_after_fork(self)
 
@@ -146,8 +147,11 @@ class Recorder:
 
     def _write(self, batch: Sequence[_Waiting]) -> None:
         """All of a batch in one transaction. Raises OperationalError where the database is away."""
-        close_old_connections()  # one that the server has closed meanwhile is opened anew
-        for waiting, found in zip(batch, decisions_ingest([w.facts for w in batch]), strict=True):
+        if time.monotonic() - self._wrote > IDLE_S:
+            close_old_connections()  # one that the server has closed meanwhile is opened anew
+        found_all = decisions_ingest([waiting.facts for waiting in batch], likely_new=True)
+        self._wrote = time.monotonic()
+        for waiting, found in zip(batch, found_all, strict=True):
             # a conflict is a retry that was answered anew under the same id: the first answer stands
             if isinstance(found, FeedbackRefused) and found.code != "conflict":
                 self._keep_refused(waiting, str(found))

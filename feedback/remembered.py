@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from django.conf import settings
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, close_old_connections
 
 logger = logging.getLogger("feedback")
 
@@ -21,18 +23,29 @@ _all: list[Remembered[object]] = []
 
 
 class Remembered(Generic[V]):
-    """Values by key, each kept FEEDBACK_REMEMBER_S seconds at most, in this process alone."""
+    """Values by key, each kept FEEDBACK_REMEMBER_S seconds at most, in this process alone.
+
+    A value that is asked for in the second half of its life is made anew by a thread beside the requests, so that a
+    busy process hardly ever has a request wait for the database, or open a connection of its own to it.
+    """
 
     def __init__(self, size: int = 10_000) -> None:
         self.size = size
         self._kept: dict[Hashable, tuple[float, V]] = {}
+        self._cleared = 0
+        self._renewing: set[Hashable] = set()
         _all.append(self)  # type: ignore[arg-type]
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of a key, made anew when it is too old. Two threads may both make it; the later one stays."""
+        """The value of a key, made anew when it is too old. Two threads may both make it; the later one stays.
+
+        While the database cannot be reached, what was read up to STALE_S seconds ago stands in.
+        """
         now = time.monotonic()
         kept = self._kept.get(key)
         if kept is not None and now - kept[0] < settings.FEEDBACK_REMEMBER_S:
+            if settings.FEEDBACK_RENEW_AHEAD and now - kept[0] > settings.FEEDBACK_REMEMBER_S / 2:
+                self._renew_beside(key, make)
             return kept[1]
         try:
             value = make()
@@ -41,14 +54,63 @@ class Remembered(Generic[V]):
                 raise
             logger.warning("the database cannot be reached; going by what was read %.0f s ago", now - kept[0])
             return kept[1]
+        self._keep(key, now, value)
+        return value
+
+    def _keep(self, key: Hashable, at: float, value: V) -> None:
         if len(self._kept) >= self.size:
             # a flood of keys nobody sent before must not fill the memory
             self._kept.clear()
-        self._kept[key] = (now, value)
-        return value
+        self._kept[key] = (at, value)
+
+    def _renew_beside(self, key: Hashable, make: Callable[[], V]) -> None:
+        if key in self._renewing:
+            return
+        self._renewing.add(key)
+        cleared = self._cleared
+
+        def renew() -> None:
+            try:
+                now = time.monotonic()
+                value = make()
+                if self._cleared == cleared:  # else something changed meanwhile, and this may be from before
+                    self._keep(key, now, value)
+            finally:
+                self._renewing.discard(key)
+
+        _renewer.put(renew)
 
     def clear(self) -> None:
+        self._cleared += 1
         self._kept.clear()
+        self._renewing.clear()  # in the child of a fork nobody is at it
+
+
+class _Renewer:
+    """One thread, with one connection to the database, for everything a process remembers."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, renew: Callable[[], None]) -> None:
+        self._waiting.put(renew)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="ratchet-renewer", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            renew = self._waiting.get()
+            try:
+                close_old_connections()
+                renew()
+            except Exception as error:
+                # whoever asks when the value is too old gets this error, if it stands
+                logger.debug("what is remembered could not be read again: %s", error)
+
+
+_renewer = _Renewer()
 
 
 class Believed(Remembered[V]):

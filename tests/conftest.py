@@ -43,6 +43,8 @@ def django_db_modify_db_settings(django_db_modify_db_settings: None) -> None:
 @pytest.fixture(autouse=True)
 def ratchet_home(settings: Any, tmp_path: Path) -> Path:
     """RATCHET_HOME of this test."""
+    # a thread beside the test would not see what the test's own transaction has changed
+    settings.FEEDBACK_RENEW_AHEAD = False
     settings.RATCHET_HOME = tmp_path / "home"
     settings.RATCHET_HOME.mkdir()
     return settings.RATCHET_HOME

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,13 +41,13 @@ class Database:
         self.batches: list[int] = []
         ingest = recording.decisions_ingest
 
-        def guarded(items: Any) -> Any:
+        def guarded(items: Any, **more: Any) -> Any:
             self.batches.append(len(items))
             if self.block is not None:
                 self.block.wait(10)
             if self.error is not None:
                 raise self.error
-            return ingest(items)
+            return ingest(items, **more)
 
         monkeypatch.setattr(recording, "decisions_ingest", guarded)
 
@@ -156,10 +157,10 @@ def test_what_the_database_itself_refuses_is_found_among_the_others(
 ) -> None:
     ingest = recording.decisions_ingest
 
-    def picky(items: Any) -> Any:
+    def picky(items: Any, **more: Any) -> Any:
         if any(item["response"] == "poison" for item in items):
             raise DataError("value out of range")
-        return ingest(items)
+        return ingest(items, **more)
 
     monkeypatch.setattr(recording, "decisions_ingest", picky)
     for number, response in enumerate(["good", "poison", "good"]):
@@ -196,3 +197,52 @@ def test_what_is_remembered_stands_in_for_a_database_that_is_away(
     with pytest.raises(OperationalError):
         memory.get("champion", away)
     assert connection.vendor  # the connection is as it was
+
+
+def test_what_is_asked_for_often_is_read_again_beside_the_requests(settings: Any) -> None:
+    from feedback.remembered import Remembered
+
+    settings.FEEDBACK_RENEW_AHEAD, settings.FEEDBACK_REMEMBER_S = True, 60.0
+    memory: Remembered[str] = Remembered()
+    renewed = threading.Event()
+    makers: list[str] = []
+
+    def make() -> str:
+        makers.append(threading.current_thread().name)
+        if len(makers) == 2:
+            renewed.set()
+        return f"value {len(makers)}"
+
+    assert memory.get("key", make) == "value 1"
+    assert memory.get("key", make) == "value 1"  # young: nobody reads again
+    memory._kept["key"] = (memory._kept["key"][0] - 40, "value 1")
+    assert memory.get("key", make) == "value 1"  # nobody waits
+    assert renewed.wait(5)
+    while memory._renewing:
+        time.sleep(0.001)
+    assert memory.get("key", make) == "value 2"
+    assert makers == ["MainThread", "ratchet-renewer"]
+
+
+def test_what_was_read_before_a_change_does_not_come_back_after_it(settings: Any) -> None:
+    from feedback.remembered import Remembered
+
+    settings.FEEDBACK_RENEW_AHEAD, settings.FEEDBACK_REMEMBER_S = True, 60.0
+    memory: Remembered[str] = Remembered()
+    reading, go_on = threading.Event(), threading.Event()
+    memory.get("key", lambda: "valid")
+    memory._kept["key"] = (memory._kept["key"][0] - 40, "valid")
+
+    def slow() -> str:
+        reading.set()
+        go_on.wait(5)
+        return "valid"
+
+    memory.get("key", slow)
+    assert reading.wait(5)
+    memory.clear()  # the key was revoked meanwhile
+    go_on.set()
+    assert memory.get("key", lambda: "revoked") == "revoked"
+    memory.get("other", lambda: "x")
+    time.sleep(0.05)
+    assert memory.get("key", lambda: "revoked") == "revoked"
