@@ -1,9 +1,9 @@
 """Answers a second of llama.cpp in process: one adapter for good, against another adapter for every question.
 
-    python benchmarks/adapters.py [--questions 200] [--adapters 20] [--rounds 5] [--threads 1]
+    python benchmarks/adapters.py [--questions 200] [--adapters 4,20] [--rounds 5] [--threads 1]
 
 On the bundled base at float16, agent `widgets`: answers in free words and within its schema, choices among the listed
-candidates. Rounds of both ways take turns, so that what else the machine does falls on both; the median is told. The
+candidates. So many adapters take turns; up to four have a cache each. Rounds of both ways take turns, so that what else the machine does falls on both; the median is told. The
 adapters are random ones of rank 8 on every linear layer. Prints one JSON object.
 """
 
@@ -81,14 +81,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--questions", type=int, default=200)
-    parser.add_argument("--adapters", type=int, default=20)
+    parser.add_argument("--adapters", default="4,20", help="How many take turns")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     scenarios = AGENT.scenarios()
     states = [scenarios[i * len(scenarios) // options.questions].state for i in range(options.questions)]
     with TemporaryDirectory(prefix="ratchet-bench-") as folder:
-        base, adapters = files_made(Path(folder), options.adapters)
+        numbers = [int(number) for number in options.adapters.split(",")]
+        base, adapters = files_made(Path(folder), max(numbers))
         with LlamaPolicy(base, threads=options.threads) as llama:
 
             def free(state: Any, adapter: Path) -> None:
@@ -102,8 +103,11 @@ def main() -> None:
                 llama.log_probabilities(AGENT.render(state), AGENT.candidates(state), adapter)
 
             found = {
-                name: compared(ask, states, adapters, options.rounds)
-                for name, ask in (("free", free), ("constrained", constrained), ("chosen_of_4", chosen))
+                f"{number}_adapters": {
+                    name: compared(ask, states, adapters[:number], options.rounds)
+                    for name, ask in (("free", free), ("constrained", constrained), ("chosen_of_4", chosen))
+                }
+                for number in numbers
             }
     print(
         json.dumps(
@@ -114,7 +118,6 @@ def main() -> None:
                     "threads": options.threads,
                 },
                 "questions": options.questions,
-                "adapters": options.adapters,
                 **found,
             },
             indent=2,

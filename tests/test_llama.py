@@ -63,7 +63,7 @@ def test_nothing_cached_under_one_adapter_is_read_under_another(llama: LlamaPoli
             assert scores(llama, STATES[0], adapter) == pytest.approx(expected, abs=5e-4)
 
 
-def test_more_adapters_than_the_cache_keeps_still_answer_as_alone(llama: LlamaPolicy, files: Files) -> None:
+def test_more_adapters_than_there_are_seats_still_answer_as_alone(llama: LlamaPolicy, files: Files) -> None:
     scales = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
     alone = []
     for scale in scales:

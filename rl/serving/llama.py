@@ -156,7 +156,7 @@ class LlamaPolicy:
         logp, count, reason = 0.0, 0, "length"
         with grammar as mask:
             self.context.use(adapter, scale)
-            kept, logits = self.context.prompt(prompt)
+            logits = self.context.prompt(prompt)
             while count < limit:
                 token, nats = self._draw(logits, ask, random, mask)
                 logp += nats
@@ -172,7 +172,7 @@ class LlamaPolicy:
                 if deadline is not None and time.monotonic() > deadline:
                     raise BackendFailed(f"no answer in time: {count} tokens were written", kind="timeout")
                 if count < limit:
-                    logits = self.context.append(kept, [token])
+                    logits = self.context.append([token])
         yield Piece(text.rest(), (), reason, len(prompt), count, logp)
 
     def _draw(
@@ -227,10 +227,10 @@ class LlamaPolicy:
             alone = joint[len(prompt) :] if joint[: len(prompt)] == prompt else self.tokens(response)
             tails.append([*alone, self._ends])
         self.context.use(adapter, scale)
-        kept, logits = self.context.prompt(prompt)
+        logits = self.context.prompt(prompt)
         first = _log_softmax(logits)
         totals = [float(first[tail[0]]) for tail in tails]
-        for number, position, after in self.context.branches(kept, [tail[:-1] for tail in tails]):
+        for number, position, after in self.context.branches([tail[:-1] for tail in tails]):
             totals[number] += float(_log_softmax(after)[tails[number][position + 1]])
         return totals
 

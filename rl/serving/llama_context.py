@@ -22,14 +22,14 @@ FloatArray = npt.NDArray[np.float32]
 
 BATCH = 512
 """Tokens computed at once."""
-KEPT = 4
-"""Adapters whose last prompt stays in the cache, so that a prompt that begins alike is not computed from its start."""
 SCRATCH = 16
-"""Sequences beside those: responses that are scored side by side."""
+"""Responses that are scored side by side."""
 ADAPTERS = 256
 """Adapters held in memory; the one used longest ago makes room."""
-SMALL_BYTES = 64 * 1024**2
-"""Below this a second thread costs more than it brings."""
+SMALL_BYTES, LARGE_BYTES = 64 * 1024**2, 1024**3
+"""Of a base's file: below the first a second thread costs more than it brings; above the second memory is dear."""
+SEATS = {False: 4, True: 2}
+"""Is the base large? -> adapters that each have a cache and a computation plan of their own."""
 
 AdapterKey = tuple[str, float]
 """An adapter's file and its scale; the base is ("", 0.0)."""
@@ -41,21 +41,26 @@ logging.getLogger("llama-cpp-python").setLevel(
 
 
 @dataclass
-class Kept:
-    """A sequence of the cache and the tokens it holds, computed under one adapter."""
+class Seat:
+    """A context of llama.cpp: the tokens in its cache, computed under one adapter."""
 
-    sequence: int
+    pointer: Any
+    memory: Any
+    key: AdapterKey = NO_ADAPTER
     tokens: list[int] = field(default_factory=list)
 
 
 class LlamaContext:
-    """Weights, cache and adapters. Not thread-safe: whoever uses it holds a lock.
+    """Weights, adapters, and a few seats. Not thread-safe: whoever uses it holds a lock.
 
-    Every adapter has a sequence of its own in the cache: keys and values computed under one adapter are never read
-    under another, nor under the base.
+    The weights are there once. An adapter in use has a seat, which is a context of llama.cpp with a cache of its own:
+    keys and values computed under one adapter are never read under another, nor under the base. The adapter used
+    longest ago gives up its seat, emptied; llama.cpp then plans its computation anew, which is what a switch costs.
     """
 
-    def __init__(self, path: Path, *, context: int = 2048, threads: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, context: int = 2048, threads: int | None = None, seats: int | None = None
+    ) -> None:
         import llama_cpp
         from llama_cpp._internals import LlamaModel
 
@@ -69,50 +74,68 @@ class LlamaContext:
             self.model: Any = LlamaModel(path_model=str(path), params=params, verbose=True)
         except ValueError as error:
             raise ServingRefused(f"llama.cpp cannot read {path}: {error}") from error
+        size = path.stat().st_size
         self.context = min(context, self.model.n_ctx_train())
         """Tokens of prompt and answer together."""
-        threads = threads or (1 if path.stat().st_size < SMALL_BYTES else cores())
-        options = llama_cpp.llama_context_default_params()
-        # room for one conversation at full length, and as much again for what others left in the cache
-        self._cells = 2 * self.context
-        options.n_ctx = self._cells
-        options.n_batch = options.n_ubatch = min(BATCH, self._cells)
-        options.n_seq_max = KEPT + SCRATCH
-        options.n_threads = options.n_threads_batch = threads
-        options.kv_unified = True
+        threads = threads or (1 if size < SMALL_BYTES else cores())
+        self._options = llama_cpp.llama_context_default_params()
+        # one conversation at full length, and a batch of responses that go on from it
+        self._options.n_ctx = self.context + BATCH
+        self._options.n_batch = self._options.n_ubatch = BATCH
+        self._options.n_seq_max = 1 + SCRATCH
+        self._options.n_threads = self._options.n_threads_batch = threads
+        self._options.kv_unified = True
         # its sums in float16 move a response's log-probability by up to 0.06 nats with the order of the batch
-        options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        options.no_perf = True
-        self._batch_size = int(options.n_batch)
-        self._ctx: Any = llama_cpp.llama_init_from_model(self.model.model, options)
-        if not self._ctx:
-            self.model.close()
-            raise ServingRefused(f"llama.cpp cannot make a context of {self._cells} tokens for {path}")
-        self._memory = llama_cpp.llama_get_memory(self._ctx)
-        self._batch = llama_cpp.llama_batch_init(self._batch_size, 0, 1)
+        self._options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self._options.no_perf = True
+        self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self.vocabulary = self.model.n_vocab()
         self._adapters: OrderedDict[str, Any] = OrderedDict()
-        self._active = NO_ADAPTER
-        self._kept: OrderedDict[AdapterKey, Kept] = OrderedDict()
+        self._seats: list[Seat] = []
+        """The one used last is the last."""
+        self._seats_most = seats or SEATS[size > LARGE_BYTES]
+        try:
+            self._seat = self._seat_made()
+        except BackendFailed as failure:
+            self.close()
+            raise ServingRefused(str(failure)) from failure
+
+    def _seat_made(self) -> Seat:
+        pointer = self._lib.llama_init_from_model(self.model.model, self._options)
+        if not pointer:
+            raise BackendFailed(f"llama.cpp cannot make a context of {self._options.n_ctx} tokens")
+        self._seats.append(Seat(pointer, self._lib.llama_get_memory(pointer)))
+        return self._seats[-1]
 
     # --- Adapters -----------------------------------------------------------------------------------------
 
-    def use(self, path: Path | None, scale: float = 1.0) -> AdapterKey:
-        """Switch to an adapter's file, or to the base; loads the file the first time. Raises ServingRefused."""
+    def use(self, path: Path | None, scale: float = 1.0) -> None:
+        """Switch to an adapter's file, or to the base; loads the file the first time.
+
+        Raises BackendFailed where there is no such file, or it does not go with the base.
+        """
         key = NO_ADAPTER if path is None else (str(path), scale)
-        if path is not None:
-            pointer = self._adapter(path)
-        if key == self._active:
-            return key
-        if path is None:
-            code = self._lib.llama_set_adapters_lora(self._ctx, None, 0, None)
+        pointer = None if path is None else self._adapter(path)
+        if key == self._seat.key:
+            return
+        found = next((seat for seat in self._seats if seat.key == key), None)
+        if found is None:
+            found = self._seat_made() if len(self._seats) < self._seats_most else self._seats[0]
+            self._set(found, key, pointer)
+        self._seats.remove(found)
+        self._seats.append(found)
+        self._seat = found
+
+    def _set(self, seat: Seat, key: AdapterKey, pointer: Any) -> None:
+        self._empty(seat)
+        if pointer is None:
+            code = self._lib.llama_set_adapters_lora(seat.pointer, None, 0, None)
         else:
             pointers = (self._lib.llama_adapter_lora_p_ctypes * 1)(pointer)
-            code = self._lib.llama_set_adapters_lora(self._ctx, pointers, 1, (ctypes.c_float * 1)(scale))
+            code = self._lib.llama_set_adapters_lora(seat.pointer, pointers, 1, (ctypes.c_float * 1)(key[1]))
         if code != 0:
             raise BackendFailed(f"llama.cpp cannot switch to the adapter {key[0] or 'none'} (code {code})")
-        self._active = key
-        return key
+        seat.key = key
 
     def _adapter(self, path: Path) -> Any:
         name = str(path)
@@ -134,18 +157,17 @@ class LlamaContext:
         return pointer
 
     def _drop(self, name: str) -> None:
-        if self._active[0] == name:
-            self.use(None)
+        for seat in self._seats:
+            if seat.key[0] == name:
+                self._set(seat, NO_ADAPTER, None)
         self._lib.llama_adapter_lora_free(self._adapters.pop(name))
-        for key in [key for key in self._kept if key[0] == name]:
-            self._forget(key)
 
     # --- The cache ----------------------------------------------------------------------------------------
 
-    def prompt(self, tokens: Sequence[int]) -> tuple[Kept, FloatArray]:
-        """Compute a prompt under the adapter in use; its sequence, and the logits after its last token.
+    def prompt(self, tokens: Sequence[int]) -> FloatArray:
+        """Compute a prompt under the adapter in use; the logits after its last token.
 
-        What the adapter's own sequence already holds of the prompt's beginning is not computed again.
+        What the adapter's cache already holds of the prompt's beginning is not computed again.
         """
         if not 0 < len(tokens) < self.context:
             raise ServingRefused(
@@ -153,69 +175,63 @@ class LlamaContext:
                 param="messages",
                 code="context_length_exceeded",
             )
-        kept = self._own()
-        shared = 0
+        seat, shared = self._seat, 0
         # the last token is always computed: its logits are what is asked for
-        for held, wanted in zip(kept.tokens, tokens[:-1], strict=False):
+        for held, wanted in zip(seat.tokens, tokens[:-1], strict=False):
             if held != wanted:
                 break
             shared += 1
-        if not self._lib.llama_memory_seq_rm(self._memory, kept.sequence, shared, -1):
-            self._lib.llama_memory_seq_rm(self._memory, kept.sequence, -1, -1)
+        if not self._lib.llama_memory_seq_rm(seat.memory, 0, shared, -1):
+            # a model that remembers more than keys and values cannot go back to the middle
+            self._empty(seat)
             shared = 0
-        del kept.tokens[shared:]
-        return kept, self.append(kept, tokens[shared:])
+        del seat.tokens[shared:]
+        return self.append(tokens[shared:])
 
-    def append(self, kept: Kept, tokens: Sequence[int]) -> FloatArray:
-        """Compute further tokens of a sequence; the logits after the last one."""
-        self._room(len(tokens))
+    def append(self, tokens: Sequence[int]) -> FloatArray:
+        """Compute further tokens; the logits after the last one."""
+        seat = self._seat
         try:
-            for start in range(0, len(tokens), self._batch_size):
-                part = tokens[start : start + self._batch_size]
-                first = len(kept.tokens)
+            for start in range(0, len(tokens), BATCH):
+                part = tokens[start : start + BATCH]
+                first = len(seat.tokens)
                 last = start + len(part) == len(tokens)
                 self._decode(
-                    [
-                        (token, first + i, kept.sequence, last and i == len(part) - 1)
-                        for i, token in enumerate(part)
-                    ]
+                    [(token, first + i, 0, last and i == len(part) - 1) for i, token in enumerate(part)]
                 )
-                kept.tokens += part
+                seat.tokens += part
         except BackendFailed:
-            self._forget(self._active)
+            self._empty(seat)
             raise
         return self._logits(len(part) - 1)
 
-    def branches(self, kept: Kept, tails: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, FloatArray]]:
-        """Continue one sequence in several ways at once, the shared part computed once; the sequence stays as it was.
+    def branches(self, tails: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, FloatArray]]:
+        """Go on from what was computed in several ways at once, the shared part computed once and left as it was.
 
         Gives (tail, position in it, logits after that token) for every token of every tail.
         """
         waiting = list(enumerate(tails))
         while waiting:
-            room = self._batch_size
+            room = BATCH
             group: list[tuple[int, Sequence[int]]] = []
             while waiting and len(group) < SCRATCH and (not group or len(waiting[0][1]) <= room):
                 group.append(waiting.pop(0))
                 room -= len(group[-1][1])
-            yield from self._group(kept, group)
+            yield from self._group(group)
 
-    def _group(
-        self, kept: Kept, group: Sequence[tuple[int, Sequence[int]]]
-    ) -> Iterator[tuple[int, int, FloatArray]]:
-        first = len(kept.tokens)
-        if any(first + len(tail) > self.context or len(tail) > self._batch_size for _, tail in group):
+    def _group(self, group: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, FloatArray]]:
+        seat, first = self._seat, len(self._seat.tokens)
+        if any(first + len(tail) > self.context or len(tail) > BATCH for _, tail in group):
             raise ServingRefused(
-                f"prompt and response are longer than the {self.context} tokens this model reads",
+                f"expected responses of at most {BATCH} tokens, {self.context} with their prompt",
                 param="candidates",
                 code="context_length_exceeded",
             )
-        self._room(sum(len(tail) for _, tail in group))
         rows: list[tuple[int, int, int, bool]] = []
         try:
-            for place, (_, tail) in enumerate(group):
-                self._lib.llama_memory_seq_cp(self._memory, kept.sequence, KEPT + place, -1, -1)
-                rows += [(token, first + i, KEPT + place, True) for i, token in enumerate(tail)]
+            for place, (_, tail) in enumerate(group, start=1):
+                self._lib.llama_memory_seq_cp(seat.memory, 0, place, -1, -1)
+                rows += [(token, first + i, place, True) for i, token in enumerate(tail)]
             if rows:
                 self._decode(rows)
             row = 0
@@ -224,36 +240,17 @@ class LlamaContext:
                     yield number, position, self._logits(row)
                     row += 1
         finally:
-            for place in range(len(group)):
-                self._lib.llama_memory_seq_rm(self._memory, KEPT + place, -1, -1)
+            for place in range(1, len(group) + 1):
+                self._lib.llama_memory_seq_rm(seat.memory, place, -1, -1)
 
     def forget(self) -> None:
-        """Empty the cache."""
-        self._lib.llama_memory_clear(self._memory, True)
-        self._kept.clear()
+        """Empty every cache."""
+        for seat in self._seats:
+            self._empty(seat)
 
-    def _own(self) -> Kept:
-        """The sequence of the adapter in use; the adapter used longest ago gives up its own where none is free."""
-        key = self._active
-        if key not in self._kept:
-            if len(self._kept) >= KEPT:
-                self._forget(next(iter(self._kept)))
-            taken = {kept.sequence for kept in self._kept.values()}
-            self._kept[key] = Kept(next(i for i in range(KEPT) if i not in taken))
-        self._kept.move_to_end(key)
-        return self._kept[key]
-
-    def _forget(self, key: AdapterKey) -> None:
-        if (kept := self._kept.pop(key, None)) is not None:
-            self._lib.llama_memory_seq_rm(self._memory, kept.sequence, -1, -1)
-
-    def _room(self, tokens: int) -> None:
-        """Make room in the cache: others' prompts go first, the one used longest ago before the rest."""
-        while sum(len(kept.tokens) for kept in self._kept.values()) + tokens > self._cells:
-            other = next((key for key in self._kept if key != self._active), None)
-            if other is None:
-                return  # a conversation at its full length fits twice
-            self._forget(other)
+    def _empty(self, seat: Seat) -> None:
+        self._lib.llama_memory_clear(seat.memory, True)
+        seat.tokens.clear()
 
     def _decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
         """Compute (token, position, sequence, are logits wanted) rows."""
@@ -265,27 +262,28 @@ class LlamaContext:
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = sequence
             batch.logits[i] = wanted
-        code = self._lib.llama_decode(self._ctx, batch)
+        code = self._lib.llama_decode(self._seat.pointer, batch)
         if code != 0:
             raise BackendFailed(f"llama.cpp cannot compute {len(rows)} tokens (code {code})")
 
     def _logits(self, row: int) -> FloatArray:
         """The logits of a row of the last batch: (vocabulary,); valid until the next one is computed."""
-        pointer = self._lib.llama_get_logits_ith(self._ctx, row)
+        pointer = self._lib.llama_get_logits_ith(self._seat.pointer, row)
         found: FloatArray = np.ctypeslib.as_array(pointer, shape=(self.vocabulary,))
         return found
 
     def close(self) -> None:
-        """Free adapters, context and weights, in this order."""
-        if self._ctx is None:
-            return
-        self._lib.llama_set_adapters_lora(self._ctx, None, 0, None)
+        """Free contexts, adapters and weights, in this order."""
+        for seat in self._seats:
+            self._lib.llama_set_adapters_lora(seat.pointer, None, 0, None)
+            self._lib.llama_free(seat.pointer)
+        self._seats.clear()
         for pointer in self._adapters.values():
             self._lib.llama_adapter_lora_free(pointer)
         self._adapters.clear()
-        self._lib.llama_batch_free(self._batch)
-        self._lib.llama_free(self._ctx)
-        self._ctx = None
+        if self._batch is not None:
+            self._lib.llama_batch_free(self._batch)
+            self._batch = None
         self.model.close()
 
 
