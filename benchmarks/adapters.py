@@ -3,8 +3,9 @@
     python benchmarks/adapters.py [--questions 200] [--adapters 4,20] [--rounds 5] [--threads 1]
 
 On the bundled base at float16, agent `widgets`: answers in free words and within its schema, choices among the listed
-candidates. So many adapters take turns; up to four have a cache each. Rounds of both ways take turns, so that what else the machine does falls on both; the median is told. The
-adapters are random ones of rank 8 on every linear layer. Prints one JSON object.
+candidates. So many adapters take turns; up to four have a context each. Rounds of both ways take turns, so that what else
+the machine does falls on both; the median is told. The adapters are random ones of rank 8 on every linear layer. Prints
+one JSON object.
 """
 
 from __future__ import annotations
