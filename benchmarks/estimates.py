@@ -60,6 +60,8 @@ def measured(method: str, home: Path, options: argparse.Namespace) -> dict[str, 
         str(options.steps),
         "--json",
     ]
+    for file in (home / "cache").glob("reference*"):
+        file.unlink()  # what an earlier run computed would be found again
     plan, _ = manage(home, *command, "--dry-run")
     run, peak = manage(home, *command)
     foreseen = {

@@ -117,16 +117,21 @@ def memory_estimate(
     # one layer's gradients on the way back are about what it kept
     activations = kept + found.saved_bytes / max(layers, 1)
     process = PROCESS_GB["cuda" if hardware.device == "cuda" else "cpu"] * GB
-    total = (weights + lora + activations + process) / GB
+    kernels = KERNELS_GB * GB if hardware.device == "cpu" else 0.0
+    total = (weights + lora + activations + process + kernels) / GB
     how = (
         f"{weights / GB:.2f} weights, {lora / GB:.2f} LoRA and optimiser, {activations / GB:.2f} activations of the "
-        f"longest micro-batch (counted), {process / GB:.1f} the process itself"
+        f"longest micro-batch (counted), {(process + kernels) / GB:.1f} the process itself with its compiled kernels"
     )
     return total, how
 
 
 PROCESS_GB = {"cpu": 0.8, "cuda": 0.6}
 """Python with torch, transformers and Django; on a GPU, the CUDA context there."""
+
+KERNELS_GB = 0.5
+"""oneDNN compiles a kernel for each shape of product it meets and keeps 1,024 of them: with rows of many lengths a run
+on a CPU grows by 20 MB a step at first, and comes to rest after about a hundred."""
 
 
 # --- Per method ---------------------------------------------------------------------------------------------
