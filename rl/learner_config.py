@@ -7,7 +7,7 @@ from typing import Any
 from django.conf import settings
 
 from rl.models import LearnerSettings
-from rl.recipes import ONLINE_LEARNING_CONFIG, RecipeError
+from rl.recipes import ONLINE_LEARNING_CONFIG, RECIPES, RecipeError
 
 
 def learner_config() -> dict[str, Any]:
@@ -26,6 +26,13 @@ def learner_settings(agent: str) -> LearnerSettings:
     if stored is not None:
         return stored
     return learner_defaults(agent)
+
+
+def retrain_knobs(wanted: LearnerSettings, method: str) -> dict[str, Any]:
+    """Whose weights a retrain begins with, and how much older feedback it sees again, for a recipe of that method."""
+    asked = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
+    known = RECIPES[method]["default"].as_dict()
+    return {name: value for name, value in asked.items() if name in known}
 
 
 def learner_defaults(agent: str = "") -> LearnerSettings:

@@ -18,7 +18,7 @@ from feedback.services import decision_record, rating_submit
 from rl import experiment_clock, jobs, registry, watching
 from rl.buffer import buffer_size, feedback_take
 from rl.choosing import method_chosen
-from rl.learner_config import learner_config, learner_settings
+from rl.learner_config import learner_config, learner_settings, retrain_knobs
 from rl.methods import method_named
 from rl.models import LearnerSettings, TrainingRun
 from rl.recipes import DATASET_CONFIG
@@ -113,7 +113,7 @@ class OnlineLearner:
             raise LearnerRefused(
                 f"{self.agent}: {method} needs a person to name its rewards; set another method"
             )
-        knobs = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
+        knobs = retrain_knobs(wanted, method)
         order = jobs.TrainOrder(self.agent, method, knobs=knobs, actor=jobs.LEARNER, why=chosen.why)
         try:
             with transaction.atomic():

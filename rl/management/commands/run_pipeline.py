@@ -11,8 +11,8 @@ from backend.command import RatchetCommand
 from rl import pipeline, runs
 from rl.choosing import method_chosen
 from rl.jobs import TrainOrder
+from rl.learner_config import learner_settings, retrain_knobs
 from rl.models import Policy
-from rl.online import learner_settings
 
 
 class Command(RatchetCommand):
@@ -58,13 +58,17 @@ class Command(RatchetCommand):
                 return asdict(pipeline.run_follow(options["run"], bar.update))
         agent = runs.agent_for(options["agent"], from_file=False)
         chosen = method_chosen(agent, options["method"])
+        wanted = learner_settings(agent)
+        knobs = retrain_knobs(wanted, chosen.method)
+        if options["reward"]:
+            knobs["reward"] = ",".join(options["reward"])
         order = TrainOrder(
             agent,
             chosen.method,
             config=options["config"],
             actor="run_pipeline",
             why=chosen.why,
-            knobs={"reward": ",".join(options["reward"])} if options["reward"] else {},
+            knobs=knobs,
         )
         with self.bar("training") as bar:
             trained = runs.train(order, bar.update)
@@ -73,7 +77,7 @@ class Command(RatchetCommand):
                 f"run {trained['run']} was {trained['status']}; go on with: "
                 f"python manage.py train_{order.method} --resume {trained['run']}"
             )
-        wishes = pipeline.Wishes.of(learner_settings(agent))
+        wishes = pipeline.Wishes.of(wanted)
         policy = Policy.objects.get(name=trained["policy"])
         with self.bar("judging") as bar:
             outcome = pipeline.policy_follow(policy, wishes, bar.update)
