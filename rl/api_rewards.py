@@ -11,6 +11,7 @@ from backend.rest.errors import Refused
 from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
+from feedback.selectors import agents_known
 from rl.api import agent_checked
 from rl.reward_records import RewardsRefused, rewards_calculate
 
@@ -25,7 +26,7 @@ class CalculatePending(ApiView):
         "Calculate pending rewards",
         {200: ("How many were calculated and how many still wait", ref("RewardsCalculated"))},
         body=ref("RewardsAsked"),
-        refusals=(404,),
+        refusals=(404, 409),
         tag="rewards",
         operation="rewards_calculate",
         body_required=False,
@@ -44,7 +45,11 @@ class CalculatePending(ApiView):
         try:
             found = rewards_calculate(agent_checked(agent) if agent else None, limit=limit)
         except RewardsRefused as refusal:
+            known = agent in agents_known()
             raise Refused(
-                str(refusal), code="not_found", status=404, fields={"agent": str(refusal)}
+                str(refusal),
+                code="conflict" if known else "not_found",
+                status=409 if known else 404,
+                fields={"agent": str(refusal)},
             ) from refusal
         return Response(dataclasses.asdict(found))

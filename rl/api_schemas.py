@@ -233,6 +233,11 @@ COMPONENTS: dict[str, Schema] = {
             "calculated": {**WHOLE, "description": "Decisions whose reward was worked out"},
             "written": {**WHOLE, "description": "Those of them whose reward is new or another one now"},
             "pending": {**WHOLE, "description": "Decisions that still wait"},
+            "refused": {
+                "type": "object",
+                "description": "Agents whose rewards cannot be calculated as they are set, and why",
+                "additionalProperties": TEXT,
+            },
         }
     ),
     "OnlineStatus": _all_of(

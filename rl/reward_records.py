@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
@@ -19,6 +20,9 @@ from rl.pairs import rating_value
 from rl.rewards.base import RAW_LOW, RewardSample
 from rl.rewards.horizons import Known, Plan, Reward, outcomes_parsed, rewards_over_time
 from rl.rewards.named import reward_named
+from rl.rewards.sandbox import IsolationUnavailable
+
+logger = logging.getLogger("rl.rewards")
 
 AT_ONCE = 400
 """Decisions rewarded together: their prompts and traces are in memory at the same time."""
@@ -39,7 +43,9 @@ class Calculated:
     written: int
     """Records added: of decisions that had none, or whose reward is another one now."""
     pending: int
-    """Decisions that still wait."""
+    """Decisions that still wait, but for those of agents that are refused."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Agents whose rewards cannot be calculated as they are set -> why."""
 
 
 def reward_plan(agent: str) -> Plan:
@@ -76,7 +82,8 @@ def rewards_calculate(
     """Calculate the pending rewards of an agent, or of all agents; with `everything`, those already calculated too.
 
     May be repeated at any time, and by two at once: the same reward again adds nothing. `limit` decisions at most.
-    Raises RewardsRefused for an agent that decided nothing.
+    Raises RewardsRefused for an agent that decided nothing, or whose rewards cannot be calculated as they are set; of
+    all agents such a one is left out and named.
     """
     known = agents_known()
     if agent is not None and agent not in known:
@@ -92,19 +99,28 @@ def rewards_calculate(
     }
     total = sum(map(len, waiting.values()))
     todo = total if limit is None else min(limit, total)
+    refused: dict[str, str] = {}
     calculated = written = 0
     for slug, ids in waiting.items():
-        plan = reward_plan(slug) if ids else None
-        for start in range(0, len(ids), AT_ONCE):
-            chunk = ids[start : start + min(AT_ONCE, todo - calculated)]
-            if not chunk:
-                break
-            assert plan is not None  # there are decisions
-            written += _write(slug, plan, chunk)
-            calculated += len(chunk)
-            if progress is not None:
-                progress(calculated, todo)
-    return Calculated(calculated, written, total - calculated)
+        try:
+            plan = reward_plan(slug) if ids else None
+            for start in range(0, len(ids), AT_ONCE):
+                chunk = ids[start : start + min(AT_ONCE, todo - calculated)]
+                if not chunk:
+                    break
+                assert plan is not None  # there are decisions
+                written += _write(slug, plan, chunk)
+                calculated += len(chunk)
+                if progress is not None:
+                    progress(calculated, todo)
+        except (RewardsRefused, IsolationUnavailable) as refusal:
+            if agent is not None:
+                raise RewardsRefused(str(refusal)) from refusal
+            # one agent's settings must not keep the others' rewards from being calculated
+            logger.warning("%s", refusal)
+            refused[slug] = str(refusal)
+            total -= len(ids)
+    return Calculated(calculated, written, max(total - calculated, 0), refused)
 
 
 def pending(agent: str) -> QuerySet[Any]:

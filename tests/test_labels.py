@@ -25,9 +25,12 @@ from rl.pairs import split_of
 from rl.rewards.base import RewardSample
 from rl.rewards.named import RewardRefused, reward_named
 from rl.runs import RunRefused, rewards_located
-from rl.training.labels import LabelModel, LearnedReward, figures_of, label_fit, logits
+from rl.training.labels import LabelModel, LearnedReward, embeddings, figures_of, label_fit, logits, margins
+from rl.training.policy import load_policy
 from rl.training.ppo.named import rewards_of
 from rl.training.result import TrainingRefused
+from rl.training.scoring import score_responses
+from tests.tiny import tiny_adapter, tiny_model
 
 
 def made_up(n: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -107,6 +110,22 @@ def test_a_saved_model_says_the_same(tmp_path: Path) -> None:
 
 def test_log_odds_are_cut_at_certainty() -> None:
     assert logits(np.array([0.5, 0.0, 1.0]))[:, 0] == pytest.approx([0, -13.8155, 13.8155], abs=1e-3)
+
+
+@pytest.mark.training
+def test_a_margin_is_what_the_adapter_adds_per_token(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base")
+    items = [([{"role": "user", "content": f"number {n}?"}], "yes it is " * n) for n in (1, 2, 5)]
+    plain = load_policy(str(base))
+    assert margins(plain, items) == pytest.approx(np.zeros((3, 1)))
+    tuned = load_policy(str(base), tiny_adapter(base, tmp_path / "adapter"))
+    own, without = score_responses(tuned, items), score_responses(plain, items)
+    expected = [[(one.logp - other.logp) / one.tokens] for one, other in zip(own, without, strict=True)]
+    assert margins(tuned, items) == pytest.approx(np.array(expected), abs=1e-3)
+    assert np.abs(margins(tuned, items)).min() > 1e-3
+    # the embedding is the base model's, whatever adapter lies on it
+    assert embeddings(tuned, items) == pytest.approx(embeddings(plain, items), abs=1e-4)
+    assert embeddings(plain, items).shape == (3, 64)
 
 
 # --- From ratings to suggestions ----------------------------------------------------------------------------

@@ -23,11 +23,12 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
+from feedback.suggestions import suggestions_record
 from feedback.traces import trace_record
 from rl import tasks
 from rl.agents.base import OutcomeWorth, RewardFacts
 from rl.datasets import prepare_training_dataset
-from rl.models import Policy, RewardRecord, RewardSettings
+from rl.models import LabelRun, Policy, RewardRecord, RewardSettings
 from rl.reward_records import RewardsRefused, pending, raw_rewards, rewarded_at_least, rewards_calculate
 from rl.rewards.base import RewardSample
 from rl.rewards.formats import AgentReward
@@ -303,8 +304,10 @@ def test_the_command_says_how_many_were_calculated_and_still_wait() -> None:
     for number in range(3):
         decide(number)
     decide(agent="other")
-    assert command("--agent-type", "support", "--limit", "2") == {"calculated": 2, "written": 2, "pending": 1}
-    assert command() == {"calculated": 2, "written": 2, "pending": 0}
+    assert command("--agent-type", "support", "--limit", "2") == {
+        "calculated": 2, "written": 2, "pending": 1, "refused": {}
+    }  # fmt: skip
+    assert command() == {"calculated": 2, "written": 2, "pending": 0, "refused": {}}
     assert command("--all")["calculated"] == 4
     with pytest.raises(CommandError, match="known are other, support"):
         command("--agent-type", "nobody")
@@ -315,7 +318,7 @@ def test_the_workers_calculate_once_a_day() -> None:
     row = Schedule.objects.get(name="daily rewards")
     assert (row.func, row.schedule_type) == ("rl.tasks.rewards", Schedule.DAILY)
     decide()
-    assert tasks.rewards() == {"calculated": 1, "written": 1, "pending": 0}
+    assert tasks.rewards() == {"calculated": 1, "written": 1, "pending": 0, "refused": {}}
 
 
 @pytest.mark.django_db
@@ -327,12 +330,49 @@ def test_the_call_calculates_what_is_pending() -> None:
         "calculated": 1,
         "written": 1,
         "pending": 1,
+        "refused": {},
     }
-    assert client.post(path, {}).json() == {"calculated": 1, "written": 1, "pending": 0}
+    assert client.post(path, {}).json() == {"calculated": 1, "written": 1, "pending": 0, "refused": {}}
     assert error_of(client.post(path, {"agent": "nobody"}))["code"] == "not_found"
     assert set(error_of(client.post(path, {"limit": 0}))["fields"]) == {"limit"}
     assert ApiClient("read").post(path, {}).status_code == 403
     assert ApiClient().post(path, {}).status_code == 401
+
+
+@pytest.mark.django_db
+def test_an_agent_whose_settings_cannot_work_does_not_hold_up_the_others() -> None:
+    decide(agent="broken"), decide()
+    RewardSettings.objects.create(agent="broken", functions={"code_execution": 1})  # not switched on
+    found = rewards_calculate()
+    assert (found.calculated, found.pending, list(found.refused)) == (1, 0, ["broken"])
+    assert "ENABLE_CODE_EXECUTION=true" in found.refused["broken"]
+    with pytest.raises(RewardsRefused, match="rewards of agent broken"):
+        rewards_calculate("broken")
+    assert (
+        error_of(ApiClient("operate").post("/api/training/calculate-pending", {"agent": "broken"}))["code"]
+        == "conflict"
+    )
+
+
+@pytest.mark.django_db
+def test_an_operator_reads_every_reward_suggestion_and_label_model_in_the_admin(client: Client) -> None:
+    row = decide()
+    rewards_calculate()
+    suggestions_record({row.pk: 0.7}, "support-labels-1")
+    LabelRun.objects.create(agent="support", base_model="b", path="p", ratings=40, figures={"brier": 0.1})
+    user = person("olga", "operator")
+    user.is_staff = True
+    user.save()
+    client.force_login(user)
+    for page in (
+        "rl/rewardrecord",
+        "rl/labelrun",
+        "feedback/suggestion",
+        "rl/rewardsettings",
+        "rl/agentdefinition",
+    ):
+        assert client.get(f"/admin/{page}/").status_code == 200, page
+    assert client.get(f"/admin/rl/rewardrecord/{RewardRecord.objects.get().pk}/change/").status_code == 200
 
 
 @pytest.mark.django_db

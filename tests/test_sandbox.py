@@ -35,7 +35,7 @@ def reward_of(code: str, **facts: str) -> float:
 def test_code_that_passes_its_tests_earns_all() -> None:
     code = "def add(a, b):\n    return a + b"
     assert reward_of(code, tests="assert add(2, 3) == 5") == 2
-    assert reward_of(code, tests="assert add(2, 3) == 6") == -1
+    assert reward_of(code, tests="assert add(2, 3) == 6") == -2
     assert reward_of("print(6 * 7)", expected_output="42\n") == 2
     assert reward_of("print(6 * 7)", expected_output="43") == 0
 
@@ -82,8 +82,7 @@ def test_harm_is_contained_and_earns_nothing(what: str) -> None:
         if process.pid not in before and "main.py" in (process.info["cmdline"] or [])
     ]
     assert psutil.wait_procs(left, timeout=5)[1] == []  # killed; the kernel may take a moment to clear up
-    if stopped:
-        assert normalised(reward_of(code)) == 0.0
+    assert normalised(reward_of(code)) == 0.0
 
 
 @walled

@@ -36,8 +36,8 @@ def code_of(response: str, default: str = "python") -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class CodeExecutionReward:
-    """2 where the code ran and passed, 0 where it ran and printed something else than `expected_output`, -1 where it
-    failed by itself, -2 where it had to be stopped or there was none.
+    """2 where the code ran and passed, 0 where it ran and printed something else than `expected_output`, -2 where it
+    failed, had to be stopped or was not there: a reward of nothing for whatever the walls held back.
 
     `facts["tests"]` is code put after it (Python asserts, shell tests); `facts["expected_output"]` is compared with
     what it printed, white space at the ends aside. Off unless `enabled`; raises IsolationUnavailable rather than run
@@ -73,10 +73,8 @@ class CodeExecutionReward:
             "seconds": ran.seconds,
             "output": ran.output[-2000:],
         }
-        if ran.stopped:
-            return RewardValue(RAW_LOW, detail)
         if not ran.ok:
-            return RewardValue(-1.0, detail)
+            return RewardValue(RAW_LOW, detail)
         expected = sample.facts.get("expected_output")
         if expected is not None and ran.output.strip() != str(expected).strip():
             return RewardValue(0.0, detail)

@@ -53,3 +53,5 @@ class Command(RatchetCommand):
             f"{result['calculated']:,} decisions rewarded, {result['written']:,} of them anew; "
             f"{result['pending']:,} still pending."
         )
+        for agent, why in result["refused"].items():
+            self.stdout.write(f"Not for {agent}: {why}")
