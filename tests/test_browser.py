@@ -21,8 +21,9 @@ from feedback.services import decision_record, outcome_record, rating_submit
 from feedback.suggestions import suggestion_counts, suggestions_record
 from feedback.traces import trace_record
 from rl import simulation
-from rl.models import LabelRun
+from rl.models import Experiment, LabelRun
 from rl.reward_records import rewards_calculate
+from tests.exposed import expose, policy_of, running_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -574,7 +575,16 @@ def everything_recorded() -> Decision:
         rating_submit(decision=whole, rater=rater, **said)
     rating_submit(decision=whole, rater="bob", correction="better")
     outcome_record(decision=whole, name="clicked", value=1)
+    policy_of("filer-v1", "champion")
+    policy_of("filer-v2")
+    running_of(slices=["source"])
+    expose(range(120), lambda n, new: {"thumb": n % 5 < (4 if new else 2), "latency_ms": 90.0 + n % 7})
     return Decision.objects.get(pk=whole)
+
+
+def addresses(whole: Decision) -> list[str]:
+    """Every page there is something to see on."""
+    return [*PAGES, f"/decisions/{whole.pk}/", f"/experiments/{Experiment.objects.get().pk}/"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -583,7 +593,7 @@ def test_axe_finds_no_serious_fault(opener: Opener, scheme: str) -> None:
     whole = everything_recorded()
     page = opener(color_scheme=scheme)
     home = page.url.split("/rate/")[0]
-    for path in (*PAGES, f"/decisions/{whole.pk}/"):
+    for path in addresses(whole):
         page.goto(home + path)
         for details in page.locator("details").all():
             details.evaluate("e => { e.open = true; }")
@@ -599,7 +609,7 @@ def test_pages_fit_a_phone(opener: Opener) -> None:
     whole = everything_recorded()
     page = opener(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     home = page.url.split("/rate/")[0]
-    for path in (*PAGES, f"/decisions/{whole.pk}/"):
+    for path in addresses(whole):
         page.goto(home + path)
         for details in page.locator("details").all():
             details.evaluate("e => { e.open = true; }")
