@@ -544,6 +544,7 @@ PAGES = (
     "/agents/widgets/",
     "/rate/?agent=retriever",
     "/rate/?agent=tool_agent",
+    "/experiments/",
 )
 
 
