@@ -3,10 +3,11 @@
     python benchmarks/estimates.py [--methods dpo,kto,sft,reward_model,grpo,ppo] [--scenarios 200] [--steps 30]
                                    [--home DIR]
 
-For each method: `train_<method> --dry-run`, then the same command without it, on the bundled model with simulated
-feedback. `seconds` are those of training as the run's record has them, `peak_gb` is the largest resident memory of the
-command's process, weights, Python and Django included. `off` is foreseen over found, less one. With --home, what was
-measured before is kept and not measured again. Prints one JSON object.
+For each method: `train_<method> --dry-run`, the same command without it, and the dry run again, on the bundled model
+with simulated feedback; foreseen is the mean of the two, as a busy machine is not as busy all the time. `seconds` are
+those of training as the run's record has them, `peak_gb` is the largest resident memory of the command's process,
+weights, Python and Django included. `off` is foreseen over found, less one. With --home, what was measured before is
+kept and not measured again. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -62,12 +63,13 @@ def measured(method: str, home: Path, options: argparse.Namespace) -> dict[str, 
     ]
     for file in (home / "cache").glob("reference*"):
         file.unlink()  # what an earlier run computed would be found again
-    plan, _ = manage(home, *command, "--dry-run")
+    before, _ = manage(home, *command, "--dry-run")
     run, peak = manage(home, *command)
+    after, _ = manage(home, *command, "--dry-run")
     foreseen = {
-        "steps": plan["estimated_steps"],
-        "seconds": round(60 * plan["estimated_minutes"], 1),
-        "peak_gb": round(plan["estimated_memory_gb"], 2),
+        "steps": before["estimated_steps"],
+        "seconds": round(30 * (before["estimated_minutes"] + after["estimated_minutes"]), 1),
+        "peak_gb": round(before["estimated_memory_gb"], 2),
     }
     found = {"steps": run["steps"], "seconds": run["seconds"], "peak_gb": round(peak, 2)}
     off = {name: round(foreseen[name] / found[name] - 1, 3) for name in found}

@@ -43,6 +43,8 @@ class Work:
     """Batches of prompts answered over the whole run."""
     micros: float | None = None
     """Training micro-batches over the whole run; None: `gradient_accumulation` to a step."""
+    scores_packed: bool = False
+    """Whether responses are scored on packed rows beside what is trained."""
     note: str = ""
 
 
@@ -73,7 +75,9 @@ def estimated(
         + work.samplings * sampling_s
         + found.setup_s
     )
-    memory, how = memory_estimate(config.get_text_config(), recipe, hardware, parameters, found)
+    memory, how = memory_estimate(
+        config.get_text_config(), recipe, hardware, parameters, found, packed=packed or work.scores_packed
+    )
     tokens = sum(len(i.prompt_ids) + len(i.response_ids) for micro in micros for i in micro) / len(micros)
     said = [
         f"{trained:,.0f} micro-batches of {len(micros[0])} responses, {tokens:,.0f} tokens before anything is shared, "
@@ -102,7 +106,7 @@ def nothing(what: str) -> Estimate:
 
 
 def memory_estimate(
-    text: Any, recipe: Recipe, hardware: Hardware, parameters: int, found: Trial
+    text: Any, recipe: Recipe, hardware: Hardware, parameters: int, found: Trial, *, packed: bool
 ) -> tuple[float, str]:
     """Peak memory: weights, LoRA with its optimiser, what the largest micro-batch keeps, the process itself."""
     hidden, layers = int(text.hidden_size), int(text.num_hidden_layers)
@@ -117,7 +121,7 @@ def memory_estimate(
     # one layer's gradients on the way back are about what it kept
     activations = kept + found.saved_bytes / max(layers, 1)
     process = PROCESS_GB["cuda" if hardware.device == "cuda" else "cpu"] * GB
-    kernels = KERNELS_GB * GB if hardware.device == "cpu" else 0.0
+    kernels = KERNELS_GB[packed] * GB if hardware.device == "cpu" else 0.0
     total = (weights + lora + activations + process + kernels) / GB
     how = (
         f"{weights / GB:.2f} weights, {lora / GB:.2f} LoRA and optimiser, {activations / GB:.2f} activations of the "
@@ -129,9 +133,9 @@ def memory_estimate(
 PROCESS_GB = {"cpu": 0.8, "cuda": 0.6}
 """Python with torch, transformers and Django; on a GPU, the CUDA context there."""
 
-KERNELS_GB = 0.5
+KERNELS_GB = {True: 0.7, False: 0.2}
 """oneDNN compiles a kernel for each shape of product it meets and keeps 1,024 of them: with rows of many lengths a run
-on a CPU grows by 20 MB a step at first, and comes to rest after about a hundred."""
+on a CPU grows by 20 MB a step at first, and comes to rest after about a hundred. Packed rows (true) have more."""
 
 
 # --- Per method ---------------------------------------------------------------------------------------------
