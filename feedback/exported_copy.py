@@ -32,36 +32,42 @@ def decision_texts(agent: str | None) -> Iterator[DecisionText]:
     outcome = _object(Outcome, [name for name in OutcomeRow._fields if name != "decision_id"], "t", "{", "}")
     decision = _object(Decision, DecisionRow._fields, "d", '{"type":"decision",', "")
     # what supersedes what is told beside: a chain has to stand in its own order, whatever its times
-    said = f"""SELECT string_agg({rating}, E'{BETWEEN}' ORDER BY t.created_at, t.id)
+    words = f"""SELECT string_agg({rating}, E'{BETWEEN}' ORDER BY t.created_at, t.id)
         || coalesce(E'{BETWEEN}{BETWEEN}' || string_agg(t.id || ' ' || t.supersedes_id, ' '), '')
         FROM feedback_rating t WHERE t.decision_id = d.id"""  # noqa: S608  # our own names
     measured = f"""SELECT string_agg({outcome}, ',' ORDER BY t.created_at, t.id)
         FROM feedback_outcome t WHERE t.decision_id = d.id"""  # noqa: S608
     # with no value at all the driver would leave the doubled % signs as they are
     where, value = ("%s", True) if agent is None else ("d.agent = %s", agent)
-    sql = f"""COPY (SELECT {decision}, ({said}), ({measured}) FROM feedback_decision d WHERE {where}
-        ORDER BY d.created_at, d.id) TO STDOUT"""  # noqa: S608
+    sql = f"""COPY (SELECT {decision}, ({words}), ({measured}) FROM feedback_decision d WHERE {where}
+        ORDER BY d.created_at, d.id) TO STDOUT (FORMAT binary)"""  # noqa: S608
     with connection.cursor() as cursor, cursor.copy(sql, [value]) as copy:
-        for head, words, facts in copy.rows():
-            yield DecisionText(f'{head},"ratings":[{_in_order(words or "")}],"outcomes":[{facts or ""}]}}')
+        # as bytes: nobody looks into them
+        copy.set_types(["bytea", "bytea", "bytea"])
+        for head, ratings, facts in copy.rows():
+            said = _in_order(ratings) if ratings else b""
+            yield DecisionText(
+                b"".join((head, b',"ratings":[', said, b'],"outcomes":[', facts or b"", b"]}"))
+            )
 
 
-def _in_order(text: str) -> str:
+def _in_order(text: bytes) -> bytes:
     """Ratings in the order of their times, with what supersedes what, as ratings each after the one it supersedes."""
-    said, _, superseding = text.partition(BETWEEN + BETWEEN)
+    between = BETWEEN.encode()
+    said, _, superseding = text.partition(between + between)
     if not superseding:
-        return said.replace(BETWEEN, ",")
-    rows = {row[7:43]: row for row in said.split(BETWEEN)}  # {"id":"<36 characters>"
-    names = superseding.split(" ")
+        return said.replace(between, b",")
+    rows = {row[7:43]: row for row in said.split(between)}  # {"id":"<36 characters>"
+    names = superseding.split(b" ")
     after = dict(zip(names[1::2], names[::2], strict=True))
     later = set(after.values())
-    found: list[str] = []
+    found: list[bytes] = []
     for pk in rows:
         following = None if pk in later else pk
         while following is not None:
             found.append(rows[following])
             following = after.get(following)
-    return ",".join(found)
+    return b",".join(found)
 
 
 def _object(model: type[Model], names: Sequence[str], alias: str, before: str, after: str) -> str:

@@ -95,7 +95,7 @@ class TraceRow(NamedTuple):
 class DecisionText(NamedTuple):
     """A decision with all that was said of it, as the text of a line of our own format."""
 
-    text: str
+    text: bytes
 
 
 class DecisionTold(NamedTuple):

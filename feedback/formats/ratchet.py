@@ -237,7 +237,7 @@ def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
     for row in rows:
         line: Line
         if isinstance(row, DecisionText):
-            line = LineWritten("decision", row.text.encode())
+            line = LineWritten("decision", row.text)
         elif isinstance(row, DecisionTold):
             decision = row.decision
             line = {"type": "decision", **_line(decision)}
