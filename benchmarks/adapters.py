@@ -2,11 +2,10 @@
 
     python benchmarks/adapters.py [--questions 200] [--adapters 4,20] [--rounds 5] [--threads 1]
 
-On the bundled base at float16, agent `widgets`: answers in free words and within its schema, choices among candidates
-that are
-listed. So many adapters take turns; up to four have a context each. Rounds of both ways take turns, so that what else
-the machine does falls on both; the median is told. The adapters are random ones of rank 8 on every linear layer. Prints
-one JSON object.
+On the bundled base at float16, agent `widgets`: answers in free words and within its schema, and choices among the
+candidates it lists. So many adapters take turns; up to four have a context each. Rounds of both ways take turns, so
+that what else the machine does falls on both; the median is told. The adapters are random ones of rank 8 on every
+linear layer. Prints one JSON object.
 """
 
 from __future__ import annotations

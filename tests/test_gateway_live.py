@@ -12,6 +12,8 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from django.db import OperationalError
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from feedback.keys import key_create
 from feedback.models import Decision, Rating
@@ -171,6 +173,28 @@ def test_a_client_that_lost_the_answer_gets_the_same_one_again(live_server: Any,
     answer = client.chat.completions.create(model="support-bot", messages=HELLO)
     assert transport.lost == 1
     assert [str(row.pk) for row in recorded()] == [answer.id]
+
+
+def test_while_the_database_is_away_apps_are_answered_and_nothing_is_lost(
+    client: openai.OpenAI, settings: Any
+) -> None:
+    settings.FEEDBACK_REMEMBER_S = 0.0  # whatever was read is too old, and the database is asked again
+    client.chat.completions.create(model="support-bot", messages=HELLO)
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseDatabaseWrapper, "cursor", away)
+        patch.setattr(BaseDatabaseWrapper, "connect", away)
+        began = time.monotonic()
+        ids = [client.chat.completions.create(model="support-bot", messages=HELLO).id for _ in range(3)]
+        chunks = list(client.chat.completions.create(model="support-bot", messages=HELLO, stream=True))
+        assert time.monotonic() - began < 10
+        lines = recorder.spool.days()[0].read_text().splitlines()
+        assert [json.loads(line)["body"]["id"] for line in lines] == [*ids, chunks[0].id]
+    assert {str(row.pk) for row in recorded()} >= {*ids, chunks[0].id}
+    assert Decision.objects.count() == 5
 
 
 def test_a_model_server_killed_in_the_middle_of_traffic(
