@@ -100,21 +100,27 @@ def base_export(
     base_model: str, quantization: str, progress: Callable[[int, int, str], None] | None = None
 ) -> dict[str, Any]:
     """Write a base model alone as GGUF to where serving looks for it. One process at a time makes one base."""
+    from rl.export.artifact import ExportResult, exported_file
     from rl.export.gguf import export_gguf
     from rl.training.policy import base_hash, model_located
 
     folder = base_folder(base_hash(model_located(base_model)))
     folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"base-{quantization}.gguf"
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
     with locked(folder / "making.lock"):
-        result = export_gguf(
-            base_model,
-            None,
-            folder / f"base-{quantization}.gguf",
-            quantization=quantization,
-            llama_cpp_path=settings.LLAMA_CPP_PATH or None,
-            progress=report,
-        )
+        # whoever waited for the lock finds what it waited for: the folder is named by the hash of the weights
+        if target.is_file():
+            result = ExportResult("gguf", [exported_file(target)], {}, ["it was there already"])
+        else:
+            result = export_gguf(
+                base_model,
+                None,
+                target,
+                quantization=quantization,
+                llama_cpp_path=settings.LLAMA_CPP_PATH or None,
+                progress=report,
+            )
         facts = json.dumps({"base_model": base_model, "quantization": quantization})
         (folder / "base.json").write_text(facts, "utf-8")
     return {

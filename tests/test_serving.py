@@ -190,6 +190,8 @@ def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
     Artifact.objects.all().delete()
     Policy.objects.update(base_model_hash=base_hash(str(BUNDLED)))
     exports.export(exports.ExportOrder(policy="widgets-v1", format="gguf-lora"))
+    again = exports.export(exports.ExportOrder(base_model="bundled", format="gguf", quantization="f16"))
+    assert again["notes"] == ["it was there already"]
     model = _model("widgets-v1")
     base, adapter = files.files_of(model)
     assert adapter == ratchet_home / policy.artifacts.get().path

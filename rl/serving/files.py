@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from django.conf import settings
@@ -73,6 +74,13 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
         _make("--policy", model.name, "--format", "gguf-lora")
         raise _missing(f"the policy {model.name}")
     return base, adapter
+
+
+def base_prepare() -> None:
+    """Have the base model's file made where there is none, so that the first question finds it."""
+    if "in-process" in settings.SERVING_BACKENDS:
+        with suppress(BackendFailed):  # says that it is being made, which is what is wanted
+            files_of(Model(BASE, settings.RATCHET_BASE_MODEL))
 
 
 def _missing(what: str) -> BackendFailed:

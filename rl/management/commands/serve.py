@@ -10,6 +10,7 @@ from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
 from rl import supervisor
+from rl.serving.files import base_prepare
 
 
 class Command(RatchetCommand):
@@ -44,6 +45,7 @@ class Command(RatchetCommand):
         asked = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: asked.set())
+        base_prepare()
         running = supervisor.services(
             options["port"],
             options["host"],
