@@ -20,7 +20,7 @@ from rl.serving.files import base_file, base_folder
 if TYPE_CHECKING:
     from rl.export.artifact import ExportResult
 
-FORMATS = ("merged", "lora", "gguf", "gguf-lora")
+FORMATS = ("merged", "lora", "onnx", "gguf", "gguf-lora")
 QUANTIZATIONS = (
     "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0", "f16", "bf16",
     "f32",
@@ -163,6 +163,10 @@ def _write(
         from rl.export.lora import export_lora
 
         return export_lora(base_model, adapter, output, progress=report)
+    if order.format == "onnx":
+        from rl.export.onnx import export_onnx
+
+        return export_onnx(base_model, adapter, output, progress=report)
     if order.format == "gguf-lora":
         from rl.export.gguf_lora import export_gguf_lora
 

@@ -13,7 +13,7 @@ from rl import exports
 
 class Command(RatchetCommand):
     help = (
-        "Export a policy as a merged model, an adapter or a GGUF file for llama.cpp, checked against the original. "
+        "Export a policy as a merged model, an adapter, ONNX or GGUF, checked against the original. "
         "Example: manage.py export_model --policy widgets-v312 --format gguf --quantization q4_k_m"
     )
 

@@ -1,0 +1,258 @@
+"""A policy as ONNX: one forward pass from tokens to logits, which onnxruntime computes without torch."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import psutil
+import torch
+from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_errors
+
+from rl.export.artifact import (
+    ExportedFile,
+    ExportRefused,
+    ExportResult,
+    Progress,
+    exported_file,
+    manifest_write,
+    silent,
+    size_text,
+    staged_folder,
+)
+from rl.export.reference import (
+    CHECK_TOKENS,
+    CheckPrompt,
+    check_prompts,
+    cores_for,
+    original_model,
+    positions_kept,
+    torch_cores,
+    transformers_quiet,
+)
+from rl.export.source import Source, source_open
+from rl.training.hardware import detect
+from rl.training.policy import PolicyLoadError, load_policy
+
+FloatArray = npt.NDArray[np.float32]
+
+MODEL = "model.onnx"
+OPSET = 18
+"""Read by onnxruntime since 1.14 (2023). Newer sets write attention as one operator, which fewer programs know."""
+
+ONE_FILE_BYTES = 1_500_000_000
+"""Weights above this lie in model.onnx.data beside the graph: a protobuf message ends at 2 GiB."""
+
+LOGITS_BAR = 1e-3
+"""Largest difference of a logit from base + adapter's, as a share of the largest logit.
+
+Both compute in float32; merging and another order of sums moved it by 1e-6 to 1e-5 in every family tried."""
+
+
+def export_onnx(
+    base_model: str | None, adapter: Path | None, output: Path, *, progress: Progress | None = None
+) -> ExportResult:
+    """Write base + adapter as `model.onnx` (inputs `input_ids`, `attention_mask`; output `logits`), in float32.
+
+    Inputs are int64 (batch, sequence) of any size, padded on either side; logits are float32 (batch, sequence,
+    vocabulary). No cache of keys and values goes in or out. base_model, output: as in `export_merged`. Before it is
+    called done, onnxruntime computes the check prompts, one by one and padded together, and its logits are compared
+    with those of base + adapter under PEFT. Raises ExportRefused; then nothing is left behind.
+    """
+    progress = progress or silent
+    source = source_open(base_model, adapter)
+    asked = check_prompts(source.tokenizer())
+    weights_bytes = 4 * source.weights.base.parameters
+    _memory_check(weights_bytes)
+    with staged_folder(output, weights_bytes) as folder:
+        progress("asking the original", 0, len(asked))
+        with original_model(source) as model:
+            kept = positions_kept(model, len(asked))
+            expected = [_logits(model, prompt.ids[:CHECK_TOKENS])[-kept:] for prompt in asked]
+        progress("tracing", 0, 1)
+        onnx_write(source, folder / MODEL)
+        source.copy_config(folder)
+        source.copy_tokenizer(folder)
+        progress("comparing", 0, len(asked))
+        checked = _check(folder / MODEL, asked, expected, cores_for(weights_bytes))
+        files = [exported_file(path) for path in sorted(folder.iterdir())]
+        manifest_write(folder, ExportResult("onnx", files, checked))
+        files.append(exported_file(folder / "export.json"))
+    moved = [ExportedFile(output / file.path.name, file.bytes, file.sha256) for file in files]
+    return ExportResult("onnx", moved, checked)
+
+
+class _Forward(torch.nn.Module):
+    """Tokens and mask to logits. Positions are counted over the mask, so that padding on the left moves nothing."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.positioned = "position_ids" in inspect.signature(model.forward).parameters
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        positions = {"position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0)} if self.positioned else {}
+        logits: torch.Tensor = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
+        ).logits
+        return logits
+
+
+def onnx_write(source: Source, path: Path) -> None:
+    """Trace the merged model and write it, unchecked; weights beside it where one file would not hold them."""
+    ids = torch.zeros(
+        (2, 7), dtype=torch.int64
+    )  # sizes other than 0 and 1, which tracing takes for constants
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
+    with _merged(source) as model, _tracing_quiet(), torch.no_grad():
+        try:
+            program = torch.onnx.export(
+                _Forward(model),
+                (ids, torch.ones_like(ids)),
+                dynamo=True,
+                dynamic_shapes=(axes, axes),
+                input_names=["input_ids", "attention_mask"],
+                output_names=["logits"],
+                opset_version=OPSET,
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise ExportRefused(
+                f"expected a model that torch can trace to ONNX, found {source.weights.base.model_type!r}, where it "
+                f"gave up ({str(error).strip().splitlines()[0]}); export it as merged instead"
+            ) from error
+        assert program is not None  # it is None for the exporter of TorchScript only
+        program.save(path, external_data=4 * source.weights.base.parameters > ONE_FILE_BYTES)
+
+
+@contextmanager
+def _merged(source: Source) -> Iterator[Any]:
+    """The model in float32 with the adapter merged by PEFT: onnxruntime computes few operators in bfloat16 on CPUs."""
+    adapter = source.adapter.path if source.adapter is not None else None
+    hardware = replace(detect(), device="cpu", dtype="float32")
+    try:
+        with transformers_quiet():
+            model = load_policy(str(source.base), adapter, hardware=hardware).model
+    except PolicyLoadError as error:
+        raise ExportRefused(str(error)) from error
+    if adapter is not None:
+        model = model.merge_and_unload()
+    try:
+        with torch_cores(cores_for(source.weights.base.total_bytes)):
+            yield model.eval()
+    finally:
+        del model
+        gc.collect()
+
+
+@contextmanager
+def _tracing_quiet() -> Iterator[None]:
+    """No advice to the authors of torch, and no word on the vision operators that are not installed."""
+    chatter = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = chatter.level
+    chatter.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        chatter.setLevel(level)
+
+
+def _memory_check(weights_bytes: int) -> None:
+    # the traced model, and what onnxruntime or the writer of one file holds beside it
+    needed, free = int(weights_bytes * 2.2), psutil.virtual_memory().available
+    if needed > free:
+        raise ExportRefused(
+            f"expected {size_text(needed)} of free memory to trace and compare a model of "
+            f"{size_text(weights_bytes)} in float32, found {size_text(free)}; export on a larger machine, or as merged"
+        )
+
+
+def _logits(model: Any, ids: Sequence[int]) -> FloatArray:
+    with torch.no_grad():
+        rows = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+        found: FloatArray = rows.float().numpy()
+    return found
+
+
+def _check(
+    path: Path, asked: Sequence[CheckPrompt], expected: Sequence[FloatArray], cores: int
+) -> dict[str, Any]:
+    session = _session(path, cores)
+    ids = [prompt.ids[:CHECK_TOKENS] for prompt in asked]
+    alone = [_run(session, [row])[0][-len(rows) :] for row, rows in zip(ids, expected, strict=True)]
+    # the shortest and the longest in one batch: the shortest is padded
+    pair = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    pair = [pair[0], pair[-1]]
+    padded = _run(session, [ids[i] for i in pair])
+    difference = _largest(alone, expected)
+    difference_padded = _largest(
+        [found[-len(expected[i]) :] for i, found in zip(pair, padded, strict=True)],
+        [expected[i] for i in pair],
+    )
+    largest = max(float(np.abs(rows).max()) for rows in expected)
+    bar = LOGITS_BAR * max(largest, 1.0)
+    if not max(difference, difference_padded) <= bar:  # NaN is refused too
+        raise ExportRefused(
+            f"expected the ONNX model's logits to equal those of base + adapter (differences at most {bar:.2g}), found "
+            f"{difference:.3g}, and {difference_padded:.3g} where padded; the export was thrown away, "
+            "export the policy as merged instead"
+        )
+    positions = sum(len(rows) for rows in expected)
+    same = sum(
+        int((found.argmax(-1) == rows.argmax(-1)).sum()) for found, rows in zip(alone, expected, strict=True)
+    )
+    return {
+        "prompts": len(asked),
+        "positions": positions,
+        "logit_max_abs_diff": difference,
+        "logit_max_abs_diff_padded": difference_padded,
+        "logit_max_abs": largest,
+        "top1_agreement": same / positions,
+        "opset": OPSET,
+    }
+
+
+def _session(path: Path, cores: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = cores
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except (
+        onnxruntime_errors.Fail,
+        onnxruntime_errors.InvalidGraph,
+        onnxruntime_errors.NotImplemented,
+        onnxruntime_errors.InvalidProtobuf,
+    ) as error:
+        raise ExportRefused(
+            f"expected an ONNX model that onnxruntime opens, found one it refuses ({str(error).splitlines()[0]}); "
+            "export the policy as merged instead"
+        ) from error
+
+
+def _run(session: onnxruntime.InferenceSession, prompts: Sequence[Sequence[int]]) -> list[FloatArray]:
+    """Logits of each prompt's own tokens (tokens, vocabulary), the prompts padded on the left to one length."""
+    longest = max(len(ids) for ids in prompts)
+    ids = np.zeros((len(prompts), longest), np.int64)
+    mask = np.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = prompt
+        mask[row, longest - len(prompt) :] = 1
+    (logits,) = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})
+    return [logits[row, longest - len(prompt) :] for row, prompt in enumerate(prompts)]
+
+
+def _largest(found: Sequence[FloatArray], expected: Sequence[FloatArray]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True))
