@@ -124,10 +124,28 @@ def support_recorded() -> None:
     outcome_record(decision=made, name="ticket_reopened", value=0)
 
 
+def experiment_recorded() -> None:
+    """A challenger of the filer that does better, by made-up thumbs."""
+    from rl.experiments import experiment_ramp
+    from tests.exposed import expose, policy_of, running_of
+
+    policy_of("filer-v1", "champion")
+    policy_of("filer-v2")
+    running = running_of("fewer-folders", ramp=50, slices=["metadata.country"])
+    experiment_ramp(running, 100, actor="ann")
+
+    def facts(n: int, new: bool) -> dict[str, Any]:
+        thumb = n * 7919 % 1000 < (710 if new else 560) if n % 3 else None
+        country = ("DE", "FR", "NL")[n % 7 % 3]
+        return {"thumb": thumb, "latency_ms": 180.0 + n * 31 % 90, "metadata": {"country": country}}
+
+    expose(range(2400), facts)
+
+
 def pictures() -> list[tuple[str, str, dict[str, Any]]]:
     """Name, address and window of each picture."""
     from feedback.models import Decision
-    from rl.models import Policy, TrainingRun
+    from rl.models import Experiment, Policy, TrainingRun
 
     wide, phone = WIDE | {"height": 1040}, {"width": 390, "height": 780}
     line = decision_shown("widgets", '{"widget": "line_chart"}', on="desktop")
@@ -144,6 +162,8 @@ def pictures() -> list[tuple[str, str, dict[str, Any]]]:
         found.append(("decisions", "/decisions/", {"viewport": wide}))
         found.append(("decision", f"/decisions/{decision.pk}/", {"viewport": wide | {"height": 1320}}))
         found.append(("agreement", "/agreement/?agent=widgets&rater_kind=human", {"viewport": wide}))
+    if experiment := Experiment.objects.filter(status="running").first():
+        found.append(("experiment", f"/experiments/{experiment.pk}/", {"viewport": wide | {"height": 1180}}))
     if policy := Policy.objects.exclude(metrics={}).first():
         found.append(("start-page", "/", {"viewport": wide}))
         found.append(
@@ -197,6 +217,7 @@ def main() -> None:
                         thumb = "up" if good != (number % every == 1) else "down"
                         rating_submit(decision=decision, rater=rater, thumb=thumb)
             support_recorded()
+            experiment_recorded()
         server, base = server_start()
         try:
             wanted = pictures()

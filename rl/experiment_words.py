@@ -148,8 +148,8 @@ def _arm(result: ArmResult, metric: Metric) -> ArmRow:
         figure=interval_words(result.figures[metric.name], metric),
         others=others,
         effect=effect_interval_words(effect, metric) if effect else "",
-        chance=f"{100 * effect.chance:.1f}\u202f%" if effect and effect.value is not None else "",
-        best=f"{100 * result.best:.1f}\u202f%",
+        chance=_chance(effect.chance) if effect and effect.value is not None else "",
+        best=_chance(result.best),
         p=_p(effect.p) if effect and effect.p is not None else "",
         needed=_needed(effect),
         verdict=VERDICTS.get(result.verdict, ""),
@@ -179,6 +179,13 @@ def _wait(results: Results) -> str:
     if days is None or days == 0:
         return ""
     return f"about {days:.0f} days" if days >= 2 else f"about {max(days * 24, 1):.0f} hours"
+
+
+def _chance(value: float) -> str:
+    """A probability that is estimated is never certain."""
+    if value > 0.999:
+        return "> 99.9\u202f%"
+    return "< 0.1\u202f%" if value < 0.001 else f"{100 * value:.1f}\u202f%"
 
 
 def _p(value: float) -> str:
