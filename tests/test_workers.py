@@ -183,6 +183,13 @@ def test_web_and_worker_write_one_sqlite_file_at_once(tmp_path: Path) -> None:
     assert len(statuses) > 20
 
 
+@pytest.mark.parametrize("cluster_name", ["ratchet", "training"])
+def test_a_job_is_not_delivered_again_while_it_may_still_work(settings: Any, cluster_name: str) -> None:
+    found = settings.Q_CLUSTER | settings.Q_CLUSTER["ALT_CLUSTERS"].get(cluster_name, {})
+    assert found["timeout"] < found["retry"]
+    assert cluster_name == "ratchet" or found["workers"] == 1  # one training at a time per device
+
+
 def test_a_device_is_held_by_one_at_a_time() -> None:
     order: list[str] = []
 
