@@ -145,15 +145,16 @@ def _crew(cluster_pid: int) -> list[int]:
 
 
 WRITES = """
-import time
+import sys
+from pathlib import Path
 from rl.models import RunMetric, TrainingRun
 run = TrainingRun.objects.create(agent="widgets", method="dpo", base_model="bundled")
-until, step = time.monotonic() + 4, 0
-while time.monotonic() < until:
+step, home = 0, Path({home!r})
+while not (home / "stop").exists():
     step += 1
-    RunMetric.objects.update_or_create(run=run, step=step, defaults={"values": {"loss": 1.0}})
+    RunMetric.objects.update_or_create(run=run, step=step, defaults={{"values": {{"loss": 1.0}}}})
     TrainingRun.objects.filter(pk=run.pk).update(steps_done=step)
-print(step)
+    (home / "begun").touch()
 """
 
 
@@ -165,22 +166,29 @@ def test_web_and_worker_write_one_sqlite_file_at_once(tmp_path: Path) -> None:
     key = server.key("ingest", "rate")
     statuses: list[int] = []
     with server:
-        worker = threading.Thread(target=lambda: server.manage("shell", "--no-imports", "-c", WRITES))
-        worker.start()
-        number = 0
-        while worker.is_alive():
-            number += 1
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-            connection.request(
-                "POST", "/api/policies/feedback/widgets",
-                json.dumps({"prompt": f"question {number}", "response": "answer", "score": 0.5}),
-                {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-            )  # fmt: skip
-            statuses.append(connection.getresponse().status)
-        worker.join()
+        worker = subprocess.Popen(
+            [sys.executable, str(ROOT / "manage.py"), "shell", "--no-imports", "-c",
+             WRITES.format(home=str(tmp_path))],
+            env=server.environment, cwd=ROOT, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "begun").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            for number in range(40):
+                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+                connection.request(
+                    "POST", "/api/policies/feedback/widgets",
+                    json.dumps({"prompt": f"question {number}", "response": "answer", "score": 0.5}),
+                    {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+                )  # fmt: skip
+                statuses.append(connection.getresponse().status)
+        finally:
+            (tmp_path / "stop").touch()
+            _, said = worker.communicate(timeout=60)
         assert "locked" not in server.log()
-    assert set(statuses) == {201}
-    assert len(statuses) > 20
+    assert (worker.returncode, statuses) == (0, [201] * 40), said
 
 
 @pytest.mark.parametrize("cluster_name", ["ratchet", "training"])
