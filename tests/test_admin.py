@@ -30,6 +30,7 @@ from feedback.services import (
     rating_withdraw,
 )
 from rl import registry
+from rl.experiment_models import Arm
 from rl.models import Artifact, Evaluation, Learnt, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from tests.judged import evidence_stored
 
@@ -115,8 +116,9 @@ def page(row: Model, action: str = "change") -> str:
 
 def test_every_model_stands_in_the_admin() -> None:
     ours = {model for app in ("feedback", "rl") for model in apps.get_app_config(app).get_models()}
-    # a metric is shown within its run, a lease lives for minutes, what was learnt is counted on the agent's page
-    elsewhere = {RunMetric, Lease, Learnt}
+    # a metric is shown within its run and an arm within its experiment, a lease lives for minutes, what was learnt is
+    # counted on the agent's page
+    elsewhere = {RunMetric, Arm, Lease, Learnt}
     assert ours - set(admin.site._registry) - elsewhere == set()
 
 
