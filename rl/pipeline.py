@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from rl import evaluations, exports, registry
+from rl import deploying, evaluations, exports, registry
 from rl.cards import card_write
 from rl.datasets import DatasetRefused
 from rl.gates import Sheet
@@ -87,7 +88,7 @@ def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = No
     if outcome.passed and wishes.export:
         outcome.exported = _exported(policy, wishes, progress)
     if outcome.passed and wishes.deploy and policy.stage == Policy.Stage.CHAMPION:
-        outcome.deployed = policy_deploy(policy, actor=ACTOR)
+        _deployed(policy, outcome)
     card_write(policy)
     outcome.pruned = [gone.name for gone in policies_prune(policy.agent, actor=ACTOR)]
     _tell(policy, outcome)
@@ -155,13 +156,30 @@ def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list
     return made
 
 
-def policy_deploy(policy: Policy, *, actor: str) -> str:
-    """Make a champion answer. In process it does so by being champion, once its GGUF adapter is there: what serves an
-    agent asks the registry each time. Returns where it answers."""
-    PolicyEvent.objects.create(
-        policy=policy, kind=PolicyEvent.Kind.DEPLOYED, actor=actor, reason="answers in process"
-    )
-    return "in process"
+def _deployed(policy: Policy, outcome: Outcome) -> None:
+    """Deploy to Ollama where OLLAMA_HOST names a server, in process elsewhere. A server that is away undoes nothing."""
+    try:
+        outcome.deployed = policy_deploy(policy, actor=ACTOR, to_ollama=bool(settings.OLLAMA_HOST))
+    except ValueError as refusal:
+        logger.warning("%s is not deployed: %s", policy.name, refusal)
+        outcome.deployed = f"not deployed: {refusal}"
+
+
+def policy_deploy(
+    policy: Policy, *, actor: str, to_ollama: bool = False, progress: Progress | None = None
+) -> str:
+    """Make a policy answer; returns where.
+
+    In process a champion does so by being champion, once its GGUF adapter is there: what serves an agent asks the
+    registry each time. In Ollama its GGUF file becomes a model, and the alias apps ask for points to it. Raises the
+    export room's ExportRefused where Ollama is away or refuses.
+    """
+    where = "in process"
+    if to_ollama:
+        made = deploying.policy_register(policy, promote=True, actor=actor, progress=progress)
+        where = f"ollama {made['host']} as {made['name']}, {made['alias']}"
+    PolicyEvent.objects.create(policy=policy, kind=PolicyEvent.Kind.DEPLOYED, actor=actor, reason=where)
+    return where
 
 
 def _tell(policy: Policy, outcome: Outcome) -> None:

@@ -120,6 +120,11 @@ class TrainCommand(RatchetCommand):
         add(
             "--quantization", default="q4_k_m", metavar="Q", help="Quantisation of --export (default q4_k_m)."
         )
+        add(
+            "--register-ollama",
+            action="store_true",
+            help="Export, and make the file a model of the Ollama server at OLLAMA_HOST.",
+        )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
         try:
@@ -146,7 +151,7 @@ class TrainCommand(RatchetCommand):
                 "and kept its checkpoint; "
                 f"go on with: python manage.py train_{self.method} --resume {result['run']}"
             )
-        if options["export"]:
+        if (options["export"] or options["register_ollama"]) and result["policy"]:
             from rl import exports
 
             with self.bar("exporting") as bar:
@@ -157,6 +162,15 @@ class TrainCommand(RatchetCommand):
                     ),
                     bar.update,
                 )  # fmt: skip
+        if options["register_ollama"] and result["policy"]:
+            from rl import deploying
+            from rl.models import Policy
+
+            policy = Policy.objects.get(name=result["policy"])
+            with self.bar("registering") as bar:
+                result["ollama"] = deploying.policy_register(
+                    policy, actor=f"train_{self.method}", progress=bar.update
+                )
         return result
 
     def _order(self, options: dict[str, Any]) -> runs.TrainOrder:
@@ -224,6 +238,8 @@ class TrainCommand(RatchetCommand):
         table.add_row("", result["files"]["plot"])
         for file in result.get("export", {}).get("files", []):
             table.add_row("", file["path"])
+        if made := result.get("ollama"):
+            table.add_row("ollama", f"{made['name']} at {made['host']}")
         self.console.print(table)
         if result["policy"]:
             self.stdout.write(

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl import exports
+from rl import deploying, exports
 
 
 class Command(RatchetCommand):
@@ -49,7 +49,17 @@ class Command(RatchetCommand):
         )
         add("--system-prompt", metavar="TEXT", help="System prompt noted in a GGUF file (default: none).")
 
+        add(
+            "--register",
+            action="store_true",
+            help="Make the GGUF file a model of the Ollama server at OLLAMA_HOST.",
+        )
+
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        if options["register"] and options["format"] != "gguf":
+            raise exports.ExportOrderRefused(
+                f"--register needs --format gguf, which Ollama runs; found {options['format']}"
+            )
         order = exports.ExportOrder(
             policy=options["policy"],
             checkpoint=options["checkpoint"],
@@ -61,7 +71,15 @@ class Command(RatchetCommand):
             system_prompt=options["system_prompt"],
         )
         with self.bar("exporting") as bar:
-            return exports.export(order, bar.update)
+            result = exports.export(order, bar.update)
+        if options["register"]:
+            file = Path(result["files"][0]["path"])
+            name = options["model_name"] or result["policy"] or file.stem.lower()
+            with self.bar("registering") as bar:
+                result["ollama"] = deploying.file_register(
+                    file, name, system=options["system_prompt"], progress=bar.update
+                )
+        return result
 
     def show(self, result: dict[str, Any]) -> None:
         for file in result["files"]:
@@ -74,3 +92,7 @@ class Command(RatchetCommand):
         self.stdout.write(f"checked against the original: {checks}")
         for note in result["notes"]:
             self.stdout.write(f"note: {note}")
+        if made := result.get("ollama"):
+            self.stdout.write(f"ollama: {made['name']} at {made['host']}; try: ollama run {made['name']}")
+            for note in made["notes"]:
+                self.stdout.write(f"note: {note}")

@@ -43,7 +43,10 @@ class Command(RatchetCommand):
             "--config", metavar="NAME", help="Preset (default: by the machine). Example: --config cpu"
         )
         parser.add_argument(
-            "--deploy-ollama", action="store_true", help="Register the policy with Ollama when it passes."
+            "--deploy-ollama",
+            action="store_true",
+            help="Make the policy a model of the Ollama server at OLLAMA_HOST when it passes, and point "
+            "OLLAMA_MODEL_FAST (else the agent's name) to it.",
         )
         parser.add_argument(
             "--run",
@@ -82,7 +85,10 @@ class Command(RatchetCommand):
         with self.bar("judging") as bar:
             outcome = pipeline.policy_follow(policy, wishes, bar.update)
         if options["deploy_ollama"] and outcome.passed:
-            outcome.deployed = pipeline.policy_deploy(policy, actor="run_pipeline")
+            with self.bar("deploying") as bar:
+                outcome.deployed = pipeline.policy_deploy(
+                    policy, actor="run_pipeline", to_ollama=True, progress=bar.update
+                )
         return {"training": trained, **asdict(outcome)}
 
     def show(self, result: dict[str, Any]) -> None:
@@ -94,4 +100,5 @@ class Command(RatchetCommand):
             f"{result['policy']} is {result['stage']}"
             + (f": {result['reason']}" if result["reason"] else "")
             + "".join(f"\n{path}" for path in result["exported"])
+            + (f"\nanswers: {result['deployed']}" if result["deployed"] else "")
         )

@@ -1,0 +1,70 @@
+"""Put a policy where apps ask for it: its GGUF file as a model of an Ollama server, the alias pointing to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from rl import exports, registry
+from rl.models import Policy
+from rl.serving.routing import serving_settings
+
+
+def policy_register(
+    policy: Policy,
+    *,
+    promote: bool = False,
+    system: str | None = None,
+    actor: str = "deploy",
+    progress: Callable[[int, int, str], None] | None = None,
+) -> dict[str, Any]:
+    """Make a policy's newest GGUF file (written now where there is none) a model of the server at OLLAMA_HOST.
+
+    promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the export room's ExportRefused.
+    """
+    whole = policy.artifacts.filter(format="gguf").order_by("-created_at", "-pk")
+    there = [path for path in map(_path, whole.values_list("path", flat=True)) if path.is_file()]
+    if not there:
+        exports.export(exports.ExportOrder(policy=policy.name, format="gguf", actor=actor), progress)
+        there = [_path(whole.values_list("path", flat=True)[0])]
+    temperature = serving_settings(policy.agent).temperature
+    return file_register(
+        there[0],
+        policy.name,
+        system=system,
+        alias=(settings.OLLAMA_MODEL_FAST or policy.agent) if promote else None,
+        parameters={"temperature": temperature} if temperature is not None else None,
+        progress=progress,
+    )
+
+
+def file_register(
+    file: Path,
+    name: str,
+    *,
+    system: str | None = None,
+    alias: str | None = None,
+    parameters: dict[str, Any] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> dict[str, Any]:
+    """Make a GGUF file a model of the server at OLLAMA_HOST. Raises the export room's ExportRefused."""
+    from rl.export.ollama import export_to_ollama
+
+    report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
+    made = export_to_ollama(
+        file,
+        name,
+        host=settings.OLLAMA_HOST or None,
+        system=system,
+        alias=alias,
+        parameters=parameters,
+        progress=report,
+    )
+    return made.as_dict()
+
+
+def _path(stored: str) -> Path:
+    return registry.home_path(stored)

@@ -1,0 +1,312 @@
+"""A GGUF file as a model of an Ollama server: uploaded by its digest, created, listed, swapped and removed."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import gguf
+import httpx
+import ollama
+
+from rl.export.artifact import ExportRefused, Progress, sha256_file, silent
+from rl.export.chat_template import GoTemplate, template_translated
+from rl.training.hardware import Hardware, detect
+
+UPLOADS = 3
+"""Times a file is sent: a connection may break in the middle of gigabytes."""
+
+TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+"""Seconds. Creating a model reads and hashes all of it; being there takes no time."""
+
+CONTEXT = 4096
+"""Tokens a model is hosted with where memory is below 16 GB; twice that elsewhere, and never more than it can read."""
+
+_HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to call, as OLLAMA_HOST may say
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?")
+
+
+@dataclass(frozen=True)
+class OllamaModel:
+    """A model that an Ollama server has."""
+
+    name: str
+    host: str
+    digests: dict[str, str] = field(default_factory=dict)
+    """File name -> `sha256:<hex>`."""
+    uploaded: int = 0
+    """Files that were sent; the others were there."""
+    template: str = ""
+    """Go template it was created with; empty: the one Ollama finds for the file itself."""
+    system: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    alias: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """What a GGUF file says of itself."""
+
+    context: int
+    bos: str
+    stop: list[str]
+    bos_added: bool
+    jinja: str
+
+
+class _Client(ollama.Client):
+    """The official client, and the one question it does not ask: whether the server has a file already."""
+
+    @property
+    def address(self) -> str:
+        return str(self._client.base_url).rstrip("/")
+
+    def blob_there(self, digest: str) -> bool:
+        return self._client.head(f"/api/blobs/{digest}").status_code == 200
+
+
+def export_to_ollama(
+    model: Path | str,
+    name: str,
+    *,
+    adapter: Path | None = None,
+    host: str | None = None,
+    system: str | None = None,
+    template: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    alias: str | None = None,
+    progress: Progress | None = None,
+) -> OllamaModel:
+    """Make a GGUF file a model of an Ollama server, with its chat template, stop tokens and hosting profile.
+
+    model: a GGUF file, or the name of a model the server has (then with an adapter on it). adapter: a GGUF LoRA, for
+    servers that still load these. name: what it is called there, `<name>` or `<name>:<tag>`. host: the server's
+    address; None takes the client's own (OLLAMA_HOST, else http://localhost:11434). template: in Go, instead of
+    the translated one. parameters: of Ollama (`temperature`, `num_ctx` ...) over the profile's. alias: a second
+    name that points to this model when it is there (see `promote`).
+
+    Raises ExportRefused: no server, a refused file, a model that is not what was asked for.
+    """
+    progress = progress or silent
+    for wanted in (name, *([alias] if alias else [])):
+        if not _NAME.fullmatch(wanted):
+            raise ExportRefused(
+                f"expected a name such as widgets-v312 or widgets:v312, found {wanted!r}; name another"
+            )
+    facts = _facts(model) if isinstance(model, Path) else None
+    go, notes = (None, []) if facts is None or template else _template(facts)
+    system = system or (go.system if go is not None else None)
+    with _server(host) as client:
+        profile = (
+            hosting_profile(model, facts.context, client.address) if facts and isinstance(model, Path) else {}
+        )
+        stop = list(dict.fromkeys([*(facts.stop if facts else []), *(go.stop if go else [])]))
+        wanted_parameters = {**profile, **({"stop": stop} if stop else {}), **(parameters or {})}
+        files = [path for path in (model, adapter) if isinstance(path, Path)]
+        digests, sent = {}, 0
+        for path in files:
+            digests[path.name], new = _upload(client, path, progress)
+            sent += new
+        text = template or (go.text if go is not None else None)
+        _create(
+            client,
+            progress,
+            model=name,
+            from_=model if isinstance(model, str) else None,
+            files={model.name: digests[model.name]} if isinstance(model, Path) else None,
+            adapters={adapter.name: digests[adapter.name]} if adapter is not None else None,
+            template=text,
+            system=system or None,
+            parameters=wanted_parameters or None,
+        )
+        shown = client.show(name)
+        if text is not None and (shown.template or "").strip() != text.strip():
+            raise ExportRefused(
+                f"expected {name} in Ollama with the template it was given, found another ({shown.template!r}); "
+                "look at it with: ollama show --template"
+            )
+        if alias:
+            _promote(client, name, alias)
+        return OllamaModel(
+            name,
+            client.address,
+            digests,
+            sent,
+            text or "",
+            system or "",
+            wanted_parameters,
+            alias or "",
+            notes,
+        )
+
+
+def models(host: str | None = None) -> list[dict[str, Any]]:
+    """What the server has: `name`, `digest`, `bytes`, `modified_at`, newest first. Raises ExportRefused."""
+    with _server(host) as client:
+        return [
+            {
+                "name": str(found.model).removesuffix(":latest"),
+                "digest": found.digest,
+                "bytes": int(found.size or 0),
+                "modified_at": found.modified_at.isoformat() if found.modified_at else None,
+            }
+            for found in client.list().models
+        ]
+
+
+def promote(name: str, alias: str, host: str | None = None) -> None:
+    """Make `alias` another name of `name`, whatever it was before; apps that ask for the alias get the new model with
+    their next request, and no bytes move. Raises ExportRefused where the server has no such model."""
+    with _server(host) as client:
+        _promote(client, name, alias)
+
+
+def remove(name: str, host: str | None = None) -> None:
+    """Take a model off the server; files that other names use stay. Raises ExportRefused where there is none."""
+    with _server(host) as client:
+        client.delete(name)
+
+
+def hosting_profile(
+    model: Path, context: int, address: str, hardware: Hardware | None = None
+) -> dict[str, int]:
+    """`num_ctx`, and for a server on this machine `num_thread` and `num_gpu`, by the hardware found.
+
+    Threads are the physical cores: two on one core wait for each other. All layers go to a card that holds the file
+    and a fifth more for the cache; where it does not, Ollama measures and decides itself. Of another machine nothing
+    is known.
+    """
+    local = (urlsplit(address).hostname or "") in _HERE
+    if not local:
+        return {"num_ctx": min(context, CONTEXT)}
+    hardware = hardware or _machine()
+    profile = {"num_ctx": min(context, CONTEXT if hardware.memory_gb < 16 else 2 * CONTEXT)}
+    if hardware.device == "cpu":
+        return {**profile, "num_thread": hardware.physical_cores or hardware.cores, "num_gpu": 0}
+    if model.stat().st_size * 1.2 < hardware.memory_gb * 1e9:
+        return {**profile, "num_gpu": 999}
+    return profile
+
+
+_machine = functools.cache(detect)
+
+
+@contextmanager
+def _server(host: str | None) -> Iterator[_Client]:
+    """A client of a server that answers; what goes wrong in the block becomes an ExportRefused."""
+    client = _Client(host or None, timeout=TIMEOUT)
+    try:
+        with client:
+            client.list()
+            yield client
+    except (ConnectionError, httpx.TransportError) as error:
+        raise ExportRefused(
+            f"expected an Ollama server at {client.address}, found none that answers "
+            f"({error or type(error).__name__}); start it with `ollama serve`, or set OLLAMA_HOST to its address"
+        ) from error
+    except ollama.ResponseError as error:
+        hint = (
+            "; export the policy whole, with --format gguf, and register that"
+            if "adapter" in error.error.lower()
+            else ""
+        )
+        raise ExportRefused(f"Ollama at {client.address} refused: {error}{hint}") from error
+
+
+def _upload(client: _Client, path: Path, progress: Progress) -> tuple[str, bool]:
+    """Send a file unless the server has it; its digest, and whether it was sent."""
+    size = path.stat().st_size
+    digest = f"sha256:{sha256_file(path)}"
+    if client.blob_there(digest):
+        return digest, False
+    for attempt in range(1, UPLOADS + 1):
+        progress(f"uploading {path.name}", 0, size)
+        try:
+            sent = client.create_blob(path)
+        except (httpx.TransportError, ollama.ResponseError) as error:
+            final = isinstance(error, ollama.ResponseError) and error.status_code < 500
+            if final or attempt == UPLOADS:
+                raise
+            continue
+        if sent != digest:
+            raise ExportRefused(
+                f"expected {path} to stay as it is while it is uploaded, found it changed; try again"
+            )
+        progress(f"uploading {path.name}", size, size)
+        return digest, True
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _create(client: _Client, progress: Progress, **order: Any) -> None:
+    status = ""
+    create: Callable[..., Iterator[Any]] = client.create
+    for said in create(**order, stream=True):
+        status = said.status or ""
+        progress(f"ollama: {status}", said.completed or 0, said.total or 0)
+    if status != "success":
+        raise ExportRefused(
+            f"expected Ollama to end with success, found it stopped at {status or 'nothing'!r}; look at its log, and "
+            "register again: what was uploaded stays"
+        )
+
+
+def _promote(client: _Client, name: str, alias: str) -> None:
+    if client.copy(name, alias).status != "success":
+        raise ExportRefused(
+            f"expected Ollama to copy {name} to {alias}, found that it did not; look at its log"
+        )
+
+
+def _template(facts: Gguf) -> tuple[GoTemplate | None, list[str]]:
+    if not facts.jinja:
+        return None, ["the file has no chat template: Ollama passes the prompt on as it is"]
+    go = template_translated(
+        facts.jinja, facts.bos, facts.stop[0] if facts.stop else "", bos_added=facts.bos_added
+    )
+    if go is None:
+        return None, [
+            "the chat template cannot be translated to Ollama's: it takes the one it knows for the file's own; "
+            "compare an answer, or bring a template in Go"
+        ]
+    return go, []
+
+
+def _facts(path: Path) -> Gguf:
+    try:
+        reader = gguf.GGUFReader(path)
+    except (ValueError, OSError, IndexError, KeyError) as error:
+        raise ExportRefused(
+            f"expected a GGUF file at {path}, found none ({error}); export one first"
+        ) from error
+
+    def value(key: str, default: Any) -> Any:
+        found = reader.get_field(key)
+        return default if found is None else found.contents()
+
+    def token(which: str) -> str:
+        number, tokens = (
+            value(f"tokenizer.ggml.{which}_token_id", None),
+            reader.get_field("tokenizer.ggml.tokens"),
+        )
+        return "" if number is None or tokens is None else str(tokens.contents(int(number)))
+
+    architecture = value("general.architecture", "")
+    stop = [text for text in dict.fromkeys((token("eos"), token("eot"))) if text]
+    return Gguf(
+        context=int(value(f"{architecture}.context_length", CONTEXT)),
+        bos=token("bos"),
+        stop=stop,
+        bos_added=bool(value("tokenizer.ggml.add_bos_token", False)),
+        jinja=str(value("tokenizer.chat_template", "")),
+    )

@@ -1,0 +1,327 @@
+"""Ollama, by the official client on a real socket: what is sent, what is created, what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from rl import deploying, exports, pipeline, registry
+from rl.export import ollama
+from rl.export.artifact import ExportRefused
+from rl.export.chat_template import template_translated
+from rl.export.ollama import export_to_ollama, hosting_profile
+from rl.models import Policy, PolicyEvent, TrainingRun
+from rl.training.hardware import Hardware
+from tests.stub_ollama import OllamaServer
+
+CHATML = (
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{% for m in messages %}{% set c = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] "
+    "| trim + '<|eot_id|>' %}{% if loop.first %}{% set c = bos_token + c %}{% endif %}{{ c }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+QWEN = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}{% endif %}"
+    + CHATML
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% else %}{{ raise_exception('no') }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.fixture
+def server() -> Iterator[OllamaServer]:
+    with OllamaServer() as running:
+        yield running
+
+
+def gguf_file(path: Path, jinja: str = CHATML) -> Path:
+    """A file as small as one can be, with the keys that are read."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(2048)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<s>", "<|im_end|>", "a"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(True)
+    writer.add_chat_template(jinja)
+    writer.add_tensor("token_embd.weight", np.zeros((3, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return gguf_file(tmp_path / "widgets.gguf")
+
+
+# --- templates -----------------------------------------------------------------------------------------------------
+
+
+def test_chatml_becomes_a_range_over_messages() -> None:
+    go = template_translated(CHATML, "<s>", "<|im_end|>", bos_added=True)
+    assert go is not None
+    assert go.text == (
+        '{{ range .Messages }}{{ if eq .Role "system" }}<|im_start|>system\n{{ .Content }}<|im_end|>\n'
+        '{{ else if eq .Role "user" }}<|im_start|>user\n{{ .Content }}<|im_end|>\n'
+        '{{ else if eq .Role "assistant" }}<|im_start|>assistant\n{{ .Content }}<|im_end|>\n'
+        "{{ end }}{{ end }}<|im_start|>assistant\n"
+    )
+    assert go.stop == ["<|im_end|>"]
+
+
+@pytest.mark.parametrize(("added", "start"), [(True, ""), (False, "<|begin_of_text|>")])
+def test_the_first_token_is_written_once(added: bool, start: str) -> None:
+    go = template_translated(LLAMA3, "<|begin_of_text|>", "<|eot_id|>", bos_added=added)
+    assert go is not None
+    turns = [{"role": "user", "content": "hi"}]
+    assert go.render(turns) == (
+        f"{start}<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def test_a_system_turn_of_the_templates_own_is_the_models_system_prompt() -> None:
+    go = template_translated(QWEN, "", "<|im_end|>", bos_added=False)
+    assert go is not None
+    assert go.system == "You are Qwen."
+    assert "Qwen" not in go.text
+
+
+@pytest.mark.parametrize(
+    "jinja", [MISTRAL, "{{ messages | length }}", "{% for %}", "{{ messages[9].content }}"]
+)
+def test_what_is_no_row_of_blocks_is_not_translated(jinja: str) -> None:
+    assert template_translated(jinja, "<s>", "</s>", bos_added=True) is None
+
+
+# --- creating ------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_becomes_a_model(server: OllamaServer, file: Path) -> None:
+    made = export_to_ollama(
+        file,
+        "widgets-v1",
+        host=server.url,
+        system="Be brief.",
+        parameters={"temperature": 0.2},
+        alias="widgets",
+    )
+    digest = f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    assert server.blobs[digest] == file.read_bytes()
+    (order,) = server.created
+    assert order["files"] == {"widgets.gguf": digest}
+    assert order["system"] == "Be brief."
+    assert order["template"].startswith('{{ range .Messages }}{{ if eq .Role "system" }}<|im_start|>')
+    assert order["parameters"]["stop"] == ["<|im_end|>"]
+    assert order["parameters"]["temperature"] == 0.2
+    assert order["parameters"]["num_ctx"] == 2048
+    assert (made.uploaded, made.alias, made.notes) == (1, "widgets", [])
+    assert {found["name"] for found in ollama.models(server.url)} == {"widgets-v1", "widgets"}
+
+
+def test_a_template_that_cannot_be_translated_is_left_to_ollama(server: OllamaServer, tmp_path: Path) -> None:
+    made = export_to_ollama(gguf_file(tmp_path / "m.gguf", MISTRAL), "m", host=server.url)
+    assert "template" not in server.created[0]
+    assert "cannot be translated" in made.notes[0]
+
+
+def test_a_file_the_server_has_is_not_sent_again(server: OllamaServer, file: Path) -> None:
+    export_to_ollama(file, "widgets-v1", host=server.url)
+    assert export_to_ollama(file, "widgets-v2", host=server.url).uploaded == 0
+    assert sum(path.startswith("/api/blobs") and method == "POST" for method, path in server.asked) == 1
+
+
+def test_a_broken_upload_is_sent_again(server: OllamaServer, file: Path) -> None:
+    server.cut_uploads = 2
+    assert export_to_ollama(file, "widgets-v1", host=server.url).uploaded == 1
+    assert len(server.blobs) == 1
+
+
+def test_an_upload_that_keeps_breaking_is_refused_and_creates_nothing(
+    server: OllamaServer, file: Path
+) -> None:
+    server.cut_uploads = 99
+    with pytest.raises(ExportRefused, match="expected an Ollama server at"):
+        export_to_ollama(file, "widgets-v1", host=server.url)
+    assert server.cut_uploads == 99 - ollama.UPLOADS
+    assert server.created == []
+
+
+def test_a_file_that_changed_while_it_was_hashed_is_refused(
+    server: OllamaServer, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ollama, "sha256_file", lambda path: "0" * 64)
+    with pytest.raises(ExportRefused, match="found it changed"):
+        export_to_ollama(file, "widgets-v1", host=server.url)
+    assert server.created == []
+
+
+def test_an_adapter_goes_on_a_model_the_server_has(server: OllamaServer, file: Path) -> None:
+    export_to_ollama("smollm2", "widgets-v1", adapter=file, host=server.url)
+    (order,) = server.created
+    assert order["from"] == "smollm2"
+    assert list(order["adapters"]) == ["widgets.gguf"]
+    assert "files" not in order
+
+
+def test_a_server_without_adapters_is_answered_with_what_to_do(server: OllamaServer, file: Path) -> None:
+    server.adapters_known = False
+    with pytest.raises(ExportRefused, match=r"no longer supported.*--format gguf"):
+        export_to_ollama("smollm2", "widgets-v1", adapter=file, host=server.url)
+
+
+def test_no_server_is_refused_with_its_address_and_what_to_do(file: Path) -> None:
+    with pytest.raises(ExportRefused, match=r"Ollama server at http://127.0.0.1:9, found none.*OLLAMA_HOST"):
+        export_to_ollama(file, "widgets-v1", host="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "a:b:c"])
+def test_a_name_ollama_would_not_take_is_refused_before_anything_is_sent(
+    name: str, server: OllamaServer, file: Path
+) -> None:
+    with pytest.raises(ExportRefused, match="expected a name"):
+        export_to_ollama(file, name, host=server.url)
+    assert server.asked == []
+
+
+def test_an_alias_moves_to_the_newest_and_the_old_can_go(server: OllamaServer, file: Path) -> None:
+    export_to_ollama(file, "widgets-v1", host=server.url, alias="widgets")
+    export_to_ollama(file, "widgets-v2", host=server.url, alias="widgets", system="v2")
+    assert server.models["widgets:latest"] == server.models["widgets-v2:latest"]
+    ollama.remove("widgets-v1", server.url)
+    assert {found["name"] for found in ollama.models(server.url)} == {"widgets-v2", "widgets"}
+    with pytest.raises(ExportRefused, match="not found"):
+        ollama.promote("widgets-v1", "widgets", server.url)
+
+
+# --- hosting -------------------------------------------------------------------------------------------------------
+
+
+def machine(device: str, memory_gb: float) -> Hardware:
+    return Hardware(
+        device=device, device_name="x", memory_gb=memory_gb, ram_gb=64, cores=16, cpu_model="x", dtype="float32",
+        matmul_precision="highest", supports_4bit=False, preset="cpu", physical_cores=8,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("address", "hardware", "context", "expected"),
+    [
+        ("http://localhost:11434", machine("cpu", 8), 2048, {"num_ctx": 2048, "num_thread": 8, "num_gpu": 0}),
+        ("http://127.0.0.1:1", machine("cuda", 24), 131072, {"num_ctx": 8192, "num_gpu": 999}),
+        ("http://127.0.0.1:1", machine("cuda", 1e-9), 131072, {"num_ctx": 4096}),
+        ("http://gpu.example:11434", machine("cpu", 8), 131072, {"num_ctx": 4096}),
+    ],
+)
+def test_the_profile_follows_the_hardware(
+    address: str, hardware: Hardware, context: int, expected: dict[str, int], file: Path
+) -> None:
+    assert hosting_profile(file, context, address, hardware) == expected
+
+
+# --- policies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def policy(file: Path) -> Policy:
+    run = TrainingRun.objects.create(
+        agent="widgets", method="dpo", status="succeeded", base_model="bundled", finished_at=timezone.now()
+    )
+    home = registry.home_path("policies/widgets/widgets-v1")
+    home.mkdir(parents=True)
+    made = registry.policy_register(
+        run, name="widgets-v1", adapter=home, adapter_sha256="a" * 64, feedback_count=1, actor="test"
+    )
+    registry.artifact_register(
+        made,
+        actor="test",
+        format="gguf",
+        quantization="q4_k_m",
+        path=str(file),
+        bytes=3,
+        sha256="b" * 64,
+        checked={},
+    )
+    return made
+
+
+@pytest.mark.django_db
+def test_deployment_points_the_alias_and_stands_in_the_history(
+    policy: Policy, server: OllamaServer, settings: Any
+) -> None:
+    settings.OLLAMA_HOST, settings.OLLAMA_MODEL_FAST = server.url, "fast"
+    said = pipeline.policy_deploy(policy, actor="test", to_ollama=True)
+    assert said == f"ollama {server.url} as widgets-v1, fast"
+    assert {"widgets-v1:latest", "fast:latest"} == set(server.models)
+    event = policy.events.get(kind=PolicyEvent.Kind.DEPLOYED)
+    assert event.reason == said
+
+
+@pytest.mark.django_db
+def test_without_a_name_of_its_own_the_alias_is_the_agent(
+    policy: Policy, server: OllamaServer, settings: Any
+) -> None:
+    settings.OLLAMA_HOST, settings.OLLAMA_MODEL_FAST = server.url, ""
+    assert deploying.policy_register(policy, promote=True)["alias"] == "widgets"
+
+
+@pytest.mark.django_db
+def test_a_loop_goes_on_where_ollama_is_away(policy: Policy, settings: Any) -> None:
+    settings.OLLAMA_HOST = "http://127.0.0.1:9"
+    outcome = pipeline.Outcome(policy.name)
+    pipeline._deployed(policy, outcome)
+    assert outcome.deployed.startswith("not deployed: expected an Ollama server")
+    assert not policy.events.filter(kind=PolicyEvent.Kind.DEPLOYED).exists()
+
+
+@pytest.mark.django_db
+def test_export_model_registers(
+    policy: Policy, file: Path, server: OllamaServer, settings: Any,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    settings.OLLAMA_HOST = server.url
+    written = {
+        "policy": policy.name,
+        "format": "gguf",
+        "files": [{"path": str(file)}],
+        "checked": {},
+        "notes": [],
+    }
+    monkeypatch.setattr(exports, "export", lambda order, progress=None: dict(written))
+    call_command(
+        "export_model",
+        "--policy",
+        policy.name,
+        "--format",
+        "gguf",
+        "--register",
+        "--system-prompt",
+        "Hi.",
+        "--json",
+    )
+    said = json.loads(capsys.readouterr().out)
+    assert said["ollama"]["name"] == "widgets-v1"
+    assert server.created[0]["system"] == "Hi."
+
+
+def test_only_a_whole_gguf_is_registered() -> None:
+    with pytest.raises(CommandError, match="--register needs --format gguf"):
+        call_command("export_model", "--policy", "x", "--register")
