@@ -31,7 +31,7 @@ def policy_register(
         exports.export(exports.ExportOrder(policy=policy.name, format="gguf", actor=actor), progress)
         there = [_path(whole.values_list("path", flat=True)[0])]
     temperature = serving_settings(policy.agent).temperature
-    return file_register(
+    return exports.ollama_register(
         there[0],
         policy.name,
         system=system,
@@ -39,31 +39,6 @@ def policy_register(
         parameters={"temperature": temperature} if temperature is not None else None,
         progress=progress,
     )
-
-
-def file_register(
-    file: Path,
-    name: str,
-    *,
-    system: str | None = None,
-    alias: str | None = None,
-    parameters: dict[str, Any] | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> dict[str, Any]:
-    """Make a GGUF file a model of the server at OLLAMA_HOST. Raises the export room's ExportRefused."""
-    from rl.export.ollama import export_to_ollama
-
-    report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
-    made = export_to_ollama(
-        file,
-        name,
-        host=settings.OLLAMA_HOST or None,
-        system=system,
-        alias=alias,
-        parameters=parameters,
-        progress=report,
-    )
-    return made.as_dict()
 
 
 def _path(stored: str) -> Path:

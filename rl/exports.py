@@ -137,6 +137,31 @@ def base_export(
     }
 
 
+def ollama_register(
+    file: Path,
+    name: str,
+    *,
+    system: str | None = None,
+    alias: str | None = None,
+    parameters: dict[str, Any] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> dict[str, Any]:
+    """Make a GGUF file a model of the server at OLLAMA_HOST. Raises the export room's ExportRefused."""
+    from rl.export.ollama import export_to_ollama
+
+    report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
+    made = export_to_ollama(
+        file,
+        name,
+        host=settings.OLLAMA_HOST or None,
+        system=system,
+        alias=alias,
+        parameters=parameters,
+        progress=report,
+    )
+    return made.as_dict()
+
+
 def _place(name: str, order: ExportOrder) -> Path:
     folder: Path = settings.RATCHET_HOME / "exports" / name
     if order.format == "gguf":

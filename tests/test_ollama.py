@@ -105,6 +105,14 @@ def test_a_system_turn_of_the_templates_own_is_the_models_system_prompt() -> Non
     assert "Qwen" not in go.text
 
 
+def test_an_end_written_only_where_nobody_goes_on_is_no_part_of_a_turn() -> None:
+    closing = CHATML.removesuffix("{% endif %}") + "{% else %}{{ eos_token }}{% endif %}"
+    go = template_translated(closing, "", "<eos>", bos_added=False)
+    plain = template_translated(CHATML, "", "<eos>", bos_added=False)
+    assert go is not None
+    assert go == plain
+
+
 @pytest.mark.parametrize(
     "jinja", [MISTRAL, "{{ messages | length }}", "{% for %}", "{{ messages[9].content }}"]
 )

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl import deploying, exports
+from rl import exports
 
 
 class Command(RatchetCommand):
@@ -76,7 +76,7 @@ class Command(RatchetCommand):
             file = Path(result["files"][0]["path"])
             name = options["model_name"] or result["policy"] or file.stem.lower()
             with self.bar("registering") as bar:
-                result["ollama"] = deploying.file_register(
+                result["ollama"] = exports.ollama_register(
                     file, name, system=options["system_prompt"], progress=bar.update
                 )
         return result

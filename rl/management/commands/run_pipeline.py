@@ -84,7 +84,7 @@ class Command(RatchetCommand):
         policy = Policy.objects.get(name=trained["policy"])
         with self.bar("judging") as bar:
             outcome = pipeline.policy_follow(policy, wishes, bar.update)
-        if options["deploy_ollama"] and outcome.passed:
+        if options["deploy_ollama"] and outcome.passed and not outcome.deployed.startswith("ollama"):
             with self.bar("deploying") as bar:
                 outcome.deployed = pipeline.policy_deploy(
                     policy, actor="run_pipeline", to_ollama=True, progress=bar.update
