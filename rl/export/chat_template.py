@@ -73,8 +73,8 @@ def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> G
     it gives the same text as the original on conversations of one to six turns, with a system turn and without.
     bos_added: the model server writes `bos` itself, so the template must not.
     """
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    sandbox.globals.update(
         raise_exception=_refuse, strftime_now=lambda form: datetime.date.today().strftime(form)
     )
 
@@ -82,7 +82,7 @@ def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> G
         return template.render(messages=turns, add_generation_prompt=answer, bos_token=bos, eos_token=eos)
 
     try:
-        template = environment.from_string(jinja)
+        template = sandbox.from_string(jinja)
         found = _read_off(rendered, eos)
         if found is None or any(found.render(turns) != rendered(turns) for turns in _TRIED):
             return None
