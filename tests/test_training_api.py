@@ -255,6 +255,7 @@ def test_a_child_that_failed_without_a_word_leaves_the_run_failed(
     monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
     run = queued()
+    run_dispatch(run)
     monkeypatch.setattr(tasks, "command_run", Child(1, "warming up\nno such option\n", status=left))
     assert tasks.train(run.pk) == "failed"
     run.refresh_from_db()
