@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -184,7 +185,9 @@ def kto(
     """The same of `KTOTrainer.train(rows)`."""
     hardware = hardware or detect()
     shape = load_shape(base_model)
-    items = _singles(shape[1], list(rows)[:SAMPLE], recipe)
+    # trained in a shuffled order: rows of one prompt that lie together here do not share a micro-batch there
+    shuffled = random.Random(recipe.seed).sample(list(rows), min(SAMPLE, len(rows)))
+    items = _singles(shape[1], shuffled, recipe)
     if not items:
         return nothing("response")
     steps = recipe.steps(len(rows))
