@@ -346,7 +346,7 @@ REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
 
 
 @dataclass(frozen=True)
-class PPORecipe(Recipe):
+class PPORecipe(AdapterRecipe):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) against a frozen reference.
 
     One step is a batch of sampled responses and `ppo_epochs` passes over them; `max_steps`, `save_steps`,
@@ -502,7 +502,7 @@ PPO_CONFIG: dict[str, PPORecipe] = {
 
 
 @dataclass(frozen=True)
-class GRPORecipe(Recipe):
+class GRPORecipe(AdapterRecipe):
     """Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): answers to one prompt compete.
 
     `batch_size` is responses per micro-batch, whole groups of `num_generations`.

@@ -19,14 +19,22 @@ from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.models import LearnerSettings, Policy, TrainingRun
 from rl.online import OnlineLearner
 from rl.pairs import Pair, PairSet
-from rl.recipes import DPORecipe, KTORecipe, RecipeError, SFTRecipe
+from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, RecipeError
 from rl.replay import Replay
+from rl.training.grpo import GRPOTrainer
 from rl.training.kto import KTOTrainer
+from rl.training.policy import load_policy
+from rl.training.ppo import PPOTrainer
+from rl.training.ppo.judge import Judge
+from rl.training.ppo.rollout import Rollout
 from rl.training.result import TrainingRefused
+from rl.training.scoring import score_encoded
 from rl.training.sft import SFTTrainer
 from tests.test_datasets import feed, prompts_in, rate
 from tests.test_dpo import HARDWARE, a_trainer, some_pairs
+from tests.test_grpo import groups
 from tests.test_kto_sft import KTO, SFT, demonstrations, labels
+from tests.test_ppo import ROWS, Length
 from tests.tiny import tiny_model
 
 # --- The draw -----------------------------------------------------------------------------------------------
@@ -174,6 +182,52 @@ def test_training_begins_with_the_weights_it_starts_from(
     assert any("starts from the weights of" in note for note in result.notes)
 
 
+SAMPLED: dict[str, Any] = {"batch_size": 4, "max_length": 96, "max_new_tokens": 8}
+STARTS = {
+    "ppo": (PPOTrainer, PPORecipe(mini_batch_size=4, ppo_epochs=1, **SAMPLED), ROWS),
+    "grpo": (GRPOTrainer, GRPORecipe(num_generations=2, **SAMPLED), ROWS),
+    "grpo logged": (GRPOTrainer, GRPORecipe(num_generations=2, mode="logged", **SAMPLED), groups(4)),
+}
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("method", STARTS)
+def test_sampling_begins_with_the_policy_it_starts_from_and_is_held_to_the_base(
+    base: str, adapter: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, recipe, rows = STARTS[method]
+    answered: list[list[Rollout]] = []
+    judge = Judge.judge
+
+    def noted(self: Judge, rows: Any, rollouts: Any) -> Any:
+        answered.append(list(rollouts))
+        return judge(self, rows, rollouts)
+
+    monkeypatch.setattr(Judge, "judge", noted)
+    result = trainer(
+        still(recipe, adapter), base, output_dir=tmp_path, hardware=HARDWARE, rewards=[Length()]
+    ).train(rows, rows[:3])
+    before, after = (
+        load_file(Path(folder) / "adapter_model.safetensors") for folder in (adapter, result.checkpoint)
+    )
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
+    assert any("starts from the weights of" in note for note in result.notes)
+    if method == "grpo logged":
+        assert (
+            result.history["kl"][0] > 1e-4
+        )  # the base stays the reference: the first step is away from it already
+        return
+    # the first answers, to held-out prompts, as two models loaded on their own have them
+    items = [rollout.item for rollout in answered[0]]
+    begun, bare = (
+        score_encoded(load_policy(base, path, hardware=HARDWARE), items) for path in (adapter, None)
+    )
+    away = sum(mine - theirs for mine, theirs in zip(begun, bare, strict=True)) / len(items)
+    assert abs(away) > 1e-3
+    assert result.history["eval_kl"][0] == pytest.approx(away, abs=1e-4)
+
+
 def test_an_adapter_of_another_base_is_refused(adapter: Path, tmp_path: Path) -> None:
     other = str(tiny_model(tmp_path / "other", "llama", seed=1))
     with pytest.raises(TrainingRefused, match="was trained on"):
@@ -242,6 +296,8 @@ def test_the_learner_asks_for_what_its_settings_say(settings: Any) -> None:
 
 
 def test_the_knob_is_of_the_methods_that_train_an_adapter_alone() -> None:
-    assert SFTRecipe().start_from == KTORecipe().start_from == "base"
+    assert {method for method, presets in RECIPES.items() if hasattr(presets["default"], "start_from")} == {
+        "dpo", "kto", "sft", "ppo", "grpo",
+    }  # fmt: skip
     with pytest.raises(RecipeError, match="base, champion or the name"):
         DPORecipe(start_from="")

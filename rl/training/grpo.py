@@ -17,7 +17,7 @@ from rl.training.encoding import prompt_messages, response_text
 from rl.training.folder import folder_prepare, same_run_check
 from rl.training.grpo_trainer import GroupTrainer, LoggedTrainer, OnlineTrainer
 from rl.training.hardware import Hardware, detect
-from rl.training.policy import LoadedPolicy, load_policy, lora_config, matmul
+from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.named import rewards_of
 from rl.training.ppo.prompts import Prompts, prompts_encoded
@@ -27,11 +27,13 @@ from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     common_arguments,
     failures_explained,
+    lora_begun,
     one_gpu,
     result_of,
     rows_ordered,
     run_facts,
     special_tokens_settle,
+    weights_begin,
 )
 
 
@@ -101,6 +103,8 @@ class GRPOTrainer:
             now = run_facts(self.recipe, policy, facts, arguments.world_size)
             same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
             trainer.settle(self, policy)
+            for note in weights_begin(self.recipe, trainer.model):
+                self._note(note)
             self._note(f"forward {trainer.choice.rung}: {trainer.choice.reason}")
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -139,7 +143,7 @@ class GRPOTrainer:
             args=arguments,
             train_dataset=self._numbers(prompts, arguments),
             processing_class=policy.tokenizer,
-            peft_config=lora_config(recipe, policy.model),
+            peft_config=lora_begun(recipe, policy),
             prompts=prompts,
             eval_prompts=held_out,
             judge=Judge(self.rewards, agent=self.agent),
@@ -176,7 +180,7 @@ class GRPOTrainer:
             train_dataset=Dataset.from_list(train),
             eval_dataset=Dataset.from_list(held_out) if held_out else None,
             processing_class=policy.tokenizer,
-            peft_config=lora_config(self.recipe, policy.model),
+            peft_config=lora_begun(self.recipe, policy),
         )
         counts = {
             "samples": {"train": len(train), "eval": len(held_out)},

@@ -20,6 +20,7 @@ from rl.training.logps import causal_model, collate, head_logps, spread
 from rl.training.packing import Packed, pack
 from rl.training.policy import LoadedPolicy, lora_config
 from rl.training.prefix import Rung, packed_hidden
+from rl.training.trl_runs import lora_begun, weights_begin
 
 POLICY = "default"
 """Adapter of the policy. PEFT's own name for the one that is written at the top of a saved folder."""
@@ -67,6 +68,9 @@ class SharedBase:
     `value_backbone="adapter"` gives the value a LoRA of its own: the critic learns what it likes about the text, and
     the policy is moved by its own loss alone. `"shared"` puts the value's head on the policy's trunk, which saves a
     forward and a backward and is another algorithm: the value loss then moves the policy's weights too.
+
+    With `start_from` the policy has that adapter's weights and shape; the reference is the bare base all the same, and
+    the value begins at zero. Raises TrainingRefused for an adapter that does not belong to this base.
     """
 
     def __init__(self, policy: LoadedPolicy, recipe: PPORecipe) -> None:
@@ -76,7 +80,8 @@ class SharedBase:
         base = policy.model
         with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
-            self.model: Any = get_peft_model(base, lora_config(recipe, base), adapter_name=POLICY)
+            self.model: Any = get_peft_model(base, lora_begun(recipe, policy), adapter_name=POLICY)
+            self.notes = weights_begin(recipe, self.model)
             if recipe.value_backbone == "adapter":
                 self.model.add_adapter(VALUE, lora_config(recipe, base))
         policy.model = self.model

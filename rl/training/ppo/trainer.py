@@ -117,6 +117,8 @@ class PPOTrainer:
         )
         self._check_same_run(policy, resumed=checkpoint is not None)
         self.base = SharedBase(policy, self.recipe)
+        for note in self.base.notes:
+            self._note(note)
         if not self.rewards:
             self.rewards = rewards_of(self.recipe.reward, self.base)
         self.judge = Judge(self.rewards, agent=self.agent)
@@ -138,7 +140,7 @@ class PPOTrainer:
             self.listener.on_start(total)
         self._find_forward()
         if state.step == 0 and self.eval_prompts.ids:
-            self._tell(self._evaluate() | {"step": 0.0})  # the base, before anything is learnt
+            self._tell(self._evaluate() | {"step": 0.0})  # what it starts from, before anything is learnt
         while state.step < total:
             row = self._step()
             state.step += 1
