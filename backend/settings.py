@@ -270,7 +270,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "DISABLE_DOCSTRING_DESCRIPTIONS": True,
     "SERVE_AUTHENTICATION": [],
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
-    "POSTPROCESSING_HOOKS": ["feedback.api.schemas.hook", "rl.api_schemas.hook"],
+    "POSTPROCESSING_HOOKS": ["feedback.api.schemas.hook", "rl.api.schemas.hook"],
     # the page's scripts come from a package, not from a CDN
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",

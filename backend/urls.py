@@ -9,12 +9,12 @@ from backend.rest import errors
 urlpatterns = [
     # first, because it is asked most often
     path("api/", include("feedback.api_urls")),
-    path("api/", include("rl.api_urls")),
+    path("api/", include("rl.api.urls")),
     # whatever else is asked for there gets JSON too
-    path("v1/", include("rl.gateway_urls")),
+    path("v1/", include("rl.api.gateway_urls")),
     re_path("^v1/", errors.no_such_address),
     re_path("^api/", errors.no_such_address),
-    path("", include("rl.health_urls")),
+    path("", include("rl.api.health_urls")),
     path("", include("feedback.urls")),
     path("", include("rl.urls")),
     path("admin/", admin.site.urls),

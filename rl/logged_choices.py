@@ -12,10 +12,10 @@ import numpy as np
 
 from feedback.exposures import ListedChoice, listed_choices, verdicts_on
 from rl.models import RewardRecord, ServingSettings
-from rl.offpolicy import MIN_DECISIONS, Array, Choice, OffPolicyRefused, Report, gain, report
 from rl.pairs import rating_value, split_of
 from rl.serving.choosing import choice_probabilities
 from rl.statistics import Difference
+from rl.statistics.offpolicy import MIN_DECISIONS, Array, Choice, OffPolicyRefused, Report, gain, report
 
 MOST = 400
 """Newest decisions that are scored again: each costs a pass over its prompt and candidates."""

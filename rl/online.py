@@ -15,9 +15,10 @@ from django.utils import timezone
 from feedback.recording import spool_replay
 from feedback.selectors import agents_known
 from feedback.services import decision_record, rating_submit
-from rl import experiment_clock, jobs, registry, watching
+from rl import jobs, registry, watching
 from rl.buffer import buffer_size, feedback_take
 from rl.choosing import method_chosen
+from rl.experiments import clock as experiment_clock
 from rl.learner_config import learner_config, learner_settings, retrain_knobs
 from rl.methods import method_named
 from rl.models import LearnerSettings, TrainingRun

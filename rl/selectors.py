@@ -14,9 +14,9 @@ from feedback.selectors import FeedbackCounts, feedback_counts_lately
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
 from rl.buffer import buffer_sizes_lately
-from rl.curves import Versions, versions_of
+from rl.drawings.curves import Versions, versions_of
+from rl.drawings.lineage import Descent, Lineage, lineage_of
 from rl.learner_config import learner_defaults
-from rl.lineage import Descent, Lineage, lineage_of
 from rl.models import Artifact, Evaluation, Experiment, LearnerSettings, Policy, PolicyEvent, TrainingRun
 
 EVENTS_SHOWN = 100

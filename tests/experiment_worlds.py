@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from rl.contrasts import half_width
-from rl.offpolicy import Choice, report
+from rl.statistics.contrasts import half_width
+from rl.statistics.offpolicy import Choice, report
 
 LOOK_EVERY = 10
 MIN_UNITS = 50

@@ -9,7 +9,7 @@ from typing import Any
 from django.utils import timezone
 
 from feedback.models import Decision, Rating, prompt_hash
-from rl.experiments import ArmOrder, experiment_create, experiment_start, plan_of
+from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start, plan_of
 from rl.models import Experiment, Policy
 
 PROMPT = [{"role": "user", "content": "Where does this go?"}]

@@ -30,8 +30,8 @@ from feedback.services import (
     rating_withdraw,
 )
 from rl import registry
-from rl.experiment_models import Arm
 from rl.models import Artifact, Evaluation, Learnt, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
+from rl.models.experiments import Arm
 from tests.judged import evidence_stored
 
 pytestmark = pytest.mark.django_db

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl.boundaries import (
+from rl.statistics import wilson_interval
+from rl.statistics.boundaries import (
     beta_binomial,
     boundary,
     gamma_exponential,
@@ -21,7 +22,7 @@ from rl.boundaries import (
     poly_stitching,
     proportion_sequence,
 )
-from rl.contrasts import (
+from rl.statistics.contrasts import (
     Contrast,
     Moments,
     always_valid,
@@ -37,7 +38,6 @@ from rl.contrasts import (
     uplift,
     welch,
 )
-from rl.statistics import wilson_interval
 from tests.experiment_worlds import peeking
 
 VECTORS = Path(__file__).resolve().parents[2] / "shared/data/vectors/reference_vectors.json"

@@ -176,7 +176,7 @@ def test_a_malformed_order_is_refused_by_its_field(
 def test_a_running_experiment_says_who_answers_and_with_which_probability(
     api: ApiClient, parrot: Parrot
 ) -> None:
-    from rl.experiments import ArmOrder, experiment_create, experiment_start
+    from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start
 
     policy_made("filer-v1", "filer")
     policy_made("filer-v2", "filer", "challenger")

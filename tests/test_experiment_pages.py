@@ -16,13 +16,13 @@ from django.test import Client
 from feedback.remembered import forget_all
 from feedback.roles import role_give
 from rl import registry
-from rl.experiment_words import effect_interval_words, interval_words
-from rl.experiments import experiment_stop
-from rl.forest import MARGIN, WIDTH, Line, forest_of, round_values
-from rl.metrics import metric_of
+from rl.drawings.forest import MARGIN, WIDTH, Line, forest_of, round_values
+from rl.experiments.metrics import metric_of
+from rl.experiments.traffic import experiment_stop
+from rl.experiments.verdicts import Effect
+from rl.experiments.words import effect_interval_words, interval_words
 from rl.models import Experiment, Policy
 from rl.statistics import Interval
-from rl.verdicts import Effect
 from tests.api_client import ApiClient, error_of
 from tests.exposed import draft_of, expose, policy_of, running_of
 from tests.judged import judged

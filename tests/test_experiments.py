@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from rl.allocation import ArmPlan, ExperimentPlan, group_place, positions
-from rl.experiments import (
+from rl.experiments.allocation import ArmPlan, ExperimentPlan, group_place, positions
+from rl.experiments.traffic import (
     ArmOrder,
     ExperimentRefused,
     assign,
@@ -93,7 +93,7 @@ def test_a_ramp_takes_its_share_and_moves_nobody_who_is_in() -> None:
 
 def test_another_process_assigns_the_same() -> None:
     code = (
-        "from rl.allocation import positions\n"
+        "from rl.experiments.allocation import positions\n"
         "print([int(positions('salt', f'user-{n}')[1] * 1000) for n in range(50)])"
     )
     root = Path(__file__).resolve().parent.parent

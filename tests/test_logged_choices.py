@@ -17,10 +17,10 @@ from rl import evaluations, registry
 from rl.logged_choices import LoggedChoices, logged_choices, off_policy
 from rl.management.commands.evaluate_model import off_policy_text
 from rl.models import Evaluation, Policy, RewardRecord, ServingSettings
-from rl.off_policy_page import off_policy_shown
-from rl.offpolicy import MIN_DECISIONS
 from rl.pairs import split_of
 from rl.serving.choosing import choice_probabilities
+from rl.statistics.offpolicy import MIN_DECISIONS
+from rl.views.off_policy import off_policy_shown
 from tests.exposed import policy_of
 from tests.judged import judged
 

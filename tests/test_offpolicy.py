@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl.offpolicy import (
+from rl.statistics.offpolicy import (
     Choice,
     Log,
     OffPolicyRefused,

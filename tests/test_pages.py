@@ -19,7 +19,7 @@ from feedback.remembered import Believed
 from feedback.selectors import feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import registry
-from rl.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
+from rl.drawings.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
 from rl.selectors import Share, share_of
 from rl.templatetags.ratchet import duration
@@ -338,7 +338,7 @@ def test_a_failure_shows_no_traceback(rater: Client, monkeypatch: pytest.MonkeyP
     def broken() -> None:
         raise RuntimeError("the secret cause")
 
-    monkeypatch.setattr("rl.views.agent_cards", broken)
+    monkeypatch.setattr("rl.views.runs.agent_cards", broken)
     rater.raise_request_exception = False
     answer = rater.get("/")
     assert answer.status_code == 500

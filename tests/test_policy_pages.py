@@ -14,12 +14,12 @@ from feedback.roles import role_give
 from rl import registry
 from rl.cards import policy_card
 from rl.comparing import policy_diff
-from rl.curves import HEIGHT, TOP, versions_of
+from rl.drawings.curves import HEIGHT, TOP, versions_of
+from rl.drawings.lineage import BRANCH, TRUNK, Descent, lineage_of
+from rl.drawings.sheets import sheet_lines
 from rl.jobs import run_folder
-from rl.lineage import BRANCH, TRUNK, Descent, lineage_of
 from rl.models import Evaluation, Policy, RunMetric, Snapshot, TrainingRun
 from rl.retention import policies_kept, policies_prune
-from rl.sheets import sheet_lines
 from tests.judged import evidence_stored, judged
 
 pytestmark = pytest.mark.django_db

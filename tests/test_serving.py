@@ -12,7 +12,7 @@ from django.db import OperationalError
 from django.test import Client
 
 from feedback.models import Decision
-from rl import health
+from rl.api import health as health
 from rl.models import Artifact, Policy
 from rl.serving import answering, files
 from rl.serving.base import BackendFailed, Model

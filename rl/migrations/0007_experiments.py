@@ -3,7 +3,7 @@
 import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
-import rl.experiment_models
+import rl.models.experiments
 from django.db import migrations, models
 
 NAMES = {"experiment": "experiment", "arm": "arm", "experimentevent": "experiment event"}
@@ -48,7 +48,7 @@ class Migration(migrations.Migration):
                 ('agent', models.CharField(max_length=64, validators=[django.core.validators.RegexValidator('^[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?$', 'A name is a slug of 1 to 64 lower-case letters, digits, - and _, such as shorter-answers.')])),
                 ('hypothesis', models.TextField(blank=True, help_text='What is expected, and why')),
                 ('status', models.CharField(choices=[('draft', 'Draft'), ('running', 'Running'), ('stopped', 'Stopped')], default='draft', max_length=8)),
-                ('salt', models.CharField(default=rl.experiment_models.salt_new, editable=False, max_length=64)),
+                ('salt', models.CharField(default=rl.models.experiments.salt_new, editable=False, max_length=64)),
                 ('ramp', models.PositiveSmallIntegerField(choices=[(1, '1 %'), (5, '5 %'), (10, '10 %'), (25, '25 %'), (50, '50 %'), (100, '100 %')], default=1, help_text='Percent of units that take part')),
                 ('allocation', models.CharField(choices=[('fixed', 'fixed weights'), ('thompson', 'bandit: more to what seems better (Thompson)')], default='fixed', max_length=8)),
                 ('epoch', models.PositiveIntegerField(default=0, editable=False, help_text='Times a bandit was reweighted')),
@@ -61,7 +61,7 @@ class Migration(migrations.Migration):
                 ('alpha', models.FloatField(default=0.05, help_text='Chance of acting on luck alone, however often one looks')),
                 ('tuning', models.PositiveIntegerField(default=1000, help_text='Units at which the interval is to be tightest')),
                 ('min_units', models.PositiveIntegerField(default=50, help_text='Units per arm before anything is acted on')),
-                ('guardrails', models.JSONField(blank=True, default=rl.experiment_models.guardrails_default)),
+                ('guardrails', models.JSONField(blank=True, default=rl.models.experiments.guardrails_default)),
                 ('slices', models.JSONField(blank=True, default=list, help_text='tag, source, or metadata.<key>')),
                 ('on_win', models.CharField(choices=[('propose', 'propose the promotion; a person decides'), ('promote', 'promote it at once, where its gate opens')], default='propose', max_length=8)),
                 ('reason', models.TextField(blank=True, help_text='Why it was stopped')),

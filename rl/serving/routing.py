@@ -11,8 +11,8 @@ from django.conf import settings
 from feedback.remembered import Remembered
 from feedback.selectors import SLUG_PATTERN
 from rl.agents import AGENTS
-from rl.allocation import Plan
-from rl.experiments import plan_of
+from rl.experiments.allocation import Plan
+from rl.experiments.traffic import plan_of
 from rl.models import Policy, ServingSettings
 from rl.registry import champion_of
 from rl.serving.base import BASE, Model, ServingRefused

@@ -7,12 +7,13 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from rl import experiment_clock, registry
-from rl.allocation import BASE, RAMP
-from rl.api_experiments import experiment_shown
-from rl.experiment_results import results_of, results_shown
-from rl.experiment_words import effect_interval_words, interval_words
-from rl.experiments import (
+from rl import registry
+from rl.api.experiments import experiment_shown
+from rl.experiments import clock as experiment_clock
+from rl.experiments.allocation import BASE, RAMP
+from rl.experiments.metrics import METRICS
+from rl.experiments.results import results_of, results_shown
+from rl.experiments.traffic import (
     ArmOrder,
     ExperimentRefused,
     assign,
@@ -22,7 +23,7 @@ from rl.experiments import (
     experiment_start,
     experiment_stop,
 )
-from rl.metrics import METRICS
+from rl.experiments.words import effect_interval_words, interval_words
 from rl.models import Experiment
 
 ACTOR = "experiment"

@@ -18,7 +18,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Prefetch
 from django.utils import timezone
 
-from rl.allocation import BASE, RAMP, ArmPlan, Assignment, ExperimentPlan, Plan, group_place
+from rl.experiments.allocation import BASE, RAMP, ArmPlan, Assignment, ExperimentPlan, Plan, group_place
 from rl.models import Arm, Experiment, ExperimentEvent, Policy
 
 Status = Experiment.Status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl.api_gateway import ChatCompletions, ModelOne, Models
+from rl.api.gateway import ChatCompletions, ModelOne, Models
 
 urlpatterns = [
     path("chat/completions", ChatCompletions.as_view(), name="v1-chat-completions"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl.health import Metrics, healthz, readyz
+from rl.api.health import Metrics, healthz, readyz
 
 urlpatterns = [
     path("healthz", healthz, name="healthz"),

@@ -14,10 +14,10 @@ from backend.rest.pages import page_of
 from backend.rest.reading import parameters
 from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
-from rl.api import agent_checked
-from rl.api_loop import OF_AGENT, PAGING
-from rl.experiment_results import results_lately, results_shown
-from rl.experiments import ExperimentRefused
+from rl.api.loop import OF_AGENT, PAGING
+from rl.api.training import agent_checked
+from rl.experiments.results import results_lately, results_shown
+from rl.experiments.traffic import ExperimentRefused
 from rl.models import Arm, Experiment
 
 STATUS = parameter(

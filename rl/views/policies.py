@@ -13,10 +13,10 @@ from django.views.decorators.http import require_POST, require_safe
 
 from rl import registry
 from rl.comparing import policy_diff
+from rl.drawings.sheets import sheet_lines
 from rl.models import Policy, PolicyEvent
-from rl.off_policy_page import off_policy_shown
 from rl.selectors import policy_charts, policy_lineage, policy_overview, share_of
-from rl.sheets import sheet_lines
+from rl.views.off_policy import off_policy_shown
 
 NEWEST = 50
 """Versions of an agent that are listed."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl.api import Policies, RunOne, TrainPolicy
-from rl.api_decide import Decide
-from rl.api_experiments import ExperimentResults, Experiments
-from rl.api_labels import Suggestions
-from rl.api_loop import Cancel, Online, Promote, Registry, Rollback, Runs
-from rl.api_rewards import CalculatePending
+from rl.api.decide import Decide
+from rl.api.experiments import ExperimentResults, Experiments
+from rl.api.labels import Suggestions
+from rl.api.loop import Cancel, Online, Promote, Registry, Rollback, Runs
+from rl.api.rewards import CalculatePending
+from rl.api.training import Policies, RunOne, TrainPolicy
 
 urlpatterns = [
     path("decide/", Decide.as_view(), name="api-decide"),

@@ -12,7 +12,7 @@ from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.selectors import agents_known
-from rl.api import agent_checked
+from rl.api.training import agent_checked
 from rl.reward_records import RewardsRefused, rewards_calculate
 
 MOST = 2000

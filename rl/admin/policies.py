@@ -1,4 +1,4 @@
-"""The admin of rl: the policy registry an operator lives on, and what its policies came from."""
+"""The admin of policies: the registry an operator lives on, with evaluations, files and history."""
 
 from __future__ import annotations
 
@@ -15,29 +15,16 @@ from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
-from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
-from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
-from feedback.selectors import agents_known
-from rl import admin_golden as admin_golden
-from rl import experiment_admin as experiment_admin
+from backend.facts_admin import FactAdmin, admin_link
 from rl import registry
+from rl.admin.shown import ByAgent, ByAgentOfPolicy, share_shown
 from rl.models import (
-    AgentDefinition,
     Artifact,
     Evaluation,
-    GateSettings,
-    LabelRun,
-    LearnerSettings,
     Policy,
     PolicyEvent,
-    RewardRecord,
-    RewardSettings,
-    RunMetric,
-    ServingSettings,
-    Snapshot,
-    TrainingRun,
 )
 from rl.selectors import policy_overview, share_of
 
@@ -48,29 +35,6 @@ STAGE_COLOURS = {
     "retired": "default",
     "rejected": "danger",
 }
-STATUS_COLOURS = {
-    "queued": "info",
-    "running": "primary",
-    "succeeded": "success",
-    "failed": "danger",
-    "refused": "warning",
-    "cancelled": "warning",
-}
-
-
-class ByAgent(AgentFilter):
-    known = staticmethod(agents_known)
-
-
-class ByAgentOfPolicy(ByAgent):
-    path = "policy__agent"
-
-
-def _percent(figures: dict[str, Any], name: str) -> str:
-    share = share_of(figures, name)
-    if share is None:
-        return "–"
-    return f"{share.percent} [{share.interval}]" if share.interval else share.percent
 
 
 @admin.register(Policy)
@@ -116,7 +80,7 @@ class PolicyAdmin(FactAdmin):
 
     @display(description="accuracy [95 %]")
     def accuracy(self, policy: Policy) -> str:
-        return _percent(policy.metrics, "preference_accuracy")
+        return share_shown(policy.metrics, "preference_accuracy")
 
     @display(description="gain, points [95 %]")
     def gain(self, policy: Policy) -> str:
@@ -179,106 +143,6 @@ class PolicyAdmin(FactAdmin):
         return redirect("admin:rl_policy_change", policy.pk)
 
 
-class RunMetricInline(FactInline):
-    model = RunMetric
-    fields = ["step", "figures", "at"]
-    readonly_fields = fields
-    per_page = 25
-    collapsible = True
-
-    @display(description="figures")
-    def figures(self, metric: RunMetric) -> str:
-        return ", ".join(
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in metric.values.items()
-        )
-
-
-@admin.register(TrainingRun)
-class TrainingRunAdmin(FactAdmin):
-    list_display = [
-        "shown_id",
-        "agent",
-        "method",
-        "stated",
-        "progress",
-        "base_model",
-        "policy_link",
-        "created",
-    ]
-    list_filter = [ByAgent, "status", "method"]
-    search_fields = ["agent", "base_model", "reason", "output"]
-    ordering = ["-id"]
-    inlines = [RunMetricInline]
-    fieldsets = [
-        (
-            None,
-            {
-                "fields": [
-                    "agent",
-                    "method",
-                    "status",
-                    "reason",
-                    "page",
-                    "snapshot",
-                    "steps_done",
-                    "steps_total",
-                ]
-            },
-        ),
-        ("How", {"fields": ["base_model", "base_model_hash", "config", "seed", "recipe"]}),
-        ("Where", {"fields": ["hardware", "libraries", "code_version", "worker", "output"]}),
-        ("When", {"fields": ["created_at", "started_at", "heartbeat_at", "finished_at"]}),
-        ("Result", {"fields": ["result"]}),
-    ]
-    readonly_fields = ["page", "created_at"]
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[TrainingRun]:
-        return super().get_queryset(request).select_related("policy", "snapshot")
-
-    @display(description="run", ordering="id")
-    def shown_id(self, run: TrainingRun) -> str:
-        return f"run {run.pk}"
-
-    @display(description="status", ordering="status", label=STATUS_COLOURS)
-    def stated(self, run: TrainingRun) -> str:
-        return run.status
-
-    @display(description="steps")
-    def progress(self, run: TrainingRun) -> str:
-        return f"{run.steps_done} of {run.steps_total}"
-
-    @display(description="policy")
-    def policy_link(self, run: TrainingRun) -> SafeString | str:
-        return admin_link(getattr(run, "policy", None))
-
-    @display(description="curves")
-    def page(self, run: TrainingRun) -> SafeString:
-        address = reverse("run", args=[run.pk])
-        return format_html('<a class="ratchet-link" href="{}">Curves of run {}</a>', address, run.pk)
-
-
-@admin.register(Snapshot)
-class SnapshotAdmin(FactAdmin):
-    list_display = ["shown_id", "agent", "kind", "rows", "feedback_count", "simulated", "path", "created"]
-    list_filter = [ByAgent, "kind"]
-    search_fields = ["path", "sha256"]
-    ordering = ["-id"]
-    readonly_fields = ["created_at"]
-
-    @display(description="snapshot", ordering="id")
-    def shown_id(self, snapshot: Snapshot) -> str:
-        return f"snapshot {snapshot.pk}"
-
-    @display(description="rows")
-    def rows(self, snapshot: Snapshot) -> str:
-        return ", ".join(f"{count} {split}" for split, count in snapshot.counts.items())
-
-    @display(description="simulated", ordering="simulated_share")
-    def simulated(self, snapshot: Snapshot) -> str:
-        return f"{100 * snapshot.simulated_share:.0f} %"
-
-
 @admin.register(Evaluation)
 class EvaluationAdmin(FactAdmin):
     list_display = ["shown_id", "agent", "subject", "split", "samples", "accuracy", "against", "created"]
@@ -300,7 +164,7 @@ class EvaluationAdmin(FactAdmin):
 
     @display(description="preference accuracy [95 %]")
     def accuracy(self, evaluation: Evaluation) -> str:
-        return _percent(evaluation.figures, "preference_accuracy")
+        return share_shown(evaluation.figures, "preference_accuracy")
 
 
 @admin.register(PolicyEvent)
@@ -346,81 +210,3 @@ class ArtifactAdmin(FactAdmin):
     @display(description="size", ordering="bytes")
     def size(self, artifact: Artifact) -> str:
         return f"{artifact.bytes / 1e6:,.1f} MB"
-
-
-@admin.register(LearnerSettings)
-class LearnerSettingsAdmin(ModelAdmin):
-    """When an agent learns by itself: an operator may change it at any time."""
-
-    list_display = ["agent", "enabled", "min_samples_to_retrain", "retrain_interval_hours", "method", "gate"]
-    search_fields = ["agent"]
-
-
-@admin.register(ServingSettings)
-class ServingSettingsAdmin(ModelAdmin):
-    """How an agent answers, and how much it tries out."""
-
-    list_display = ["agent", "choose_temperature", "epsilon", "temperature", "max_tokens"]
-    search_fields = ["agent"]
-
-
-@admin.register(GateSettings)
-class GateSettingsAdmin(ModelAdmin):
-    """The bounds of an agent's gate."""
-
-    list_display = ["agent", "min_evidence", "alpha", "margin", "max_slice_loss", "max_kl"]
-    search_fields = ["agent"]
-
-
-@admin.register(RewardRecord)
-class RewardRecordAdmin(FactAdmin):
-    """Every reward that was ever calculated."""
-
-    list_display = ["decided", "agent", "raw", "immediate", "delayed", "strategic", "simulated", "created"]
-    list_filter = [ByAgent, "simulated"]
-    search_fields = ["=decision"]
-    ordering = ["-id"]
-    readonly_fields = ["created_at"]
-
-    @display(description="decision")
-    def decided(self, record: RewardRecord) -> SafeString:
-        address = reverse("decision", args=[record.decision])
-        return format_html('<a class="ratchet-link" href="{}">{}</a>', address, str(record.decision)[:8])
-
-
-@admin.register(RewardSettings)
-class RewardSettingsAdmin(ModelAdmin):
-    """How an agent's decisions are rewarded."""
-
-    list_display = ["agent", "immediate_weight", "delayed_weight", "strategic_weight"]
-    search_fields = ["agent"]
-
-
-@admin.register(AgentDefinition)
-class AgentDefinitionAdmin(ModelAdmin):
-    """Agents that need no code."""
-
-    list_display = ["slug", "title", "description"]
-    search_fields = ["slug", "title"]
-
-
-@admin.register(LabelRun)
-class LabelRunAdmin(FactAdmin):
-    """Label models, and how well calibrated they are."""
-
-    list_display = ["named", "agent", "ratings", "suggested", "brier", "calibration", "created"]
-    list_filter = [ByAgent]
-    ordering = ["-id"]
-    readonly_fields = ["created_at"]
-
-    @display(description="label model", ordering="id")
-    def named(self, run: LabelRun) -> str:
-        return str(run)
-
-    @display(description="Brier score")
-    def brier(self, run: LabelRun) -> str:
-        return f"{run.figures.get('brier', float('nan')):.3f}"
-
-    @display(description="calibration error")
-    def calibration(self, run: LabelRun) -> str:
-        return f"{run.figures.get('calibration_error', float('nan')):.3f}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl.experiment_results import ArmResult, Results, SliceResult, verdict_shown
-from rl.forest import Forest, Line, forest_of
-from rl.metrics import Metric, metric_of
+from rl.drawings.forest import Forest, Line, forest_of
+from rl.experiments.metrics import Metric, metric_of
+from rl.experiments.results import ArmResult, Results, SliceResult, verdict_shown
+from rl.experiments.verdicts import Effect, Guarded
 from rl.statistics import Interval
-from rl.verdicts import Effect, Guarded
 
 VERDICTS = {
     "collecting": "collecting",

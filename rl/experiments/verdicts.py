@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl.boundaries import proportion_sequence
-from rl.contrasts import (
+from rl.experiments.metrics import LOWER, Guardrail, Metric
+from rl.statistics import Interval
+from rl.statistics.boundaries import proportion_sequence
+from rl.statistics.contrasts import (
     Contrast,
     Moments,
     always_valid,
@@ -19,8 +21,6 @@ from rl.contrasts import (
     posterior,
     units_needed,
 )
-from rl.metrics import LOWER, Guardrail, Metric
-from rl.statistics import Interval
 
 COLLECTING, UNDECIDED, BETTER, WORSE, HARM, MISMATCH = (
     "collecting", "undecided", "better", "worse", "harm", "mismatch",

@@ -16,7 +16,7 @@ from feedback.api.shown import decision_as_shown, decision_shown
 from feedback.selectors import decision_get
 from feedback.services import identity_of
 from rl.agents import get_agent
-from rl.api import agent_checked
+from rl.api.training import agent_checked
 from rl.serving.answering import NobodyAnswers
 from rl.serving.base import ServingRefused
 from rl.serving.deciding import DecideOrder, action_of, decide

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backend.rest.schema import Schema, add_components, listed
 from feedback.api.schemas import DECISION, SENT_ID, sent, with_fields
 from feedback.selectors import SLUG_PATTERN
-from rl.api_experiment_schemas import EXPERIMENT_COMPONENTS
+from rl.api.experiment_schemas import EXPERIMENT_COMPONENTS
 from rl.serving.chat_request import ROLES
 from rl.serving.deciding import MAX_CANDIDATES
 

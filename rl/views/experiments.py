@@ -13,11 +13,11 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from rl import registry
-from rl.allocation import BASE, RAMP
-from rl.experiment_clock import arm_promote
-from rl.experiment_results import results_lately, results_of, verdict_shown
-from rl.experiment_words import VERDICTS, shown
-from rl.experiments import (
+from rl.experiments.allocation import BASE, RAMP
+from rl.experiments.clock import arm_promote
+from rl.experiments.metrics import METRICS
+from rl.experiments.results import results_lately, results_of, verdict_shown
+from rl.experiments.traffic import (
     ANSWERING,
     ArmOrder,
     ExperimentRefused,
@@ -28,7 +28,7 @@ from rl.experiments import (
     out_of_service,
     ramps_left,
 )
-from rl.metrics import METRICS
+from rl.experiments.words import VERDICTS, shown
 from rl.models import Arm, Experiment, Policy
 
 PER_PAGE = 30

@@ -14,13 +14,9 @@ from django.utils import timezone
 
 from feedback.exposures import Exposure, decisions_of_arms, exposures, outcomes_of, verdicts
 from feedback.remembered import Believed
-from rl.contrasts import Moments, best_chances, ratio_mismatch_anytime_p, ratio_mismatch_p
-from rl.experiments import arms_of
-from rl.metrics import HIGHER, Metric, guardrails_of, metric_of
-from rl.models import Arm, Experiment, RewardRecord
-from rl.pairs import rating_value
-from rl.statistics import Interval
-from rl.verdicts import (
+from rl.experiments.metrics import HIGHER, Metric, guardrails_of, metric_of
+from rl.experiments.traffic import arms_of
+from rl.experiments.verdicts import (
     COLLECTING,
     Effect,
     Guarded,
@@ -31,6 +27,10 @@ from rl.verdicts import (
     verdict_of,
     words_of,
 )
+from rl.models import Arm, Experiment, RewardRecord
+from rl.pairs import rating_value
+from rl.statistics import Interval
+from rl.statistics.contrasts import Moments, best_chances, ratio_mismatch_anytime_p, ratio_mismatch_p
 
 SLICES_SHOWN = 12
 """Values of one slice that are shown, the most frequent ones."""

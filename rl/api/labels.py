@@ -8,7 +8,7 @@ from rest_framework.response import Response
 from backend.rest.reading import parameters
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
-from rl.api import AGENT, agent_checked
+from rl.api.training import AGENT, agent_checked
 from rl.labelling import labels_shown
 
 

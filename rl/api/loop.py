@@ -17,7 +17,7 @@ from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs, registry
-from rl.api import AGENT, agent_checked, flag, run_shown
+from rl.api.training import AGENT, agent_checked, flag, run_shown
 from rl.choosing import method_chosen
 from rl.datasets import DatasetRefused
 from rl.jobs import TrainOrder

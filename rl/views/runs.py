@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs
-from rl.curves import curve_of
+from rl.drawings.curves import curve_of
 from rl.jobs import run_log_tail
 from rl.models import TrainingRun
 from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest, share_of

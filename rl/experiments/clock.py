@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from feedback.remembered import Believed
 from rl import registry
-from rl.contrasts import Moments, bandit_chances, thompson_shares
-from rl.experiment_results import ArmResult, Results, results_of, results_shown
-from rl.experiments import (
+from rl.experiments.metrics import LOWER, Metric
+from rl.experiments.results import ArmResult, Results, results_of, results_shown
+from rl.experiments.traffic import (
     ExperimentRefused,
     event,
     experiment_lock,
@@ -21,10 +21,10 @@ from rl.experiments import (
     experiments_running,
     out_of_service,
 )
-from rl.metrics import LOWER, Metric
+from rl.experiments.verdicts import BETTER, HARM, MISMATCH
 from rl.models import Arm, Experiment, ExperimentEvent, Policy
 from rl.notices import notify
-from rl.verdicts import BETTER, HARM, MISMATCH
+from rl.statistics.contrasts import Moments, bandit_chances, thompson_shares
 
 logger = logging.getLogger("rl.experiments")
 

@@ -1,0 +1,54 @@
+"""The admin of what an operator sets per agent: learning, serving, gate, rewards, and agents without code."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from unfold.admin import ModelAdmin
+
+from rl.models import (
+    AgentDefinition,
+    GateSettings,
+    LearnerSettings,
+    RewardSettings,
+    ServingSettings,
+)
+
+
+@admin.register(LearnerSettings)
+class LearnerSettingsAdmin(ModelAdmin):
+    """When an agent learns by itself: an operator may change it at any time."""
+
+    list_display = ["agent", "enabled", "min_samples_to_retrain", "retrain_interval_hours", "method", "gate"]
+    search_fields = ["agent"]
+
+
+@admin.register(ServingSettings)
+class ServingSettingsAdmin(ModelAdmin):
+    """How an agent answers, and how much it tries out."""
+
+    list_display = ["agent", "choose_temperature", "epsilon", "temperature", "max_tokens"]
+    search_fields = ["agent"]
+
+
+@admin.register(GateSettings)
+class GateSettingsAdmin(ModelAdmin):
+    """The bounds of an agent's gate."""
+
+    list_display = ["agent", "min_evidence", "alpha", "margin", "max_slice_loss", "max_kl"]
+    search_fields = ["agent"]
+
+
+@admin.register(RewardSettings)
+class RewardSettingsAdmin(ModelAdmin):
+    """How an agent's decisions are rewarded."""
+
+    list_display = ["agent", "immediate_weight", "delayed_weight", "strategic_weight"]
+    search_fields = ["agent"]
+
+
+@admin.register(AgentDefinition)
+class AgentDefinitionAdmin(ModelAdmin):
+    """Agents that need no code."""
+
+    list_display = ["slug", "title", "description"]
+    search_fields = ["slug", "title"]

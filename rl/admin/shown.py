@@ -1,0 +1,24 @@
+"""What several admin pages of rl show alike: the filter by agent, and a share with its interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backend.facts_admin import AgentFilter
+from feedback.selectors import agents_known
+from rl.selectors import share_of
+
+
+class ByAgent(AgentFilter):
+    known = staticmethod(agents_known)
+
+
+class ByAgentOfPolicy(ByAgent):
+    path = "policy__agent"
+
+
+def share_shown(figures: dict[str, Any], name: str) -> str:
+    share = share_of(figures, name)
+    if share is None:
+        return "–"
+    return f"{share.percent} [{share.interval}]" if share.interval else share.percent

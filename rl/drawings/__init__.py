@@ -1,0 +1,1 @@
+"""Figures drawn as SVG on the server: no script and no chart library in a page."""

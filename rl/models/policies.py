@@ -1,0 +1,155 @@
+"""The registry: policies with their evaluations, their exported files and their history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from rl.models.runs import Snapshot, TrainingRun
+
+
+class Policy(models.Model):
+    """A registry entry: base model and adapter, named `<agent>-v<feedback count>`."""
+
+    class Stage(models.TextChoices):
+        CANDIDATE = "candidate"
+        CHALLENGER = "challenger"
+        CHAMPION = "champion"
+        RETIRED = "retired"
+        REJECTED = "rejected"
+
+    name = models.CharField(max_length=200, unique=True)
+    agent = models.CharField(max_length=64)
+    stage = models.CharField(max_length=16, choices=Stage, default=Stage.CANDIDATE)
+    parent = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="children",
+        help_text="The champion it set out to beat",
+    )
+    run = models.OneToOneField(
+        TrainingRun, null=True, blank=True, on_delete=models.PROTECT, related_name="policy"
+    )
+    base_model = models.CharField(max_length=500)
+    base_model_hash = models.CharField(max_length=100)
+    adapter_path = models.CharField(
+        max_length=500, help_text="Folder of the adapter, relative to RATCHET_HOME where inside it"
+    )
+    adapter_sha256 = models.CharField(max_length=64)
+    feedback_count = models.PositiveIntegerField()
+    metrics = models.JSONField(default=dict, help_text="Figures of the newest evaluation on the holdout")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["agent", "-id"]
+        verbose_name_plural = "policies"
+        indexes = [models.Index(fields=["agent", "stage"])]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["agent"], condition=Q(stage="champion"), name="policy_one_champion_per_agent"
+            ),
+            models.CheckConstraint(
+                condition=Q(stage__in=["candidate", "challenger", "champion", "retired", "rejected"]),
+                name="policy_stage_known",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Evaluation(models.Model):
+    """The figures of a policy on held-out prompts, with what it was compared to."""
+
+    agent = models.CharField(max_length=64)
+    policy = models.ForeignKey(
+        Policy, null=True, blank=True, on_delete=models.PROTECT, related_name="evaluations"
+    )
+    checkpoint = models.CharField(max_length=500, blank=True, help_text="Where no policy was named")
+    base_model = models.CharField(max_length=500)
+    against = models.CharField(max_length=200, blank=True, help_text="`base`, a policy's name, or empty")
+    snapshot = models.ForeignKey(
+        Snapshot, null=True, blank=True, on_delete=models.PROTECT, related_name="evaluations"
+    )
+    split = models.CharField(max_length=16, default="holdout")
+    samples = models.PositiveIntegerField()
+    figures = models.JSONField()
+    evidence = models.JSONField(default=dict, help_text="Per prompt what both sides did: what a gate asks")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["agent", "-id"])]
+
+    def __str__(self) -> str:
+        return f"evaluation {self.pk} of {self.policy or self.checkpoint}"
+
+
+class Artifact(models.Model):
+    """A file or folder exported from a policy."""
+
+    policy = models.ForeignKey(Policy, on_delete=models.PROTECT, related_name="artifacts")
+    format = models.CharField(max_length=16)
+    quantization = models.CharField(max_length=16, blank=True)
+    path = models.CharField(max_length=500, help_text="Relative to RATCHET_HOME where inside it")
+    bytes = models.PositiveBigIntegerField()
+    sha256 = models.CharField(max_length=64)
+    checked = models.JSONField(default=dict, help_text="What was compared with the original, and the figures")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [models.UniqueConstraint(fields=["policy", "path"], name="artifact_once_per_path")]
+
+    def __str__(self) -> str:
+        return f"{self.policy} {self.format} {self.quantization}".rstrip()
+
+
+class PolicyEvent(models.Model):
+    """Who moved a policy, when, why and with which verdicts. Append-only."""
+
+    class Kind(models.TextChoices):
+        REGISTERED = "registered"
+        EVALUATED = "evaluated"
+        EXPORTED = "exported"
+        GATED = "gated"
+        DEPLOYED = "deployed"
+        PRUNED = "pruned"
+        PROMOTED = "promoted"
+        REJECTED = "rejected"
+        RETIRED = "retired"
+        ROLLED_BACK = "rolled_back"
+        WATCHED = "watched", "watched in use"
+
+    policy = models.ForeignKey(Policy, on_delete=models.PROTECT, related_name="events")
+    kind = models.CharField(max_length=16, choices=Kind)
+    from_stage = models.CharField(max_length=16, blank=True)
+    to_stage = models.CharField(max_length=16, blank=True)
+    actor = models.CharField(max_length=200, help_text="Who did it: a user's name, or the command or job")
+    reason = models.TextField(blank=True)
+    forced = models.BooleanField(default=False)
+    verdicts = models.JSONField(default=dict, blank=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(condition=Q(forced=False) | ~Q(reason=""), name="event_forced_has_reason"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.kind}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if self.pk is not None:
+            raise ValidationError("A policy event is history: it is never changed.")
+        super().save(*args, **kwargs)
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        raise ValidationError("A policy event is history: it is never deleted.")

@@ -1,0 +1,158 @@
+"""What was made of the feedback: immutable snapshots, and training runs with their metrics."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+
+class Snapshot(models.Model):
+    """An immutable dataset file with its hash, its counts and the query that made it."""
+
+    class Kind(models.TextChoices):
+        PAIRS = "pairs", "preference pairs"
+        LABELS = "labels", "good and bad responses"
+        SCORES = "scores", "scored responses"
+        CORRECTIONS = "corrections", "demonstrations"
+        PROMPTS = "prompts", "prompts"
+        GROUPS = "groups", "rated responses per prompt"
+
+    agent = models.CharField(max_length=64)
+    kind = models.CharField(max_length=16, choices=Kind)
+    path = models.CharField(max_length=500, help_text="Relative to RATCHET_HOME")
+    sha256 = models.CharField(max_length=64)
+    counts = models.JSONField(default=dict, help_text="Rows per split")
+    sources = models.JSONField(default=dict, help_text="Rows per kind of evidence")
+    left_out = models.JSONField(default=dict, help_text="What was left out: {reason: count}")
+    query = models.JSONField(
+        default=dict, help_text="What was asked: agent, source, margins, caps, newest feedback seen"
+    )
+    feedback_count = models.PositiveIntegerField(help_text="Ratings and comparisons that it was made from")
+    simulated_share = models.FloatField(
+        default=0.0, help_text="Share of that feedback given by a simulated rater, 0 to 1"
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["agent", "-id"])]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(simulated_share__gte=0.0, simulated_share__lte=1.0),
+                name="snapshot_simulated_share_in_0_1",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"snapshot {self.pk}: {self.agent}, {sum(self.counts.values())} {self.kind}"
+
+
+class TrainingRun(models.Model):
+    """One training job: enough to do it again, and everything it said while it ran."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued"
+        RUNNING = "running"
+        SUCCEEDED = "succeeded"
+        FAILED = "failed"
+        REFUSED = "refused"
+        CANCELLED = "cancelled"
+
+    class FollowUp(models.TextChoices):
+        WANTED = "wanted"
+        DONE = "done"
+        FAILED = "failed"
+
+    RESUMABLE = (Status.RUNNING, Status.FAILED, Status.CANCELLED)
+
+    agent = models.CharField(max_length=64)
+    method = models.CharField(max_length=32)
+    status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED)
+    reason = models.TextField(blank=True, help_text="Why it was refused, failed or cancelled")
+    snapshot = models.ForeignKey(
+        Snapshot, null=True, blank=True, on_delete=models.PROTECT, related_name="runs"
+    )
+    base_model = models.CharField(max_length=500)
+    base_model_hash = models.CharField(max_length=100, blank=True)
+    config = models.CharField(max_length=32, blank=True, help_text="Preset the recipe started from")
+    recipe = models.JSONField(default=dict)
+    seed = models.PositiveBigIntegerField(default=42)
+    code_version = models.CharField(max_length=64, blank=True)
+    libraries = models.JSONField(default=dict)
+    hardware = models.JSONField(default=dict)
+    output = models.CharField(
+        max_length=500, blank=True, help_text="Folder, relative to RATCHET_HOME where inside it"
+    )
+    steps_total = models.PositiveIntegerField(default=0)
+    steps_done = models.PositiveIntegerField(default=0)
+    asked_by = models.CharField(
+        max_length=200, blank=True, help_text="A person, a key, a command or the learner"
+    )
+    worker = models.CharField(max_length=200, blank=True, help_text="host:pid that claimed it")
+    attempts = models.PositiveSmallIntegerField(default=0, help_text="Times a worker took it")
+    cancel_requested = models.BooleanField(default=False)
+    dispatched_at = models.DateTimeField(
+        null=True, blank=True, help_text="When it was last handed to the workers"
+    )
+    follow_up = models.CharField(
+        max_length=16,
+        choices=FollowUp,
+        blank=True,
+        help_text="Judging, promoting, exporting, deploying its policy",
+    )
+    follow_ups = models.PositiveSmallIntegerField(default=0, help_text="Times that was begun")
+    result = models.JSONField(
+        default=dict, help_text="Final figures, without the histories (those are in result.json)"
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    started_at = models.DateTimeField(null=True, blank=True)
+    heartbeat_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["agent", "-id"]), models.Index(fields=["status"])]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(status__in=["queued", "running", "succeeded", "failed", "refused", "cancelled"]),
+                name="run_status_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=["queued", "running"]) | Q(finished_at__isnull=False),
+                name="run_ended_has_end",
+            ),
+            # two ticks of the clock at once, on two machines, must not both start the agent's retrain
+            models.UniqueConstraint(
+                fields=["agent"],
+                condition=Q(asked_by="online learner", status__in=["queued", "running"]),
+                name="run_one_learner_per_agent",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"run {self.pk}: {self.method} for {self.agent}, {self.status}"
+
+    @property
+    def seconds(self) -> float | None:
+        if self.started_at is None:
+            return None
+        return ((self.finished_at or timezone.now()) - self.started_at).total_seconds()
+
+
+class RunMetric(models.Model):
+    """The figures of one optimiser step, as logged while it ran."""
+
+    run = models.ForeignKey(TrainingRun, on_delete=models.CASCADE, related_name="metrics")
+    step = models.PositiveIntegerField()
+    values = models.JSONField(
+        help_text="loss, rewards/accuracies, rewards/margins, kl, learning_rate, tokens_per_second"
+    )
+    at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["run", "step"]
+        constraints = [models.UniqueConstraint(fields=["run", "step"], name="metric_once_per_step")]
+
+    def __str__(self) -> str:
+        return f"run {self.run_id} step {self.step}"

@@ -1,0 +1,1 @@
+"""The pages of rl: parse, call one service or selector, show."""
