@@ -1,0 +1,167 @@
+"""The knobs every method has, checked when a recipe is made, and those of the methods that train an adapter."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rl.curriculum import ORDERS
+
+
+class RecipeError(ValueError):
+    """A knob that does not exist or a value outside its range; the message names the knob and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Knobs every method has. Ranges are checked on construction, so no run starts on a typo."""
+
+    epochs: float = 3.0
+    """Passes over the training pairs; fractions allowed."""
+    max_steps: int = -1
+    """Optimiser steps; -1 means as many as `epochs` asks for."""
+    batch_size: int = 4
+    """Pairs per optimiser micro-batch."""
+    gradient_accumulation: int = 1
+    """Micro-batches per optimiser step."""
+    learning_rate: float = 5e-5
+    warmup_ratio: float = 0.1
+    """Share of the steps over which the learning rate rises, in [0, 1)."""
+    lr_scheduler: str = "cosine"
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    lora_r: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.0
+    max_length: int = 1024
+    """Tokens of prompt and response together; longer pairs lose the oldest prompt tokens, and are counted."""
+    max_completion_length: int = 512
+    """Tokens of a response kept, whatever the prompt."""
+    quantization: str = "none"
+    """`4bit` loads the frozen base in NF4 where the machine can, `none` never does."""
+    gradient_checkpointing: bool = False
+    """Trade compute for memory; only where one pair does not fit without."""
+    micro_tokens: int = 0
+    """Tokens computed at once, padding included: larger batches are cut. 0 cuts only when memory runs out."""
+    save_steps: int = 100
+    """Optimiser steps between checkpoints."""
+    logging_steps: int = 5
+    """Optimiser steps between metric rows."""
+    eval_steps: int = 0
+    """Optimiser steps between evaluations on the eval split; 0 evaluates once, at the end."""
+    curriculum: str = "none"
+    """Training rows easy to hard in each epoch: by `margin` (pairs), `length` or number of `steps`; `none` shuffles."""
+    seed: int = 42
+    replay_share: float = 1.0
+    """Share of the prompts with older feedback (learnt from by an earlier run) that are trained on again, in [0, 1];
+    1 trains on all there is."""
+
+    def __post_init__(self) -> None:
+        self._above_zero(
+            "epochs",
+            "batch_size",
+            "gradient_accumulation",
+            "learning_rate",
+            "lora_r",
+            "lora_alpha",
+            "max_length",
+            "max_completion_length",
+            "save_steps",
+            "logging_steps",
+            "max_grad_norm",
+        )
+        self._not_negative("weight_decay", "eval_steps", "micro_tokens")
+        for knob in ("warmup_ratio", "lora_dropout"):
+            if not 0 <= getattr(self, knob) < 1:
+                raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
+        if not 0 <= self.replay_share <= 1:
+            raise RecipeError(f"replay_share must be in [0, 1], found {self.replay_share!r}")
+        if self.max_steps == 0 or self.max_steps < -1:
+            raise RecipeError(
+                f"max_steps must be above 0, or -1 for as many as epochs asks for; found {self.max_steps}"
+            )
+        self._one_of("curriculum", ORDERS)
+        self._one_of("quantization", ("none", "4bit"))
+        self._one_of("lr_scheduler", ("cosine", "linear", "constant", "constant_with_warmup"))
+
+    def _above_zero(self, *knobs: str) -> None:
+        for knob in knobs:
+            if not getattr(self, knob) > 0:
+                raise RecipeError(f"{knob} must be above 0, found {getattr(self, knob)!r}")
+
+    def _not_negative(self, *knobs: str) -> None:
+        for knob in knobs:
+            if getattr(self, knob) < 0:
+                raise RecipeError(f"{knob} must not be negative, found {getattr(self, knob)!r}")
+
+    def _one_of(self, knob: str, allowed: Sequence[str]) -> None:
+        if getattr(self, knob) not in allowed:
+            choice = " or ".join(allowed) if len(allowed) == 2 else f"one of {', '.join(allowed)}"
+            raise RecipeError(f"{knob} must be {choice}; found {getattr(self, knob)!r}")
+
+    def steps(self, rows: int) -> int:
+        """Optimiser steps of a run on so many training rows, in one process."""
+        if rows == 0 or self.max_steps > 0:
+            return self.max_steps if rows else 0
+        per_epoch = math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
+        return max(1, math.ceil(self.epochs * per_epoch))
+
+    def with_knobs(self, **knobs: Any) -> Self:
+        """A copy with knobs replaced; text is converted to the knob's type. Raises RecipeError."""
+        types = {f.name: type(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        converted: dict[str, Any] = {}
+        for name, value in knobs.items():
+            if name not in types:
+                raise RecipeError(
+                    f"no knob {name!r} in {type(self).__name__}; knobs: {', '.join(sorted(types))}"
+                )
+            converted[name] = _convert(name, value, types[name])
+        return dataclasses.replace(self, **converted)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, knobs: dict[str, Any]) -> Self:
+        return cls().with_knobs(**knobs)
+
+
+def _convert(name: str, value: Any, kind: type) -> Any:
+    try:
+        if kind is bool:
+            if isinstance(value, bool):
+                return value
+            if str(value).lower() in ("1", "true", "yes", "on"):
+                return True
+            if str(value).lower() in ("0", "false", "no", "off"):
+                return False
+            raise ValueError(value)
+        if kind is int:
+            number = float(value)
+            if number != int(number):
+                raise ValueError(value)
+            return int(number)
+        return kind(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RecipeError(f"{name} must be {kind.__name__}, found {value!r}") from error
+
+
+BASE, CHAMPION = "base", "champion"
+
+
+@dataclass(frozen=True)
+class AdapterRecipe(Recipe):
+    """Knobs of the methods that may go on from a policy there is."""
+
+    start_from: str = BASE
+    """`base` begins with a fresh adapter, `champion` with the weights of the agent's champion (the base where there is
+    none on this base model), a policy's name with that policy's. The reference stays the base model in each case, so
+    that generations cannot walk away from it unnoticed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.start_from:
+            raise RecipeError("start_from must be base, champion or the name of a policy, found nothing")

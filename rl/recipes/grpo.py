@@ -1,0 +1,113 @@
+"""The knobs of group relative policy optimisation, and their presets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rl.recipes.base import AdapterRecipe, RecipeError
+
+
+@dataclass(frozen=True)
+class GRPORecipe(AdapterRecipe):
+    """Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): answers to one prompt compete.
+
+    `batch_size` is responses per micro-batch, whole groups of `num_generations`.
+    """
+
+    epochs: float = 1.0
+    batch_size: int = 16
+    mode: str = "online"
+    """`online` samples answers and has them rewarded; `logged` learns from several rated answers to one prompt."""
+    num_generations: int = 8
+    """Answers to each prompt that compete, at least 2; in `logged` mode what a group is taken to hold."""
+    reward: str = "agent"
+    """What is rewarded: reward specs separated by commas (see `--reward`); their mean counts."""
+    learning_rate: float = 1e-5
+    lr_scheduler: str = "constant"
+    warmup_ratio: float = 0.0
+    logging_steps: int = 1
+    beta: float = 0.04
+    """Price of one nat of distance from the base (k3, per token); 0 leaves the base out."""
+    loss: str = "dapo"
+    """How tokens are averaged: `dapo` over all of a step, `grpo` within each response first, `bnpo` over a
+    micro-batch, `dr_grpo` by a constant."""
+    scale_rewards: str = "group"
+    """What a reward's distance from its group's mean is divided by: the deviation of its `group`, of the `batch`,
+    `none`."""
+    num_iterations: int = 1
+    """Passes over each batch of responses."""
+    epsilon: float = 0.2
+    """How far the ratio of new to old probability may move from 1 before it gives no more gradient."""
+    max_ratio: float = 2.0
+    """In `logged` mode the importance weight against the base is cut off here (CISPO, arXiv 2506.13585)."""
+    missing_eos_penalty: float = 1.0
+    """Taken from the score of a response that did not end its turn within `max_new_tokens`."""
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    vllm: str = "off"
+    """Who samples: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings apply)."""
+    eval_prompts: int = 64
+    """Most held-out prompts answered in an evaluation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._above_zero("num_iterations", "epsilon", "max_ratio", "max_new_tokens", "temperature", "top_p")
+        self._above_zero("eval_prompts")
+        self._not_negative("beta", "missing_eos_penalty", "top_k")
+        self._one_of("mode", ("online", "logged"))
+        self._one_of("loss", ("dapo", "grpo", "bnpo", "dr_grpo"))
+        self._one_of(
+            "scale_rewards", ("group", "none") if self.mode == "logged" else ("group", "batch", "none")
+        )
+        self._one_of("vllm", ("off", "colocate", "server"))
+        if self.num_generations < 2 or self.batch_size % self.num_generations:
+            raise RecipeError(
+                f"batch_size ({self.batch_size}) must be a multiple of num_generations ({self.num_generations}), and "
+                "that at least 2: answers are compared within their group"
+            )
+        if self.top_p > 1:
+            raise RecipeError(f"top_p must be at most 1, found {self.top_p!r}")
+        if self.max_new_tokens >= self.max_length:
+            raise RecipeError(
+                f"max_length ({self.max_length}) must leave room for a prompt beside max_new_tokens "
+                f"({self.max_new_tokens})"
+            )
+        if self.lora_dropout:
+            raise RecipeError("lora_dropout must be 0 with grpo: the ratio of an unchanged policy must be 1")
+
+    @property
+    def groups(self) -> int:
+        """Prompts of a micro-batch."""
+        return max(1, self.batch_size // self.num_generations)
+
+    def steps(self, rows: int) -> int:
+        if rows == 0 or self.max_steps > 0:
+            return self.max_steps if rows else 0
+        if self.mode == "logged":
+            per_epoch = math.ceil(math.ceil(rows / self.groups) / self.gradient_accumulation)
+        else:
+            per_epoch = math.ceil(rows / (self.groups * self.gradient_accumulation)) * self.num_iterations
+        return max(1, math.ceil(self.epochs * per_epoch))
+
+
+GRPO_CONFIG: dict[str, GRPORecipe] = {
+    # 16 GB of accelerator memory and more
+    "default": GRPORecipe(),
+    # 8-12 GB
+    "small_gpu": GRPORecipe(
+        lora_r=8, lora_alpha=16, batch_size=8, gradient_accumulation=2, max_length=768,
+        quantization="4bit", gradient_checkpointing=True,
+    ),
+    # 24 GB and more
+    "high_quality": GRPORecipe(
+        lora_r=64, lora_alpha=128, batch_size=32, num_generations=16, max_length=2048, max_new_tokens=256
+    ),
+    # a laptop and a small model
+    "cpu": GRPORecipe(
+        epochs=2.0, batch_size=64, learning_rate=5e-4, beta=0.04, max_new_tokens=48, lora_r=16, lora_alpha=32
+    ),
+}  # fmt: skip
+"""GRPO presets by name: what `train_grpo --config` takes."""

@@ -1,0 +1,52 @@
+"""The knobs of Kahneman-Tversky optimisation, and their presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl.recipes.base import AdapterRecipe, RecipeError
+
+
+@dataclass(frozen=True)
+class KTORecipe(AdapterRecipe):
+    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): single responses, good or bad."""
+
+    beta: float = 0.1
+    """Strength of the pull towards the base policy, above 0."""
+    loss: str = "kto"
+    """`kto`, or `apo_zero_unpaired` (D'Oosterlinck et al. 2024), which leaves the reference point out."""
+    desirable_weight: float = 0.0
+    """Weight of good responses; 0 is settled by their number (the paper's eq. 9)."""
+    undesirable_weight: float = 0.0
+    """Weight of bad responses; 0 is settled by their number."""
+    balance: str = "weights"
+    """`weights` weighs the rarer kind more, `downsample` leaves out training rows of the other until four stand beside
+    three."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._above_zero("beta")
+        self._not_negative("desirable_weight", "undesirable_weight")
+        self._one_of("loss", ("kto", "apo_zero_unpaired"))
+        self._one_of("balance", ("weights", "downsample"))
+        if self.batch_size < 2:
+            raise RecipeError(
+                f"batch_size must be at least 2, found {self.batch_size}: KTO's reference point compares each prompt "
+                "with the response to another"
+            )
+
+
+KTO_CONFIG: dict[str, KTORecipe] = {
+    "default": KTORecipe(batch_size=8),
+    "small_gpu": KTORecipe(
+        lora_r=8, lora_alpha=16, batch_size=2, gradient_accumulation=4, max_length=768,
+        quantization="4bit", gradient_checkpointing=True,
+    ),
+    "high_quality": KTORecipe(
+        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=2e-5
+    ),
+    "cpu": KTORecipe(
+        epochs=2.0, batch_size=16, learning_rate=4e-4, beta=0.3, lora_r=8, lora_alpha=16, save_steps=25
+    ),
+}  # fmt: skip
+"""KTO presets by name: what `train_kto --config` takes."""

@@ -1,0 +1,33 @@
+"""What the loop is told beside a method's knobs: how feedback becomes a dataset, and when an agent learns by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DATASET_CONFIG: dict[str, Any] = {
+    "min_samples": 10,
+    "rating_margin": 0.25,
+    "max_pairs_per_prompt": 4,
+}
+"""How feedback becomes pairs: fewest samples to train on; smallest difference of mean rating (in [0, 1]) between two
+responses that makes a pair; most training pairs one prompt may give (held-out prompts give one each, so that they
+are independent)."""
+
+
+ONLINE_LEARNING_CONFIG: dict[str, Any] = {
+    "min_samples_to_retrain": 100,
+    "max_buffer_size": 10_000,
+    "retrain_interval_hours": 24.0,
+    "method": "auto",
+    "start_from": "base",
+    "replay_share": 1.0,
+    "gate": "champion",
+    "auto_export": True,
+    "auto_deploy": False,
+    "auto_rollback": True,
+    "keep_best": 3,
+    "keep_newest": 5,
+    "tick_seconds": 60,
+}
+"""When an agent learns by itself and what happens then (docs/online-learning.md); the section `continuous_learning` of
+RATCHET_CONFIG lies over it, the agent's row in the admin over both."""

@@ -1,0 +1,38 @@
+"""The knobs of a reward model, and their presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl.recipes.base import Recipe
+
+
+@dataclass(frozen=True)
+class RewardModelRecipe(Recipe):
+    """A model that scores responses."""
+
+    objective: str = "pairwise"
+    """`pairwise` ranks (Bradley-Terry), `regression` foretells scores in [0, 1], `binary` thumbs."""
+    architecture: str = "causal"
+    """`causal` puts a score head on the base model, `encoder` takes an encoder such as DeBERTa (`--model`)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("objective", ("pairwise", "regression", "binary"))
+        self._one_of("architecture", ("causal", "encoder"))
+
+
+REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
+    "default": RewardModelRecipe(learning_rate=1e-4),
+    "small_gpu": RewardModelRecipe(
+        learning_rate=1e-4, lora_r=8, lora_alpha=16, batch_size=1, gradient_accumulation=8, max_length=768,
+        gradient_checkpointing=True,
+    ),
+    "high_quality": RewardModelRecipe(
+        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=5e-5
+    ),
+    "cpu": RewardModelRecipe(
+        epochs=2.0, batch_size=16, learning_rate=1e-3, lora_r=16, lora_alpha=32, save_steps=25
+    ),
+}  # fmt: skip
+"""Reward model presets by name: what `train_reward_model --config` takes."""

@@ -1,0 +1,26 @@
+"""The knobs of supervised fine-tuning, and their presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl.recipes.base import AdapterRecipe
+
+
+@dataclass(frozen=True)
+class SFTRecipe(AdapterRecipe):
+    """Supervised fine-tuning on what people wrote themselves or rated highly; the loss is on the response alone."""
+
+
+SFT_CONFIG: dict[str, SFTRecipe] = {
+    "default": SFTRecipe(learning_rate=1e-4),
+    "small_gpu": SFTRecipe(
+        learning_rate=1e-4, lora_r=8, lora_alpha=16, batch_size=1, gradient_accumulation=4, max_length=768,
+        quantization="4bit", gradient_checkpointing=True,
+    ),
+    "high_quality": SFTRecipe(
+        lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=5e-5
+    ),
+    "cpu": SFTRecipe(epochs=4.0, batch_size=16, learning_rate=2e-3, lora_r=8, lora_alpha=16, save_steps=25),
+}  # fmt: skip
+"""SFT presets by name: what `train_sft --config` takes."""
