@@ -13,7 +13,7 @@ import torch
 
 from rl.training import lean, prefix
 from rl.training.encoding import EncodedResponse
-from rl.training.logps import causal_model, collate, head_logps, spread
+from rl.training.logps import causal_model, collate, head_logps, spread_at
 from rl.training.packing import Packed, ended, pack
 from rl.training.policy import LoadedPolicy
 from rl.training.prefix import Rung, packed_hidden
@@ -124,9 +124,10 @@ def packed_logps(
     """
     hidden = packed_hidden(model, packed, rung)
     flat = hidden.reshape(-1, hidden.shape[-1])
-    mask = packed.target_mask
-    found = head_logps(model, flat[packed.sources[mask]], packed.targets[mask], extras, temperature)
-    return tuple(None if values is None else spread(values, mask) for values in found)
+    shape, places = packed.target_mask.shape, packed.places
+    read = flat[packed.sources.flatten()[places]]
+    found = head_logps(model, read, packed.targets.flatten()[places], extras, temperature)
+    return tuple(None if values is None else spread_at(values, places, shape) for values in found)
 
 
 def _not_packable(model: Any, items: Sequence[EncodedResponse]) -> str:

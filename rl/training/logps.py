@@ -48,6 +48,11 @@ def spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
 
+def spread_at(values: torch.Tensor, places: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """[n] -> `shape`, value i at place i counted row by row; 0 elsewhere. `spread` without counting a mask."""
+    return values.new_zeros(shape.numel()).index_copy(0, places, values).view(shape)
+
+
 def head_logps(
     model: Any,
     hidden: torch.Tensor,

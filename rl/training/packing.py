@@ -36,6 +36,8 @@ class Packed:
     """[N, C] int64: completion tokens, padded on the right."""
     target_mask: torch.Tensor
     """[N, C] bool: real completion tokens."""
+    places: torch.Tensor
+    """[n] int64: where `target_mask` is true, counted row by row. Known here, it need not be counted on a device."""
 
     def to(self, device: Any, **kwargs: Any) -> Self:
         """The same on another device; accelerate calls this with `non_blocking`."""
@@ -111,6 +113,8 @@ def pack(
     suffix = max(*widths, 1)
     longest = max(map(len, completions))
     rows = len(segments)
+    lengths = torch.tensor([len(completion) for completion in completions])
+    target_mask = torch.arange(longest) < lengths[:, None]
     packed = Packed(
         prompt_ids=torch.full((rows, longest_prompt), pad_token_id),
         prompt_lengths=torch.tensor([len(prompt) for prompt in row_of]),
@@ -119,7 +123,8 @@ def pack(
         suffix_segments=torch.full((rows, suffix), -1),
         sources=torch.zeros((len(places), longest), dtype=torch.long),
         targets=torch.full((len(places), longest), pad_token_id),
-        target_mask=torch.zeros((len(places), longest), dtype=torch.bool),
+        target_mask=target_mask,
+        places=target_mask.flatten().nonzero()[:, 0],
     )
     for prompt, row in row_of.items():
         packed.prompt_ids[row, : len(prompt)] = torch.tensor(prompt)
@@ -131,7 +136,6 @@ def pack(
     for n, ((row, start), completion) in enumerate(zip(places, completions, strict=True)):
         length, first = len(completion), row * (1 + suffix)
         packed.targets[n, :length] = torch.tensor(completion)
-        packed.target_mask[n, :length] = True
         packed.sources[n, 0] = first
         packed.sources[n, 1:length] = first + 1 + start + torch.arange(length - 1)
     return packed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import struct
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import trl
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, send_to_device
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rl.recipes import DPORecipe
+from rl.training.deferred import Ledger
 from rl.training.encoding import EncodedResponse
 from rl.training.ladder import Choice, packed_logps
 from rl.training.logps import causal_model, head_logps, spread
@@ -214,6 +216,8 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
     data_collator: PairCollator
     choice: Choice
     """How rows that share a prompt are computed, and why."""
+    later_metrics: bool | None = None
+    """Whether metrics stay on the device until they are logged; None: where the device is not the CPU."""
 
     def settle(self, owner: DPOTrainer, policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
@@ -225,6 +229,8 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         )
         self.choice = self._climb()
         self._busy_s, self._busy_tokens = 0.0, 0
+        later = policy.device.type != "cpu" if self.later_metrics is None else self.later_metrics
+        self.ledger = Ledger(self.args.world_size) if later else None
         self._share = 1.0
         self._micro = MicroBatcher(
             [parameter for parameter in self.model.parameters() if parameter.requires_grad],
@@ -287,6 +293,10 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
             logged = {name: len(values) for name, values in self._metrics["train"].items()}
             batch = self.data_collator.batch(rows)
             self._busy_tokens += int(batch["attention_mask"].sum()) * self.args.world_size
+            # the loader moves what it makes; this was made here
+            if self.args.device.type == "cuda":
+                batch = {name: value.pin_memory() for name, value in batch.items()}
+            batch = send_to_device(batch, self.args.device, non_blocking=True)
             self._share = share
             try:
                 loss: torch.Tensor = super(PairTrainer, self).training_step(model, batch, *args, **kwargs)
@@ -307,11 +317,12 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         return True
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
-        loss = super()._compute_loss(model, inputs, return_outputs)
+        with contextlib.nullcontext() if self.ledger is None else self.ledger.gathering(self):
+            loss = super()._compute_loss(self._read_later(model), inputs, return_outputs)
+            tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()
         mode = "train" if self.model.training else "eval"
         self.loss_check(loss[0] if return_outputs else loss, f" or raise beta (now {self.beta:g})")
         metrics = self._metrics[mode]
-        tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()
         pairs = inputs["input_ids"].size(0) / 2 * self.args.world_size
         logratio = (metrics["rewards/chosen"][-1] + metrics["rewards/rejected"][-1]) / self.beta * pairs
         metrics["kl"].append(logratio / tokens)
@@ -320,7 +331,24 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         # a micro-batch is a share of its step
         return (loss[0] * self._share, *loss[1:]) if return_outputs else loss * self._share
 
+    def _read_later(self, model: Any) -> Any:
+        """The model, whose mean logits TRL selects by a mask to average them."""
+        if self.ledger is None:
+            return model
+
+        def asked(**inputs: Any) -> Any:
+            assert self.ledger is not None
+            output = model(**inputs)
+            if isinstance(output.get("mean_logits"), torch.Tensor):
+                output.mean_logits = self.ledger.keep(output.mean_logits)
+            return output
+
+        return asked
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        began = time.perf_counter()
+        self.metrics_read()
+        self._busy_s += time.perf_counter() - began  # reading waits for the steps to end
         if "loss" in logs and self._busy_s > 0:
             self._metrics["train"]["tokens_per_second"] = [self._busy_tokens / self._busy_s]
             self._busy_s, self._busy_tokens = 0.0, 0

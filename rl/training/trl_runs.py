@@ -23,6 +23,7 @@ from transformers import PrinterCallback
 
 from rl.curriculum import curriculum_order
 from rl.recipes import BASE, AdapterRecipe, Recipe
+from rl.training.deferred import Later, Ledger
 from rl.training.encoding import EncodedResponse
 from rl.training.following import Follower, history_columns
 from rl.training.hardware import Hardware
@@ -197,6 +198,13 @@ class OwnHouse:
     args: Any
     state: Any
     accelerator: Any
+    _metrics: dict[str, dict[str, list[Any]]]
+    _total_train_tokens: Any
+
+    ledger: Ledger | None = None
+    """Where metrics wait on the device until they are logged; None: they are read at once."""
+    _unchecked: tuple[tuple[int, str, Later], ...] = ()
+    """Losses nobody has looked at yet: step, advice, value."""
 
     def _send_telemetry(self) -> None:
         """TRL reports each run to its makers; what people rate here is nobody else's business."""
@@ -215,16 +223,36 @@ class OwnHouse:
         return dict(self.evaluate())  # type: ignore[attr-defined]
 
     def loss_check(self, loss: torch.Tensor, advice: str) -> None:
-        """Raises TrainingFailed for a loss that is not a number any more."""
-        value = float(loss.detach())
+        """Raises TrainingFailed for a loss that is not a number any more; with a ledger, when that is read."""
+        step = self.state.global_step + 1
+        if self.ledger is not None:
+            self._unchecked += ((step, advice, self.ledger.keep(loss).item()),)
+        else:
+            self._loss_finite(step, advice, float(loss.detach()))
+
+    def _loss_finite(self, step: int, advice: str, value: float) -> None:
         if not math.isfinite(value):
             raise TrainingFailed(
-                f"the loss became {value:g} at step {self.state.global_step + 1} of {self.state.max_steps}: "
+                f"the loss became {value:g} at step {step} of {self.state.max_steps}: "
                 f"training diverged. Lower learning_rate (now {self.args.learning_rate:g}){advice}; "
                 "the last whole checkpoint is kept"
             )
 
+    def metrics_read(self) -> None:
+        """Fetch what waits on the device. Raises TrainingFailed for a loss among it that is not a number."""
+        if self.ledger is None:
+            return
+        unchecked, self._unchecked = self._unchecked, ()
+        for step, advice, loss in unchecked:
+            self._loss_finite(step, advice, float(loss))
+        for metrics in self._metrics.values():
+            for name, values in metrics.items():
+                metrics[name] = [v.known() if isinstance(v, Later) else v for v in values]
+        if isinstance(self._total_train_tokens, Later):
+            self._total_train_tokens = self._total_train_tokens.known()
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.metrics_read()  # no checkpoint of a run that has diverged
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
