@@ -201,7 +201,7 @@ def _held_out(
 
 
 def _agent_of(checkpoint: Path | None) -> str:
-    from rl.training.policy import adapter_read
+    from rl.training.model_files import adapter_read
 
     assert checkpoint is not None  # evaluate() checked
     return str(adapter_read(checkpoint).get("agent") or "assistant")
@@ -209,7 +209,7 @@ def _agent_of(checkpoint: Path | None) -> str:
 
 def base_of(adapter: Path) -> str:
     """The base model an adapter folder was trained on, by its own word. Raises PolicyLoadError."""
-    from rl.training.policy import adapter_read
+    from rl.training.model_files import adapter_read
 
     facts = adapter_read(adapter)
     if "base_model" in facts:

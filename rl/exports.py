@@ -102,7 +102,7 @@ def base_export(
     """Write a base model alone as GGUF to where serving looks for it. One process at a time makes one base."""
     from rl.export.artifact import ExportResult, exported_file
     from rl.export.gguf import export_gguf
-    from rl.training.policy import base_hash, model_located
+    from rl.training.model_files import base_hash, model_located
 
     folder = base_folder(base_hash(model_located(base_model)))
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 
 from rl.agents import AGENTS
 from rl.agents.base import ChoiceAgent
-from rl.training import base_corpus, base_model
+from rl.training import base_corpus, base_measure, base_model
 from rl.training.base_model import BUNDLED_MODEL, Shape, batches, build_base_model, resolve_base_model
 
 CHOOSERS = ("widgets", "fixtures", "filer")
@@ -296,6 +296,6 @@ def test_command_refuses_to_replace_a_model_unasked(tmp_path):
 def test_command_prints_one_json_object(tmp_path, monkeypatch, capsys):
     measured = {"widgets": {"prompts": 1, "valid_greedy": 0.0}}
     monkeypatch.setattr(base_model, "build_base_model", lambda output, **_: {"path": str(output)})
-    monkeypatch.setattr(base_model, "base_model_measure", lambda output, **_: measured)
+    monkeypatch.setattr(base_measure, "base_model_measure", lambda output, **_: measured)
     call_command("build_base_model", "--output", str(tmp_path / "m"), "--steps", "1", "--json")
     assert json.loads(capsys.readouterr().out) == {"path": str(tmp_path / "m"), "agents": measured}

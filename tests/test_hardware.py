@@ -17,7 +17,7 @@ from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe
 from rl.training import hardware, machine
 from rl.training.estimates import dpo as estimate
 from rl.training.hardware import Hardware, HardwareRefused, detect, measure_products
-from rl.training.policy import PolicyLoadError
+from rl.training.model_files import PolicyLoadError
 from rl.training.ppo.estimate import grpo
 from tests.tiny import TOKENIZERS, tiny_model
 

@@ -13,18 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rl.recipes import Recipe
-from rl.training import policy as policy_module
+from rl.training import loading
 from rl.training.hardware import Hardware
-from rl.training.policy import (
-    Generation,
-    LoadedPolicy,
-    PolicyLoadError,
-    adapter_read,
-    adapter_save,
-    base_hash,
-    generate,
-    load_policy,
-)
+from rl.training.model_files import PolicyLoadError, adapter_read, base_hash
+from rl.training.policy import Generation, LoadedPolicy, adapter_save, generate, load_policy
 from rl.training.scoring import score_responses
 from tests.tiny import TOKENIZERS, tiny_adapter, tiny_model
 
@@ -96,7 +88,7 @@ def test_a_4_bit_library_that_fails_its_trial_is_noticed_and_not_used(
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel\nlong trace")
 
-    monkeypatch.setattr(policy_module, "_try_four_bit", broken)
+    monkeypatch.setattr(loading, "_try_four_bit", broken)
     policy = load_policy(str(base), hardware=HARDWARE, quantization="4bit")
     assert policy.quantization == "none"
     assert "no such kernel" in policy.notes[0]

@@ -16,7 +16,7 @@ from rl.rewards.base import RewardSample
 from rl.statistics import calibration_curve, expected_calibration_error
 from rl.training import trl_runs
 from rl.training.ladder import Choice
-from rl.training.policy import PolicyLoadError
+from rl.training.model_files import PolicyLoadError
 from rl.training.prefix import Rung
 from rl.training.result import TrainingRefused
 from rl.training.reward_model import RewardModel, RewardModelTrainer, train_reward_model

@@ -181,7 +181,7 @@ def test_who_waits_too_long_for_llama_is_sent_away(served: None) -> None:
 @pytest.mark.training
 def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
     from rl import exports
-    from rl.training.policy import base_hash
+    from rl.training.model_files import base_hash
     from tests.served import BUNDLED
     from tests.tiny import tiny_adapter
 

@@ -42,7 +42,8 @@ from rl.export.reference import (
 )
 from rl.export.source import Source, source_open
 from rl.training.hardware import detect
-from rl.training.policy import PolicyLoadError, load_policy
+from rl.training.model_files import PolicyLoadError
+from rl.training.policy import load_policy
 
 FloatArray = npt.NDArray[np.float32]
 

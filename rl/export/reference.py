@@ -21,7 +21,8 @@ from rl.export.artifact import ExportRefused
 from rl.export.source import Source
 from rl.training.encoding import Encoder
 from rl.training.hardware import detect
-from rl.training.policy import PolicyLoadError, load_policy
+from rl.training.model_files import PolicyLoadError
+from rl.training.policy import load_policy
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from rl.export.artifact import ExportRefused
 from rl.export.weights import Adapter, BaseWeights, MergedWeights, adapter_open
 from rl.training.base_model import resolve_base_model
-from rl.training.policy import base_hash
+from rl.training.model_files import base_hash
 
 # What lies in a model's folder beside its weights and is needed to use it.
 TOKENIZER_FILES = (

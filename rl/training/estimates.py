@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from rl.recipes import DPORecipe, KTORecipe, Recipe, RewardModelRecipe
 from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
 from rl.training.hardware import Hardware, detect
+from rl.training.loading import load_shape
 from rl.training.machine import GB
-from rl.training.policy import load_shape
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.trial import Asked, Trial, trial
 

@@ -35,7 +35,9 @@ from rl.training.folder import folder_prepare, same_run_check
 from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
 from rl.training.ladder import install
-from rl.training.policy import LoadedPolicy, PolicyLoadError, load_shape, matmul, model_located, without_bars
+from rl.training.loading import load_shape, without_bars
+from rl.training.model_files import PolicyLoadError, model_located
+from rl.training.policy import LoadedPolicy, matmul
 from rl.training.prefix import Rung
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
@@ -396,7 +398,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _as_policy(model: Any, encoder: Any, base_model: str, hardware: Hardware) -> LoadedPolicy:
-    from rl.training.policy import base_hash
+    from rl.training.model_files import base_hash
 
     return LoadedPolicy(
         model=model,

@@ -28,16 +28,8 @@ from rl.training.encoding import EncodedResponse
 from rl.training.following import Follower, history_columns
 from rl.training.hardware import Hardware
 from rl.training.ladder import Choice, Head, install, rung_choose
-from rl.training.policy import (
-    ADAPTER_FILES,
-    LoadedPolicy,
-    PolicyLoadError,
-    adapter_check,
-    adapter_describe,
-    adapter_read,
-    adapter_save,
-    lora_config,
-)
+from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
+from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
 from rl.training.prefix import Rung
 from rl.training.progress import TrainListener, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult

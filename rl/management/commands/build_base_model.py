@@ -45,7 +45,7 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        from rl.training import base_model
+        from rl.training import base_measure, base_model
 
         output: Path = options["output"]
         if (output / "config.json").exists() and not options["force"]:
@@ -61,7 +61,7 @@ class Command(RatchetCommand):
                 progress=lambda step, steps, loss: bar.update(step, steps, f"loss {loss:.3f} nats"),
             )
         self.note("measuring it on the built-in agents' prompts")
-        return {**built, "agents": base_model.base_model_measure(output, seed=options["seed"])}
+        return {**built, "agents": base_measure.base_model_measure(output, seed=options["seed"])}
 
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(

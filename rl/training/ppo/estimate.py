@@ -14,8 +14,9 @@ from rl.rewards.named import MODEL
 from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
 from rl.training.estimates import SAMPLE, Estimate, Work, batches, estimated, nothing
 from rl.training.hardware import Hardware, detect
+from rl.training.loading import load_shape
 from rl.training.logps import causal_model
-from rl.training.policy import load_policy, load_shape, matmul
+from rl.training.policy import load_policy, matmul
 from rl.training.ppo.rollout import Sampling, sample_responses
 from rl.training.trial import Asked
 

@@ -1,0 +1,165 @@
+"""A base model from its files: configuration, tokenizer and weights, in 4 bits where it can.."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+)
+from transformers.utils import logging
+
+from rl.training.encoding import Encoder
+from rl.training.hardware import Hardware
+from rl.training.model_files import PolicyLoadError, model_located
+
+
+def load_shape(base_model: str, *, causal: bool = True) -> tuple[Any, Encoder, int]:
+    """A base model's configuration, encoder and number of parameters, without its weights. Raises PolicyLoadError.
+
+    With `causal` false it may be an encoder (BERT, DeBERTa), which answers nothing.
+    """
+    source = model_located(base_model)
+    config, tokenizer = config_load(base_model, source), tokenizer_load(base_model, source)
+    try:
+        with torch.device("meta"):
+            kind = AutoModelForCausalLM if causal else AutoModel
+            parameters = sum(p.numel() for p in kind.from_config(config).parameters())
+    except ValueError as error:
+        raise PolicyLoadError(f"{base_model} is no causal language model: {error}") from error
+    return config, Encoder(tokenizer, context_of(config)), parameters
+
+
+def config_load(base_model: str, source: str) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except OSError as error:
+        raise PolicyLoadError(_unreachable(base_model, error)) from error
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise PolicyLoadError(
+                f"{base_model} needs Python code from its repository to be run, which is never done: choose a model "
+                f"whose architecture transformers knows"
+            ) from error
+        raise PolicyLoadError(f"{base_model} has a configuration that is not understood: {error}") from error
+
+
+def tokenizer_load(base_model: str, source: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except OSError as error:
+        raise PolicyLoadError(_unreachable(base_model, error)) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise PolicyLoadError(f"the tokenizer of {base_model} cannot be read: {error}") from error
+
+
+def _unreachable(base_model: str, error: Exception) -> str:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"expected a model named {base_model!r} in a local directory, in the Hugging Face cache or on the hub; "
+        f"found none ({first_line}). Check the name and the network, or give a directory; `bundled` needs neither"
+    )
+
+
+def model_load(base_model: str, source: str, config: Any, hardware: Hardware, quantized: Any) -> Any:
+    extra: dict[str, Any] = {}
+    if quantized is not None:
+        extra = {"quantization_config": quantized, "device_map": {"": _device(hardware)}}
+    try:
+        with without_bars() if Path(source).is_dir() else contextlib.nullcontext():
+            model = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=getattr(torch, hardware.dtype),
+                use_safetensors=True,
+                trust_remote_code=False,
+                **extra,
+            )
+    except OSError as error:
+        if "safetensors" in str(error):
+            raise PolicyLoadError(
+                f"{base_model} has no safetensors weights, and no others are read: {error}"
+            ) from error
+        raise PolicyLoadError(_unreachable(base_model, error)) from error
+    except (ValueError, KeyError, SafetensorError, RuntimeError) as error:
+        # an encoder, a configuration that does not fit the weights, more weights than memory
+        raise PolicyLoadError(f"{base_model} cannot be loaded as a causal language model: {error}") from error
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    if quantized is None:
+        return model.to(_device(hardware))
+    for module in model.modules():
+        # bitsandbytes 0.50 repacks a 4-bit weight for AVX512-BF16 at the first forward in eval mode, for good, and
+        # the packed product has no gradient: layers below it would silently learn nothing
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """Inside, transformers draws no progress bars: reading a local file is no news, and the caller has its own bar."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _device(hardware: Hardware) -> torch.device:
+    if hardware.device == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(hardware.device)
+
+
+def context_of(config: Any) -> int | None:
+    text = config.get_text_config()
+    found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    return int(found) if found else None
+
+
+def four_bit(hardware: Hardware) -> tuple[Any, str]:
+    """The 4-bit configuration, or None, and the note for the person either way."""
+    if hardware.supports_4bit:
+        compute = torch.float32 if hardware.dtype == "float32" else getattr(torch, hardware.dtype)
+        try:
+            _try_four_bit(_device(hardware), compute)
+        except (ImportError, RuntimeError, NotImplementedError, AttributeError, OSError) as error:
+            # whatever a half-installed bitsandbytes raises, the run goes on and says why it is not in 4 bits
+            reason = (
+                f"bitsandbytes failed its trial on {hardware.device}: {str(error).strip().splitlines()[0]}"
+            )
+        else:
+            config = BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=compute,
+            )
+            return config, "the frozen base is loaded in 4 bits (NF4)"
+    else:
+        reason = hardware.reasons.get("supports_4bit", "not supported here")
+    return (
+        None,
+        f"4-bit was asked for but is not possible: {reason}. The base is loaded in {hardware.dtype} instead",
+    )
+
+
+def _try_four_bit(device: torch.device, compute: torch.dtype) -> None:
+    import bitsandbytes
+
+    layer = bitsandbytes.nn.Linear4bit(64, 64, bias=False, compute_dtype=compute, quant_type="nf4").to(device)
+    out = layer(torch.ones(1, 64, device=device, dtype=compute))
+    if not bool(torch.isfinite(out).all()):
+        raise RuntimeError("a 4-bit product gave values that are not finite")

@@ -1,0 +1,118 @@
+"""What lies on disk: base models and adapters, found whole or refused. Weights are read from safetensors only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from rl.training.base_model import resolve_base_model
+
+FACTS = "ratchet.json"
+"""Beside an adapter's weights: which base it belongs to, for which agent, by which method."""
+
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+class PolicyLoadError(ValueError):
+    """A model or adapter that cannot be used; the message says what was expected, what was found and what to do."""
+
+
+def adapter_read(path: str | Path) -> dict[str, Any]:
+    """The facts written beside an adapter ({} for one made elsewhere). Raises PolicyLoadError for anything else."""
+    path = Path(path)
+    if not path.is_dir():
+        raise PolicyLoadError(
+            f"expected an adapter directory at {path}, found {'a file' if path.exists() else 'none'}"
+        )
+    missing = [name for name in ADAPTER_FILES if not (path / name).is_file()]
+    if missing:
+        if (path / "adapter_model.bin").exists():
+            raise PolicyLoadError(
+                f"{path} holds its adapter as a pickle (adapter_model.bin), which can run code when read; "
+                f"only safetensors are read: save it again with safe_serialization=True"
+            )
+        raise PolicyLoadError(
+            f"{path} is no adapter: expected {' and '.join(ADAPTER_FILES)}, found {_listing(path)}"
+        )
+    _check_safetensors(path / ADAPTER_FILES[1])
+    if not (path / FACTS).is_file():
+        return {}
+    try:
+        facts = json.loads((path / FACTS).read_text("utf-8"))
+    except ValueError as error:
+        raise PolicyLoadError(
+            f"{path / FACTS} is not readable JSON ({error}): copy the adapter again"
+        ) from error
+    if not isinstance(facts, dict):
+        raise PolicyLoadError(f"expected an object in {path / FACTS}, found {type(facts).__name__}")
+    return facts
+
+
+def base_hash(source: str, commit: str | None = None) -> str:
+    """What identifies a base: sha256 over config.json and every safetensors file, or the hub's commit hash."""
+    if not Path(source).is_dir():
+        return f"commit:{commit}" if commit else f"name:{source}"
+    digest = hashlib.sha256()
+    for file in [*sorted(Path(source).glob("*.safetensors")), Path(source) / "config.json"]:
+        digest.update(f"{file.name}:{file.stat().st_size}\n".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def model_located(base_model: str) -> str:
+    """A directory that holds a model, or a hub name."""
+
+    source = resolve_base_model(base_model)
+    path = Path(source).expanduser()
+    looks_like_path = (
+        path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+    )
+    if not looks_like_path:
+        return source
+    if not path.is_dir():
+        raise PolicyLoadError(
+            f"expected a model directory at {path}, found {'a file' if path.exists() else 'none'}"
+        )
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise PolicyLoadError(
+            f"{path} is an adapter, not a base model: give its base model, and it as the adapter"
+        )
+    weights = list(path.glob("*.safetensors"))
+    if not weights and (list(path.glob("*.bin")) or list(path.glob("*.pt"))):
+        raise PolicyLoadError(
+            f"{path} holds its weights as pickles ({_listing(path)}), which can run code when read; "
+            f"only safetensors are read: convert it with model.save_pretrained(..., safe_serialization=True)"
+        )
+    if not weights or not (path / "config.json").is_file():
+        raise PolicyLoadError(
+            f"{path} is no model: expected config.json and *.safetensors, found {_listing(path)}"
+        )
+    for file in weights:
+        _check_safetensors(file)
+    return str(path)
+
+
+def _check_safetensors(file: Path) -> None:
+    try:
+        with safe_open(file, framework="pt"):
+            pass  # the header names every tensor's place, so a cut file is noticed without reading the weights
+    except (SafetensorError, OSError) as error:
+        raise PolicyLoadError(
+            f"{file} is no whole safetensors file ({error}): copy or download it again"
+        ) from error
+
+
+def _listing(path: Path) -> str:
+    names = sorted(entry.name for entry in path.iterdir())
+    return (
+        ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        if names
+        else "nothing"
+    )
