@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import IO, Any, cast
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import DatabaseError, OperationalError, connection
+from django.db.migrations.executor import MigrationExecutor
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -65,12 +66,25 @@ class Bar:
 
     def __enter__(self) -> Bar:
         if self._live is not None:
+            # lines of a log would tear the bar; what they tell stands in the run's record and in the summary
+            logging.disable(logging.INFO)
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+            logging.disable(logging.NOTSET)
+
+
+def migrations_applied() -> None:
+    """Raise CommandError where the database lacks tables, and DatabaseError where there is none."""
+    executor = MigrationExecutor(connection)
+    waiting = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    if waiting:
+        raise CommandError(
+            f"the database is {len(waiting)} migrations behind: run `python manage.py migrate` first"
+        )
 
 
 class RatchetCommand(BaseCommand):
@@ -120,6 +134,11 @@ class RatchetCommand(BaseCommand):
             "does not exist" in text and "relation" in text
         ):
             return f"the database has no tables yet ({text}): run `python manage.py migrate` first"
+        if isinstance(error, OperationalError) and "connect" in text:
+            return (
+                f"the database does not answer ({text}): start it, or correct DATABASE_URL; without DATABASE_URL "
+                "an SQLite file in RATCHET_HOME is used"
+            )
         if isinstance(error, (ValueError, OSError)):
             return text
         return f"{type(error).__name__}: {text} (run again with --traceback for the whole story)"

@@ -3,6 +3,7 @@
 import gc
 import os
 
+import scipy.stats  # noqa: F401  loaded now, as the rest below, and by no command that does not reckon with it
 from django.core.wsgi import get_wsgi_application
 from django.urls import get_resolver
 

@@ -56,6 +56,11 @@ class SigninLink:
     """True where the person may open the admin."""
 
 
+def anybody_signed_in() -> bool:
+    """Whether this installation has been opened by anyone yet."""
+    return User.objects.filter(last_login__isnull=False).exists()
+
+
 def signin_link(username: str, base_url: str) -> SigninLink:
     """Make a one-time link for a person, who is added when missing.
 

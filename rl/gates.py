@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scipy import stats
+import scipy
 
 from rl.statistics import Difference, mean_interval, paired_difference
 
@@ -201,7 +201,7 @@ def _table(cases: Sequence[Case]) -> tuple[int, int, int, int]:
 
 def _luck(wins: int, losses: int) -> float:
     """Chance of so many wins or more among the discordant pairs of two equal policies (exact binomial)."""
-    return float(stats.binom.sf(wins - 1, wins + losses, 0.5)) if wins + losses else 1.0
+    return float(scipy.stats.binom.sf(wins - 1, wins + losses, 0.5)) if wins + losses else 1.0
 
 
 # --- The rules ----------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         left = (wins - losses) / len(rest)
         figures["without"][rater] = left
         table = [[all_wins - wins, all_losses - losses], [wins, losses]]
-        unlike = float(stats.fisher_exact(table, alternative="greater").pvalue) <= 0.05
+        unlike = float(scipy.stats.fisher_exact(table, alternative="greater").pvalue) <= 0.05
         if _luck(wins, losses) > alpha and (wins <= losses or unlike):
             alone.append((rater, left))
     if alone:

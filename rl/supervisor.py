@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ logger = logging.getLogger("rl.supervisor")
 
 LOOK_S = 0.5
 """Seconds between two looks at the processes."""
+PORT_WAIT_S = 5.0
+"""Seconds a port may still be held by a server that ends."""
 STOP_S = 30.0
 """Seconds the processes and their children have to end by themselves: a training keeps a checkpoint."""
 WEB_THREADS = 16
@@ -69,6 +72,35 @@ class Service:
             self.start()
 
 
+class PortTaken(ValueError):
+    """Somebody else listens there; the message says where, and what to do."""
+
+
+def port_wait(host: str, port: int) -> None:
+    """Return once the port can be listened at: a server that just ended may hold it a moment. Raises PortTaken."""
+    deadline = time.monotonic() + PORT_WAIT_S
+    while True:
+        try:
+            with socket.create_server((host, port)):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise PortTaken(
+                    f"cannot listen at {host}:{port} ({os.strerror(error.errno or 0)}): end what is served there, or "
+                    f"take another port: make serve PORT={port + 1}, or manage.py serve --port {port + 1}"
+                ) from None
+        time.sleep(0.1)
+
+
+def port_answers(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    try:
+        with socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=0.2):  # noqa: S104
+            return True
+    except OSError:
+        return False
+
+
 def services(
     port: int, host: str, web_workers: int, every_s: float, web_threads: int = WEB_THREADS
 ) -> list[Service]:
@@ -80,6 +112,8 @@ def services(
             [
                 python, "-m", "gunicorn", "backend.wsgi", "--bind", f"{host}:{port}",
                 "--workers", str(web_workers), "--threads", str(web_threads),
+                # its socket lies in the home folder, one for all servers of a person, and nothing here asks it
+                "--no-control-socket", "--log-level", "warning",
             ],
         ),
         Service("workers", [python, manage, "qcluster"], at_once=True),

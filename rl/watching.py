@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from scipy import stats
+import scipy
 
 from feedback.selectors import policy_verdicts
 from rl import registry
@@ -118,7 +118,7 @@ def worse_by_chance(own: Sequence[float], others: Sequence[float]) -> float:
     """Chance that verdicts are so much lower than others, or lower, if they are no worse: Welch's t, one-sided."""
     if len({*own}) == len({*others}) == 1:
         return float(own[0] >= others[0])  # no spread, no t: they are alike, or surely not
-    return float(stats.ttest_ind(own, others, equal_var=False, alternative="less").pvalue)
+    return float(scipy.stats.ttest_ind(own, others, equal_var=False, alternative="less").pvalue)
 
 
 def _verdicts(policy: Policy, since: PolicyEvent | None = None) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -233,6 +234,15 @@ def test_the_web_process_runs_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_a_command_starts_without_the_statistics_it_may_never_need() -> None:
+    code = "import sys, django; django.setup(); print('scipy.stats' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"DJANGO_SETTINGS_MODULE": "backend.settings"},
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.returncode) == ("False", 0), done.stderr
 
 
 def test_the_furnace_runs_without_django() -> None:

@@ -98,7 +98,7 @@ def _make(*options: str) -> None:
             return
         _asked[key] = time.monotonic()
     log = settings.RATCHET_HOME / "serving-exports.log"
-    logger.info("having made: export_model %s (see %s)", key, log)
+    logger.info("made in the background: export_model %s (its log: %s)", key, log)
     with log.open("ab") as said:
         subprocess.Popen(  # noqa: S603
             [sys.executable, str(settings.BASE_DIR / "manage.py"), "export_model", *options],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy import optimize, special, stats
+import scipy
 
 LogMixture = Callable[[float, float], float]
 
@@ -39,7 +39,7 @@ def boundary(log_mixture: LogMixture, v: float, alpha: float, s_max: float = mat
         high = max(v, 1.0)
         while excess(high) < 0:
             high *= 2
-    return high if excess(high) < 0 else float(optimize.brentq(excess, 0.0, high, xtol=1e-12))
+    return high if excess(high) < 0 else float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12))
 
 
 def normal_two_sided(v: float, alpha: float, v_opt: float, alpha_opt: float = 0.05) -> float:
@@ -55,7 +55,9 @@ def normal_one_sided(v_opt: float, alpha_opt: float = 0.05) -> LogMixture:
     def log_mixture(s: float, v: float) -> float:
         scale = v + rho
         return (
-            0.5 * math.log(4 * rho / scale) + s * s / (2 * scale) + float(stats.norm.logcdf(s / scale**0.5))
+            0.5 * math.log(4 * rho / scale)
+            + s * s / (2 * scale)
+            + float(scipy.stats.norm.logcdf(s / scale**0.5))
         )
 
     return log_mixture
@@ -64,15 +66,17 @@ def normal_one_sided(v_opt: float, alpha_opt: float = 0.05) -> LogMixture:
 def gamma_exponential(v_opt: float, c: float, alpha_opt: float = 0.05) -> LogMixture:
     """For sub-exponential walks of scale c, such as empirical Bernstein's (Howard et al., Proposition 9)."""
     rho = mixing_scale(v_opt, alpha_opt, one_sided=True) / c**2
-    start = rho * math.log(rho) - float(special.gammaln(rho)) - math.log(special.gammainc(rho, rho))
+    start = (
+        rho * math.log(rho) - float(scipy.special.gammaln(rho)) - math.log(scipy.special.gammainc(rho, rho))
+    )
 
     def log_mixture(s: float, v: float) -> float:
         shape, moved = v / c**2 + rho, s / c + v / c**2
         rate = moved + rho
         return float(
             start
-            + special.gammaln(shape)
-            + math.log(special.gammainc(shape, rate))
+            + scipy.special.gammaln(shape)
+            + math.log(scipy.special.gammainc(shape, rate))
             - shape * math.log(rate)
             + moved
         )
@@ -83,15 +87,17 @@ def gamma_exponential(v_opt: float, c: float, alpha_opt: float = 0.05) -> LogMix
 def gamma_poisson(v_opt: float, c: float, alpha_opt: float = 0.05) -> LogMixture:
     """For sub-Poisson walks of scale c (Howard et al., Proposition 10)."""
     rho = mixing_scale(v_opt, alpha_opt, one_sided=True) / c**2
-    start = rho * math.log(rho) - float(special.gammaln(rho)) - math.log(special.gammaincc(rho, rho))
+    start = (
+        rho * math.log(rho) - float(scipy.special.gammaln(rho)) - math.log(scipy.special.gammaincc(rho, rho))
+    )
 
     def log_mixture(s: float, v: float) -> float:
         rate = v / c**2 + rho
         shape = s / c + rate
         return float(
             start
-            + special.gammaln(shape)
-            + math.log(special.gammaincc(shape, rate))
+            + scipy.special.gammaln(shape)
+            + math.log(scipy.special.gammaincc(shape, rate))
             - shape * math.log(rate)
             + v / c**2
         )
@@ -108,8 +114,8 @@ def beta_binomial(
     x = h / both if one_sided else 1.0
 
     def log_beta(a: float, b: float) -> float:
-        whole = float(special.betaln(a, b))
-        return whole if x == 1.0 else whole + math.log(special.betainc(a, b, x))
+        whole = float(scipy.special.betaln(a, b))
+        return whole if x == 1.0 else whole + math.log(scipy.special.betainc(a, b, x))
 
     start = log_beta(r / (g * both), r / (h * both))
 
@@ -133,7 +139,7 @@ def poly_stitching(
     time = max(v, v_min)
     ell = (
         s * math.log(math.log(eta * time / v_min))
-        + math.log(special.zeta(s) / math.log(eta) ** s)
+        + math.log(scipy.special.zeta(s) / math.log(eta) ** s)
         + math.log(1 / alpha)
     )
     k1 = (eta**0.25 + eta**-0.25) / math.sqrt(2)
@@ -161,6 +167,10 @@ def proportion_sequence(
 
     tiny = 1e-9
     inside = min(max(share, tiny), 1 - tiny)
-    low = float(optimize.brentq(excess, tiny, inside)) if successes and excess(tiny) > 0 else 0.0
-    high = float(optimize.brentq(excess, inside, 1 - tiny)) if successes < n and excess(1 - tiny) > 0 else 1.0
+    low = float(scipy.optimize.brentq(excess, tiny, inside)) if successes and excess(tiny) > 0 else 0.0
+    high = (
+        float(scipy.optimize.brentq(excess, inside, 1 - tiny))
+        if successes < n and excess(1 - tiny) > 0
+        else 1.0
+    )
     return low, high

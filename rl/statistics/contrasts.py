@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+import scipy
 
 from rl.statistics import Difference
 
@@ -121,8 +121,8 @@ def welch(new: Moments, old: Moments, alpha: float = 0.05, *, relative: bool = F
     found = uplift(new, old) if relative else difference(new, old)
     df = (new.error + old.error) ** 2 / (new.error**2 / (new.n - 1) + old.error**2 / (old.n - 1))
     spread = math.sqrt(found.error)
-    half = float(stats.t.ppf(1 - alpha / 2, df)) * spread
-    p = 2 * float(stats.t.sf(abs(found.value) / spread, df))
+    half = float(scipy.stats.t.ppf(1 - alpha / 2, df)) * spread
+    p = 2 * float(scipy.stats.t.sf(abs(found.value) / spread, df))
     return FixedTest(Difference(found.value, found.value - half, found.value + half), p)
 
 
@@ -215,9 +215,9 @@ def posterior(found: Contrast, alpha: float = 0.05) -> Posterior:
         return Posterior(0.0, 0.0, 0.5, Difference(0.0, 0.0, 0.0), 0.0, 0.0)
     spread = math.sqrt(found.error)
     z = found.value / spread
-    chance = float(stats.norm.cdf(z))
-    gain = spread * float(stats.norm.pdf(z)) + found.value * chance
-    half = float(stats.norm.ppf(1 - alpha / 2)) * spread
+    chance = float(scipy.stats.norm.cdf(z))
+    gain = spread * float(scipy.stats.norm.pdf(z)) + found.value * chance
+    half = float(scipy.stats.norm.ppf(1 - alpha / 2)) * spread
     interval = Difference(found.value, found.value - half, found.value + half)
     return Posterior(found.value, spread, chance, interval, gain, gain - found.value)
 
@@ -231,11 +231,11 @@ def best_chances(means: Sequence[float], errors: Sequence[float]) -> list[float]
     """
     m, s = np.asarray(means, float), np.sqrt(np.asarray(errors, float))
     z = np.linspace(-8.0, 8.0, 8001)
-    density = stats.norm.pdf(z)
+    density = scipy.stats.norm.pdf(z)
     chances = []
     for k in range(len(m)):
         at = m[k] + s[k] * z
-        others = np.prod([stats.norm.cdf((at - m[j]) / s[j]) for j in range(len(m)) if j != k], axis=0)
+        others = np.prod([scipy.stats.norm.cdf((at - m[j]) / s[j]) for j in range(len(m)) if j != k], axis=0)
         chances.append(float((density * others).sum()))
     total = sum(chances)
     return [chance / total for chance in chances]
@@ -280,7 +280,7 @@ def ratio_mismatch_p(units: Sequence[int], weights: Sequence[float]) -> float:
     if len(pairs) < 2 or total == 0:
         return 1.0
     expected = [total * w / weight for _, w in pairs]
-    return float(stats.chisquare([u for u, _ in pairs], expected).pvalue)
+    return float(scipy.stats.chisquare([u for u, _ in pairs], expected).pvalue)
 
 
 def ratio_mismatch_anytime_p(
@@ -299,9 +299,9 @@ def ratio_mismatch_anytime_p(
     shares /= shares.sum()
     prior = strength * shares
     log_factor = float(
-        special.gammaln(strength)
-        - special.gammaln(strength + counts.sum())
-        + (special.gammaln(prior + counts) - special.gammaln(prior)).sum()
+        scipy.special.gammaln(strength)
+        - scipy.special.gammaln(strength + counts.sum())
+        + (scipy.special.gammaln(prior + counts) - scipy.special.gammaln(prior)).sum()
         - (counts * np.log(shares)).sum()
     )
     return math.exp(-max(log_factor, 0.0))

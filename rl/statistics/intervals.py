@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
+import scipy  # its rooms are loaded when first used: `scipy.stats` takes half a second that most commands need not wait
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _wilson(successes: int, n: int, z: float) -> tuple[float, float]:
 def _z(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"expected a confidence in (0, 1), found {confidence!r}")
-    return float(stats.norm.ppf(0.5 + confidence / 2))
+    return float(scipy.stats.norm.ppf(0.5 + confidence / 2))
 
 
 def mcnemar_exact(b: int, c: int) -> float:
@@ -76,7 +76,7 @@ def mcnemar_exact(b: int, c: int) -> float:
         raise ValueError(f"expected counts of at least 0, found {b} and {c}")
     if b + c == 0:
         return 1.0
-    return min(1.0, 2 * float(stats.binom.cdf(min(b, c), b + c, 0.5)))
+    return min(1.0, 2 * float(scipy.stats.binom.cdf(min(b, c), b + c, 0.5)))
 
 
 def paired_difference(
@@ -135,7 +135,7 @@ def mean_interval(
         low, high = bounds if bounds is not None else (None, None)
         return Interval(mean, low, high, 1)
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    half = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * math.sqrt(variance / n)
+    half = float(scipy.stats.t.ppf(0.5 + confidence / 2, n - 1)) * math.sqrt(variance / n)
     low, high = mean - half, mean + half
     if bounds is not None:
         low, high = max(low, bounds[0]), min(high, bounds[1])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+import scipy
 
 from rl.statistics import Difference
 
@@ -150,7 +150,7 @@ def _estimate(method: str, value: float, parts: Array, confidence: float) -> Est
     """parts average to value; the interval is Student's over them, cut to [0, 1]."""
     n = len(parts)
     error = float(parts.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    half = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * error if n > 1 else math.inf
+    half = float(scipy.stats.t.ppf(0.5 + confidence / 2, n - 1)) * error if n > 1 else math.inf
     return Estimate(method, value, error, max(value - half, 0.0), min(value + half, 1.0), parts)
 
 
@@ -188,7 +188,7 @@ def gain(policy: Estimate, other: Estimate, confidence: float = 0.95) -> Differe
     """policy minus other, on the same decisions: paired by decision."""
     parts = policy.parts - other.parts
     found = _estimate("gain", policy.value - other.value, parts, confidence)
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(parts) - 1)) * found.error
+    half = float(scipy.stats.t.ppf(0.5 + confidence / 2, len(parts) - 1)) * found.error
     return Difference(found.value, found.value - half, found.value + half)
 
 

@@ -51,7 +51,6 @@ class Command(RatchetCommand):
         self.stdout.write(verdict(judged))
         self.stdout.write(
             "\nNext:\n"
-            "  make serve, then .venv/bin/python manage.py login_link    rate decisions yourself at /rate/\n"
-            "  .venv/bin/python manage.py train_dpo                      learn from all ratings there are now\n"
-            f"  .venv/bin/python manage.py evaluate_model --policy {training['policy']} --compare-base"
+            "  make serve                                       the pages; prints a link that signs you in\n"
+            "  .venv/bin/python manage.py train_dpo --dry-run   what a training on all ratings there are now would take"
         )

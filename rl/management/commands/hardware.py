@@ -10,6 +10,8 @@ from rich.table import Table
 from backend.command import RatchetCommand
 from rl import runs
 
+SAID = {True: "yes", False: "no", None: "none"}
+
 
 class Command(RatchetCommand):
     help = (
@@ -35,10 +37,11 @@ class Command(RatchetCommand):
             table.add_column(column)
         for name, value in result.items():
             if name not in ("reasons", "measured", "gpus"):
-                said = ", ".join(value) if isinstance(value, list) else str(value)
+                said = ", ".join(value) if isinstance(value, list) else SAID.get(value, str(value))
                 table.add_row(name.replace("_", " "), said, result["reasons"].get(name, ""))
         for gpu in result["gpus"]:
             table.add_row("gpu", f"{gpu['name']}, {gpu['memory_gb']} GB", gpu["kind"])
         for name, value in result["measured"].items():
-            table.add_row(name, f"{value:.4g}", "measured")
+            unit = "" if "error" in name else " GFLOP/s"
+            table.add_row(name.replace("_", " "), f"{value:.3g}{unit}", "matrix products, measured now")
         self.console.print(table)

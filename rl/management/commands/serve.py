@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from typing import Any
 
 from django.core.management.base import CommandParser
 
-from backend.command import RatchetCommand
+from backend.command import RatchetCommand, migrations_applied
+from feedback.people import anybody_signed_in, signin_link
 from rl import supervisor
 from rl.serving.files import base_prepare
 
@@ -42,19 +44,44 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        host, port = options["host"], options["port"]
+        migrations_applied()
+        supervisor.port_wait(host, port)
         asked = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: asked.set())
         base_prepare()
         running = supervisor.services(
-            options["port"],
-            options["host"],
+            port,
+            host,
             options["web_workers"],
             options["every"],
             options["web_threads"],
         )
-        supervisor.supervise(running, asked.is_set)
+        greeted = False
+
+        def stop() -> bool:
+            nonlocal greeted
+            if not greeted and supervisor.port_answers(host, port):
+                self._greet(host, port)
+                greeted = True
+            return asked.is_set()
+
+        supervisor.supervise(running, stop)
         return {"ended": [service.name for service in running]}
+
+    def _greet(self, host: str, port: int) -> None:
+        """Where to look, and how to get in: the first person at this machine's own terminal is handed the link."""
+        address = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"  # noqa: S104
+        self._say(f"\nRatchet is at {address} (Ctrl-C ends it)")
+        local = host == "127.0.0.1" and sys.stderr.isatty()
+        if local and not anybody_signed_in():
+            self._say(f"Open this once, it signs you in: {signin_link('admin', address).url}\n")
+        else:
+            self._say(f"A sign-in link: python manage.py login_link --base-url {address}\n")
+
+    def _say(self, text: str) -> None:
+        self.stderr.write(text, self.style.MIGRATE_HEADING)
 
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(f"ended: {', '.join(result['ended'])}")
