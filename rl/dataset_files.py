@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rl.curriculum import curriculum_order
-from rl.datasets import DatasetRefused, Prepared
+from rl.datasets.preparing import Prepared
+from rl.datasets.snapshots import DatasetRefused
 from rl.pairs import SPLITS
 
 FORMATS = ("jsonl", "json", "datasets")

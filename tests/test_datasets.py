@@ -14,11 +14,9 @@ import pytest
 from feedback.models import AgentSettings, Decision, Rating, prompt_hash
 from feedback.remembered import forget_all
 from feedback.services import comparison_submit, decision_record, rating_submit, rating_withdraw
-from rl import datasets
 from rl.datasets import (
     DatasetRefused,
     get_training_stats,
-    held_out,
     messages_plain,
     prepare_training_dataset,
     snapshot_rows,
@@ -268,11 +266,9 @@ def test_a_held_out_prompt_tells_which_answers_people_prefer() -> None:
     feed(train=10, eval=0, holdout=0)
     prepared = prepare_training_dataset("helper")
     assert prepared.snapshot
-    (asked,) = held_out(prepared.snapshot)
-    assert asked.messages == [{"role": "user", "content": prompt}]
-    assert (asked.preferred, asked.dispreferred) == (["best"], ["bad"])
-    with pytest.raises(DatasetRefused, match="eval or holdout"):
-        next(held_out(prepared.snapshot, "train"))
+    (asked,) = snapshot_rows(prepared.snapshot, "holdout")
+    assert asked["prompt"] == [{"role": "user", "content": prompt}]
+    assert (asked["preferred"], asked["dispreferred"]) == (["best"], ["bad"])
 
 
 def test_a_sample_is_always_the_same() -> None:
@@ -372,7 +368,7 @@ def test_a_full_disk_is_refused_and_leaves_nothing(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(datasets.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(DatasetRefused, match="No space left on device"):
         prepare_training_dataset("helper")
     assert [p for p in ratchet_home.rglob("*") if p.is_file()] == []

@@ -18,7 +18,7 @@ from feedback.search import Narrowed
 from feedback.selectors import comparisons_standing, feedback_counts
 from feedback.services import comparison_submit, decision_record
 from rl import simulation
-from rl.evidence import DatabaseEvidence
+from rl.datasets.evidence import DatabaseEvidence
 from rl.pairs import Compared
 from tests.api_client import person
 

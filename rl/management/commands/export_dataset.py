@@ -11,8 +11,8 @@ from backend.command import RatchetCommand
 from rl import runs
 from rl.curriculum import ORDERS
 from rl.dataset_files import FORMATS, dataset_write
-from rl.dataset_stats import example_stats, pair_stats
 from rl.datasets import prepare_training_dataset
+from rl.datasets.stats import example_stats, pair_stats
 from rl.models import Snapshot
 
 

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedback import selectors
-from rl.evidence import SIMULATED
-from rl.pairs import NEUTRAL, SOURCES, SPLITS, rating_value
+from rl.datasets.evidence import SIMULATED
+from rl.datasets.making import rows_made, rows_with_prompts, source_opened
+from rl.models import Snapshot
+from rl.pairs import NEUTRAL, SOURCES, SPLITS, pairs_from_evidence, rating_value
+from rl.recipes import DATASET_CONFIG
 from rl.statistics import wilson_interval
 
 BINS = 10
@@ -192,3 +195,44 @@ def _std(values: list[float]) -> float | None:
         return None
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def get_training_stats(agent: str | None = None) -> dict[str, Any]:
+    """What an agent's feedback holds and what pairs it would give; without an agent, {"agents": {slug: ...}} of all.
+
+    Keys: decisions, ratings, comparisons, corrections, simulated_share, balance (verdicts above and below neutral),
+    scores (mean, std, histogram over [0, 1]), raters, duplicate_responses, pairs per split, sources, prompts,
+    length_chars, chosen_longer, left_out, and `kinds`: what each other kind of dataset would hold (rows per split,
+    sources, prompts, length_chars, duplicates; labels' balance, scores' spread, groups' sizes, what was left out).
+    Raises DatasetRefused for an agent nobody has heard of.
+    """
+    if agent is None:
+        return {"agents": {slug: get_training_stats(slug) for slug in selectors.agents_known()}}
+    given = source_opened(agent, "db")
+    left_out: Counter[str] = Counter()
+    knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
+    pairs = pairs_from_evidence(given.evidence(left_out), **knobs)
+    left_out.update(pairs.left_out)
+    found = {
+        "agent": agent,
+        **feedback_stats(agent),
+        **pair_stats(rows_with_prompts(agent, given, pairs, left_out)),
+    }
+    return {
+        **found,
+        "left_out": dict(left_out),
+        "kinds": {kind: kind_stats(agent, kind) for kind in OTHER_KINDS},
+    }
+
+
+OTHER_KINDS = tuple(str(kind) for kind in Snapshot.Kind.values if kind != Snapshot.Kind.PAIRS)
+
+
+def kind_stats(agent: str, kind: str) -> dict[str, Any]:
+    """What a dataset of a kind other than pairs would hold, see `get_training_stats`."""
+    given = source_opened(agent, "db")
+    left_out: Counter[str] = Counter()
+    made = rows_made(given, kind, left_out, {})
+    left_out.update(made.left_out)
+    stats = example_stats(rows_with_prompts(agent, given, made, left_out))
+    return {**stats, "left_out": dict(left_out)}

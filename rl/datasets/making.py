@@ -1,0 +1,162 @@
+"""From evidence to the rows of a dataset: where it is read from, what each kind makes of it, and the prompts beside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from feedback import selectors
+from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, FileEvidence, Prompt
+from rl.datasets.snapshots import DatasetRefused
+from rl.examples import (
+    REWARDED,
+    Example,
+    ExampleSet,
+    Rewarded,
+    examples_from_evidence,
+    examples_sampled,
+    prompt_examples,
+)
+from rl.models import Snapshot
+from rl.pairs import Completion, Evidence, Pair, PairSet, pairs_from_evidence, sampled
+
+PROMPTS_AT_ONCE = 1000
+"""Prompts held in memory while rows are written."""
+
+
+def source_opened(
+    agent: str,
+    source: str,
+    data_file: str | Path | None = None,
+    ratings_file: str | Path | None = None,
+    file_format: str = "auto",
+) -> EvidenceSource:
+    """What was rated here ("db") or stands in a file ("file"). Raises DatasetRefused for an agent nobody knows."""
+    if source == "db":
+        known = selectors.agents_known()
+        if agent not in known:
+            there = f"known are {', '.join(known)}" if known else "nothing has been decided yet"
+            raise DatasetRefused(
+                f"no decision of agent {agent!r} is recorded; {there}. Record decisions first, or import a file: "
+                f"`manage.py import_feedback FILE --agent {agent}`"
+            )
+        return DatabaseEvidence(agent)
+    if source != "file":
+        raise DatasetRefused(f"a source is db or file, found {source!r}")
+    if data_file is None:
+        raise DatasetRefused("--source file needs --data-file FILE")
+    ratings = None if ratings_file is None else Path(ratings_file)
+    return FileEvidence(agent, Path(data_file), format=file_format, ratings_path=ratings)
+
+
+def rows_made(
+    given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any]
+) -> PairSet | ExampleSet:
+    """The rows of a kind from what is known, without their prompts."""
+    evidence = given.evidence(left_out)
+    if kind == Snapshot.Kind.PAIRS:
+        return pairs_from_evidence(evidence, **knobs)
+    if kind == Snapshot.Kind.PROMPTS:
+        for _ in evidence:
+            pass  # the prompts are known when all of it was read
+        return prompt_examples(given.prompt_hashes())
+    return examples_from_evidence(_with_rewards(given, evidence, kind), kind)
+
+
+def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:
+    if max_samples is None:
+        return rows
+    return sampled(rows, max_samples) if isinstance(rows, PairSet) else examples_sampled(rows, max_samples)
+
+
+def _with_rewards(
+    given: EvidenceSource, evidence: Iterator[Evidence], kind: str
+) -> Iterator[Evidence | Rewarded]:
+    yield from evidence
+    if kind in REWARDED:
+        yield from given.rewarded()
+
+
+def rows_with_prompts(
+    agent: str, given: EvidenceSource, pairs: PairSet | ExampleSet, left_out: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """The pairs with their prompts, in order, reading the prompts of PROMPTS_AT_ONCE pairs at a time."""
+    for start in range(0, len(pairs.rows), PROMPTS_AT_ONCE):
+        chunk = pairs.rows[start : start + PROMPTS_AT_ONCE]
+        prompts = given.prompts(list(dict.fromkeys(pair.prompt_hash for pair in chunk)))
+        for pair in chunk:
+            prompt = prompts[pair.prompt_hash]
+            messages = messages_plain(prompt.messages)
+            if messages is None:
+                left_out["not_text"] += 1
+            elif isinstance(pair, Pair):
+                yield _pair_row(agent, pair, prompt, messages)
+            else:
+                yield _example_row(agent, pair, prompt, messages)
+
+
+def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    chosen, rejected = pair.chosen, pair.rejected
+    if isinstance(chosen, list) or isinstance(rejected, list):
+        # a trainer takes two texts or two lists, never one of each
+        chosen, rejected = _as_messages(chosen), _as_messages(rejected)
+    row: dict[str, Any] = {
+        "prompt": messages,
+        "chosen": chosen,
+        "rejected": rejected,
+        "prompt_hash": pair.prompt_hash,
+        "agent": agent,
+        "source": pair.source,
+        "margin": pair.margin,
+        "votes": pair.votes,
+        "split": pair.split,
+        "tags": list(pair.tags),
+        "state": prompt.state,
+        "simulated": pair.simulated,
+    }
+    if prompt.tools:
+        row["tools"] = prompt.tools
+    if pair.split != "train":
+        row |= {"preferred": list(pair.preferred), "dispreferred": list(pair.dispreferred)}
+    return row
+
+
+def _example_row(
+    agent: str, example: Example, prompt: Prompt, messages: list[dict[str, Any]]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "prompt": messages,
+        **example.content,
+        "prompt_hash": example.prompt_hash,
+        "agent": agent,
+        "source": example.source,
+        "votes": example.votes,
+        "split": example.split,
+        "tags": list(example.tags),
+        "state": prompt.state,
+        "simulated": example.simulated,
+    }
+    if prompt.tools:
+        row["tools"] = prompt.tools
+    return row
+
+
+def _as_messages(completion: Completion) -> list[dict[str, Any]]:
+    return completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
+
+
+def messages_plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Messages whose content is plain text: lists of text parts are joined. None where another kind of part is among
+    them."""
+    plain: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+            if not all(isinstance(text, str) for text in texts):
+                return None
+            message = {**message, "content": "".join(text for text in texts if text)}
+        plain.append(message)
+    return plain

@@ -1,0 +1,227 @@
+"""An agent's feedback as a dataset that is ready to train on: asked for, made, counted, written, or refused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from feedback import selectors
+from feedback.formats.records import FormatRefused
+from rl.datasets.making import rows_made, rows_sampled, rows_with_prompts, source_opened
+from rl.datasets.snapshots import (
+    DatasetRefused,
+    file_keep,
+    rows_write,
+    snapshot_of,
+    snapshot_rows,
+    temporary_file,
+)
+from rl.examples import (
+    ExampleSet,
+    examples_balanced,
+)
+from rl.models import Snapshot
+from rl.pairs import SOURCES, SPLITS
+from rl.recipes import DATASET_CONFIG, RecipeError
+from rl.replay import Replay
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A dataset that is ready to train on; with dry_run nothing was written, and `snapshot` and `path` are None."""
+
+    agent: str
+    kind: str
+    counts: dict[str, int]
+    """Rows per split; all three are there."""
+    left_out: dict[str, int]
+    """What made no row: {reason: count}; reasons as in rl.pairs.REASONS and rl.datasets.evidence.REASONS."""
+    sources: dict[str, int]
+    """Rows per kind of evidence."""
+    feedback_count: int
+    """Ratings and comparisons it was made from."""
+    simulated_share: float
+    """Share of them given by a simulated rater, 0 to 1."""
+    query: dict[str, Any]
+    """What was asked: source, knobs, newest feedback seen."""
+    snapshot: Snapshot | None
+    path: Path | None
+    _rows: Callable[[], Iterator[dict[str, Any]]] = field(repr=False)
+
+    @property
+    def samples(self) -> int:
+        """Rows in all splits together."""
+        return sum(self.counts.values())
+
+    def rows(self, split: str | None = None) -> Iterator[dict[str, Any]]:
+        """The rows, of one split or of all; may be asked for more than once."""
+        return (row for row in self._rows() if split is None or row["split"] == split)
+
+
+@dataclass
+class _Tally:
+    """Counts rows as they pass."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    sources: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def counts_ordered(self) -> dict[str, int]:
+        return {split: self.counts[split] for split in SPLITS}
+
+    @property
+    def sources_ordered(self) -> dict[str, int]:
+        return {name: self.sources[name] for name in SOURCES if self.sources[name]}
+
+    def over(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            self.counts[row["split"]] += 1
+            self.sources[row["source"]] += 1
+            yield row
+
+
+def prepare_training_dataset(
+    agent: str,
+    kind: str = "pairs",
+    *,
+    source: str = "db",
+    data_file: str | Path | None = None,
+    ratings_file: str | Path | None = None,
+    file_format: str = "auto",
+    min_samples: int | None = None,
+    max_samples: int | None = None,
+    rating_margin: float | None = None,
+    max_pairs_per_prompt: int | None = None,
+    replay: Replay | None = None,
+    balance: bool = False,
+    for_training: bool = True,
+    dry_run: bool = False,
+) -> Prepared:
+    """The agent's feedback as rows of a kind (Snapshot.Kind), written as a snapshot (or only counted, with dry_run).
+
+    pairs are made by rl.pairs, the other kinds by rl.examples: labels (KTO), scores (reward regression), corrections
+    (SFT), groups (several rated responses to a prompt) and prompts alone.
+
+    source "db" reads what was rated here; "file" reads `data_file`, in any format of feedback.formats (recognised
+    where `file_format` is "auto"), with its `ratings_file` where the format has two. Knobs left None are those of
+    DATASET_CONFIG. max_samples draws that many pairs, always the same. The same feedback and knobs give the same
+    file, byte for byte; a snapshot of that content is used again.
+
+    balance: of labels, leave out training rows of the kind there is more of, until four stand beside three.
+
+    replay: train on the prompts with new feedback and a share of the others; without it, on all.
+
+    for_training: refuse where no pair stands in the train split; an evaluation may be held out as a whole.
+
+    Raises DatasetRefused: unknown agent, kind or source, fewer pairs than min_samples, a file that cannot be read, a
+    folder that cannot be written to (nothing half-written stays behind).
+    """
+    if kind not in Snapshot.Kind.values:
+        raise DatasetRefused(f"a dataset's kind is one of {', '.join(Snapshot.Kind.values)}; found {kind!r}")
+    if not re.fullmatch(selectors.SLUG_PATTERN, agent):
+        raise DatasetRefused(
+            f"an agent is a slug of 1 to 64 lower-case letters, digits, - and _; found {agent!r}"
+        )
+    need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
+    knobs: dict[str, Any] = {
+        "rating_margin": DATASET_CONFIG["rating_margin"] if rating_margin is None else rating_margin,
+        "max_pairs_per_prompt": (
+            DATASET_CONFIG["max_pairs_per_prompt"] if max_pairs_per_prompt is None else max_pairs_per_prompt
+        ),
+    }
+    left_out: Counter[str] = Counter()
+    try:
+        given = source_opened(agent, source, data_file, ratings_file, file_format)
+        pairs = rows_made(given, kind, left_out, knobs)
+        replayed = {}
+        if replay is not None:
+            salt = str(given.feedback_count)
+            pairs = replay.draw(pairs, salt)
+            replayed = {"replay": replay.query(salt, pairs.rows)}
+        if balance:
+            if kind != Snapshot.Kind.LABELS or not isinstance(pairs, ExampleSet):
+                raise RecipeError(f"only labels can be balanced, found {kind}")
+            pairs = examples_balanced(pairs)
+        pairs = rows_sampled(pairs, max_samples)
+    except (RecipeError, FormatRefused) as error:
+        raise DatasetRefused(str(error)) from error
+    left_out.update(pairs.left_out)
+    query = {
+        "agent": agent,
+        "source": source,
+        **(knobs if kind == "pairs" else {}),
+        "max_samples": max_samples,
+        **({"balance": True} if balance else {}),
+    }
+    query |= given.query() | replayed
+    share = given.simulated_count / given.feedback_count if given.feedback_count else 0.0
+
+    tally = _Tally()
+    rows = tally.over(rows_with_prompts(agent, given, pairs, left_out))
+    if dry_run:
+        for _ in rows:
+            pass
+        _check_enough(agent, kind, tally, need, source, left_out, for_training)
+        snapshot, path = None, None
+    else:
+        with temporary_file(settings.RATCHET_HOME / "snapshots" / agent) as file:
+            sha256 = rows_write(file, rows)
+            _check_enough(agent, kind, tally, need, source, left_out, for_training)
+            path = file_keep(file, sha256)
+        snapshot = snapshot_of(
+            agent=agent,
+            kind=kind,
+            path=str(path.relative_to(settings.RATCHET_HOME)),
+            sha256=sha256,
+            counts=tally.counts_ordered,
+            sources=tally.sources_ordered,
+            left_out=dict(left_out),
+            query=query,
+            feedback_count=given.feedback_count,
+            simulated_share=share,
+        )
+    return Prepared(
+        agent=agent,
+        kind=kind,
+        counts=tally.counts_ordered,
+        left_out=dict(left_out),
+        sources=tally.sources_ordered,
+        feedback_count=given.feedback_count,
+        simulated_share=share,
+        query=query,
+        snapshot=snapshot,
+        path=path,
+        _rows=lambda: (
+            snapshot_rows(snapshot) if snapshot else rows_with_prompts(agent, given, pairs, Counter())
+        ),
+    )
+
+
+def _check_enough(
+    agent: str, kind: str, tally: _Tally, need: int, source: str, left_out: Counter[str], for_training: bool
+) -> None:
+    found, train = sum(tally.counts.values()), tally.counts["train"]
+    if found >= need and (train or not for_training):
+        return
+    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common(4) if count)
+    advice = (
+        f"rate more at /rate/?agent={agent}, or lower --min-samples"
+        if source == "db"
+        else "give a larger file, or lower --min-samples"
+    )
+    short = f"{need} needed" if found < need else "none of them in the train split"
+    raise DatasetRefused(
+        f"{found} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"
+    )
+
+
+# --- Rows -------------------------------------------------------------------------------------------------
+
+
+# --- The file ---------------------------------------------------------------------------------------------

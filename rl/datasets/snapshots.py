@@ -1,0 +1,96 @@
+"""The file of a dataset: written whole, named by its hash, never changed, and checked whenever it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from django.conf import settings
+from django.db import transaction
+
+from rl.models import Snapshot
+
+
+class DatasetRefused(ValueError):
+    """Feedback that cannot become the dataset asked for; the message says what was found and what to do next."""
+
+
+@contextmanager
+def temporary_file(folder: Path) -> Iterator[IO[bytes]]:
+    """A new file in the folder, gone again unless it was kept; says what to do where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", suffix=".jsonl", delete=False) as file:
+            try:
+                yield file
+            finally:
+                Path(file.name).unlink(missing_ok=True)
+    except OSError as error:
+        raise DatasetRefused(
+            f"the snapshot cannot be written to {folder}: {error.strerror or error}. Nothing was kept; free some "
+            "space, make the folder writable, or set RATCHET_HOME to another folder"
+        ) from error
+
+
+def rows_write(file: IO[bytes], rows: Iterable[dict[str, Any]]) -> str:
+    """Write JSON lines, through to the disk. Returns their SHA-256."""
+    digest = hashlib.sha256()
+    for row in rows:
+        line = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        digest.update(line)
+        file.write(line)
+    file.flush()
+    os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def file_keep(file: IO[bytes], sha256: str) -> Path:
+    """Give a written file its name for good, read-only. The same content may be there already: it is the same file."""
+    path = Path(file.name).with_name(f"{sha256[:16]}.jsonl")
+    os.fchmod(file.fileno(), 0o444)
+    Path(file.name).replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name, too, must survive a power cut
+    finally:
+        os.close(folder)
+    return path
+
+
+def snapshot_of(**facts: Any) -> Snapshot:
+    """The row of a snapshot file: the one there is for the same content, or a new one."""
+    same = {name: facts[name] for name in ("agent", "kind", "sha256")}
+    with transaction.atomic():
+        return Snapshot.objects.filter(**same).order_by("id").first() or Snapshot.objects.create(**facts)
+
+
+def snapshot_rows(snapshot: Snapshot, split: str | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a snapshot, of one split or of all, after checking that its file is what it was.
+
+    Raises DatasetRefused, before the first row, where the file is gone or was changed.
+    """
+    path: Path = settings.RATCHET_HOME / snapshot.path
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != snapshot.sha256:
+                raise DatasetRefused(
+                    f"the file of snapshot {snapshot.pk} was changed: {path} has SHA-256 {found[:16]}..., expected "
+                    f"{snapshot.sha256[:16]}...; restore it from a backup, or prepare a new dataset"
+                )
+            file.seek(0)
+            for line in file:
+                row = json.loads(line)
+                if split is None or row["split"] == split:
+                    yield row
+    except OSError as error:
+        raise DatasetRefused(
+            f"the file of snapshot {snapshot.pk} cannot be read: {path}: {error.strerror or error}; "
+            "restore it from a backup, or prepare a new dataset"
+        ) from error
