@@ -22,6 +22,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,7 @@ def timed(work: Callable[[int], Any], samples: int) -> dict[str, float]:
 def measure(samples: int) -> dict[str, Any]:
     from django.contrib.auth.models import Group, User
     from django.test import Client
+    from django.utils import timezone
 
     from feedback.pair_queue import pairs_waiting
     from feedback.queue import decision_take, queue_progress
@@ -130,6 +132,7 @@ def measure(samples: int) -> dict[str, Any]:
     from feedback.services import rating_submit
 
     dice = random.Random(1)
+    day = timezone.localdate() - timedelta(days=5)
     narrowed = Narrowed(agent="support-bot")
 
     def take(within: Narrowed) -> Callable[[int], None]:
@@ -173,7 +176,14 @@ def measure(samples: int) -> dict[str, Any]:
         "next_card_of_one_agent": timed(take(narrowed), samples),
         "next_card_of_a_tag": timed(take(Narrowed(tag="billing")), samples),
         "next_card_of_a_policy": timed(take(Narrowed(policy="filer-v2")), samples),
+        "next_card_of_a_day": timed(take(Narrowed(since=day, until=day)), samples),
+        "next_card_since_a_day": timed(take(Narrowed(since=day)), samples),
+        "next_card_of_an_agent_and_tag": timed(take(Narrowed(agent="support-bot", tag="billing")), samples),
+        "next_card_of_an_unknown_tag": timed(take(Narrowed(tag="unknown")), samples),
         "progress": timed(lambda n: queue_progress(f"rater-{n % RATERS}"), samples),
+        "progress_of_a_tag": timed(
+            lambda n: queue_progress(f"rater-{n % RATERS}", Narrowed(tag="billing")), samples
+        ),
         "take_and_rate": timed(rate, samples),
         "page_get_and_rate": timed(page, samples),
         "next_pair": timed(lambda n: pairs_waiting(f"rater-{n % RATERS}"), samples // 3),
@@ -182,10 +192,14 @@ def measure(samples: int) -> dict[str, Any]:
 
 
 def explained() -> None:
-    """The plan of the next card on stderr."""
-    from feedback.queue import decisions_free, in_order
+    """How the queue is walked, on stderr."""
+    from feedback.queue_order import in_order, stretches
+    from feedback.search import Narrowed
 
-    sys.stderr.write(in_order(decisions_free("rater-1"))[:50].explain(analyze=True) + "\n")
+    for within in (Narrowed(), Narrowed(policy="filer-v2"), Narrowed(tag="billing")):
+        for stretch in stretches(within):
+            for lane in stretch.lanes:
+                sys.stderr.write(f"{within}\n{in_order(lane).values('pk')[:50].explain(analyze=True)}\n")
 
 
 def main() -> None:

@@ -168,6 +168,12 @@ class Decision(models.Model):
                 condition=Q(ratings_human__lt=F("ratings_wanted")),
                 name="decision_asking",
             ),
+            # the agent at the end, so that an agent that never had the policy is known without its decisions
+            models.Index(
+                fields=["policy", "ratings_human", "-asking_worth", "created_at", "id", "agent"],
+                condition=Q(ratings_human__lt=F("ratings_wanted")) & ~Q(policy=""),
+                name="decision_asking_by_policy",
+            ),
             # tells a prompt that nobody rated yet with one look
             models.Index(
                 fields=["agent", "prompt_hash"],

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Exists, OuterRef
+from django.db.models import OuterRef
 from django.utils import timezone
 
 from feedback.models import Comparison, Decision, RaterKind
-from feedback.search import Narrowed
+from feedback.search import Narrowed, one_of
 from feedback.selectors import comparisons_standing
 
 LOOK = 5_000
@@ -127,7 +127,7 @@ def _looks(within: Narrowed) -> Iterator[list[tuple[str, str]]]:
         start, end = end, None
         for created_at in base.values_list("created_at", flat=True)[LOOK - 1 : LOOK]:
             end = created_at
-        rows = base.filter(Exists(another))
+        rows = base.alias(another=one_of(another)).exclude(another=None)
         if end is not None:
             rows = rows.filter(created_at__gte=end)
         found = rows.values_list("agent", "prompt_hash")[: PROMPTS * RESPONSES]

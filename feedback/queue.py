@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django.db import transaction
 from django.db.models import Count, Exists, F, IntegerField, OuterRef, Q, QuerySet, Subquery
@@ -14,6 +15,7 @@ from django.db.models.lookups import IsNull
 from django.utils import timezone
 
 from feedback.models import Decision, Lease, Rating
+from feedback.queue_order import in_order, stretches, waiting, windows
 from feedback.search import Narrowed, one_of
 from feedback.selectors import ratings_standing
 
@@ -40,33 +42,17 @@ def decisions_queued(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Deci
 
     Simulated ratings do not count: they stand in for people who have not rated yet, and take no work off them.
     """
-    return _queued(within).filter(_not_by(rater))
-
-
-def decisions_free(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Decision]:
-    """Those in the rater's queue that other raters do not have in hand: not more of them, anyhow, than are needed."""
-    return _not_held(decisions_queued(rater, within), rater)
-
-
-def _queued(within: Narrowed) -> QuerySet[Decision]:
-    """Everybody's queue; the condition is that of its indexes."""
-    return within.decisions().filter(ratings_human__lt=F("ratings_wanted"))
-
-
-def _not_by(rater: str) -> Q:
-    mine = ratings_standing().filter(decision=OuterRef("pk"), rater=rater).order_by()
     # nobody rated it, so this rater did not either: the look at the ratings is saved for most of a long queue
-    return Q(ratings_human=0) | Q(IsNull(one_of(mine), True))
+    return waiting(within.decisions()).filter(Q(ratings_human=0) | Q(IsNull(_mine(rater), True)))
 
 
-def _by_ratings(rater: str, within: Narrowed) -> Iterator[QuerySet[Decision]]:
-    """The rater's queue in two: what nobody rated, then the rest. Asked for all at once, PostgreSQL takes the look at
-    the ratings for a reason not to walk along the index of the queue, though it is seldom needed."""
-    yield _queued(within).filter(ratings_human=0)
-    yield _queued(within).filter(_not_by(rater), ratings_human__gt=0)
+def _mine(rater: str) -> Subquery:
+    """The rating by which this rater has already had a word on a decision, or NULL."""
+    return one_of(ratings_standing().filter(decision=OuterRef("pk"), rater=rater).order_by())
 
 
-def _not_held(queued: QuerySet[Decision], rater: str) -> QuerySet[Decision]:
+def _others(rater: str) -> Coalesce:
+    """How many other raters have a decision in hand."""
     held = (
         Lease.objects.filter(decision=OuterRef("pk"), until__gt=timezone.now())
         .exclude(rater=rater)
@@ -75,8 +61,7 @@ def _not_held(queued: QuerySet[Decision], rater: str) -> QuerySet[Decision]:
         .annotate(n=Count("pk"))
         .values("n")
     )
-    others = Coalesce(Subquery(held, output_field=IntegerField()), 0)
-    return queued.alias(others=others).filter(ratings_human__lt=F("ratings_wanted") - F("others"))
+    return Coalesce(Subquery(held, output_field=IntegerField()), 0)
 
 
 def next_decision(
@@ -110,38 +95,64 @@ def next_decision(
             others = ~Q(agent=slug, prompt_hash=prompt)
             return _foremost(rater, within, passed, others) or _foremost(rater, within, passed)
         # sorted here: asked to sort, SQLite walks the whole queue in the order of its index to find one prompt
-        free = decisions_free(rater, within).exclude(pk__in=passed)
+        free = decisions_queued(rater, within).alias(others=_others(rater)).exclude(pk__in=passed)
+        free = free.filter(ratings_human__lt=F("ratings_wanted") - F("others"))
         same = free.filter(agent=slug, prompt_hash=prompt).order_by()
         found = same.values_list("ratings_human", "asking_worth", "created_at", "pk")[:SAME_PROMPT_LOOK]
-        if waiting := sorted((ratings, -worth, at, pk) for ratings, worth, at, pk in found):
-            return Decision.objects.get(pk=waiting[0][3])
+        if ranked := sorted((ratings, -worth, at, pk) for ratings, worth, at, pk in found):
+            return Decision.objects.get(pk=ranked[0][3])
     return _foremost(rater, within, passed)
-
-
-def in_order(queued: QuerySet[Decision]) -> QuerySet[Decision]:
-    """In the order of the indexes `decision_asking` and `decision_asking_by_agent`."""
-    return queued.order_by("ratings_human", "-asking_worth", "created_at", "id")
 
 
 def _foremost(
     rater: str, within: Narrowed, passed: Collection[uuid.UUID | str], condition: Q | None = None
 ) -> Decision | None:
     """The first in order; of the first ones that are alike in ratings and worth, one on a prompt nobody rated."""
+    for stretch in stretches(within):
+        first: list[_Free] = []
+        for lane in stretch.lanes:
+            first += _free(rater, lane.filter(condition or Q()).exclude(pk__in=passed))
+        if first:
+            first = sorted(first)[:NEW_PROMPT_LOOK]
+            alike = [row for row in first if row.place[:2] == first[0].place[:2]]
+            chosen = next((row for row in alike if not row.known), alike[0])
+            return Decision.objects.get(pk=chosen.pk)
+    return None
+
+
+class _Free(NamedTuple):
+    """A decision that may be shown to a rater."""
+
+    place: tuple[int, float, datetime]
+    """Where it stands in the queue: ratings, worth with the sign changed, time."""
+    pk: uuid.UUID
+    known: bool
+    """Whether anybody rated a response to its prompt."""
+
+
+def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
+    """The first decisions of a lane that may be shown to this rater, in no particular order; none where there are none.
+
+    Taken off the lane some at a time, and looked at then: asked in one, PostgreSQL guesses that hardly any is free and
+    reads the whole queue, to sort it.
+    """
     siblings = Decision.objects.filter(
         agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"), ratings_human__gt=0
-    )
-    for queued in _by_ratings(rater, within):
-        free = _not_held(queued.filter(condition or Q()).exclude(pk__in=passed), rater)
-        first = list(
-            in_order(free)
-            .annotate(known=Exists(siblings.order_by()))
-            .values_list("pk", "ratings_human", "asking_worth", "known")[:NEW_PROMPT_LOOK]
+    ).order_by()
+    for window in windows(lane):
+        rows = Decision.objects.filter(pk__in=window.ids).order_by()
+        rows = rows.annotate(others=_others(rater), mine=_mine(rater), known=Exists(siblings))
+        looked = rows.values_list(
+            "pk", "ratings_human", "asking_worth", "created_at", "ratings_wanted", "others", "mine", "known"
         )
-        if first:
-            alike = [row for row in first if row[1:3] == first[0][1:3]]
-            chosen = next((row for row in alike if not row[3]), alike[0])
-            return Decision.objects.get(pk=chosen[0])
-    return None
+        free = [
+            _Free((ratings, -worth, at), pk, known)
+            for pk, ratings, worth, at, wanted, others, mine, known in looked
+            if mine is None and ratings + others < wanted
+        ]
+        if free or len(looked) < window.size:
+            return free
+    raise AssertionError("a lane has an end")
 
 
 def decision_take(
@@ -217,10 +228,12 @@ def queue_progress(rater: str, within: Narrowed = EVERYTHING) -> QueueProgress:
     """Figures of the progress bar; the counts are bounded, so that the page stays quick with a long queue."""
     midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
     left = 0
-    for queued in _by_ratings(rater, within):
-        if left < COUNT_LIMIT:
+    for stretch in stretches(within):
+        for lane in stretch.lanes:
+            wanted = COUNT_LIMIT - left
             # in order, though it is only counted: along the index
-            left += in_order(queued)[: COUNT_LIMIT - left].count()
+            if wanted:
+                left += _left(rater, lane, wanted) if stretch.rated else in_order(lane)[:wanted].count()
     return QueueProgress(
         today=ratings_standing(within.agent or None)
         .filter(rater=rater, created_at__gte=midnight)
@@ -229,6 +242,18 @@ def queue_progress(rater: str, within: Narrowed = EVERYTHING) -> QueueProgress:
         left=left,
         any_decision=left > 0 or Narrowed(agent=within.agent).decisions().exists(),
     )
+
+
+def _left(rater: str, lane: QuerySet[Decision], limit: int) -> int:
+    """Decisions of a lane, rated ones, that this rater did not rate, counted up to a limit."""
+    left = 0
+    for window in windows(lane, limit):
+        rows = Decision.objects.filter(pk__in=window.ids).order_by()
+        looked = rows.aggregate(n=Count("pk"), left=Count("pk", filter=Q(IsNull(_mine(rater), True))))
+        left += looked["left"]
+        if left >= limit or looked["n"] < window.size:
+            break
+    return min(left, limit)
 
 
 def rating_last(rater: str, decision: Decision) -> Rating | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,20 +13,22 @@ from django.db import connection
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from feedback import queue
+from feedback import queue, queue_order
 from feedback.models import Decision, Lease, RaterKind
 from feedback.queue import (
     LEASE,
     decision_take,
-    decisions_free,
-    in_order,
     lease_release,
     lease_take,
     next_decision,
     queue_progress,
 )
+from feedback.queue_order import in_order, stretches
 from feedback.search import Narrowed
 from feedback.services import decision_record, rating_submit, rating_withdraw
+from tests.postgres import fresh_database
+from tests.postgres import postgres_url as postgres_url
+from tests.server import Server
 
 pytestmark = pytest.mark.django_db
 
@@ -37,8 +41,7 @@ def decide(number: int, prompt: str = "", agent: str = "assistant", **facts: Any
         agent=agent,
         messages=prompt or f"prompt {number}",
         response=f"response {number}",
-        created_at=START + timedelta(minutes=number),
-        **facts,
+        **{"created_at": START + timedelta(minutes=number)} | facts,
     ).row
 
 
@@ -153,14 +156,16 @@ def test_the_next_decision_takes_at_most_three_queries(
         next_decision("ada")
 
 
-@pytest.mark.parametrize("agent", ["", "assistant"])
-def test_the_queue_is_read_in_the_order_of_its_index(agent: str) -> None:
+@pytest.mark.parametrize("within", [Narrowed(), Narrowed(agent="assistant")])
+def test_the_queue_is_read_in_the_order_of_its_index(within: Narrowed) -> None:
     for number in range(20):
         decide(number)
-    plan = in_order(decisions_free("ada", Narrowed(agent=agent)))[:1].explain()
-    if connection.vendor == "sqlite":
-        assert "decision_asking" in plan
-        assert "USE TEMP B-TREE FOR ORDER BY" not in plan
+    for stretch in stretches(within):
+        for lane in stretch.lanes:
+            plan = in_order(lane)[:1].explain()
+            if connection.vendor == "sqlite":
+                assert "decision_asking" in plan
+                assert "USE TEMP B-TREE FOR ORDER BY" not in plan
 
 
 def test_progress_counts_what_stands_today_and_what_is_left() -> None:
@@ -330,3 +335,104 @@ def test_the_queue_is_narrowed_by_tag_policy_and_day() -> None:
     assert next_decision("ada", Narrowed(until=day)) == old
     assert next_decision("ada", Narrowed(until=day - timedelta(days=1))) is None
     assert next_decision("ada", Narrowed(since=day + timedelta(days=1))) == plain
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_the_queue_of_a_tag_holds_a_decision_once_wherever_the_tag_stands(place: int) -> None:
+    decide(1, tags=[f"other-{number}" for number in range(6)])
+    tags = [f"another-{number}" for number in range(5)]
+    tags.insert(place, "asked")
+    tagged = decide(2, tags=tags)
+    within = Narrowed(tag="asked")
+    assert next_decision("ada", within) == tagged
+    assert queue_progress("ada", within).left == 1
+    rate(tagged, rater="bob")
+    assert next_decision("ada", within) is None
+    assert queue_progress("ada", within).left == 0
+
+
+def test_the_first_of_all_lanes_of_a_tag_comes_first() -> None:
+    decide(3, tags=["asked"])
+    first = decide(1, tags=["b", "c", "d", "asked"])
+    decide(2, tags=["b", "asked"])
+    assert next_decision("ada", Narrowed(tag="asked")) == first
+
+
+def test_within_days_what_is_worth_asking_comes_first_and_then_what_is_older() -> None:
+    decide(0, propensity=0.1, created_at=START - timedelta(days=9))
+    plain, doubted = decide(1), decide(2, propensity=0.9)
+    rated = decide(0)
+    Decision.objects.filter(pk=rated.pk).update(ratings_wanted=2)
+    rate(rated, rater="bob")
+    within = Narrowed(since=START.date())
+    found = []
+    while (decision := next_decision("ada", within)) is not None:
+        found.append(decision)
+        rate(decision)
+    assert found == [doubted, plain, rated]
+
+
+def test_what_is_held_or_rated_by_this_rater_is_passed_over_however_much_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_order, "WINDOW", 2)
+    decisions = [decide(number) for number in range(9)]
+    Decision.objects.update(ratings_wanted=2)
+    for decision in decisions[:5]:
+        rate(decision)
+    for decision in decisions[5:8]:
+        assert lease_take("bob", decision.pk)
+        assert lease_take("eve", decision.pk)
+    assert next_decision("ada") == decisions[8]
+    rate(decisions[8])
+    assert next_decision("ada") is None
+    assert queue_progress("ada").left == 3
+
+
+LANES = """
+import json
+from datetime import date
+from django.db import connection
+from feedback.models import Decision
+from feedback.queue import next_decision, queue_progress
+from feedback.queue_order import in_order, stretches
+from feedback.search import Narrowed
+from feedback.services import decision_record, decisions_record
+decisions_record(
+    {
+        "agent": "b" if number % 10 else "a",
+        "messages": f"q {number}",
+        "response": "r",
+        "policy": "b-v1" if number % 10 else "a-v1",
+        "tags": ["asked"] if number % 300 == 0 else [],
+    }
+    for number in range(900)
+)
+last = decision_record(agent="a", messages="q", response="r", tags=["b", "c", "d", "e", "asked"]).row
+with connection.cursor() as cursor:
+    cursor.execute("ANALYZE")
+    cursor.execute("SET enable_seqscan = off")
+    cursor.execute("SET enable_bitmapscan = off")
+plans = [
+    [in_order(lane)[:50].explain() for stretch in stretches(within) for lane in stretch.lanes[:3]]
+    for within in (Narrowed(), Narrowed(agent="a"), Narrowed(policy="a-v1"), Narrowed(tag="asked"))
+]
+seen, within = [], Narrowed(tag="asked")
+while (decision := next_decision("ada", within, seen)) is not None:
+    seen.append(decision.pk)
+print(json.dumps([plans, len(seen), seen[-1] == last.pk, queue_progress("ada", within).left]))
+"""
+
+
+@pytest.mark.postgres
+def test_postgresql_walks_each_lane_along_its_index_and_finds_a_tag_in_any_place(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    server = Server(fresh_database(postgres_url), tmp_path)
+    server.migrate()
+    plans, seen, last, left = json.loads(server.manage("shell", "-c", LANES).splitlines()[-1])
+    assert (seen, last, left) == (4, True, 4)
+    for within, index in zip(plans, ("decision_asking", "by_agent", "by_policy", "by_tag"), strict=True):
+        for plan in within:
+            assert index in plan
+            assert "Sort" not in plan
