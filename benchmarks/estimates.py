@@ -1,13 +1,14 @@
 """Do dry runs foresee what then happens? Steps, minutes and peak memory of each method, foreseen and found.
 
     python benchmarks/estimates.py [--methods dpo,kto,sft,reward_model,grpo,ppo] [--scenarios 200] [--steps 30]
-                                   [--home DIR]
+                                   [--repeats 3] [--home DIR]
 
 For each method: `train_<method> --dry-run`, the same command without it, and the dry run again, on the bundled model
 with simulated feedback; foreseen is the mean of the two, as a busy machine is not as busy all the time. `seconds` are
 those of training as the run's record has them, `peak_gb` is the largest resident memory of the command's process,
-weights, Python and Django included. `off` is foreseen over found, less one. With --home, what was measured before is
-kept and not measured again. Prints one JSON object.
+weights, Python and Django included. `off` is foreseen over found, less one. Each figure is the median of the repeats,
+`each` has the times of all. With --home, what was measured before is kept and not measured again. Prints one JSON
+object.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -50,7 +52,8 @@ def manage(home: Path, *arguments: str) -> tuple[dict[str, Any], float]:
     return json.loads(said) if said.strip() else {}, usage.ru_maxrss / 1e6
 
 
-def measured(method: str, home: Path, options: argparse.Namespace) -> dict[str, Any]:
+def once(method: str, home: Path, steps: int) -> dict[str, dict[str, float]]:
+    """One run between two dry runs."""
     command = [
         f"train_{method}",
         "--agent",
@@ -58,7 +61,7 @@ def measured(method: str, home: Path, options: argparse.Namespace) -> dict[str, 
         "--config",
         "cpu",
         "--max-steps",
-        str(options.steps),
+        str(steps),
         "--json",
     ]
     for file in (home / "cache").glob("reference*"):
@@ -76,6 +79,15 @@ def measured(method: str, home: Path, options: argparse.Namespace) -> dict[str, 
     return {"foreseen": foreseen, "found": found, "off": off}
 
 
+def measured(method: str, home: Path, options: argparse.Namespace) -> dict[str, Any]:
+    rounds = [once(method, home, options.steps) for _ in range(options.repeats)]
+    middle = {
+        what: {name: statistics.median(one[what][name] for one in rounds) for name in rounds[0][what]}
+        for what in rounds[0]
+    }
+    return {**middle, "each": [one["off"]["seconds"] for one in rounds]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -83,6 +95,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)} (default all)")
     parser.add_argument("--scenarios", type=int, default=200, help="scenarios with feedback (default 200)")
     parser.add_argument("--steps", type=int, default=30, help="optimiser steps of each run (default 30)")
+    parser.add_argument("--repeats", type=int, default=3, help="times each is measured (default 3)")
     parser.add_argument("--home", type=Path, help="folder to keep, and to go on in (default: temporary)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -108,6 +121,7 @@ def main() -> None:
             "versions": {name: version(name) for name in ("torch", "transformers", "peft", "trl")},
             "scenarios": options.scenarios,
             "steps": options.steps,
+            "repeats": options.repeats,
             "methods": results,
         }
     print(json.dumps(facts, indent=2))

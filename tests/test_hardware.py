@@ -13,12 +13,15 @@ import pytest
 import torch
 
 from rl.methods import METHODS
-from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe
+from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe, SFTRecipe
 from rl.training import hardware, machine
 from rl.training.estimates import dpo as estimate
+from rl.training.estimates import evaluations
 from rl.training.hardware import Hardware, HardwareRefused, detect, measure_products
 from rl.training.model_files import PolicyLoadError
+from rl.training.ppo import estimate as sampling_estimate
 from rl.training.ppo.estimate import grpo
+from rl.training.ppo.rollout import sample_responses
 from tests.tiny import TOKENIZERS, tiny_model
 
 FACTS = {"float32": 200.0, "float32_medium": 200.0, "bfloat16": 200.0, "medium_relative_error": 1e-6}
@@ -318,3 +321,30 @@ def test_a_deeper_model_costs_more(tmp_path: Path) -> None:
     shallow, deep = (str(tiny_model(tmp_path / str(n), "llama", layers=n)) for n in (2, 12))
     found = [estimate(base, DPORecipe(), ROWS, hardware=CPU) for base in (shallow, deep)]
     assert found[0].memory_gb < found[1].memory_gb
+
+
+def test_sampling_is_foreseen_from_several_batches_answered_with_an_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def sampled(model: Any, encoder: Any, prompts: Any, samples: int, *others: Any) -> Any:
+        assert any("lora_A" in name for name, _ in model.named_parameters())
+        asked.append(tuple(map(len, prompts)))
+        return sample_responses(model, encoder, prompts, samples, *others)
+
+    monkeypatch.setattr(sampling_estimate, "sample_responses", sampled)
+    base = str(tiny_model(tmp_path / "base", "llama"))
+    # three prompts for steps of two: the first step's first prompt comes again in the second step
+    rows = [{"prompt": [{"role": "user", "content": "why " * n}]} for n in (1, 5, 9)]
+    recipe = GRPORecipe(batch_size=4, num_generations=2, max_new_tokens=3, max_length=128, max_steps=2)
+    grpo(base, recipe, rows, hardware=CPU)
+    batches = asked[1:]  # the first one wakes the model
+    assert len(batches) == sampling_estimate.TRIED
+    assert {len(batch) for batch in batches} == {2}
+    assert len(set(batches)) == 3
+
+
+@pytest.mark.parametrize(("eval_steps", "steps", "times"), [(0, 30, 1), (10, 30, 3), (10, 31, 4)])
+def test_held_out_rows_are_looked_at_as_training_does(eval_steps: int, steps: int, times: int) -> None:
+    assert evaluations(SFTRecipe(eval_steps=eval_steps), steps) == times

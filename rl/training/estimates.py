@@ -12,6 +12,7 @@ from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, resp
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.machine import GB
+from rl.training.reward_model import SCALED
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.trial import Asked, Trial, trial
 
@@ -19,6 +20,9 @@ T = TypeVar("T")
 
 SAMPLE = 512
 """Rows whose lengths are looked at: the first ones, as a dataset is in the order of its prompts' hashes."""
+
+HELD_OUT_SHARE = 1 / 8
+"""Held-out rows for each training row: the split's own 10 to 80."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,11 @@ def estimated(
     )
 
 
+def evaluations(recipe: Recipe, steps: int) -> int:
+    """How often a run of so many steps looks at its held-out rows: every `eval_steps`, and after the last."""
+    return -(-steps // recipe.eval_steps) if recipe.eval_steps else 1
+
+
 def nothing(what: str) -> Estimate:
     return Estimate(0, 0.0, 0.0, {"steps": f"no {what} is left to train on"})
 
@@ -172,9 +181,16 @@ def dpo(
     count = round(len(rows) * len(pairs) / len(sample))
     steps = recipe.steps(count)
     once = count / recipe.batch_size
-    reference = once if recipe.precompute_reference else steps * recipe.gradient_accumulation
+    held_out = once * HELD_OUT_SHARE
+    looked = evaluations(recipe, steps) * held_out
+    reference = (
+        once + held_out if recipe.precompute_reference else steps * recipe.gradient_accumulation + looked
+    )
     work = Work(
-        count, steps, reference, note="the reference counted in full: what earlier runs computed is kept"
+        count,
+        steps,
+        reference + looked,
+        note="the reference counted in full: what earlier runs computed is kept",
     )
     return estimated(shape, recipe, hardware, micros, work, packed=True)
 
@@ -197,8 +213,9 @@ def kto(
     ]
     cut = zip(batches(items, recipe.batch_size), batches(mismatched, recipe.batch_size), strict=True)
     micros = [[*own, *others] for own, others in cut]
+    once = len(rows) / recipe.batch_size
     work = Work(
-        len(rows), steps, len(rows) / recipe.batch_size,
+        len(rows), steps, once + (1 + evaluations(recipe, steps)) * once * HELD_OUT_SHARE,
         note="the reference counted in full: what earlier runs computed is kept",
     )  # fmt: skip
     return estimated(shape, recipe, hardware, micros, work, packed=True)
@@ -213,7 +230,9 @@ def sft(
     items = _singles(shape[1], list(rows)[:SAMPLE], recipe)
     if not items:
         return nothing("demonstration")
-    work = Work(len(rows), recipe.steps(len(rows)))
+    steps = recipe.steps(len(rows))
+    looked = evaluations(recipe, steps) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
+    work = Work(len(rows), steps, looked)
     return estimated(shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False)
 
 
@@ -230,8 +249,11 @@ def reward_model(
         return nothing("row")
     cut = [batches(column, recipe.batch_size) for column in columns]
     micros = [[item for column in parts for item in column] for parts in zip(*cut, strict=True)]
-    # its scale is read off the training responses at the end
-    work = Work(len(rows), recipe.steps(len(rows)), len(rows) / recipe.batch_size)
+    steps = recipe.steps(len(rows))
+    # its scale is read off the training responses at the end, its accuracy off the held-out ones beside their loss
+    once = min(len(rows), SCALED) / recipe.batch_size
+    looked = (1 + evaluations(recipe, steps)) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
+    work = Work(len(rows), steps, once + looked)
     return estimated(shape, recipe, hardware, micros, work, packed=causal, causal=causal)
 
 

@@ -54,6 +54,9 @@ from rl.training.trl_runs import (
 FACTS = "reward_model.json"
 """Beside the weights: objective, architecture, base, and the scale of its scores."""
 
+SCALED = 256
+"""Training rows whose scores set the scale of a finished model's, about."""
+
 HEADS = ("score", "classifier")
 """What a score head is called: by causal models, by encoders."""
 
@@ -423,9 +426,10 @@ def _responses(rows: Sequence[dict[str, Any]], side: str) -> list[EncodedRespons
 
 
 def _scale(model: RewardModel, train: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean and standard deviation of the scores of up to 256 training responses of either side."""
-    some = train[:: max(1, len(train) // 256)]
-    scores = model.scores_encoded([*_responses(some, "ids"), *_responses(some, "other_ids")])
+    """Mean and standard deviation of the scores of some training responses, of either side of a pair."""
+    some = train[:: max(1, len(train) // SCALED)]
+    others = [row for row in some if row["other_ids"] != row["ids"]]
+    scores = model.scores_encoded([*_responses(some, "ids"), *_responses(others, "other_ids")])
     return {"mean": statistics.fmean(scores), "std": statistics.pstdev(scores)}
 
 

@@ -31,8 +31,11 @@ WHOLE_LAYERS = 4
 WIDEST_HEAD = 32768
 """Words of the random model, at most: a larger head would take memory here and little time there."""
 
-TIMED = 2
-"""Micro-batches timed, twice each."""
+TIMED = 6
+"""Micro-batches timed, twice each: the first time its lengths may be new to the machine, as they are in a run."""
+
+FEWEST, TIMED_S = 4, 2.0
+"""Timings after which no further one is made once they took so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def _measure(
         saved, inputs = _saved(policy, lambda: run(largest))
         optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad])
         trained, forwards = [], []
-        for number, micro in enumerate([largest, *_spread(micros, TIMED), *_spread(micros, TIMED)]):
+        for number, micro in enumerate([largest, *2 * _spread(micros, TIMED)]):
             began = _now(hardware)
             run(micro).backward()
             optimizer.step()
@@ -133,6 +136,8 @@ def _measure(
             if number:  # the first one packs weights and wakes the allocator
                 trained.append(between - began)
                 forwards.append(_now(hardware) - between)
+            if number >= FEWEST and sum(trained) + sum(forwards) > TIMED_S:
+                break
         sampled = 0.0
         if asked is not None:
             policy.model.eval()

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft import get_peft_model
 
 from rl.recipes import GRPORecipe, PPORecipe
 from rl.rewards.named import MODEL
 from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
-from rl.training.estimates import SAMPLE, Estimate, Work, batches, estimated, nothing
+from rl.training.estimates import (
+    HELD_OUT_SHARE,
+    SAMPLE,
+    Estimate,
+    Work,
+    batches,
+    estimated,
+    evaluations,
+    nothing,
+)
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.logps import causal_model
-from rl.training.policy import load_policy, matmul
+from rl.training.policy import load_policy, lora_config, matmul
 from rl.training.ppo.rollout import Sampling, sample_responses
 from rl.training.trial import Asked
 
@@ -26,13 +39,16 @@ ANSWER_SHARE = 0.5
 ASKABLE = 1_000_000_000
 """Parameters up to which the base is loaded and asked: how long its answers are decides most of the time."""
 
-HELD_OUT_SHARE = 1 / 8
-"""Held-out prompts for each training prompt: the split's own 10 to 80."""
+TRIED = 16
+"""Batches of prompts that are answered, at most: the longest answer decides how long a batch takes, and one is luck."""
+
+TRIED_S = 3.0
+"""Seconds after which no further batch is."""
 
 
 @dataclass(frozen=True)
 class _Answers:
-    """A step's answers, as tokens, and how long sampling took; None where that is left to the trial."""
+    """Answers to a few batches of prompts, as tokens, and the seconds of a batch; None: left to the trial."""
 
     items: list[EncodedResponse]
     sample_s: float | None
@@ -54,20 +70,20 @@ def ppo(
     if not ids:
         return nothing("prompt")
     samples = recipe.samples_per_prompt
-    answers = _answers(base_model, shape, recipe, ids[: recipe.batch_size // samples], samples, hardware)
+    answers = _answers(base_model, shape, recipe, ids, recipe.batch_size // samples, samples, hardware)
     size = recipe.mini_batch_size // recipe.gradient_accumulation
     micros = batches(answers.items, size)
     steps = recipe.steps(len(rows))
     networks = 2 if recipe.value_backbone == "adapter" else 1
     per_step = recipe.batch_size / size
-    evaluations = 2 * min(recipe.eval_prompts, len(rows) * HELD_OUT_SHARE)
+    looked_at = _looked_at(recipe, len(rows), steps)
     models = sum(spec.strip().startswith(MODEL) for spec in recipe.reward.split(","))
     work = Work(
         rows=len(rows),
         steps=steps,
         micros=steps * per_step * recipe.ppo_epochs * networks,
-        forwards=steps * per_step * (networks + 1 + models) + evaluations / size * (2 + models),
-        samplings=steps + evaluations / recipe.batch_size,
+        forwards=steps * per_step * (networks + 1 + models) + looked_at / size * (2 + models),
+        samplings=steps + looked_at / recipe.batch_size,
         note="rewards that are no models not counted",
     )
     return _told(shape, recipe, hardware, micros, work, answers)
@@ -96,10 +112,10 @@ def grpo(
         micros = [[item for group in batch for item in group] for batch in batches(encoded, recipe.groups)]
         # the base's pass, once for each micro-batch
         return estimated(shape, recipe, hardware, micros, Work(len(rows), steps, trained), packed=True)
-    prompts = ids[: recipe.groups * recipe.gradient_accumulation]
-    answers = _answers(base_model, shape, recipe, prompts, recipe.num_generations, hardware)
+    at_once = recipe.groups * recipe.gradient_accumulation
+    answers = _answers(base_model, shape, recipe, ids, at_once, recipe.num_generations, hardware)
     micros = batches(answers.items, recipe.batch_size)
-    evaluations = 2 * min(recipe.eval_prompts, len(rows) * HELD_OUT_SHARE)
+    looked_at = _looked_at(recipe, len(rows), steps)
     models = sum(spec.strip().startswith(MODEL) for spec in recipe.reward.split(","))
     fresh = trained / recipe.num_iterations
     alone = sum(len(i.prompt_ids) + len(i.response_ids) for i in micros[0])
@@ -110,12 +126,17 @@ def grpo(
         rows=len(rows),
         steps=steps,
         forwards=fresh * ((recipe.beta > 0) + (recipe.num_iterations > 1) + models * alone / packed)
-        + evaluations / recipe.batch_size * (2 + models) * alone / packed,
+        + looked_at / recipe.batch_size * (2 + models) * alone / packed,
         samplings=steps / recipe.num_iterations
-        + evaluations / (recipe.batch_size * recipe.gradient_accumulation),
+        + looked_at / (recipe.batch_size * recipe.gradient_accumulation),
         note="rewards that are no models not counted",
     )
     return _told(shape, recipe, hardware, micros, work, answers)
+
+
+def _looked_at(recipe: PPORecipe | GRPORecipe, rows: int, steps: int) -> float:
+    """Held-out prompts answered over a run: before the first step too."""
+    return (1 + evaluations(recipe, steps)) * min(recipe.eval_prompts, rows * HELD_OUT_SHARE)
 
 
 def _prompts(encoder: Encoder, rows: Sequence[Any], recipe: PPORecipe | GRPORecipe) -> list[list[int]]:
@@ -128,28 +149,36 @@ def _answers(
     shape: tuple[Any, Encoder, int],
     recipe: PPORecipe | GRPORecipe,
     ids: list[list[int]],
+    at_once: int,
     samples: int,
     hardware: Hardware,
 ) -> _Answers:
+    """What the base says to `at_once` prompts at a time, `samples` answers to each, with an adapter as a run has it."""
+    order = itertools.cycle(random.Random(recipe.seed).sample(ids, len(ids)))
+    asked = [list(itertools.islice(order, at_once)) for _ in range(TRIED)]
     sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
     if shape[2] > ASKABLE:
         length = max(1, round(ANSWER_SHARE * recipe.max_new_tokens))
-        items = [EncodedResponse(prompt, [0] * length) for prompt in ids for _ in range(samples)]
+        items = [EncodedResponse(prompt, [0] * length) for prompt in asked[0] for _ in range(samples)]
         half = Sampling(length, recipe.temperature, recipe.top_k, recipe.top_p)
-        return _Answers(items, None, Asked(ids, samples, half))
+        return _Answers(items, None, Asked(asked[0], samples, half))
     policy = load_policy(base_model, hardware=hardware, quantization=recipe.quantization)
+    model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
     generator = torch.Generator(policy.device).manual_seed(recipe.seed)
-    policy.model.eval()
+    said: list[EncodedResponse] = []
+    seconds: list[float] = []
     with matmul(hardware):
-        sample_responses(
-            causal_model(policy.model), policy.encoder, ids[:1], 1, sampling, generator
-        )  # wakes it
-        began = time.perf_counter()
-        rollouts = sample_responses(
-            causal_model(policy.model), policy.encoder, ids, samples, sampling, generator
-        )
-        seconds = time.perf_counter() - began
-    return _Answers([rollout.item for rollout in rollouts], seconds, Asked(ids, samples, sampling))
+        sample_responses(causal_model(model), policy.encoder, asked[0], 1, sampling, generator)  # wakes it
+        for prompts in asked:
+            began = time.perf_counter()
+            rollouts = sample_responses(
+                causal_model(model), policy.encoder, prompts, samples, sampling, generator
+            )
+            seconds.append(time.perf_counter() - began)
+            said += [rollout.item for rollout in rollouts]
+            if sum(seconds) > TRIED_S:
+                break
+    return _Answers(said, statistics.fmean(seconds), Asked(asked[0], samples, sampling))
 
 
 def _told(
