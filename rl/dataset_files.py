@@ -10,7 +10,7 @@ from typing import Any
 from rl.curriculum import curriculum_order
 from rl.datasets.preparing import Prepared
 from rl.datasets.snapshots import DatasetRefused
-from rl.pairs import SPLITS
+from rl.judgements import SPLITS
 
 FORMATS = ("jsonl", "json", "datasets")
 

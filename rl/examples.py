@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.pairs import (
+from rl.judgements import (
     NEUTRAL,
     Completion,
     Corrected,

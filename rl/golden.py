@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from feedback.selectors import decision_get, ratings_standing
-from rl.pairs import NEUTRAL, rating_value
+from rl.judgements import NEUTRAL, rating_value
 
 BETWEEN = "---"
 """A line of it stands between two responses where several are written into one field."""

@@ -17,8 +17,8 @@ from feedback.suggestions import ratings_accepted, suggestion_counts, suggestion
 from rl import registry
 from rl.datasets import messages_plain
 from rl.jobs import run_folder
+from rl.judgements import NEUTRAL, rating_value, split_of
 from rl.models import LabelRun, TrainingRun
-from rl.pairs import NEUTRAL, rating_value, split_of
 from rl.runs import hardware_detect
 from rl.statistics import wilson_interval
 

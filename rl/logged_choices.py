@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from feedback.exposures import ListedChoice, listed_choices, verdicts_on
+from rl.judgements import rating_value, split_of
 from rl.models import RewardRecord, ServingSettings
-from rl.pairs import rating_value, split_of
 from rl.serving.choosing import choice_probabilities
 from rl.statistics import Difference
 from rl.statistics.offpolicy import MIN_DECISIONS, Array, Choice, OffPolicyRefused, Report, gain, report

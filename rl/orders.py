@@ -9,9 +9,9 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from feedback.selectors import feedback_counts
+from feedback.selectors import agents_known, feedback_counts
 from rl.datasets import DatasetRefused, prepare_training_dataset
-from rl.jobs import TrainOrder, run_dispatch, run_enqueue
+from rl.jobs import RunRefused, TrainOrder, run_dispatch, run_enqueue
 from rl.methods import dataset_kind
 from rl.models import TrainingRun
 from rl.recipes import DATASET_CONFIG, Recipe, recipe_named
@@ -129,3 +129,20 @@ def order_place(order: TrainOrder) -> TrainingRun:
         run = run_enqueue(order)
         run_dispatch(run)
     return run
+
+
+def agent_for(agent: str | None, *, from_file: bool) -> str:
+    """The agent that was named, or the only one there is. Raises RunRefused when that is not clear."""
+    if agent:
+        return agent
+    if from_file:
+        return "assistant"
+    known = agents_known()
+    if len(known) == 1:
+        return known[0]
+    if not known:
+        raise RunRefused(
+            "no decisions are recorded yet; record some, import a file, or try "
+            "`manage.py simulate widgets --rate simulated`"
+        )
+    raise RunRefused(f"there are several agents; expected --agent with one of {', '.join(known)}")

@@ -7,28 +7,28 @@ same dataset.
 from __future__ import annotations
 
 import bisect
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
 
+from rl.judgements import (
+    NEUTRAL,
+    SOURCES,
+    SPLITS,
+    Compared,
+    Completion,
+    Corrected,
+    Evidence,
+    Judged,
+    Split,
+    bare,
+    completion_key,
+    completion_of,
+    digest_of,
+    split_of,
+)
 from rl.recipes import RecipeError
-
-Completion: TypeAlias = str | list[dict[str, Any]]
-"""A response: a text, or chat messages where a text cannot say it (tool calls and their results)."""
-
-Split: TypeAlias = Literal["train", "eval", "holdout"]
-SPLITS: tuple[Split, ...] = ("train", "eval", "holdout")
-
-SOURCES = ("comparison", "correction", "ratings", "candidates", "reward", "decision")
-"""What a row can come from, strongest evidence first; `decision` is a prompt that was asked, whatever was said of
-it."""
-
-NEUTRAL = 0.5
-"""The value of a response nobody complained or cheered about."""
 
 ENDS = 32
 """Of a prompt with more than twice as many rated responses, only this many best and worst are paired with each other:
@@ -36,87 +36,6 @@ all pairs of 10,000 answers to one prompt would be 50 million, of which the cap 
 
 _TOLERANCE = 1e-9
 """0.35 - 0.1 is a hair under 0.25 in binary; a margin is met all the same."""
-
-_AS_MESSAGES = "\x00"
-"""First character of the key of a completion made of messages. No stored text may contain it."""
-
-
-def split_of(prompt_hash: str) -> Split:
-    """Where a prompt stands, by its hash (hex) alone: 80 % train, 10 % eval, 10 % holdout.
-
-    Never changes: a prompt that was held out once is held out in every run, of every version.
-    """
-    share = int(prompt_hash[:8], 16) / 2**32
-    if share < 0.8:
-        return "train"
-    return "eval" if share < 0.9 else "holdout"
-
-
-def rating_value(thumb: str = "", stars: int | None = None, score: float | None = None) -> float | None:
-    """What a rating says of its response, in [0, 1]; None where it gives no verdict (only tags, notes, correction).
-
-    The finest signal speaks: a score as it is, else stars 1..5 as (stars - 1) / 4, else thumb up 1, down 0. They are
-    not averaged, because a thumb beside 4 stars is the same verdict said coarsely, not a second one.
-    """
-    if score is not None:
-        return float(score)
-    if stars is not None:
-        return (stars - 1) / 4
-    return {"up": 1.0, "down": 0.0}.get(thumb)
-
-
-# --- Evidence ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One rater's verdict on one response to a prompt; value in [0, 1]."""
-
-    prompt_hash: str
-    response: Completion
-    value: float
-    simulated: bool = False
-    tags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One rater's preference between two responses to a prompt: left, right, tie or both_bad."""
-
-    prompt_hash: str
-    left: Completion
-    right: Completion
-    preference: str
-    simulated: bool = False
-    tags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Corrected:
-    """One rater's better response to a prompt; `valid` says whether the agent could act on it."""
-
-    prompt_hash: str
-    response: Completion
-    correction: Completion
-    valid: bool = True
-    simulated: bool = False
-    tags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """The options a decision chose among; a score in [0, 1] where the app gave one."""
-
-    prompt_hash: str
-    response: Completion
-    candidates: tuple[tuple[str, float | None], ...]
-    tags: tuple[str, ...] = ()
-
-
-Evidence: TypeAlias = Judged | Compared | Corrected | Listed
-
-
-# --- What comes out ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,36 +103,6 @@ REASONS: dict[str, str] = {
     "over_max_samples": "pairs beyond the sample asked for",
 }
 """Every reason something is left out for, and what its number counts."""
-
-
-def completion_key(completion: Completion) -> str:
-    """A text that stands for a completion: itself, or marked JSON for messages."""
-    if isinstance(completion, str):
-        return completion
-    return _AS_MESSAGES + json.dumps(completion, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-
-
-def completion_of(key: str) -> Completion:
-    """The completion a key stands for."""
-    if not key.startswith(_AS_MESSAGES):
-        return key
-    messages: list[dict[str, Any]] = json.loads(key[len(_AS_MESSAGES) :])
-    return messages
-
-
-def same_response(one: Completion, other: Completion) -> bool:
-    """Whether two responses differ in nothing but white space: no preference between them can be learnt."""
-    return _bare(completion_key(one)) == _bare(completion_key(other))
-
-
-def _bare(key: str) -> str:
-    return "".join(key.split())
-
-
-def digest_of(*parts: str) -> str:
-    """SHA-256 of texts, as hex."""
-    text = "\x01".join(parts)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _ordered(counts: Counter[str], order: Iterable[str]) -> dict[str, int]:
@@ -306,7 +195,7 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
             left_out[item.preference] += 1
         elif item.preference not in ("left", "right"):
             raise ValueError(f"a preference is left, right, tie or both_bad; found {item.preference!r}")
-        elif _bare(left) == _bare(right):
+        elif bare(left) == bare(right):
             left_out["same_response"] += 1
         else:
             better, worse = (left, right) if item.preference == "left" else (right, left)
@@ -315,7 +204,7 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
         better, worse = completion_key(item.correction), completion_key(item.response)
         if not item.valid:
             left_out["correction_invalid"] += 1
-        elif _bare(better) == _bare(worse):
+        elif bare(better) == bare(worse):
             left_out["same_response"] += 1
         else:
             case.claims.append(_Claim(better, worse, 1, 1.0, "correction", item.simulated, item.tags))
@@ -406,7 +295,7 @@ def _ranked(
             if values[better] - values[worse] < margin - _TOLERANCE:
                 break  # `low` rises: the rest is closer still
             made += 1
-            if _bare(better) == _bare(worse):
+            if bare(better) == bare(worse):
                 left_out["same_response"] += 1
             else:
                 yield claim(better, worse)
@@ -423,7 +312,7 @@ def _implied(prompt_hash: str, case: _Case, means: dict[str, float], margin: flo
         if choice not in means or choice not in options:
             continue
         value, votes, simulated = means[choice], len(case.values[choice]), choice in case.simulated
-        others = sorted({option for option in options if _bare(option) != _bare(choice)})
+        others = sorted({option for option in options if bare(option) != bare(choice)})
         if value - NEUTRAL >= margin - _TOLERANCE:
             unliked = [option for option in others if means.get(option, NEUTRAL) <= NEUTRAL]
             if unliked:

@@ -15,8 +15,8 @@ from feedback.models import Decision
 from feedback.said import Said, said_of, with_rows_said
 from feedback.selectors import IDS, RatingFact, agents_known, decisions_of
 from rl.agents import get_agent
+from rl.judgements import rating_value
 from rl.models import RewardRecord, RewardSettings
-from rl.pairs import rating_value
 from rl.rewards.base import RAW_LOW, RewardSample
 from rl.rewards.horizons import Known, Plan, Reward, outcomes_parsed, rewards_over_time
 from rl.rewards.named import reward_named

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import shutil
 import subprocess
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import InterfaceError, OperationalError, connection
 
-from feedback.selectors import agents_known, prompts_of_feedback
+from feedback.selectors import prompts_of_feedback
 from rl import registry
 from rl.buffer import buffer_ids, feedback_note, feedback_take
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
@@ -32,10 +29,11 @@ from rl.jobs import (
     run_log,
     stop_signals,
 )
+from rl.keeping import figures_of, policy_enter, result_keep, train_report
 from rl.launching import Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.methods import dataset_kind, method_named
-from rl.models import LabelRun, Policy, TrainingRun
+from rl.models import LabelRun, TrainingRun
 from rl.recipes import BASE, RECIPES, Recipe, RecipeError, recipe_named
 from rl.replay import Replay
 from rl.rewards.named import LEARNED, RewardRefused, rewards_named
@@ -253,10 +251,10 @@ def _run_claimed(
         with run_log(folder / "train.log"), stop_signals() as stop:
             launch.lead(run.pk, resume=resume)
             result = _furnace(run, hardware, RunListener(run, stop, progress), resume=resume)
-            _result_keep(run, result)
+            result_keep(run, result)
         policy = None
         if result.status != "cancelled" and method_named(run.method).policy:
-            policy = _policy_enter(run, result, actor=actor)
+            policy = policy_enter(run, result, actor=actor)
     except KeyboardInterrupt:
         run_finish(run, Status.CANCELLED, reason="stopped by Ctrl-C before the first checkpoint")
         raise
@@ -267,16 +265,18 @@ def _run_claimed(
         _ended(run, error)
         raise
     if policy is None and result.status != "cancelled":
-        run_finish(run, Status.SUCCEEDED, **_figures(run, result))  # a judge of answers, which nobody serves
+        run_finish(
+            run, Status.SUCCEEDED, **figures_of(run, result)
+        )  # a judge of answers, which nobody serves
     elif policy is None:
         run.refresh_from_db()
         where = f"stopped at step {result.steps} of {result.total_steps}"
         if run.dispatched_at is not None and not run.cancel_requested:
-            run_interrupt(run, reason=f"{where} with its worker", **_figures(run, result))
+            run_interrupt(run, reason=f"{where} with its worker", **figures_of(run, result))
         else:
             said = f"{run.reason}, " if run.cancel_requested else ""
-            run_finish(run, Status.CANCELLED, reason=f"{said}{where}", **_figures(run, result))
-    return _train_report(run, result, policy)
+            run_finish(run, Status.CANCELLED, reason=f"{said}{where}", **figures_of(run, result))
+    return train_report(run, result, policy)
 
 
 def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, resume: bool) -> TrainResult:
@@ -311,22 +311,6 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
         list(snapshot_rows(snapshot, "train")), list(snapshot_rows(snapshot, "eval"))
     )
     return result
-
-
-def _result_keep(run: TrainingRun, result: TrainResult) -> None:
-    """The result beside the run's other files, and what its row wants of it."""
-    folder = run_folder(run)
-    if run.snapshot is not None and run.snapshot.simulated_share:
-        result.notes.append(f"{100 * run.snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
-    if "why" in run.result:
-        result.notes.insert(0, run.result["why"])
-    result.save(folder / "result.json")
-    if result.history.get("step"):
-        result.plot(folder / "training.png")
-    TrainingRun.objects.filter(pk=run.pk).update(
-        base_model_hash=result.base_model_hash, libraries=result.libraries, steps_done=result.steps
-    )
-    run.refresh_from_db()
 
 
 def _named(path: str) -> Any:
@@ -377,94 +361,6 @@ def rewards_located(specs: str, agent: str) -> str:
     return ",".join(located)
 
 
-def _policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy:
-    """Copy the adapter to its place beside the others, then register it and end the run in one transaction.
-
-    A crash before that transaction leaves a folder without a row, which the resumed run replaces: never a row
-    without its files.
-    """
-    snapshot = run.snapshot
-    assert snapshot is not None  # _furnace refused otherwise
-    name = registry.policy_name_next(run.agent, snapshot.feedback_count)
-    home = (
-        settings.RATCHET_HOME / run.output
-        if run.output
-        else settings.RATCHET_HOME / "policies" / run.agent / name
-    )
-    half = home.with_name(f".{home.name}.{run.pk}")
-    shutil.rmtree(half, ignore_errors=True)
-    half.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(result.checkpoint, half)
-    if run.output and home.exists():
-        shutil.copytree(half, home, dirs_exist_ok=True)
-        shutil.rmtree(half)
-    else:
-        shutil.rmtree(home, ignore_errors=True)
-        half.rename(home)
-    result.checkpoint = str(home)
-    result.save(run_folder(run) / "result.json")
-    with transaction.atomic():
-        policy = registry.policy_register(
-            run,
-            name=name,
-            adapter=home,
-            adapter_sha256=file_sha256(home / "adapter_model.safetensors"),
-            feedback_count=snapshot.feedback_count,
-            actor=actor,
-        )
-        run_finish(run, Status.SUCCEEDED, **_figures(run, result))
-    return policy
-
-
-def _figures(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
-    """What a run's row keeps of its result, without the histories."""
-    return {
-        "steps_done": result.steps,
-        "result": {
-            **({"why": run.result["why"]} if "why" in run.result else {}),
-            "metrics": result.metrics,
-            "samples": result.samples,
-            "truncated": result.truncated,
-            "left_out": result.left_out,
-            "seconds": result.seconds,
-            "notes": result.notes,
-        },
-    }
-
-
-def _train_report(run: TrainingRun, result: TrainResult, policy: Policy | None) -> dict[str, Any]:
-    snapshot = run.snapshot
-    return {
-        "run": run.pk,
-        "method": run.method,
-        "status": result.status,
-        "policy": policy.name if policy else None,
-        "checkpoint": result.checkpoint,
-        "agent": run.agent,
-        "why": run.result.get("why", ""),
-        "base_model": run.base_model,
-        "config": run.config,
-        "samples": {**result.samples, "holdout": snapshot.counts.get("holdout", 0) if snapshot else 0},
-        "left_out": {**(snapshot.left_out if snapshot else {}), **result.left_out},
-        "truncated": result.truncated,
-        "simulated_share": snapshot.simulated_share if snapshot else 0.0,
-        "steps": result.steps,
-        "total_steps": result.total_steps,
-        "seconds": result.seconds,
-        "metrics": result.metrics,
-        "notes": result.notes,
-        "files": {
-            "result": str(run_folder(run) / "result.json"),
-            "plot": str(run_folder(run) / "training.png"),
-        },
-    }
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def code_version() -> str:
     """The version of this code, with the commit where it is a git checkout."""
     try:
@@ -480,20 +376,3 @@ def code_version() -> str:
         if found.returncode == 0 and commit
         else settings.RATCHET_VERSION
     )
-
-
-def agent_for(agent: str | None, *, from_file: bool) -> str:
-    """The agent that was named, or the only one there is. Raises RunRefused when that is not clear."""
-    if agent:
-        return agent
-    if from_file:
-        return "assistant"
-    known = agents_known()
-    if len(known) == 1:
-        return known[0]
-    if not known:
-        raise RunRefused(
-            "no decisions are recorded yet; record some, import a file, or try "
-            "`manage.py simulate widgets --rate simulated`"
-        )
-    raise RunRefused(f"there are several agents; expected --agent with one of {', '.join(known)}")

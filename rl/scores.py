@@ -14,7 +14,7 @@ from feedback.selectors import ratings_standing
 TIMES_AT_ONCE = 20
 """Points in time asked of the database in one pass over the ratings."""
 
-# the finest signal speaks, as in rl.pairs.rating_value: a score, else stars, else a thumb
+# the finest signal speaks, as in rl.judgements.rating_value: a score, else stars, else a thumb
 VALUE = Case(
     When(score__isnull=False, then=F("score")),
     When(stars__isnull=False, then=(F("stars") - 1.0) / 4.0),

@@ -17,11 +17,11 @@ import scipy
 from feedback.selectors import policy_verdicts
 from rl import registry
 from rl.gates import alpha_of_attempt
+from rl.judgements import rating_value
 from rl.judging import gate_bounds
 from rl.learner_config import learner_settings
 from rl.models import Policy, PolicyEvent
 from rl.notices import notify
-from rl.pairs import rating_value
 
 logger = logging.getLogger("rl.watching")
 

@@ -21,8 +21,8 @@ from rl.datasets import (
     prepare_training_dataset,
     snapshot_rows,
 )
+from rl.judgements import split_of
 from rl.models import Snapshot
-from rl.pairs import split_of
 
 pytestmark = pytest.mark.django_db
 

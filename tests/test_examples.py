@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl.examples import ExampleSet, Rewarded, examples_from_evidence, examples_sampled, prompt_examples
-from rl.pairs import Corrected, Judged, split_of
+from rl.judgements import Corrected, Judged, split_of
 from rl.recipes import RecipeError
 
 ONE, TWO = "0" * 64, "f" * 64

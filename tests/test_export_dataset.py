@@ -12,7 +12,7 @@ from django.core.management import CommandError
 from feedback.services import decision_record, rating_submit
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.examples import examples_balanced, examples_from_evidence
-from rl.pairs import Judged
+from rl.judgements import Judged
 from tests.test_commands import run
 
 pytestmark = pytest.mark.django_db

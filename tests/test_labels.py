@@ -19,9 +19,9 @@ from feedback.models import Decision, Suggestion
 from feedback.services import decision_record, rating_submit
 from feedback.suggestions import suggestion_of, suggestion_settle
 from rl.agents import widgets
+from rl.judgements import split_of
 from rl.labelling import REWARD_MODEL, LabelsRefused, Row, _stacked, auto_label, rated_rows
 from rl.models import LabelRun
-from rl.pairs import split_of
 from rl.rewards.base import RewardSample
 from rl.rewards.named import RewardRefused, reward_named
 from rl.runs import RunRefused, rewards_located

@@ -14,10 +14,10 @@ from django.test import Client
 
 from feedback.models import Decision, Rating, prompt_hash
 from rl import evaluations, registry
+from rl.judgements import split_of
 from rl.logged_choices import LoggedChoices, logged_choices, off_policy
 from rl.management.commands.evaluate_model import off_policy_text
 from rl.models import Evaluation, Policy, RewardRecord, ServingSettings
-from rl.pairs import split_of
 from rl.serving.choosing import choice_probabilities
 from rl.statistics.offpolicy import MIN_DECISIONS
 from rl.views.off_policy import off_policy_shown

@@ -6,22 +6,19 @@ import random
 
 import pytest
 
-from rl.pairs import (
-    REASONS,
+from rl.judgements import (
     Compared,
     Completion,
     Corrected,
     Evidence,
     Judged,
     Listed,
-    PairSet,
     completion_key,
     completion_of,
-    pairs_from_evidence,
     rating_value,
-    sampled,
     split_of,
 )
+from rl.pairs import REASONS, PairSet, pairs_from_evidence, sampled
 from rl.recipes import RecipeError
 
 TRAIN, EVAL, HOLDOUT = "00" * 32, "d0" * 32, "ff" * 32

@@ -19,7 +19,7 @@ from feedback.selectors import comparisons_standing, feedback_counts
 from feedback.services import comparison_submit, decision_record
 from rl import simulation
 from rl.datasets.evidence import DatabaseEvidence
-from rl.pairs import Compared
+from rl.judgements import Compared
 from tests.api_client import person
 
 pytestmark = pytest.mark.django_db

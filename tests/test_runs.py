@@ -153,7 +153,7 @@ def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) ->
 def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate("widgets", scenarios=40, rated=True)
     monkeypatch.setattr(
-        runs, "_policy_enter", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
+        runs, "policy_enter", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
     )
     with pytest.raises(OSError, match="No space left"):
         runs.train(order(base))

@@ -30,8 +30,8 @@ from feedback.models import Aggregation
 from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
 from rl.examples import Rewarded
+from rl.judgements import Compared, Completion, Corrected, Evidence, Judged, Listed, rating_value
 from rl.models import RewardRecord
-from rl.pairs import Compared, Completion, Corrected, Evidence, Judged, Listed, rating_value
 
 logger = logging.getLogger("rl.datasets")
 

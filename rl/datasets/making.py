@@ -19,8 +19,9 @@ from rl.examples import (
     examples_sampled,
     prompt_examples,
 )
+from rl.judgements import Completion, Evidence
 from rl.models import Snapshot
-from rl.pairs import Completion, Evidence, Pair, PairSet, pairs_from_evidence, sampled
+from rl.pairs import Pair, PairSet, pairs_from_evidence, sampled
 
 PROMPTS_AT_ONCE = 1000
 """Prompts held in memory while rows are written."""

@@ -26,8 +26,8 @@ from rl.examples import (
     ExampleSet,
     examples_balanced,
 )
+from rl.judgements import SOURCES, SPLITS
 from rl.models import Snapshot
-from rl.pairs import SOURCES, SPLITS
 from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.replay import Replay
 

@@ -12,8 +12,9 @@ from typing import Any
 from feedback import selectors
 from rl.datasets.evidence import SIMULATED
 from rl.datasets.making import rows_made, rows_with_prompts, source_opened
+from rl.judgements import NEUTRAL, SOURCES, SPLITS, rating_value
 from rl.models import Snapshot
-from rl.pairs import NEUTRAL, SOURCES, SPLITS, pairs_from_evidence, rating_value
+from rl.pairs import pairs_from_evidence
 from rl.recipes import DATASET_CONFIG
 from rl.statistics import wilson_interval
 

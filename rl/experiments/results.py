@@ -27,8 +27,8 @@ from rl.experiments.verdicts import (
     verdict_of,
     words_of,
 )
+from rl.judgements import rating_value
 from rl.models import Arm, Experiment, RewardRecord
-from rl.pairs import rating_value
 from rl.statistics import Interval
 from rl.statistics.contrasts import Moments, best_chances, ratio_mismatch_anytime_p, ratio_mismatch_p
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from backend.command import RatchetCommand
 from rl import runs
 from rl.launching import Beside
+from rl.orders import agent_for
 from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
 
 SHARED_KNOBS: dict[str, tuple[type, str]] = {
@@ -186,7 +187,7 @@ class TrainCommand(RatchetCommand):
             knobs["quantization"] = "none"
         from_file = options["source"] == "file" or options["data_file"] is not None
         return runs.TrainOrder(
-            agent=runs.agent_for(options["agent"], from_file=from_file),
+            agent=agent_for(options["agent"], from_file=from_file),
             method=self.method,
             config=options["config"],
             base_model=options["model"],

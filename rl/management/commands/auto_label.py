@@ -8,7 +8,7 @@ from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
 from rl import labelling
-from rl.runs import agent_for
+from rl.orders import agent_for
 
 
 class Command(RatchetCommand):

@@ -8,12 +8,12 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl import runs
 from rl.curriculum import ORDERS
 from rl.dataset_files import FORMATS, dataset_write
 from rl.datasets import prepare_training_dataset
 from rl.datasets.stats import example_stats, pair_stats
 from rl.models import Snapshot
+from rl.orders import agent_for
 
 
 class Command(RatchetCommand):
@@ -67,7 +67,7 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        agent, kind = runs.agent_for(options["agent"], from_file=False), options["kind"]
+        agent, kind = agent_for(options["agent"], from_file=False), options["kind"]
         prepared = prepare_training_dataset(
             agent,
             kind=kind,

@@ -13,6 +13,7 @@ from rl.choosing import method_chosen
 from rl.jobs import TrainOrder
 from rl.learner_config import learner_settings, retrain_knobs
 from rl.models import Policy
+from rl.orders import agent_for
 
 
 class Command(RatchetCommand):
@@ -59,7 +60,7 @@ class Command(RatchetCommand):
         if options["run"] is not None:
             with self.bar("judging") as bar:
                 return asdict(pipeline.run_follow(options["run"], bar.update))
-        agent = runs.agent_for(options["agent"], from_file=False)
+        agent = agent_for(options["agent"], from_file=False)
         chosen = method_chosen(agent, options["method"])
         wanted = learner_settings(agent)
         knobs = retrain_knobs(wanted, chosen.method)

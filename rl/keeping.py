@@ -1,0 +1,122 @@
+"""What a training leaves: its result beside the run, its policy in the registry, its figures in the run's row."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import transaction
+
+from rl import registry
+from rl.jobs import run_finish, run_folder
+from rl.models import Policy, TrainingRun
+
+if TYPE_CHECKING:
+    from rl.training.result import TrainResult
+
+
+def result_keep(run: TrainingRun, result: TrainResult) -> None:
+    """The result beside the run's other files, and what its row wants of it."""
+    folder = run_folder(run)
+    if run.snapshot is not None and run.snapshot.simulated_share:
+        result.notes.append(f"{100 * run.snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
+    if "why" in run.result:
+        result.notes.insert(0, run.result["why"])
+    result.save(folder / "result.json")
+    if result.history.get("step"):
+        result.plot(folder / "training.png")
+    TrainingRun.objects.filter(pk=run.pk).update(
+        base_model_hash=result.base_model_hash, libraries=result.libraries, steps_done=result.steps
+    )
+    run.refresh_from_db()
+
+
+def policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy:
+    """Copy the adapter to its place beside the others, then register it and end the run in one transaction.
+
+    A crash before that transaction leaves a folder without a row, which the resumed run replaces: never a row
+    without its files.
+    """
+    snapshot = run.snapshot
+    assert snapshot is not None  # _furnace refused otherwise
+    name = registry.policy_name_next(run.agent, snapshot.feedback_count)
+    home = (
+        settings.RATCHET_HOME / run.output
+        if run.output
+        else settings.RATCHET_HOME / "policies" / run.agent / name
+    )
+    half = home.with_name(f".{home.name}.{run.pk}")
+    shutil.rmtree(half, ignore_errors=True)
+    half.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(result.checkpoint, half)
+    if run.output and home.exists():
+        shutil.copytree(half, home, dirs_exist_ok=True)
+        shutil.rmtree(half)
+    else:
+        shutil.rmtree(home, ignore_errors=True)
+        half.rename(home)
+    result.checkpoint = str(home)
+    result.save(run_folder(run) / "result.json")
+    with transaction.atomic():
+        policy = registry.policy_register(
+            run,
+            name=name,
+            adapter=home,
+            adapter_sha256=file_sha256(home / "adapter_model.safetensors"),
+            feedback_count=snapshot.feedback_count,
+            actor=actor,
+        )
+        run_finish(run, TrainingRun.Status.SUCCEEDED, **figures_of(run, result))
+    return policy
+
+
+def figures_of(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
+    """What a run's row keeps of its result, without the histories."""
+    return {
+        "steps_done": result.steps,
+        "result": {
+            **({"why": run.result["why"]} if "why" in run.result else {}),
+            "metrics": result.metrics,
+            "samples": result.samples,
+            "truncated": result.truncated,
+            "left_out": result.left_out,
+            "seconds": result.seconds,
+            "notes": result.notes,
+        },
+    }
+
+
+def train_report(run: TrainingRun, result: TrainResult, policy: Policy | None) -> dict[str, Any]:
+    snapshot = run.snapshot
+    return {
+        "run": run.pk,
+        "method": run.method,
+        "status": result.status,
+        "policy": policy.name if policy else None,
+        "checkpoint": result.checkpoint,
+        "agent": run.agent,
+        "why": run.result.get("why", ""),
+        "base_model": run.base_model,
+        "config": run.config,
+        "samples": {**result.samples, "holdout": snapshot.counts.get("holdout", 0) if snapshot else 0},
+        "left_out": {**(snapshot.left_out if snapshot else {}), **result.left_out},
+        "truncated": result.truncated,
+        "simulated_share": snapshot.simulated_share if snapshot else 0.0,
+        "steps": result.steps,
+        "total_steps": result.total_steps,
+        "seconds": result.seconds,
+        "metrics": result.metrics,
+        "notes": result.notes,
+        "files": {
+            "result": str(run_folder(run) / "result.json"),
+            "plot": str(run_folder(run) / "training.png"),
+        },
+    }
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
