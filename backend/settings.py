@@ -354,6 +354,7 @@ SERVING_MODEL = os.environ.get("SERVING_MODEL") or "{policy}"
 SERVING_TIMEOUT_S = _number("SERVING_TIMEOUT_S", 60.0, 0.1, 3600.0)
 SERVING_QUEUE = int(_number("SERVING_QUEUE", 64, 0, 100_000))
 SERVING_CONTEXT = int(_number("SERVING_CONTEXT", 4096, 64, 10_000_000))
+SERVING_CACHE_MB = int(_number("SERVING_CACHE_MB", 1024, 1, 1e6))
 # prometheus_client finds the folder in which all web processes count through the environment, when it is imported
 PROMETHEUS_MULTIPROC_DIR = os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", str(RATCHET_HOME / "metrics"))
 SERVING_QUANTIZATION = os.environ.get("SERVING_QUANTIZATION") or "f16"

@@ -1,11 +1,12 @@
 """Answers a second of llama.cpp in process: one adapter for good, against another adapter for every question.
 
-    python benchmarks/adapters.py [--questions 200] [--adapters 4,20] [--rounds 5] [--threads 1]
+    python benchmarks/adapters.py [--questions 120] [--adapters 4,20,100] [--rounds 7] [--threads 1]
+                                  [--cache-mb 1024]
 
 On the bundled base at float16, agent `widgets`: answers in free words and within its schema, and choices among the
-candidates it lists. So many adapters take turns; up to four have a context each. Rounds of both ways take turns, so
-that what else the machine does falls on both; the median is told. The adapters are random ones of rank 8 on every
-linear layer. Prints one JSON object.
+candidates it lists. So many adapters take turns; as many as the memory for caches holds have a context each. Rounds of
+both ways take turns; `switched_takes` is the median ratio of their processor time, which what else the machine does
+falls on least. The adapters are random ones of rank 8 on every linear layer. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -53,27 +54,40 @@ def files_made(folder: Path, adapters: int) -> tuple[Path, list[Path]]:
     return folder / "base.gguf", made
 
 
-def seconds_per_question(ask: Callable[[Any, Path], None], states: list[Any], adapters: list[Path]) -> float:
-    began = time.perf_counter()
+class Spent(NamedTuple):
+    """Seconds a question took on the clock, and of the processor; others on the machine lengthen the first."""
+
+    clock: float
+    processor: float
+
+
+def spent_per_question(
+    ask: Callable[[Any, Path], None], states: list[Any], adapters: list[Path], turn: int
+) -> Spent:
+    """turn: no adapter is asked the question again that it was asked in the round before."""
+    clock, processor = time.perf_counter(), time.process_time()
     for number, state in enumerate(states):
-        ask(state, adapters[number % len(adapters)])
-    return (time.perf_counter() - began) / len(states)
+        ask(state, adapters[(number + turn) % len(adapters)])
+    return Spent((time.perf_counter() - clock) / len(states), (time.process_time() - processor) / len(states))
 
 
 def compared(
     ask: Callable[[Any, Path], None], states: list[Any], adapters: list[Path], rounds: int
 ) -> dict[str, Any]:
-    seconds_per_question(ask, states[:20], adapters)  # adapters are loaded then
+    for adapter in adapters:  # all are loaded then
+        ask(states[0], adapter)
     one, many = [], []
-    for _ in range(rounds):
-        one.append(seconds_per_question(ask, states, adapters[:1]))
-        many.append(seconds_per_question(ask, states, adapters))
-    ratios = [b / a for a, b in zip(one, many, strict=True)]
+    for turn in range(1, rounds + 1):
+        one.append(spent_per_question(ask, states, adapters[:1], turn))
+        many.append(spent_per_question(ask, states, adapters, turn))
+    ratios = [b.processor / a.processor for a, b in zip(one, many, strict=True)]
     return {
-        "one_adapter_per_second": round(1 / statistics.median(one), 1),
-        "switched_per_second": round(1 / statistics.median(many), 1),
+        "one_adapter_per_second": round(1 / statistics.median(s.clock for s in one), 1),
+        "switched_per_second": round(1 / statistics.median(s.clock for s in many), 1),
+        "one_adapter_cpu_ms": round(1e3 * statistics.median(s.processor for s in one), 2),
+        "switched_cpu_ms": round(1e3 * statistics.median(s.processor for s in many), 2),
         "switched_takes": round(statistics.median(ratios), 3),
-        "rounds": [round(ratio, 3) for ratio in ratios],
+        "rounds": [round(ratio, 3) for ratio in sorted(ratios)],
     }
 
 
@@ -81,17 +95,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--questions", type=int, default=200)
-    parser.add_argument("--adapters", default="4,20", help="How many take turns")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--questions", type=int, default=120)
+    parser.add_argument("--adapters", default="4,20,100", help="How many take turns")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache-mb", type=int, default=1024)
     options = parser.parse_args()
     scenarios = AGENT.scenarios()
     states = [scenarios[i * len(scenarios) // options.questions].state for i in range(options.questions)]
     with TemporaryDirectory(prefix="ratchet-bench-") as folder:
         numbers = [int(number) for number in options.adapters.split(",")]
         base, adapters = files_made(Path(folder), max(numbers))
-        with LlamaPolicy(base, threads=options.threads) as llama:
+        with LlamaPolicy(base, threads=options.threads, cache_bytes=options.cache_mb * 1024**2) as llama:
+            seats = llama.context.seats
 
             def free(state: Any, adapter: Path) -> None:
                 llama.answer(Ask(AGENT.render(state), AGENT.max_new_tokens), adapter)
@@ -119,6 +135,8 @@ def main() -> None:
                     "threads": options.threads,
                 },
                 "questions": options.questions,
+                "cache_mb": options.cache_mb,
+                "seats": seats,
                 **found,
             },
             indent=2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from rl.agents import AGENTS
 from rl.serving.base import Ask, BackendUnable, ServingRefused
 from rl.serving.llama import LlamaPolicy, _nucleus, _Text, schema_grammar
-from tests.served import Files, gguf_files
+from tests.served import BUNDLED, Files, gguf_files
 
 WIDGETS = AGENTS["widgets"]
 STATES = [scenario.state for scenario in WIDGETS.scenarios()[::90]][:6]
@@ -63,14 +64,86 @@ def test_nothing_cached_under_one_adapter_is_read_under_another(llama: LlamaPoli
             assert scores(llama, STATES[0], adapter) == pytest.approx(expected, abs=5e-4)
 
 
-def test_more_adapters_than_there_are_seats_still_answer_as_alone(llama: LlamaPolicy, files: Files) -> None:
-    scales = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
+@pytest.fixture
+def cramped(files: Files) -> Iterator[LlamaPolicy]:
+    """Memory for two seats, and for some twenty short prompts put aside."""
+    with LlamaPolicy(files.base, threads=1, cache_bytes=8 * 1024**2) as policy:
+        assert policy.context.seats == 2
+        yield policy
+
+
+SCALES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
+
+
+def test_more_adapters_than_there_are_seats_still_answer_as_alone(cramped: LlamaPolicy, files: Files) -> None:
     alone = []
-    for scale in scales:
-        llama.context.forget()
-        alone.append(scores(llama, STATES[1], files.one, scale=scale))
-    for scale, expected in zip(scales * 2, alone * 2, strict=True):
-        assert scores(llama, STATES[1], files.one, scale=scale) == pytest.approx(expected, abs=5e-4)
+    for scale in SCALES:
+        cramped.context.forget()
+        alone.append(scores(cramped, STATES[1], files.one, scale=scale))
+    assert len({tuple(found) for found in alone}) == len(SCALES)
+    for scale, expected in zip(SCALES * 2, alone * 2, strict=True):
+        assert scores(cramped, STATES[1], files.one, scale=scale) == pytest.approx(expected, abs=5e-4)
+
+
+def test_an_adapter_that_gave_up_its_seat_computes_no_prompt_twice(
+    cramped: LlamaPolicy, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    decode = cramped.context._decode
+    monkeypatch.setattr(
+        cramped.context, "_decode", lambda rows: (computed.append(len(rows)), decode(rows))[1]
+    )
+    tails = sum(len(cramped.tokens(text)) for text in WIDGETS.candidates(STATES[1]))
+    found = [scores(cramped, STATES[1], files.one, scale=scale) for scale in SCALES]
+    computed.clear()
+    again = [scores(cramped, STATES[1], files.one, scale=scale) for scale in SCALES]
+    # the last token of the prompt is always computed: its logits are what is asked for
+    assert sum(computed) == len(SCALES) * (1 + tails)
+    assert again == [pytest.approx(values, abs=5e-4) for values in found]
+
+
+def test_what_is_put_aside_stays_within_its_bytes(cramped: LlamaPolicy, files: Files) -> None:
+    aside = cramped.context._aside
+    aside.most_bytes = 250_000  # two prompts of 50 tokens, at 2,048 bytes each and a little
+    for scale in SCALES * 2:
+        scores(cramped, STATES[1], files.one, scale=scale)
+        assert 0 <= aside.bytes <= aside.most_bytes
+    assert 0 < sum(aside.get((str(files.one), scale)) is not None for scale in SCALES) < len(SCALES) - 2
+    cramped.context.forget()
+    assert aside.bytes == 0
+
+
+def test_there_are_as_many_seats_as_memory_holds(files: Files) -> None:
+    with LlamaPolicy(files.base, threads=1) as roomy:
+        one = roomy.context.seat_bytes()
+    # keys and values: 4 layers of 2 heads of 64 + 64 numbers of 2 bytes, for 2,048 + 512 tokens
+    assert one > 4 * 2 * (64 + 64) * 2 * 2560
+    with LlamaPolicy(files.base, threads=1, cache_bytes=5 * one) as policy:
+        for scale in SCALES:
+            policy.context.use(files.one, scale)
+        assert len(policy.context._seats) == 3  # three quarters of five, the rest is for prompts put aside
+
+
+def test_two_versions_from_one_base_are_their_merged_models(
+    llama: LlamaPolicy, files: Files, tmp_path: Path
+) -> None:
+    from rl.export.gguf_write import writer_for
+    from rl.export.source import source_open
+
+    versions = {files.one: files.one_folder, files.two: files.two_folder}
+    merged: dict[Path, list[list[float]]] = {}
+    for adapter, folder in versions.items():
+        whole = writer_for(source_open(str(BUNDLED), folder), None, None)
+        whole.write(tmp_path / adapter.name, "f16", adapter.stem, lambda *_: None)
+        with LlamaPolicy(tmp_path / adapter.name, threads=1) as alone:
+            merged[adapter] = [scores(alone, state) for state in STATES]
+    for number, state in enumerate(STATES):  # in turn, as requests come
+        for adapter in versions:
+            assert scores(llama, state, adapter) == pytest.approx(merged[adapter][number], abs=0.05)
+    # else the test would pass for one adapter standing in for the other, or for none
+    one, two = (np.array(merged[adapter]) for adapter in versions)
+    base = np.array([scores(llama, state) for state in STATES])
+    assert min(abs(one - two).max(), abs(one - base).max(), abs(two - base).max()) > 0.1
 
 
 @pytest.mark.parametrize("which", ["base", "one", "two"])

@@ -71,6 +71,7 @@ def backends() -> list[Backend]:
         settings.SERVING_API_KEY,
         settings.SERVING_MODEL,
         settings.SERVING_CONTEXT,
+        settings.SERVING_CACHE_MB,
         settings.SERVING_QUEUE,
         settings.RATCHET_HOME,
     )
@@ -82,7 +83,11 @@ def backends() -> list[Backend]:
 
 def _backend(name: str) -> Backend:
     if name == "in-process":
-        return InProcess(context=settings.SERVING_CONTEXT, waiting=settings.SERVING_QUEUE)
+        return InProcess(
+            context=settings.SERVING_CONTEXT,
+            waiting=settings.SERVING_QUEUE,
+            cache_bytes=settings.SERVING_CACHE_MB * 1024**2,
+        )
     return OpenAIServer(
         name, api_key=settings.SERVING_API_KEY, model=settings.SERVING_MODEL, waiting=settings.SERVING_QUEUE
     )

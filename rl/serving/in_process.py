@@ -23,6 +23,7 @@ from rl.serving.base import (
 from rl.serving.files import files_of
 from rl.serving.guards import Turnstile
 from rl.serving.llama import LlamaPolicy, ask_check
+from rl.serving.llama_context import CACHE_BYTES
 
 BASES = 2
 """Base models held in memory; agents commonly share one."""
@@ -33,8 +34,8 @@ class InProcess:
 
     name = "in-process"
 
-    def __init__(self, *, context: int = 4096, waiting: int = 64) -> None:
-        self._context = context
+    def __init__(self, *, context: int = 4096, waiting: int = 64, cache_bytes: int = CACHE_BYTES) -> None:
+        self._context, self._cache_bytes = context, cache_bytes
         self._turns = Turnstile(1, waiting, "llama.cpp in process")
         self._bases: OrderedDict[Path, LlamaPolicy] = OrderedDict()
 
@@ -88,7 +89,7 @@ class InProcess:
             while len(self._bases) >= BASES:
                 self._bases.popitem(last=False)[1].close()
             try:
-                self._bases[path] = LlamaPolicy(path, context=self._context)
+                self._bases[path] = LlamaPolicy(path, context=self._context, cache_bytes=self._cache_bytes)
             except ImportError as error:
                 raise BackendUnable(
                     "llama-cpp-python is not installed: pip install -r requirements-rl.txt, or name a server in "

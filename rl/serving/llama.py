@@ -24,7 +24,7 @@ from rl.serving.base import (
     Piece,
     ServingRefused,
 )
-from rl.serving.llama_context import FloatArray, LlamaContext, grammar_sampler
+from rl.serving.llama_context import CACHE_BYTES, FloatArray, LlamaContext, grammar_sampler
 
 MAX_TOKENS = 512
 """Of an answer, where the question names no limit."""
@@ -54,10 +54,18 @@ class LlamaPolicy:
     Not thread-safe: one question at a time.
     """
 
-    def __init__(self, path: Path, *, context: int = 2048, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        context: int = 2048,
+        threads: int | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """cache_bytes: memory for caches of adapters, beside the weights."""
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-        self.context = LlamaContext(path, context=context, threads=threads)
+        self.context = LlamaContext(path, context=context, threads=threads, cache_bytes=cache_bytes)
         model = self.context.model
         template = model.metadata().get("tokenizer.chat_template")
         if not template:

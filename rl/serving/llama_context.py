@@ -17,22 +17,26 @@ import numpy.typing as npt
 import psutil
 
 from rl.serving.base import BackendFailed, ServingRefused
+from rl.serving.put_aside import AdapterKey, PutAside, tokens_shared
 
 FloatArray = npt.NDArray[np.float32]
 
-BATCH = 512
-"""Tokens computed at once."""
+BATCH, PART = 512, 128
+"""Tokens given to llama.cpp at once, and computed at once: a part of 512 makes a seat three times as large, and
+prompts take a tenth longer."""
 SCRATCH = 16
 """Responses that are scored side by side."""
 ADAPTERS = 256
 """Adapters held in memory; the one used longest ago makes room."""
-SMALL_BYTES, LARGE_BYTES = 64 * 1024**2, 1024**3
-"""Of a base's file: below the first a second thread costs more than it brings; above the second memory is dear."""
-SEATS = {False: 4, True: 2}
-"""Is the base large? -> adapters that each have a cache and a computation plan of their own."""
+SMALL_BYTES = 64 * 1024**2
+"""Of a base's file: below it a second thread costs more than it brings."""
+CACHE_BYTES = 1024**3
+"""Of seats and of prompts put aside, where nobody says otherwise."""
+FEWEST_SEATS, ASIDE = 2, 0.25
+"""Seats there always are; share of the memory that is kept for prompts put aside."""
+SHARED_LEAST = 8
+"""Tokens of a prompt put aside that have to be wanted again: fewer are computed sooner than they are copied."""
 
-AdapterKey = tuple[str, float]
-"""An adapter's file and its scale; the base is ("", 0.0)."""
 NO_ADAPTER: AdapterKey = ("", 0.0)
 
 logging.getLogger("llama-cpp-python").setLevel(
@@ -51,15 +55,21 @@ class Seat:
 
 
 class LlamaContext:
-    """Weights, adapters, and a few seats. Not thread-safe: whoever uses it holds a lock.
+    """Weights, adapters, and seats. Not thread-safe: whoever uses it holds a lock.
 
     The weights are there once. An adapter in use has a seat, which is a context of llama.cpp with a cache of its own:
-    keys and values computed under one adapter are never read under another, nor under the base. The adapter used
-    longest ago gives up its seat, emptied; llama.cpp then plans its computation anew, which is what a switch costs.
+    keys and values computed under one adapter are never read under another, nor under the base. There are as many
+    seats as cache_bytes hold. With more adapters than that, the one used longest ago gives up its seat; llama.cpp then
+    plans its computation anew, and what the seat held of its prompt is put aside, to be read by that adapter alone.
     """
 
     def __init__(
-        self, path: Path, *, context: int = 2048, threads: int | None = None, seats: int | None = None
+        self,
+        path: Path,
+        *,
+        context: int = 2048,
+        threads: int | None = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         import llama_cpp
         from llama_cpp._internals import LlamaModel
@@ -81,7 +91,7 @@ class LlamaContext:
         self._options = llama_cpp.llama_context_default_params()
         # one conversation at full length, and a batch of responses that go on from it
         self._options.n_ctx = self.context + BATCH
-        self._options.n_batch = self._options.n_ubatch = BATCH
+        self._options.n_batch, self._options.n_ubatch = BATCH, PART
         self._options.n_seq_max = 1 + SCRATCH
         self._options.n_threads = self._options.n_threads_batch = threads
         self._options.kv_unified = True
@@ -93,7 +103,9 @@ class LlamaContext:
         self._adapters: OrderedDict[str, Any] = OrderedDict()
         self._seats: list[Seat] = []
         """The one used last is the last."""
-        self._seats_most = seats or SEATS[size > LARGE_BYTES]
+        self.seats = max(FEWEST_SEATS, min(ADAPTERS, int((1 - ASIDE) * cache_bytes / self.seat_bytes())))
+        """As many as there may be."""
+        self._aside = PutAside(int(ASIDE * cache_bytes))
         try:
             self._seat = self._seat_made()
         except BackendFailed as failure:
@@ -106,6 +118,16 @@ class LlamaContext:
             raise BackendFailed(f"llama.cpp cannot make a context of {self._options.n_ctx} tokens")
         self._seats.append(Seat(pointer, self._lib.llama_get_memory(pointer)))
         return self._seats[-1]
+
+    def seat_bytes(self) -> int:
+        """Memory that one seat takes at most: keys and values in float16, and the largest matrices of one part."""
+        lib, model = self._lib, self.model.model
+        known = self.model.metadata()
+        heads, width = lib.llama_model_n_head(model), lib.llama_model_n_embd(model)
+        kind, cells = known.get("general.architecture", ""), self._options.n_ctx
+        lengths = [int(known.get(f"{kind}.attention.{n}_length", width // heads)) for n in ("key", "value")]
+        kept = lib.llama_model_n_layer(model) * lib.llama_model_n_head_kv(model) * sum(lengths) * 2
+        return int(cells * kept + PART * 4 * (cells * heads + self.vocabulary + 8 * width))
 
     # --- Adapters -----------------------------------------------------------------------------------------
 
@@ -120,7 +142,8 @@ class LlamaContext:
             return
         found = next((seat for seat in self._seats if seat.key == key), None)
         if found is None:
-            found = self._seat_made() if len(self._seats) < self._seats_most else self._seats[0]
+            found = self._seat_made() if len(self._seats) < self.seats else self._seats[0]
+            self._put_aside(found)
             self._set(found, key, pointer)
         self._seats.remove(found)
         self._seats.append(found)
@@ -136,6 +159,27 @@ class LlamaContext:
         if code != 0:
             raise BackendFailed(f"llama.cpp cannot switch to the adapter {key[0] or 'none'} (code {code})")
         seat.key = key
+
+    def _put_aside(self, seat: Seat) -> None:
+        """Keep what a seat holds, before it is given to another adapter."""
+        size = self._lib.llama_state_seq_get_size(seat.pointer, 0) if len(seat.tokens) >= SHARED_LEAST else 0
+        if not 0 < size <= self._aside.most_bytes:
+            return
+        state = (ctypes.c_uint8 * size)()
+        if self._lib.llama_state_seq_get_data(seat.pointer, state, size, 0) == size:
+            self._aside.put(seat.key, seat.tokens.copy(), state)
+
+    def _taken_up(self, seat: Seat, wanted: Sequence[int]) -> None:
+        """Give a seat that holds nothing what its adapter had put aside, where the wanted prompt begins like it."""
+        aside = self._aside.get(seat.key)
+        if seat.tokens or aside is None or tokens_shared(aside[0], wanted) < SHARED_LEAST:
+            return
+        tokens, state = aside
+        self._aside.drop(seat.key)
+        if self._lib.llama_state_seq_set_data(seat.pointer, state, len(state), 0) == len(state):
+            seat.tokens[:] = tokens
+        else:
+            self._empty(seat)
 
     def _adapter(self, path: Path) -> Any:
         name = str(path)
@@ -160,6 +204,7 @@ class LlamaContext:
         for seat in self._seats:
             if seat.key[0] == name:
                 self._set(seat, NO_ADAPTER, None)
+        self._aside.drop_file(name)
         self._lib.llama_adapter_lora_free(self._adapters.pop(name))
 
     # --- The cache ----------------------------------------------------------------------------------------
@@ -175,12 +220,10 @@ class LlamaContext:
                 param="messages",
                 code="context_length_exceeded",
             )
-        seat, shared = self._seat, 0
+        seat = self._seat
+        self._taken_up(seat, tokens)
         # the last token is always computed: its logits are what is asked for
-        for held, wanted in zip(seat.tokens, tokens[:-1], strict=False):
-            if held != wanted:
-                break
-            shared += 1
+        shared = tokens_shared(seat.tokens, tokens[:-1])
         if not self._lib.llama_memory_seq_rm(seat.memory, 0, shared, -1):
             # a model that remembers more than keys and values cannot go back to the middle
             self._empty(seat)
@@ -244,12 +287,14 @@ class LlamaContext:
                 self._lib.llama_memory_seq_rm(seat.memory, place, -1, -1)
 
     def forget(self) -> None:
-        """Empty every cache."""
+        """Empty every cache, and what was put aside."""
+        self._aside.clear()
         for seat in self._seats:
             self._empty(seat)
 
     def _empty(self, seat: Seat) -> None:
-        self._lib.llama_memory_clear(seat.memory, True)
+        # what is no cell's any more is never read; filling it with zeros takes as long as it is large
+        self._lib.llama_memory_clear(seat.memory, False)
         seat.tokens.clear()
 
     def _decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
