@@ -327,3 +327,15 @@ def test_a_layer_that_is_more_than_plain_lora_goes_back_to_peft(what: str) -> No
         policy.model.add_adapter("second", LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
         policy.model.base_model.set_adapter(["default", "second"])
     assert lean.plain_adapter(layer, x) is None
+
+
+def test_autocast_to_the_type_of_the_base_leaves_the_fused_layers_in_place() -> None:
+    """On a GPU a run in bfloat16 trains under autocast: LoRA stays without passes of its own, and as right."""
+    policy, items = a_policy("llama", torch.bfloat16), some_items(40, 20)
+    layer = policy.model.get_base_model().base_model.layers[0].self_attn.q_proj
+    x = torch.zeros(1, 64, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lean.plain_adapter(layer, x) == "default"
+        assert ladder.rung_choose(policy, items, gradients=True).rung is Rung.LAST_LAYER
+    with torch.autocast("cpu", torch.float16):
+        assert lean.plain_adapter(layer, x) is None

@@ -42,6 +42,11 @@ class DPORecipe(AdapterRecipe):
     """Keep pairs of one prompt in one batch, where the prompt is computed once for all of them."""
     precompute_reference: bool = True
     """Compute the reference's log-probabilities once instead of every step."""
+    attention: str = "auto"
+    """How packed rows attend: `split` (causal over the prompt, masked over the completions), `flex` (FlexAttention over
+    unpadded rows, CUDA only), `auto` takes flex on CUDA from 4,096 tokens of prompt. Tested before it is used."""
+    compile: str = "auto"
+    """Compile the decoder layers: `on`, `off`, or `auto`: on CUDA, where the run is long enough to gain by it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +55,8 @@ class DPORecipe(AdapterRecipe):
             raise RecipeError(f"label_smoothing must be in [0, 0.5), found {self.label_smoothing!r}")
         self._not_negative("sft_weight")
         self._one_of("loss", DPO_LOSSES)
+        self._one_of("attention", ("auto", "split", "flex"))
+        self._one_of("compile", ("auto", "on", "off"))
         if self.loss == "exo_pair" and self.label_smoothing == 0:
             raise RecipeError("loss exo_pair needs label_smoothing above 0; its paper uses 0.001")
 

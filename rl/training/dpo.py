@@ -178,6 +178,7 @@ class DPOTrainer:
         for note in weights_begin(self.recipe, trainer.model):
             self._note(note)
         self._note(trainer.choice.said)
+        self._note(trainer.compile_choice.said)
         return trainer
 
     def _dataset(self, policy: LoadedPolicy, arguments: trl.DPOConfig, pairs: EncodedPairs) -> Dataset:

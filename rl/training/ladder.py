@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rl.training import lean, prefix
+from rl.training import compiling, lean, prefix
 from rl.training.encoding import EncodedResponse
 from rl.training.logps import causal_model, collate, head_logps, spread_at
 from rl.training.packing import Packed, ended, pack
@@ -80,14 +80,9 @@ def rung_choose(
         for rung in ladder[ladder.index(lowest) :]:
             if rung is Rung.STOCK:
                 break
-            if rung is Rung.LAST_LAYER and not prefix.last_layer_known(model):
-                agreement[rung] = "the last layer has parts of its own"
-                continue
-            if rung in (Rung.SPLIT, Rung.LAST_LAYER) and model.config._attn_implementation not in (
-                "sdpa",
-                prefix.ATTENTION,
-            ):
-                agreement[rung] = f"its attention is {model.config._attn_implementation}, not sdpa"
+            refused = _refused(policy, rung, gradients)
+            if refused:
+                agreement[rung] = refused
                 continue
             install(policy, rung)
             try:
@@ -100,7 +95,11 @@ def rung_choose(
             agrees, said = _compare(expected, found, model.dtype)
             agreement[rung] = said
             if agrees:
-                return Choice(rung, f"agrees with the stock forward: {said}", agreement)
+                why = f"agrees with the stock forward: {said}"
+                asked = agreement.get(lowest, "") if lowest in prefix.FLEX_RUNGS else ""
+                if rung not in prefix.FLEX_RUNGS and asked:
+                    why += f" (FlexAttention was asked for; {lowest}: {asked})"
+                return Choice(rung, why, agreement)
         install(policy, Rung.STOCK)
     tried = "; ".join(f"{rung}: {said}" for rung, said in agreement.items())
     logger.info("no packed forward agrees with %s: %s", policy.base_model, tried)
@@ -109,11 +108,40 @@ def rung_choose(
 
 def install(policy: LoadedPolicy, rung: Rung) -> None:
     """Prepare a policy's model for a rung; STOCK restores what transformers and peft made of it."""
+    compiling.uncompile_layers(causal_model(policy.model))
     prefix.install(causal_model(policy.model), rung)
     if rung is Rung.STOCK:
         lean.restore(policy.model)
     else:
         lean.lighten(policy.model)
+
+
+def compiled_agrees(
+    policy: LoadedPolicy,
+    items: Sequence[EncodedResponse],
+    rung: Rung,
+    fit: Callable[[int, int], tuple[int, int]],
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> tuple[bool, str]:
+    """Compile the layers for a rung and hold them to the stock forward as each rung is; left compiled if they agree.
+
+    `fit` pads the rows as the run will, `autocast` is the run's. Returns whether they agree, and by how much.
+    """
+    probe, model = _probe(items), policy.model
+    drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
+    try:
+        with _as_tested(policy, True), autocast():
+            expected = _stock(policy, probe, True)
+            install(policy, rung)
+            compiling.compile_layers(causal_model(model))
+            model.train(not drops)  # a layer is compiled for training or for the rest
+            found = _packed(policy, probe, rung, True, fit=fit)
+        agrees, said = _compare(expected, found, causal_model(model).dtype)
+    except RUNG_ERRORS as error:
+        agrees, said = False, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if not agrees:
+        install(policy, rung)
+    return agrees, said
 
 
 def packed_logps(
@@ -136,6 +164,30 @@ def _not_packable(model: Any, items: Sequence[EncodedResponse]) -> str:
         return "a mixture of experts with a router loss, which depends on every token fed"
     if not all(item.prompt_ids and item.response_ids for item in items):
         return "an empty prompt or response among the rows"
+    return ""
+
+
+FLEX_FROM = 4096
+"""Tokens of prompt, in the middle of a run's rows, from which FlexAttention is tried on CUDA unasked."""
+
+
+def lowest_rung(attention: str, device: str, items: Sequence[EncodedResponse]) -> Rung:
+    """The first rung to try, for a recipe's `attention`: auto, split or flex."""
+    if attention == "auto" and device == "cuda" and items:
+        lengths = sorted(len(item.prompt_ids) for item in items)
+        attention = "flex" if lengths[len(lengths) // 2] >= FLEX_FROM else "split"
+    return Rung.FLEX_LAST_LAYER if attention == "flex" else Rung.LAST_LAYER
+
+
+def _refused(policy: LoadedPolicy, rung: Rung, gradients: bool) -> str:
+    """Why a rung need not be tried, or nothing."""
+    model = causal_model(policy.model)
+    if rung in prefix.FLEX_RUNGS and gradients and policy.device.type == "cpu":
+        return "FlexAttention has no backward pass on a CPU"
+    if rung in prefix.LAST_LAYER_RUNGS and not prefix.last_layer_known(model):
+        return "the last layer has parts of its own"
+    if rung in prefix.OWN_ATTENTION and model.config._attn_implementation not in ("sdpa", prefix.ATTENTION):
+        return f"its attention is {model.config._attn_implementation}, not sdpa"
     return ""
 
 
@@ -204,11 +256,16 @@ def _stock(
 
 
 def _packed(
-    policy: LoadedPolicy, probe: list[EncodedResponse], rung: Rung, gradients: bool, head: Head | None = None
+    policy: LoadedPolicy,
+    probe: list[EncodedResponse],
+    rung: Rung,
+    gradients: bool,
+    head: Head | None = None,
+    fit: Callable[[int, int], tuple[int, int]] | None = None,
 ) -> Found:
     pad = policy.tokenizer.pad_token_id
     answers = [item.response_ids if head is None else ended(item.response_ids, pad) for item in probe]
-    packed = pack([item.prompt_ids for item in probe], answers, pad_token_id=pad).to(policy.device)
+    packed = pack([item.prompt_ids for item in probe], answers, pad_token_id=pad, fit=fit).to(policy.device)
     with torch.set_grad_enabled(gradients):
         model = causal_model(policy.model)
         hidden = packed_hidden(model, packed, rung)

@@ -214,10 +214,16 @@ def _mlp_forward(self: Any, x: torch.Tensor) -> Any:
 
 
 def _norm_forward(self: Any, x: torch.Tensor) -> Any:
-    autocast = torch.is_autocast_enabled(x.device.type)
-    if self.weight.requires_grad or self.weight.dtype != x.dtype or autocast:
+    if self.weight.requires_grad or self.weight.dtype != x.dtype or autocast_changes(x):
         return self.ratchet_own_forward(x)
     return RmsNormFunction.apply(x, self.weight, self.variance_epsilon)
+
+
+def autocast_changes(x: torch.Tensor) -> bool:
+    """Whether autocast would make x another type; on a GPU it is on, and where the base is its type it changes nothing
+    of what the functions above do."""
+    kind = x.device.type
+    return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != x.dtype
 
 
 def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
@@ -229,6 +235,6 @@ def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
         return None
     if adapter in layer.lora_variant or layer.fan_in_fan_out or layer.lora_bias[adapter]:
         return None
-    if x.dtype != layer.base_layer.weight.dtype or torch.is_autocast_enabled(x.device.type):
+    if x.dtype != layer.base_layer.weight.dtype or autocast_changes(x):
         return None
     return str(adapter)

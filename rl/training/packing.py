@@ -7,12 +7,15 @@ DPO: arXiv 2410.20305.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from rl.training.flex import Flat
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,19 @@ class Packed:
     """[N, C] bool: real completion tokens."""
     places: torch.Tensor
     """[n] int64: where `target_mask` is true, counted row by row. Known here, it need not be counted on a device."""
+    flat: Flat | None = None
+    """The same tokens one behind the other, where FlexAttention is to compute them."""
 
     def to(self, device: Any, **kwargs: Any) -> Self:
         """The same on another device; accelerate calls this with `non_blocking`."""
-        return type(self)(**{f.name: getattr(self, f.name).to(device, **kwargs) for f in fields(self)})
+        return self._each(lambda part: part.to(device, **kwargs))
 
     def pin_memory(self) -> Self:
-        return type(self)(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
+        return self._each(lambda part: part.pin_memory())
+
+    def _each(self, change: Callable[[Any], Any]) -> Self:
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self)(**{name: None if part is None else change(part) for name, part in parts.items()})
 
     @property
     def tokens(self) -> int:
@@ -87,11 +96,12 @@ def pack(
     completions: Sequence[Sequence[int]],
     *,
     pad_token_id: int,
+    fit: Callable[[int, int], tuple[int, int]] | None = None,
 ) -> Packed:
     """Pack N completions, each after its own prompt; equal prompts share a row, equal completions of one a segment.
 
     `prompts[n]` and `completions[n]` are token ids, neither of them empty. Row n of `sources` and `targets` belongs to
-    completion n, in the order given.
+    completion n, in the order given. `fit` may make P and S larger than the rows need.
     """
     if not all(prompts) or not all(completions):
         raise ValueError("expected prompts and completions of at least one token each, found an empty one")
@@ -111,6 +121,8 @@ def pack(
         places.append((row, segments[row][key]))
     longest_prompt = max(map(len, row_of))
     suffix = max(*widths, 1)
+    if fit is not None:
+        longest_prompt, suffix = fit(longest_prompt, suffix)
     longest = max(map(len, completions))
     rows = len(segments)
     lengths = torch.tensor([len(completion) for completion in completions])

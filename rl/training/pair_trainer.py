@@ -8,7 +8,7 @@ import functools
 import struct
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,16 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rl.recipes import DPORecipe
+from rl.training.compile_choice import CompileChoice, compile_choose
 from rl.training.deferred import Ledger
 from rl.training.encoding import EncodedResponse
-from rl.training.ladder import Choice, packed_logps
+from rl.training.flex import flatten
+from rl.training.ladder import Choice, lowest_rung, packed_logps
 from rl.training.logps import causal_model, head_logps, spread
 from rl.training.micro import MicroBatcher, Rows
 from rl.training.packing import Packed, completions_alone, pack
 from rl.training.policy import LoadedPolicy
-from rl.training.prefix import Rung, installed
+from rl.training.prefix import FLEX_RUNGS, Rung, installed
 from rl.training.processes import Processes
 from rl.training.row_cache import RowCache, row_key
 from rl.training.sampling import LengthGroupedSampler
@@ -99,6 +101,8 @@ class PairCollator(DataCollatorForPreference):
 
     weight_scale: float = 1.0
     rung: Rung = Rung.STOCK
+    fit: Callable[[int, int], tuple[int, int]] | None = None
+    """Widths that packed rows are padded to, see `rl.training.packing.pack`."""
     later: bool = False
     """Leave the rows as they are: the trainer cuts them into micro-batches first (`rl.training.micro`)."""
 
@@ -119,7 +123,10 @@ class PairCollator(DataCollatorForPreference):
             [example["prompt_ids"] for example in examples] * 2,
             [example[side] for side in ("chosen_ids", "rejected_ids") for example in examples],
             pad_token_id=self.pad_token_id,
+            fit=self.fit,
         )
+        if self.rung in FLEX_RUNGS:
+            packed = dataclasses.replace(packed, flat=flatten(packed))
         batch = completions_alone(packed, self.pad_token_id, 2 * len(examples))
         for side in ("ref_chosen_logps", "ref_rejected_logps"):
             if side in examples[0]:
@@ -216,6 +223,8 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
     data_collator: PairCollator
     choice: Choice
     """How rows that share a prompt are computed, and why."""
+    compile_choice: CompileChoice
+    """Whether the layers are compiled, and why."""
     later_metrics: bool | None = None
     """Whether metrics stay on the device until they are logged; None: where the device is not the CPU."""
 
@@ -227,7 +236,9 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         install_forward(
             causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
         )
-        self.choice = self._climb()
+        items = self._items()
+        self.choice = self._climb(items)
+        self.compile_choice = self._compile(items)
         self._busy_s, self._busy_tokens = 0.0, 0
         later = policy.device.type != "cpu" if self.later_metrics is None else self.later_metrics
         self.ledger = Ledger(self.args.world_size) if later else None
@@ -240,20 +251,56 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
             Processes(cpu=policy.device.type == "cpu").most if self.args.world_size > 1 else None,
         )
 
-    def _climb(self) -> Choice:
+    def _items(self) -> list[EncodedResponse]:
+        """Each pair's chosen response and then its rejected one, of both splits."""
+        return [
+            EncodedResponse(row["prompt_ids"], row[side])
+            for data in (self.train_dataset, self.eval_dataset)
+            for row in data or ()
+            for side in ("chosen_ids", "rejected_ids")
+        ]
+
+    def _climb(self, items: list[EncodedResponse]) -> Choice:
         """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
-        choice = rung_settle(
-            self,
-            self.policy,
-            [
-                EncodedResponse(row["prompt_ids"], row[side])
-                for data in (self.train_dataset, self.eval_dataset)
-                for row in data or ()
-                for side in ("chosen_ids", "rejected_ids")
-            ],
-        )
+        lowest = lowest_rung(self.owner.recipe.attention, self.policy.device.type, items)
+        choice = rung_settle(self, self.policy, items, lowest=lowest)
         self.data_collator.rung = choice.rung
         return choice
+
+    def _compile(self, items: list[EncodedResponse]) -> CompileChoice:
+        """Find whether the layers are compiled, and batch for it."""
+        recipe = self.owner.recipe
+        steps = recipe.steps(len(self.train_dataset)) * recipe.gradient_accumulation // self.args.world_size
+        choice = compile_choose(
+            self.policy, self.choice.rung, items,
+            wish=recipe.compile, steps=steps, step_s=self._step_time, autocast=self._autocast,
+        )  # fmt: skip
+        self.data_collator.fit = choice.buckets.fit if choice.buckets else None
+        return choice
+
+    def _autocast(self) -> torch.autocast:
+        """The run's own: accelerate lays it around the model's forward."""
+        half = torch.bfloat16 if self.args.bf16 else torch.float16
+        return torch.autocast(
+            self.policy.device.type, dtype=half, enabled=bool(self.args.bf16 or self.args.fp16)
+        )
+
+    def _step_time(self) -> float:
+        """Seconds that a micro-batch takes, forward and backward, uncompiled; the second of two."""
+        model = causal_model(self.model)
+        rows = self.train_dataset.select(range(min(self.owner.recipe.batch_size, len(self.train_dataset))))
+        packed = self.data_collator.batch(list(rows))["packed"].to(self.args.device)
+        seconds = 0.0
+        for _ in range(2):
+            began = time.perf_counter()
+            with self._autocast():
+                logps = packed_logps(model, packed, installed(model))[0]
+            logps.sum().backward()
+            if self.args.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - began
+        self.model.zero_grad(set_to_none=True)
+        return seconds
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         data = train_dataset if train_dataset is not None else self.train_dataset

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from rl.training import flex
 from rl.training.packing import Packed
 
 ATTENTION = "ratchet_prefix"
@@ -27,8 +29,12 @@ CPU_BLOCK_LIMIT = 640
 
 
 class Rung(StrEnum):
-    """A way to compute a packed row, quickest first."""
+    """A way to compute packed rows; each falls back on the next."""
 
+    FLEX_LAST_LAYER = "flex+last_layer"
+    """As `flex`; the last layer's queries, output and MLP only where a completion token is predicted."""
+    FLEX = "flex"
+    """All rows one behind the other under FlexAttention's block mask, without padding: for long prompts on CUDA."""
     LAST_LAYER = "split+last_layer"
     """As `split`; the last layer's queries, output and MLP only where a completion token is predicted."""
     SPLIT = "split"
@@ -41,18 +47,28 @@ class Rung(StrEnum):
     """Not packed: TRL's rows, prompt and completion repeated for each."""
 
 
+FLEX_RUNGS = (Rung.FLEX_LAST_LAYER, Rung.FLEX)
+LAST_LAYER_RUNGS = (Rung.FLEX_LAST_LAYER, Rung.LAST_LAYER)
+OWN_ATTENTION = (*FLEX_RUNGS, Rung.LAST_LAYER, Rung.SPLIT)
+"""Rungs whose attention is `prefix_attention`."""
+
+
 @dataclass(frozen=True)
 class Prefix:
     """What the attention of a packed row must know; handed through the model's layers as a keyword."""
 
     prompt: int
     """P, the width of the prompt's part."""
-    suffix_mask: torch.Tensor
+    suffix_mask: torch.Tensor | None
     """[R, 1, S, P + S] bool."""
     kept: torch.Tensor | None = None
     """[R, 1 + S] int64, positions the last layer keeps; None where it keeps all."""
     kept_mask: torch.Tensor | None = None
     """[R, 1, 1 + S, P + S] bool."""
+    blocks: BlockMask | None = None
+    """What FlexAttention sees, in place of `suffix_mask`."""
+    kept_blocks: BlockMask | None = None
+    """Likewise in place of `kept_mask`."""
 
 
 def packed_hidden(model: Any, packed: Packed, rung: Rung) -> torch.Tensor:
@@ -65,6 +81,8 @@ def packed_hidden(model: Any, packed: Packed, rung: Rung) -> torch.Tensor:
     last = packed.prompt_lengths[:, None] - 1
     if rung is Rung.CACHE:
         return _two_passes(model, packed, last)
+    if rung in FLEX_RUNGS:
+        return _flat_hidden(model, packed, rung)
     suffix_mask = packed.suffix_mask()
     if rung is Rung.DENSE:
         mask = torch.cat([packed.prompt_mask(), suffix_mask], 2)
@@ -92,6 +110,24 @@ def packed_hidden(model: Any, packed: Packed, rung: Rung) -> torch.Tensor:
         prefix=prefix,
     ).last_hidden_state
     return hidden if rung is Rung.LAST_LAYER else _keep(hidden, packed, last)
+
+
+def _flat_hidden(model: Any, packed: Packed, rung: Rung) -> torch.Tensor:
+    row = packed.flat or flex.flatten(packed)
+    at = row.kept if rung is Rung.FLEX_LAST_LAYER else None
+    prefix = Prefix(
+        0, None, kept=at, blocks=flex.block_mask(row), kept_blocks=None if at is None else flex.block_mask(row, at[0])
+    )  # fmt: skip
+    hidden = model.base_model(
+        input_ids=row.ids,
+        position_ids=row.positions,
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=row.ids.device),
+        use_cache=False,
+        prefix=prefix,
+    ).last_hidden_state
+    if at is None:
+        hidden = hidden.gather(1, row.kept[..., None].expand(-1, -1, hidden.shape[-1]))
+    return hidden.view(packed.prompt_ids.shape[0], -1, hidden.shape[-1])
 
 
 def _keep(hidden: torch.Tensor, packed: Packed, last: torch.Tensor) -> torch.Tensor:
@@ -145,7 +181,14 @@ def prefix_attention(
     split = prefix.prompt
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if query.device.type == "cpu" and split <= CPU_BLOCK_LIMIT and dropout == 0:
+    if prefix.blocks is not None:
+        if dropout:
+            raise NotImplementedError(
+                "FlexAttention has no dropout: train without it, or with attention=split"
+            )
+        return flex.attend(query, key, value, prefix.blocks, scale).transpose(1, 2).contiguous(), None
+    in_blocks = query.device.type == "cpu" and split <= CPU_BLOCK_LIMIT and dropout == 0
+    if in_blocks and not torch.compiler.is_compiling():
         return BlockAttention.apply(query, key, value, split, prefix.suffix_mask, scale), None
     groups = query.shape[1] // key.shape[1]
     all_keys, all_values = repeat_heads(key, groups), repeat_heads(value, groups)
@@ -285,7 +328,7 @@ def _last_layer(
 ) -> Any:
     """The layer's forward; with a prefix that keeps positions, computed there only: [R, T, width] -> [R, 1 + S,
     width]."""
-    if prefix is None or prefix.kept is None or prefix.kept_mask is None:
+    if prefix is None or prefix.kept is None:
         if prefix is not None:
             kwargs["prefix"] = prefix
         return self.ratchet_stock_forward(
@@ -311,7 +354,9 @@ def _last_layer(
     query, key = query.to(value.dtype), key.to(value.dtype)
     groups = query.shape[1] // key.shape[1]
     keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
-    if query.device.type == "cpu":  # few queries: plain products are quicker there, see BlockAttention
+    if prefix.kept_blocks is not None:
+        seen = flex.attend(query, key, value, prefix.kept_blocks, attention.scaling)
+    elif query.device.type == "cpu":  # few queries: plain products are quicker there, see BlockAttention
         scores = torch.matmul(query * attention.scaling, keys.transpose(-1, -2))
         scores = scores.add_(additive(prefix.kept_mask, query.dtype))
         seen = torch.matmul(torch.softmax(scores, -1), values)
@@ -328,9 +373,9 @@ def install(model: Any, rung: Rung) -> None:
     """Prepare a causal model for a rung; the stock forward stays what it was. Calling it again changes the rung."""
     uninstall(model)
     model.ratchet_rung = rung
-    if rung in (Rung.SPLIT, Rung.LAST_LAYER):
+    if rung in OWN_ATTENTION:
         model.config._attn_implementation = ATTENTION
-    if rung is Rung.LAST_LAYER:
+    if rung in LAST_LAYER_RUNGS:
         layer = model.base_model.layers[-1]
         if "forward" in vars(layer):
             raise RuntimeError("the last layer's forward was replaced by something else")

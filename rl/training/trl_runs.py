@@ -106,7 +106,11 @@ def sharded(trainer: Any) -> bool:
 
 
 def rung_settle(
-    trainer: Any, policy: LoadedPolicy, items: Sequence[EncodedResponse], head: Head | None = None
+    trainer: Any,
+    policy: LoadedPolicy,
+    items: Sequence[EncodedResponse],
+    head: Head | None = None,
+    lowest: Rung = Rung.LAST_LAYER,
 ) -> Choice:
     """Find how packed rows can be computed in a run, on its own `items`, prepare the model for it and note it."""
     if getattr(trainer, "aux_loss_enabled", False):
@@ -116,7 +120,7 @@ def rung_settle(
         install(policy, Rung.STOCK)
         choice = Choice(Rung.STOCK, "its weights are sharded, and only its own forward gathers them", {})
     else:
-        choice = rung_choose(policy, items, gradients=True, head=head)
+        choice = rung_choose(policy, items, gradients=True, head=head, lowest=lowest)
     policy.rung = choice.rung
     policy.rung_longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
     return choice

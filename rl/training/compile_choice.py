@@ -1,0 +1,87 @@
+"""Whether a run's decoder layers are compiled, and why: asked, worth it, and found to agree with the stock forward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rl.training import compiling
+from rl.training.compiling import Buckets, buckets_fit, compiling_pays
+from rl.training.encoding import EncodedResponse
+from rl.training.ladder import compiled_agrees
+from rl.training.logps import causal_model
+from rl.training.policy import LoadedPolicy
+from rl.training.prefix import FLEX_RUNGS, Rung
+
+
+@dataclass(frozen=True)
+class CompileChoice:
+    """What was decided; `buckets` are the widths rows are padded to, None where nothing is compiled."""
+
+    buckets: Buckets | None
+    reason: str
+
+    @property
+    def said(self) -> str:
+        """The same for a run's record."""
+        if self.buckets is None:
+            return f"layers are not compiled: {self.reason}"
+        widths = " or ".join(map(str, self.buckets.prompts)), " or ".join(map(str, self.buckets.suffixes))
+        return f"layers are compiled, for prompts of {widths[0]} and completions of {widths[1]} tokens: {self.reason}"
+
+
+def compile_choose(
+    policy: LoadedPolicy,
+    rung: Rung,
+    items: Sequence[EncodedResponse],
+    *,
+    wish: str,
+    steps: int,
+    step_s: Callable[[], float],
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> CompileChoice:
+    """Decide for a run of `steps` micro-batches, and compile where the decision is to do so.
+
+    `wish` is the recipe's `compile`: auto, on or off. `items` are completions in pairs, those of one row next to each
+    other. `step_s` measures a micro-batch; it is asked only where the answer counts.
+    """
+    why_not = _impossible(policy, rung, wish)
+    if why_not:
+        return CompileChoice(None, why_not)
+    pairs = list(zip(items[::2], items[1::2], strict=True))
+    buckets = buckets_fit(
+        [len(first.prompt_ids) for first, _ in pairs],
+        [max(len(first.response_ids) + len(second.response_ids) - 2, 1) for first, second in pairs],
+    )
+    why = "asked for"
+    if wish == "auto":
+        try:
+            pays, why = compiling_pays(step_s(), steps, buckets.shapes)
+        except torch.OutOfMemoryError:
+            return CompileChoice(None, "a step that was to be timed did not fit into memory")
+        if not pays:
+            return CompileChoice(None, why)
+    agrees, said = compiled_agrees(policy, items, rung, buckets.fit, autocast)
+    if not agrees:
+        return CompileChoice(None, f"compiled, they do not agree with the stock forward ({said})")
+    return CompileChoice(buckets, f"{why}; {said}")
+
+
+def _impossible(policy: LoadedPolicy, rung: Rung, wish: str) -> str:
+    if wish == "off":
+        return "asked not to be"
+    if rung is Rung.STOCK:
+        return "rows are not packed"
+    if rung in FLEX_RUNGS:
+        return "FlexAttention compiles its own kernel, and its rows have no few widths"
+    if rung is Rung.CACHE:
+        return "two passes over a key-value cache are not one form of a layer"
+    if not compiling.compilable(causal_model(policy.model)):
+        return "its layers are not where they are looked for"
+    if wish == "auto" and policy.device.type != "cuda":
+        return "only on CUDA, unless asked for with compile=on"
+    return ""

@@ -1,0 +1,99 @@
+"""Packed rows laid out one behind the other for FlexAttention: what a token sees, and log-probabilities as ever."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from rl.training import flex, ladder
+from rl.training.logps import causal_model
+from rl.training.packing import Packed, pack
+from rl.training.prefix import Rung
+from tests.test_prefix import a_policy, some_items
+
+
+def two_prompts() -> Packed:
+    return pack([[5, 6], [5, 6], [7]], [[1, 2, 3], [4, 9], [8, 9, 3]], pad_token_id=0)
+
+
+def test_rows_lie_one_behind_the_other_without_padding() -> None:
+    row = flex.flatten(two_prompts())
+    assert row.ids.shape == (1, flex.BLOCK)
+    assert row.ids[0, :9].tolist() == [5, 6, 1, 2, 4, 7, 8, 9, 0]
+    assert row.positions[0, :9].tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 0]
+    assert row.documents[:9].tolist() == [0] * 5 + [1] * 3 + [-1]
+    assert row.segments[:9].tolist() == [-1, -1, 0, 0, 1, -1, 0, 0, -1]
+    # the last token of a prompt and its completions; row 1 has two of three, the third lies at its prompt's end
+    assert row.kept.tolist() == [[1, 2, 3, 4, 5, 6, 7, 5]]
+
+
+def test_a_token_sees_its_own_prompt_and_its_own_completion() -> None:
+    row = flex.flatten(two_prompts())
+    place = torch.arange(9)
+    seen = flex.sees(row)(0, 0, place[:, None], place[None]).int().tolist()
+    assert seen == [
+        [1, 0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 1, 0, 0, 0, 0],  # the second completion, past the first
+        [0, 0, 0, 0, 0, 1, 0, 0, 0],  # the second prompt, past everything
+        [0, 0, 0, 0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 1],  # what fills up sees itself
+    ]
+    kept = flex.sees(row, row.kept[0])(0, 0, place[:8, None], place[None]).int().tolist()
+    assert kept == [seen[at] for at in row.kept[0].tolist()]
+
+
+@pytest.mark.parametrize("rung", [Rung.FLEX, Rung.FLEX_LAST_LAYER])
+def test_log_probabilities_are_those_of_the_split_rung(rung: Rung) -> None:
+    policy, items = a_policy("qwen3"), some_items(57, 20, 33, 90)
+    packed = pack([i.prompt_ids for i in items], [i.response_ids for i in items], pad_token_id=0)
+    model = causal_model(policy.model)
+    with torch.no_grad():
+        ladder.install(policy, Rung.SPLIT)
+        expected = ladder.packed_logps(model, packed, Rung.SPLIT)[0]
+        ladder.install(policy, rung)
+        laid_before = dataclasses.replace(packed, flat=flex.flatten(packed)).to("cpu")
+        found = ladder.packed_logps(model, laid_before, rung)[0]
+        assert torch.equal(ladder.packed_logps(model, packed, rung)[0], found)
+    assert float((expected - found).abs().max()) < 1e-5
+
+
+def test_on_a_cpu_it_scores_but_does_not_train_and_the_record_says_why() -> None:
+    policy, items = a_policy("llama"), some_items(57, 20)
+    scored = ladder.rung_choose(policy, items, gradients=False, lowest=Rung.FLEX_LAST_LAYER)
+    assert scored.rung is Rung.FLEX_LAST_LAYER
+    trained = ladder.rung_choose(policy, items, gradients=True, lowest=Rung.FLEX_LAST_LAYER)
+    assert trained.rung is Rung.LAST_LAYER
+    assert "FlexAttention has no backward pass on a CPU" in trained.said
+
+
+def test_a_wrong_block_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        flex, "sees", lambda row, at=None: lambda b, h, q, k: (q if at is None else at[q]) >= k
+    )
+    choice = ladder.rung_choose(
+        a_policy("llama"), some_items(57, 20), gradients=False, lowest=Rung.FLEX_LAST_LAYER
+    )
+    assert choice.rung is Rung.LAST_LAYER
+    assert "log-probabilities within" in choice.agreement[Rung.FLEX]
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "prompt", "rung"),
+    [
+        ("auto", "cuda", 4095, Rung.LAST_LAYER),
+        ("auto", "cuda", 4096, Rung.FLEX_LAST_LAYER),
+        ("auto", "cpu", 4096, Rung.LAST_LAYER),
+        ("flex", "cuda", 10, Rung.FLEX_LAST_LAYER),
+        ("split", "cuda", 9000, Rung.LAST_LAYER),
+    ],
+)
+def test_long_prompts_on_a_card_are_tried_with_flexattention(
+    attention: str, device: str, prompt: int, rung: Rung
+) -> None:
+    assert ladder.lowest_rung(attention, device, some_items(prompt)) is rung
