@@ -64,6 +64,16 @@ def calmly(home: Path, base: Path, generations: int) -> dict[str, Any]:
         return loop.facts()
 
 
+def differences(facts: dict[str, Any], calm: dict[str, Any]) -> dict[str, list[str]]:
+    """Policy -> what it was made of or became that is another without kills."""
+    made, other = facts["made"], calm["made"]
+    found = {
+        name: [what for what in made[name] if made[name][what] != other.get(name, {}).get(what)]
+        for name in made
+    }
+    return {name: what for name, what in found.items() if what}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="In all (default 50)")
@@ -97,6 +107,7 @@ def main() -> None:
                 "policies": facts["policies"], "champion": facts["champion"],
                 "champion_without_kills": calm["champion"],
                 "same_weights": facts["champion_sha256"] == calm["champion_sha256"], "attempts": facts["attempts"],
+                "differences": differences(facts, calm),
                 "faults": found,
             },
             indent=2,

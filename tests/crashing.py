@@ -46,12 +46,17 @@ def whole(p):
     return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == p.adapter_sha256
 done = Learnt.objects.filter(run__status="succeeded").values_list("feedback", flat=True)
 champion = Policy.objects.filter(stage="champion").first()
+def made(p):
+    run = p.run
+    machine = {key: run.hardware.get(key) for key in ("dtype", "matmul_precision")}
+    return {"weights": p.adapter_sha256, "snapshot": run.snapshot.sha256, "recipe": run.recipe, "machine": machine}
 print(json.dumps({
     "ratings": sorted(str(pk) for pk in Rating.objects.values_list("pk", flat=True)),
     "learnt": sorted(map(str, done)),
     "runs": dict(Counter(TrainingRun.objects.values_list("status", flat=True))),
     "follow_ups": dict(Counter(TrainingRun.objects.filter(status="succeeded").values_list("follow_up", flat=True))),
     "policies": Policy.objects.count(),
+    "made": {p.name: made(p) for p in Policy.objects.select_related("run__snapshot")},
     "partial": [p.name for p in Policy.objects.exclude(events__kind="pruned") if not whole(p)],
     "champion": champion.name if champion else None,
     "champion_sha256": champion.adapter_sha256 if champion else None,
