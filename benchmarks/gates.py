@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.statistics import wilson_interval
 from tests import gate_worlds
-from tests.gate_worlds import World, promoted_in_a_row, refused_by, sheets
+from tests.gate_worlds import EQUAL, World, promoted_in_a_row, refused_by, sheets
+
+HOLDOUTS = {
+    "50 prompts": [50] * 20,
+    "200 prompts": [200] * 20,
+    "400 prompts": [400] * 20,
+    "300 prompts and 10 more each time": range(300, 500, 10),
+    "40 prompts and 40 more each time": range(40, 840, 40),
+}
+"""Sizes of the holdout at each of twenty attempts."""
+
+
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
 
 
 def main() -> None:
@@ -22,12 +35,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=500, help="Worlds of each kind (default 500)")
     seeds = parser.parse_args().seeds
     report: dict[str, object] = {"seeds": seeds}
-    for prompts in (50, 200, 400):
-        world = replace(gate_worlds.EQUAL, prompts=prompts)
-        through = sum(promoted_in_a_row(world, 20, np.random.default_rng(seed)) for seed in range(seeds))
-        report[f"equal, {prompts} prompts: promoted in any of 20 attempts"] = wilson_interval(
-            through, seeds
-        ).as_dict()
+    for said, sizes in HOLDOUTS.items():
+        through = sum(promoted_in_a_row(EQUAL, sizes, rng(seed)) is not None for seed in range(seeds))
+        report[f"equal, {said}: promoted in any of 20 attempts"] = wilson_interval(through, seeds).as_dict()
+    sizes = range(300, 350, 10)
+    for alike, said in ((True, "alike"), (False, "unlike")):
+        at = [promoted_in_a_row(World(gain=0.10), sizes, rng(seed), alike=alike) for seed in range(seeds)]
+        for k in (1, 2, 3, 5):
+            through = sum(found is not None and found <= k for found in at)
+            name = f"10 points better, 300 prompts and 10 more with each retrain, {said}: promoted within {k} attempts"
+            report[name] = wilson_interval(through, seeds).as_dict()
     for prompts in (100, 200, 300, 400, 600):
         passed = sum(sheet.passed for sheet in sheets(World(gain=0.10, prompts=prompts), seeds))
         report[f"10 points better, {prompts} prompts: promoted at the first attempt"] = wilson_interval(

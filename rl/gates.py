@@ -1,9 +1,9 @@
 """May this policy move up? Rules as pure functions of figures, each with its verdict. No Django, no torch.
 
-A gate is asked again and again on much the same held-out prompts, so luck is paid for: the k-th attempt on a holdout
-may spend 1 / (k (k + 1)) of `alpha`. These shares sum to 1, whatever the attempts have to do with each other (union
-bound), so a policy no better than the champion gets past the accuracy rule at most `alpha` of the time over ALL
-attempts together. A holdout that has doubled since the count began starts a new count.
+A gate is asked again and again on much the same held-out prompts, so luck is paid for: the first attempt on a holdout
+may spend two thirds of `alpha`, the k-th one third of 1 / ((k - 1) k). These shares sum to 1, so whatever attempts have
+to do with each other (union bound) a policy no better than the champion gets past the accuracy rule at most `alpha` of
+the time over ALL of them together. How they count on a holdout that grows: `attempt_number`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import scipy
 
-from rl.statistics import Difference, mean_interval, paired_difference
+from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
 
 PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
 
@@ -180,11 +180,28 @@ class Sheet:
         }
 
 
+FIRST_SHARE = 2 / 3
+"""Of alpha, what the first attempt may spend. Each new champion begins a new count, so most attempts are first ones."""
+
+
 def alpha_of_attempt(alpha: float, attempt: int) -> float:
-    """What the k-th attempt may spend: alpha / (k (k + 1)); 1/2, 1/6, 1/12, ... of alpha, summing to alpha."""
+    """What the k-th attempt may spend: 2/3, 1/6, 1/18, 1/36, ... of alpha, summing to alpha."""
     if attempt < 1:
         raise GateError(f"attempts count from 1, found {attempt}")
-    return alpha / (attempt * (attempt + 1))
+    return alpha * (FIRST_SHARE if attempt == 1 else (1 - FIRST_SHARE) / (attempt * (attempt - 1)))
+
+
+REMEMBERED = 2
+"""What the looks at much smaller holdouts count for together. Where a holdout grows by as much with each look, from
+nothing on, the numbers are 1, 3, 4, 4, 5, 5, ... and may spend 2/3 + 1/18 + 2 (1/36 + 1/60 + ...) = 17/18 of alpha."""
+
+
+def attempt_number(looked_at: Sequence[int], samples: int) -> int:
+    """The number of a look at a holdout of `samples` prompts; `looked_at`: the sizes at all looks so far, itself among
+    them. Looks at holdouts of at most half the size count for REMEMBERED: most of what is looked at now is new.
+    """
+    small = sum(2 * size <= samples for size in looked_at)
+    return max(len(looked_at) - small, 1) + (REMEMBERED if small else 0)
 
 
 def points(share: float) -> str:
@@ -225,15 +242,15 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
 def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """Better than the champion on the same prompts, beyond the luck of repeated attempts (challenger: not worse).
 
-    The lower bound is Newcombe's of the paired difference at one-sided confidence 1 - alpha_k; with no margin the
-    exact McNemar test must agree, because at small alpha_k the bound is only approximate.
+    The lower bound is Newcombe's of the paired difference at one-sided confidence 1 - alpha_k; the exact unconditional
+    test must agree that it is no chance, because at small alpha_k the bound is only approximate.
     """
     if not evidence.cases:
         return Verdict("accuracy", REFUSED, "no held-out prompt was judged on both sides", waits=True)
     both, wins, losses, neither = _table(evidence.cases)
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     found = paired_difference(both, wins, losses, neither, confidence=1 - 2 * alpha)
-    luck = _luck(wins, losses)
+    luck = mcnemar_unconditional(wins, losses, len(evidence.cases))
     figures = {
         **found.as_dict(),
         "accuracy": (both + wins) / len(evidence.cases),
@@ -273,7 +290,7 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         return Verdict("raters", NOT_APPLICABLE, "all held-out prompts were judged by one rater")
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     _, all_wins, all_losses, _ = _table(known)
-    if _luck(all_wins, all_losses) > alpha:
+    if mcnemar_unconditional(all_wins, all_losses, len(known)) > alpha:
         return Verdict(
             "raters", NOT_APPLICABLE, "there is no gain beyond chance yet that could rest on one rater"
         )
@@ -288,7 +305,7 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         figures["without"][rater] = left
         table = [[all_wins - wins, all_losses - losses], [wins, losses]]
         unlike = float(scipy.stats.fisher_exact(table, alternative="greater").pvalue) <= 0.05
-        if _luck(wins, losses) > alpha and (wins <= losses or unlike):
+        if mcnemar_unconditional(wins, losses, len(rest)) > alpha and (wins <= losses or unlike):
             alone.append((rater, left))
     if alone:
         rater, left = alone[0]

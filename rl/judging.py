@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rl.gates import (
     CHAMPION,
     Answered,
@@ -10,6 +12,7 @@ from rl.gates import (
     GateBounds,
     Golden,
     Sheet,
+    attempt_number,
     gate_judge,
 )
 from rl.models import Evaluation, GateSettings, Policy
@@ -80,18 +83,12 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
 def attempt_of(evaluation: Evaluation) -> int:
     """Which look at this holdout an evaluation was, from 1: every comparison with the same rival counts, gated or not.
 
-    The same policy on the same snapshot is the same look. Looks at a holdout of at most half the size are forgotten:
-    most of what is looked at now is new.
+    The same policy on the same snapshot is the same look.
     """
-    looks = (
-        Evaluation.objects.filter(
-            agent=evaluation.agent,
-            against=evaluation.against,
-            split="holdout",
-            pk__lte=evaluation.pk,
-            samples__gt=evaluation.samples / 2,
-        )
-        .values_list("policy_id", "checkpoint", "snapshot_id")
-        .distinct()
+    looks = Evaluation.objects.filter(
+        agent=evaluation.agent, against=evaluation.against, split="holdout", pk__lte=evaluation.pk
     )
-    return max(looks.order_by().count(), 1)
+    seen = dict[tuple[Any, ...], int]()
+    for *look, samples in looks.values_list("policy_id", "checkpoint", "snapshot_id", "samples"):
+        seen[tuple(look)] = samples
+    return attempt_number(list(seen.values()), evaluation.samples)

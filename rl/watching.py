@@ -1,8 +1,8 @@
 """A champion that turns out worse in use is rolled back: its ratings are compared with its predecessor's.
 
 The gate saw held-out prompts; this sees what people say once it answers. It looks when 20, 40, 80, ... of its decisions
-are rated, once each, and the k-th look spends alpha / (k (k + 1)), as the gate's attempts do: a champion that is no
-worse is rolled back at most `alpha` of the time over all looks together.
+are rated, once each, and the k-th look spends alpha / (k (k + 1)), which sums to alpha: a champion that is no worse is
+rolled back at most `alpha` of the time over all looks together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import scipy
 
 from feedback.selectors import policy_verdicts
 from rl import registry
-from rl.gates import alpha_of_attempt
 from rl.judgements import rating_value
 from rl.judging import gate_bounds
 from rl.learner_config import learner_settings
@@ -110,8 +109,14 @@ def champion_look(champion: Policy) -> Look | None:
         before_decisions=len(others),
         before_mean=sum(others) / len(others),
         p=worse_by_chance(own, others),
-        alpha=alpha_of_attempt(gate_bounds(champion.agent).alpha, number),
+        alpha=alpha_of_look(gate_bounds(champion.agent).alpha, number),
     )
+
+
+def alpha_of_look(alpha: float, number: int) -> float:
+    """What the k-th look may spend: 1/2, 1/6, 1/12, ... of alpha. The first looks see few ratings, so less goes to them
+    than to a gate's first attempt."""
+    return alpha / (number * (number + 1))
 
 
 def worse_by_chance(own: Sequence[float], others: Sequence[float]) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rl.gates import CHAMPION, Answered, Case, Evidence, GateBounds, Sheet, gate_judge
+from rl.gates import CHAMPION, Answered, Case, Evidence, GateBounds, Sheet, attempt_number, gate_judge
 
 BOUNDS = GateBounds()
 DISCORDANT = 0.3
@@ -69,9 +70,23 @@ def evidence_of(world: World, random: np.random.Generator, attempt: int = 1) -> 
     return Evidence("champion", cases, answered, kl=0.3, attempt=attempt)
 
 
-def promoted_in_a_row(world: World, attempts: int, random: np.random.Generator) -> bool:
-    """Whether any of so many candidates of a world, tried one after the other on one holdout, gets through."""
-    return any(gate_judge(evidence_of(world, random, k), BOUNDS).passed for k in range(1, attempts + 1))
+def promoted_in_a_row(
+    world: World, sizes: Sequence[int], random: np.random.Generator, *, alike: bool = False
+) -> int | None:
+    """Which of the candidates of a world, tried one after the other on a holdout of these sizes, gets through, from 1.
+
+    `alike`: each says of the prompts that were there before what the one before it said; otherwise nothing binds them.
+    """
+    whole = evidence_of(replace(world, prompts=max(sizes)), random) if alike else None
+    for k, size in enumerate(sizes, 1):
+        attempt = attempt_number(sizes[:k], size)
+        if whole is None:
+            found = evidence_of(replace(world, prompts=size), random, attempt)
+        else:
+            found = replace(whole, cases=whole.cases[:size], attempt=attempt)
+        if gate_judge(found, BOUNDS).passed:
+            return k
+    return None
 
 
 def sheets(world: World, seeds: int) -> list[Sheet]:

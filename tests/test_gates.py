@@ -51,22 +51,23 @@ def verdict(rule: gates.Rule, found: Evidence, to: str = gates.CHAMPION, **bound
 
 
 def test_the_shares_of_alpha_sum_to_alpha() -> None:
-    assert gates.alpha_of_attempt(0.05, 1) == pytest.approx(0.025)
-    assert gates.alpha_of_attempt(0.05, 3) == pytest.approx(0.05 / 12)
-    # telescoping: the first n attempts spend alpha (1 - 1 / (n + 1))
-    assert sum(gates.alpha_of_attempt(0.05, k) for k in range(1, 100)) == pytest.approx(0.05 * 0.99)
+    assert gates.alpha_of_attempt(0.05, 1) == pytest.approx(0.1 / 3)
+    assert gates.alpha_of_attempt(0.05, 3) == pytest.approx(0.05 / 18)
+    # telescoping: the attempts after the first spend alpha / 3 (1 - 1 / n)
+    assert sum(gates.alpha_of_attempt(0.05, k) for k in range(1, 101)) == pytest.approx(0.05 * (1 - 0.01 / 3))
+
+
+def test_a_holdout_that_grows_with_each_look_spends_no_more_than_alpha() -> None:
+    sizes = [40 * look for look in range(1, 201)]
+    numbers = [gates.attempt_number(sizes[:look], sizes[look - 1]) for look in range(1, 201)]
+    assert numbers[:8] == [1, 3, 4, 4, 5, 5, 6, 6]
+    assert 0.93 < sum(gates.alpha_of_attempt(1.0, number) for number in numbers) < 17 / 18
 
 
 def test_too_few_prompts_are_not_evidence() -> None:
     assert verdict(gates.rule_evidence, evidence(cases(29))).words.startswith("29 held-out prompts")
     assert not verdict(gates.rule_evidence, evidence(cases(29))).passed
     assert verdict(gates.rule_evidence, evidence(cases(30))).passed
-
-
-def test_the_exact_luck_of_the_discordant_pairs_is_the_binomial_tail() -> None:
-    # 6 of 6 heads: 1/64; 5 or more of 6: 7/64
-    assert verdict(gates.rule_accuracy, evidence(cases(30, 6, 0))).figures["p"] == pytest.approx(1 / 64)
-    assert verdict(gates.rule_accuracy, evidence(cases(30, 5, 1))).figures["p"] == pytest.approx(7 / 64)
 
 
 def test_what_passes_at_the_first_attempt_may_be_luck_at_the_tenth() -> None:
@@ -209,7 +210,8 @@ def test_bounds_outside_their_range_are_refused(bad: dict[str, Any]) -> None:
 
 def test_no_better_is_promoted_by_luck_in_twenty_attempts() -> None:
     got_through = sum(
-        promoted_in_a_row(gate_worlds.EQUAL, 20, np.random.default_rng(seed)) for seed in range(100)
+        promoted_in_a_row(gate_worlds.EQUAL, [200] * 20, np.random.default_rng(seed)) is not None
+        for seed in range(100)
     )
     assert got_through <= 5
 

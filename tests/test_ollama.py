@@ -19,9 +19,11 @@ from rl.export import ollama
 from rl.export.artifact import ExportRefused
 from rl.export.chat_template import template_translated
 from rl.export.ollama import export_to_ollama, hosting_profile
-from rl.models import Policy, PolicyEvent, TrainingRun
+from rl.models import GateSettings, Policy, PolicyEvent, TrainingRun
 from rl.training.hardware import Hardware
 from tests.stub_ollama import OllamaServer
+from tests.test_datasets import prompts_in, rate
+from tests.tiny import tiny_model
 
 CHATML = (
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
@@ -333,3 +335,93 @@ def test_export_model_registers(
 def test_only_a_whole_gguf_is_registered() -> None:
     with pytest.raises(CommandError, match="--register needs --format gguf"):
         call_command("export_model", "--policy", "x", "--register")
+
+
+# --- from feedback to a model of the server ------------------------------------------------------------------------
+
+GLADLY, NO = "yes, gladly and by all means", "no"
+"""A fresh model holds the shorter answer for more likely; what is trained on these ratings must turn that round."""
+
+
+@pytest.fixture
+def rated(server: OllamaServer, settings: Any, tmp_path: Path) -> OllamaServer:
+    """Feedback of which a tiny model learns within a few steps, a gate that eight held-out prompts open, a server."""
+    for split, count in (("train", 12), ("eval", 2), ("holdout", 8)):
+        for prompt in prompts_in(split, count):
+            rate(prompt, GLADLY, "up")
+            rate(prompt, NO, "down")
+    GateSettings.objects.create(
+        agent="helper",
+        min_evidence=8,
+        max_kl=1000,
+        max_length_ratio=1000,
+        max_reward_loss=10,
+        max_invalid_gain=1,
+    )
+    settings.OLLAMA_HOST, settings.OLLAMA_MODEL_FAST = server.url, "fast"
+    settings.RATCHET_BASE_MODEL = str(tiny_model(tmp_path / "base", "llama"))
+    settings.RATCHET_CONFIG = {
+        "dpo": {
+            "max_steps": 20,
+            "batch_size": 4,
+            "lora_r": 2,
+            "lora_alpha": 8,
+            "max_length": 96,
+            "learning_rate": 0.01,
+        }
+    }
+    return server
+
+
+def of_the_policy(server: OllamaServer, name: str) -> dict[str, Any]:
+    """What the server was asked to make of a policy; its one file is, byte for byte, the artefact in the registry."""
+    (order,) = [order for order in server.created if order["model"] == name]
+    (digest,) = order["files"].values()
+    artifact = Policy.objects.get(name=name).artifacts.get(format="gguf")
+    assert digest == f"sha256:{artifact.sha256}"
+    assert server.blobs[digest] == registry.home_path(artifact.path).read_bytes()
+    return dict(order)
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_train_dpo_makes_what_it_trained_a_model(
+    rated: OllamaServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call_command(
+        "train_dpo", "--agent", "helper", "--config", "cpu", "--max-steps", "2", "--quantization", "q8_0",
+        "--register-ollama", "--json",
+    )  # fmt: skip
+    said = json.loads(capsys.readouterr().out)
+    assert said["ollama"]["name"] == said["policy"] == "helper-v44"
+    assert of_the_policy(rated, "helper-v44")["template"].startswith("{{ range .Messages }}")
+    assert [found["name"] for found in ollama.models(rated.url)] == [
+        "helper-v44"
+    ]  # nobody asked for the alias
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_run_pipeline_deploys_what_passes_the_gate(
+    rated: OllamaServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call_command("run_pipeline", "--agent", "helper", "--config", "cpu", "--deploy-ollama", "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert (said["passed"], said["stage"]) == (True, "champion"), said["reason"]
+    assert said["deployed"] == f"ollama {rated.url} as helper-v44, fast"
+    of_the_policy(rated, "helper-v44")
+    assert rated.models["fast:latest"] == rated.models["helper-v44:latest"]
+    events = Policy.objects.get(name="helper-v44").events.order_by("pk").values_list("kind", flat=True)
+    assert [kind for kind in events if kind in ("promoted", "exported", "deployed")][-1] == "deployed"
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_run_pipeline_deploys_nothing_that_the_gate_refuses(
+    rated: OllamaServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    GateSettings.objects.update(min_evidence=9)
+    call_command("run_pipeline", "--agent", "helper", "--config", "cpu", "--deploy-ollama", "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert (said["passed"], said["stage"], said["deployed"]) == (False, "candidate", "")
+    assert rated.asked == []

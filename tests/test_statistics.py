@@ -7,8 +7,15 @@ import math
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
-from rl.statistics import mcnemar_exact, mean_interval, paired_difference, wilson_interval
+from rl.statistics import (
+    mcnemar_exact,
+    mcnemar_unconditional,
+    mean_interval,
+    paired_difference,
+    wilson_interval,
+)
 
 VECTORS = Path(__file__).parent.parent.parent / "shared" / "data" / "vectors" / "reference_vectors.json"
 
@@ -67,6 +74,29 @@ def test_mcnemar_exact_is_twice_the_smaller_binomial_tail() -> None:
     assert mcnemar_exact(7, 1) == mcnemar_exact(1, 7)
     # 0 of 5: 2 / 32
     assert mcnemar_exact(0, 5) == pytest.approx(1 / 16, abs=1e-12)
+
+
+def test_the_unconditional_p_is_the_largest_chance_of_what_is_as_extreme() -> None:
+    # 2 wins of 3 cases, mid-p 1/8: as extreme are 2 of 2 and 3 of 3. With a share s of discordant cases their chance is
+    # 3 s^2 (1 - s) / 4 + s^3 / 8, largest at s = 0.8: 0.16
+    assert mcnemar_unconditional(2, 0, 3) == pytest.approx(0.16, abs=1e-4)
+    # 2 of 2 where all are discordant: 1/4, as the conditional test has it
+    assert mcnemar_unconditional(2, 0, 2) == pytest.approx(0.25, abs=1e-5)
+    assert mcnemar_unconditional(0, 0, 5) == 1.0
+    assert mcnemar_unconditional(1, 2, 5) == pytest.approx(7 / 8)
+
+
+@pytest.mark.parametrize("alpha", [0.1 / 3, 0.05 / 6, 0.05 / 18])
+def test_the_unconditional_test_errs_no_more_than_allowed_whatever_the_share(alpha: float) -> None:
+    n = 24
+    for share in (0.1, 0.3, 0.6, 0.95, 1.0):
+        errs = sum(
+            float(stats.multinomial.pmf([w, d, n - w - d], n, [share / 2, share / 2, 1 - share]))
+            for w in range(n + 1)
+            for d in range(w)
+            if w + d <= n and mcnemar_unconditional(w, d, n) <= alpha
+        )
+        assert errs <= alpha + 1e-6, share
 
 
 def test_mcnemar_exact_never_exceeds_1() -> None:

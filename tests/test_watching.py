@@ -9,7 +9,6 @@ import pytest
 
 from feedback.services import decision_record, rating_submit
 from rl import notices, registry, watching
-from rl.gates import alpha_of_attempt
 from rl.models import LearnerSettings, Policy
 from tests.test_registry import policy
 
@@ -98,7 +97,7 @@ def test_no_worse_is_seldom_rolled_back_over_five_looks() -> None:
         before = [float(draw.random() < 0.7) for _ in range(200)]
         own = [float(draw.random() < 0.7) for _ in range(320)]
         rolled += any(
-            watching.worse_by_chance(own[: 20 * 2**k], before) <= alpha_of_attempt(0.05, k + 1)
+            watching.worse_by_chance(own[: 20 * 2**k], before) <= watching.alpha_of_look(0.05, k + 1)
             for k in range(5)
         )
     assert rolled <= 28  # 20 expected at most, standard deviation 4.4
