@@ -11,6 +11,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 
 from feedback import formats
+from feedback.formats.kept import Tally
 from feedback.formats.records import (
     FormatRefused,
     ImportedComparison,
@@ -117,7 +118,7 @@ def _check(report: ImportReport, total: int) -> None:
 def _written(
     records: Iterator[Record], origin: Origin, report: ImportReport, progress: Callable[[int], Any]
 ) -> None:
-    raters: Raters = {}
+    raters: Raters = Tally()
     done = 0
     while some := list(islice(records, BATCH)):
         batch = _batch_written(some, origin, raters)

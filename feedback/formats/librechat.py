@@ -10,6 +10,7 @@ from typing import Any
 
 from feedback.formats.base import Format, attempt, has, key_of
 from feedback.formats.files import rows
+from feedback.formats.kept import Kept
 from feedback.formats.records import (
     ImportedDecision,
     ImportedRating,
@@ -37,6 +38,9 @@ from feedback.formats.writing import (
     words,
 )
 
+TURN = ("parentMessageId", "isCreatedByUser", "text", "content")
+"""What is kept of a message for the ones that answer it."""
+
 THUMBS = {"thumbsUp": "up", "thumbsDown": "down"}
 
 
@@ -46,26 +50,23 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     # a message may stand before the one it answers: all are read before the first is understood
-    messages: dict[str, Mapping[str, Any]] = {}
-    rated: list[tuple[int, Mapping[str, Any]]] = []
+    messages = Kept()
     for row in rows(path):
         if isinstance(row, RowRefused):
             yield row
         elif not isinstance(row.value, Mapping):
             yield RowRefused(row.line, "", f"expected an object, found {shown(row.value)}")
         else:
-            messages[str(row.value.get("messageId"))] = row.value
-            if row.value.get("feedback"):
-                rated.append((row.line, row.value))
-            else:
+            turn = {name: row.value[name] for name in TURN if name in row.value}
+            messages.add(str(row.value.get("messageId")), turn)
+            if not row.value.get("feedback"):
                 yield RowSkipped(row.line, key_of(row.value), "a message without feedback")
-    for line, message in rated:
-        yield from attempt(line, key_of(message), partial(_rated, messages, message, line))
+    for row in rows(path):
+        if not isinstance(row, RowRefused) and isinstance(row.value, Mapping) and row.value.get("feedback"):
+            yield from attempt(row.line, key_of(row.value), partial(_rated, messages, row.value, row.line))
 
 
-def _rated(
-    messages: Mapping[str, Mapping[str, Any]], message: Mapping[str, Any], line: int
-) -> Iterator[Record]:
+def _rated(messages: Kept, message: Mapping[str, Any], line: int) -> Iterator[Record]:
     feedback = mapping_of(message["feedback"], "feedback")
     thumb = THUMBS.get(str(feedback.get("rating")))
     if thumb is None:
@@ -97,14 +98,13 @@ def _rated(
     )
 
 
-def _before(messages: Mapping[str, Mapping[str, Any]], message: Mapping[str, Any]) -> list[Message]:
+def _before(messages: Kept, message: Mapping[str, Any]) -> list[Message]:
     """The turns that lead to a message, first one first."""
     turns: list[Message] = []
     seen: set[str] = set()
     parent = str(message.get("parentMessageId"))
-    while parent in messages and parent not in seen:
+    while parent not in seen and (turn := messages.last(parent)) is not None:
         seen.add(parent)
-        turn = messages[parent]
         turns.append({"role": "user" if turn.get("isCreatedByUser") else "assistant", "content": _text(turn)})
         parent = str(turn.get("parentMessageId"))
     if not turns:

@@ -14,6 +14,7 @@ from typing import Any
 
 from feedback.formats.base import Format, each_row, key_of
 from feedback.formats.files import rows
+from feedback.formats.kept import Kept
 from feedback.formats.records import (
     FormatRefused,
     ImportedDecision,
@@ -44,10 +45,9 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    refused: list[RowRefused] = []
-    ratings = _ratings(ratings_path, refused) if ratings_path else {}
-    yield from refused
-    seen: set[str] = set()
+    ratings, seen = Kept(), Kept()
+    if ratings_path:
+        yield from _ratings(ratings_path, ratings)
 
     def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         key = _entry_id(row)
@@ -55,33 +55,34 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             raise RowError(f"entry_id {key!r} stands there twice")
         seen.add(key)
         inline = [_rating(row)] if row.get("rating") is not None else []
-        yield _decision(row, line, key, (*inline, *(rating for _, rating in ratings.get(key, ()))))
+        yield _decision(row, line, key, (*inline, *(_rating(said) for _, said in ratings.all(key))))
 
     yield from each_row(path, records)
-    for key, lines in ratings.items():
+    for key, (line, _) in ratings:
         if key not in seen:
-            for line, _ in lines:
-                yield RowRefused(
-                    line, key, f"{ratings_path}: a rating of an entry that {path.name} does not hold"
-                )
+            yield RowRefused(
+                line, key, f"{ratings_path}: a rating of an entry that {path.name} does not hold"
+            )
 
 
-def _ratings(path: Path, refused: list[RowRefused]) -> dict[str, list[tuple[int, ImportedRating]]]:
-    """Ratings by entry; a person who changed their mind stands there twice, in that order."""
-    found: dict[str, list[tuple[int, ImportedRating]]] = {}
+def _ratings(path: Path, found: Kept) -> Iterator[RowRefused]:
+    """Put the ratings under their entries, with their lines; a person who changed their mind stands there twice, in
+    that order. Gives those that cannot be read."""
+    empty = True
     for row in rows(path):
+        empty = False
         if isinstance(row, RowRefused):
-            refused.append(RowRefused(row.line, row.key, f"{path}: {row.reason}", row.broken))
+            yield RowRefused(row.line, row.key, f"{path}: {row.reason}", row.broken)
         elif not isinstance(row.value, Mapping):
-            refused.append(RowRefused(row.line, "", f"{path}: expected an object, found {shown(row.value)}"))
+            yield RowRefused(row.line, "", f"{path}: expected an object, found {shown(row.value)}")
         else:
             try:
-                found.setdefault(_entry_id(row.value), []).append((row.line, _rating(row.value)))
+                _rating(row.value)
+                found.add(_entry_id(row.value), (row.line, row.value))
             except RowError as error:
-                refused.append(RowRefused(row.line, key_of(row.value), f"{path}: {error}"))
-    if not found and not refused:
+                yield RowRefused(row.line, key_of(row.value), f"{path}: {error}")
+    if empty:
         raise FormatRefused(f"{path}: expected ratings, found none")
-    return found
 
 
 def _entry_id(row: Mapping[str, Any]) -> str:

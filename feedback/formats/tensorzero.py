@@ -18,6 +18,7 @@ from typing import Any
 
 from feedback.formats.base import Format, each_row, has, key_of
 from feedback.formats.files import rows
+from feedback.formats.kept import Kept
 from feedback.formats.records import (
     Completion,
     ImportedDecision,
@@ -61,27 +62,32 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         yield from each_row(path, _records)
         return
     # what is said of an inference may stand under its episode: only where that holds no other
-    inferences: Counter[str] = Counter()
-    known: set[str] = set()
+    inferences, known, said = Kept(), Kept(), Kept()
     for row in rows(path):
         if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
-            inferences[str(row.value.get("episode_id"))] += 1
+            inferences.add(str(row.value.get("episode_id")))
             known.add(str(row.value.get("id")))
-    said: dict[str, list[ImportedRating]] = {}
-    for record in each_row(ratings_path, _records):
-        if isinstance(record, ImportedReference):
-            target = record.reference
-            if target in known or inferences[target] == 1:
-                said.setdefault(target, []).append(record.rating)
-            else:
-                reason = "an episode of several inferences" if inferences[target] else "not in the other file"
-                yield RowRefused(record.line, record.key, f"{ratings_path}: {target}: {reason}")
-        elif isinstance(record, RowRefused):
+
+    def spoken_of(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        record = _feedback(row, line)
+        target = record.reference
+        if target in known or inferences.count(target) == 1:
+            said.add(target, row)
+        else:
+            several = inferences.count(target) > 1
+            raise RowError(
+                f"{target}: {'an episode of several inferences' if several else 'not in the other file'}"
+            )
+        yield from ()
+
+    for record in each_row(ratings_path, spoken_of):
+        if isinstance(record, RowRefused):
             yield RowRefused(record.line, record.key, f"{ratings_path}: {record.reason}", record.broken)
 
     def decided(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-        own, episode = str(row.get("id")), str(row.get("episode_id"))
-        yield _inference(row, line, (*said.get(own, ()), *said.get(episode, ())))
+        targets = (str(row.get("id")), str(row.get("episode_id")))
+        ratings = (_feedback(said_of, line).rating for target in targets for said_of in said.all(target))
+        yield _inference(row, line, tuple(ratings))
 
     yield from each_row(path, decided)
 
