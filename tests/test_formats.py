@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -941,8 +943,42 @@ def test_hh_harmless_refuses_four_empty_answers_and_five_other_prompts() -> None
     assert len(refused) == 9
 
 
-def test_open_assistant_trees_give_754_ordered_pairs() -> None:
-    assert counted(outside("open-assistant/en_100_tree.jsonl")) == {"ImportedComparison": 754}
+def test_open_assistant_trees_give_754_ordered_pairs_of_212_ranked_sets() -> None:
+    found = list(formats.read(outside("open-assistant/en_100_tree.jsonl")))
+    pairs = [record for record in found if isinstance(record, ImportedComparison)]
+    assert (len(found), len(pairs)) == (754, 754)
+    assert {pair.preference for pair in pairs} == {"left"}
+    # a set is the replies to one message: to one conversation of one tree
+    asked = Counter((pair.line, json.dumps(pair.left.messages)) for pair in pairs)
+    assert len(asked) == 212
+    # of n ranked replies n (n - 1) / 2 pairs
+    replies = {key: round((1 + math.sqrt(1 + 8 * pairs_of)) / 2) for key, pairs_of in asked.items()}
+    keys = {(pair.line, side.key) for pair in pairs for side in (pair.left, pair.right)}  # type: ignore[union-attr]
+    assert len(keys) == sum(replies.values())
+
+
+def test_open_assistant_trees_hold_100_trees_of_1167_messages() -> None:
+    lines = outside("open-assistant/en_100_tree.jsonl").read_text("utf-8").splitlines()
+    waiting = [json.loads(line)["prompt"] for line in lines]
+    assert len(waiting) == 100
+    messages = 0
+    while waiting:
+        messages += 1
+        waiting += waiting.pop()["replies"]
+    assert messages == 1167
+
+
+def test_the_reference_vectors_are_46_cases() -> None:
+    cases = json.loads(outside("vectors/reference_vectors.json").read_text("utf-8"))
+    assert len({case["id"] for case in cases}) == len(cases) == 46
+
+
+@pytest.mark.parametrize("policy", ["random", "bts"])
+def test_the_open_bandit_logs_are_10000_choices_each_with_its_propensity(policy: str) -> None:
+    with outside(f"open-bandit/men/{policy}/men.csv").open(newline="") as file:
+        found = [float(row["propensity_score"]) for row in csv.DictReader(file)]
+    assert len(found) == 10_000
+    assert all(0 < propensity <= 1 for propensity in found)
 
 
 def test_pandalm_test_set_holds_999_rows_six_with_an_answer_that_is_no_text() -> None:
@@ -950,7 +986,11 @@ def test_pandalm_test_set_holds_999_rows_six_with_an_answer_that_is_no_text() ->
     refused = [r for r in found if isinstance(r, RowRefused)]
     assert len(refused) == 6
     assert all("expected a text, found True" in r.reason for r in refused)
+    assert len({r.line for r in found}) == 999
     assert len(found) - len(refused) == (999 - 6) * 3
+    pairs = [r for r in found if isinstance(r, ImportedComparison)]
+    empty = {r.key for r in pairs if "" in (r.left.response, r.right.response)}  # type: ignore[union-attr]
+    assert len(empty) == 54
 
 
 def test_tensorzero_tables_hold_997_decisions_84_good_and_416_bad() -> None:
