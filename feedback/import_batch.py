@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
 
+from feedback.building import withdrawal_build
 from feedback.checks import DecisionUnknown, FeedbackConflict, FeedbackRefused
 from feedback.formats.records import ImportedComparison, Record
 from feedback.import_plans import Chain, Origin, Plan, Planner, Raters, Said, Word
 from feedback.import_report import ImportReport
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
-from feedback.services import counted, rating_change, withdrawal_build
+from feedback.services import counted, rating_change
 from feedback.statements import Standing, among, ratings_human_changes, rows_insert
 from feedback.worth import worth_again
 

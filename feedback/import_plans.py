@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from feedback import formats
+from feedback.building import Subject, comparison_build, decision_build, outcome_build, rating_build
 from feedback.checks import DecisionUnknown, FeedbackRefused
 from feedback.formats.records import (
     ImportedComparison,
@@ -25,13 +26,6 @@ from feedback.formats.records import (
 )
 from feedback.import_report import ImportReport
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
-from feedback.services import (
-    Subject,
-    comparison_build,
-    decision_build,
-    outcome_build,
-    rating_build,
-)
 from feedback.statements import among
 from feedback.traces import trace_build
 

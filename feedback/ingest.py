@@ -9,10 +9,11 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
+from feedback.building import decision_build, identity_of
 from feedback.checks import Check, FeedbackConflict, FeedbackRefused
 from feedback.collection import is_collected
 from feedback.models import Decision
-from feedback.services import Written, decision_build, identity_of, rating_submit, row_write
+from feedback.services import Written, rating_submit, row_write
 from feedback.statements import rows_insert
 
 MAX_BULK = 1000

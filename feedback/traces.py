@@ -11,10 +11,11 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from feedback.building import body_hash, decision_build, identity_of
 from feedback.checks import Check, FeedbackRefused
 from feedback.collection import is_collected
 from feedback.models import Decision, Trace
-from feedback.services import body_hash, decision_build, identity_of, row_write
+from feedback.services import row_write
 
 STEP_KINDS = ("step", "reasoning", "tool_call", "decision", "task")
 DECISION_FACTS = (

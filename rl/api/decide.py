@@ -13,8 +13,8 @@ from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.api.shown import decision_as_shown, decision_shown
+from feedback.building import identity_of
 from feedback.selectors import decision_get
-from feedback.services import identity_of
 from rl.agents import get_agent
 from rl.api.training import agent_checked
 from rl.serving.answering import NobodyAnswers
