@@ -100,6 +100,8 @@ class AgentCard:
     """The champion, or the newest policy where there is none."""
     run: TrainingRun | None
     """The one at work, or the newest."""
+    newest: Policy | None = None
+    """The policy made last."""
     buffer: int = 0
     """Ratings and comparisons not learnt from yet."""
     wanted: int = 0
@@ -170,6 +172,7 @@ def agent_cards() -> list[AgentCard]:
             counts.get(slug, NO_FEEDBACK),
             policies.get(slug),
             runs.get(slug),
+            newest=by_agent[slug][-1] if slug in by_agent else None,
             buffer=waiting.get(slug, 0),
             wanted=(wishes.get(slug) or usual).min_samples_to_retrain,
             charts=policy_charts(by_agent.get(slug, [])),
@@ -184,10 +187,10 @@ def agent_cards() -> list[AgentCard]:
 def _learner(waiting: int, wanted: LearnerSettings) -> str:
     """What the clock does about the buffer."""
     if not settings.ENABLE_ONLINE_LEARNING or not wanted.enabled:
-        return "online learning is off"
+        return "online learning is off: somebody starts the next training"
     if waiting >= wanted.min_samples_to_retrain:
-        return "a retrain is due"
-    return f"{wanted.min_samples_to_retrain - waiting:,} more start a retrain"
+        return "the next training is about to start"
+    return f"{wanted.min_samples_to_retrain - waiting:,} more start the next training"
 
 
 VERSIONS_SHOWN = 20

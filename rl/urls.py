@@ -10,6 +10,7 @@ urlpatterns = [
     path("", runs.home, name="home"),
     path("agents/<str:slug>/", agents.agent, name="agent"),
     path("runs/", runs.runs, name="runs"),
+    path("runs/new/", runs.run_new, name="run-new"),
     path("runs/<int:pk>/", runs.run, name="run"),
     path("runs/<int:pk>/cancel/", runs.run_cancel, name="run-cancel"),
     path("experiments/", experiments.experiments, name="experiments"),

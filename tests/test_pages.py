@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,13 +18,15 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from feedback.remembered import Believed
-from feedback.selectors import feedback_counts, feedback_counts_by_agent
+from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import registry
+from rl.agents import agent_facts
 from rl.drawings.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
-from rl.selectors import Share, share_of
+from rl.selectors import NO_FEEDBACK, AgentCard, Share, share_of
 from rl.templatetags.ratchet import duration
+from rl.turning import stations_of, step_next
 
 pytestmark = pytest.mark.django_db
 
@@ -68,8 +72,8 @@ def test_a_card_counts_decisions_and_ratings_and_says_which_are_simulated(rater:
         rating_submit(decision=decision, rater="sim", thumb="up", rater_kind="simulated")
     rating_submit(decision=decision, rater="bob", thumb="down")
     text = words(rater.get("/").text)
-    assert "decisions 3" in text
-    assert "ratings 4" in text
+    assert "Decisions 3" in text
+    assert "Ratings 4" in text
     assert "3 of these are simulated, not from people" in text
 
 
@@ -90,20 +94,21 @@ def test_the_champion_is_shown_with_its_accuracy_against_the_base(rater: Client)
     newer = make_policy()
     html = rater.get("/").text
     text = words(html)
-    assert "champion widgets-v9 " in text
-    assert newer.name not in text
+    assert "Answers widgets-v9 champion" in text
+    assert f"Next: {newer.name} was not judged" in text
     assert "93.4\u202f% [87.1 to 96.8] of 96 held-out pairs" in text
     assert "base in 53.4\u202f% (+40.0 points)" in text
-    # 0.871 to 0.968 on a scale 300 wide
-    assert '<rect class="range" x="261.3" y="9" width="29.1"' in html
+    assert '<rect class="range" x="87.10%" y="9" width="9.70%"' in html
 
 
 def test_without_a_champion_the_newest_policy_is_shown(rater: Client) -> None:
     make_policy()
     make_policy()
     text = words(rater.get("/").text)
-    assert "candidate widgets-v9.2" in text
-    assert "evaluate_model --policy widgets-v9.2 --compare-base" in text
+    assert "Answers widgets-v9.2 candidate" in text
+    assert "evaluate_model" not in text
+    User.objects.update(is_superuser=True)
+    assert "evaluate_model --policy widgets-v9.2 --compare-base" in words(rater.get("/").text)
 
 
 def test_the_newest_run_is_shown_with_its_status(rater: Client) -> None:
@@ -163,6 +168,79 @@ def test_the_start_page_does_not_count_again_on_each_visit(
     with CaptureQueriesContext(connection) as queries:
         rater.get("/")
     assert [query["sql"] for query in queries if "COUNT(" in query["sql"]] == []
+
+
+# --- What turns the loop on ---------------------------------------------------------------------------------
+
+
+def card_of(feedback: int = 0, **facts: Any) -> AgentCard:
+    counts = FeedbackCounts(
+        decisions=50, ratings=feedback, comparisons=0, corrections=0, simulated=0, newest_at=None
+    )
+    return AgentCard(
+        **(
+            {"facts": agent_facts("widgets"), "counts": counts, "policy": None, "run": None, "wanted": 100}
+            | facts
+        )
+    )
+
+
+JUDGED = {"preference_accuracy": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("card", "kind", "now"),
+    [
+        (lambda: card_of(counts=NO_FEEDBACK), "record", "decisions"),
+        (lambda: card_of(9), "rate", "ratings"),
+        (lambda: card_of(10), "train", "training"),
+        (lambda: card_of(10, run=make_run(status="queued", finished_at=None)), "watch", "training"),
+        (lambda: card_of(10, run=make_run(status="failed")), "look", None),
+        (lambda: with_policy(make_policy()), "judge", "judged"),
+        (lambda: with_policy(make_policy(**JUDGED)), "promote", "answers"),
+        (lambda: with_policy(champion(), buffer=99), "rate", None),
+        (lambda: with_policy(champion(), buffer=100), "train", None),
+    ],
+)  # fmt: skip
+def test_what_is_missing_comes_next(card: Callable[[], AgentCard], kind: str, now: str | None) -> None:
+    shown = card()
+    assert step_next(shown).kind == kind
+    states = dataclasses.asdict(stations_of(shown))
+    assert [name for name, state in states.items() if state == "now"] == ([now] if now else [])
+
+
+def with_policy(policy: Policy, **facts: Any) -> AgentCard:
+    return card_of(200, policy=policy, newest=policy, run=policy.run, **facts)
+
+
+def champion() -> Policy:
+    return registry.policy_promote(
+        make_policy(**JUDGED), "champion", actor="eve", force=True, reason="a test"
+    )
+
+
+def test_an_operator_has_an_agent_trained_by_a_button(client: Client) -> None:
+    client.force_login(User.objects.create_superuser("eve"))
+    for number in range(12):
+        for response, thumb in (("good", "up"), ("bad", "down")):
+            decision = decision_record(agent="widgets", messages=f"p {number}", response=response).row
+            rating_submit(decision=decision, rater="bob", thumb=thumb)
+    assert 'action="/runs/new/"' in client.get("/").text
+    answer = client.post("/runs/new/", {"agent": "widgets"})
+    run = TrainingRun.objects.get()
+    assert (run.status, run.agent, answer["Location"]) == ("queued", "widgets", f"/runs/{run.pk}/")
+
+
+def test_a_training_without_enough_is_refused_in_words(client: Client) -> None:
+    client.force_login(User.objects.create_superuser("eve"))
+    answer = client.post("/runs/new/", {"agent": "widgets"}, follow=True)
+    assert "expected at least 10 ratings" in words(answer.text)
+    assert not TrainingRun.objects.exists()
+
+
+def test_a_rater_starts_no_training(rater: Client) -> None:
+    assert rater.post("/runs/new/", {"agent": "widgets"}).status_code == 403
+    assert "/runs/new/" not in rater.get("/").text
 
 
 # --- Runs ---------------------------------------------------------------------------------------------------

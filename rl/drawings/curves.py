@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-WIDTH, HEIGHT = 320, 150
-BROAD = 480
+WIDTH, HEIGHT = 320, 160
+BROAD = 360
 """Width of a drawing of versions."""
-LEFT, RIGHT, TOP, BOTTOM = 50, 8, 10, 24
+LEFT, RIGHT, TOP, BOTTOM = 66, 8, 10, 24
 MAX_POINTS = 400
 """Points drawn at most; longer histories are thinned by means of equal stretches."""
 
@@ -128,7 +129,8 @@ class Versions:
 
     title: str
     versions: list[Version]
-    path: str
+    lines: list[tuple[float, float, float, float]]
+    """From each version to the next."""
     ticks: list[Tick]
     summary: str
     first: str
@@ -182,7 +184,7 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
     return Versions(
         title=title,
         versions=shown,
-        path="M" + " L".join(f"{version.x} {version.y}" for version in shown),
+        lines=[(one.x, one.y, after.x, after.y) for one, after in pairwise(shown)],
         ticks=[Tick(height(part), said(part, 0)) for part in (floor, (floor + ceiling) / 2, ceiling)],
         first=points[0][0],
         last=points[-1][0],

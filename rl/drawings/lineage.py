@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-PITCH, EDGE = 56, 34
+PITCH, EDGE = 68, 40
 """Between two versions, and before the first and after the last, in the units of the drawing."""
 TRUNK, BRANCH, HEIGHT = 26, 68, 96
 

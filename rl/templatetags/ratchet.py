@@ -24,3 +24,10 @@ def duration(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+@register.filter
+def of(part: float, whole: float) -> str:
+    """A coordinate as a share of a drawing's width, for drawings whose text must not shrink with them: 30.5 of 64 is
+    47.66%."""
+    return f"{100 * part / whole:.2f}%"

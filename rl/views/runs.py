@@ -13,10 +13,13 @@ from django.views.decorators.http import require_POST, require_safe
 
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs
+from rl.choosing import method_chosen
 from rl.drawings.curves import curve_of
 from rl.jobs import run_log_tail
 from rl.models import TrainingRun
+from rl.orders import order_place
 from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest, share_of
+from rl.turning import stations_of, step_next
 
 RUNS_PER_PAGE = 30
 
@@ -41,7 +44,8 @@ CURVES = (
 def home(request: HttpRequest) -> HttpResponse:
     """How every agent stands, and what to do next."""
     cards = agent_cards()
-    return render(request, "rl/home.html", {"cards": cards, "live": any(card.works for card in cards)})
+    shown = [{"card": card, "stations": stations_of(card), "next": step_next(card)} for card in cards]
+    return render(request, "rl/home.html", {"shown": shown, "live": any(card.works for card in cards)})
 
 
 @login_required
@@ -53,6 +57,25 @@ def runs(request: HttpRequest) -> HttpResponse:
         raise Http404("no such agent")
     page = Paginator(runs_newest(agent), RUNS_PER_PAGE).get_page(request.GET.get("page"))
     return render(request, "rl/runs.html", {"page": page, "agent": agent})
+
+
+@login_required
+@permission_required("rl.change_trainingrun", raise_exception=True)
+@require_POST
+def run_new(request: HttpRequest) -> HttpResponse:
+    """Have an agent trained on what was rated, by the method its feedback asks for; the workers take it up."""
+    agent = request.POST.get("agent", "")
+    if not re.fullmatch(SLUG_PATTERN, agent):
+        raise Http404("no such agent")
+    try:
+        chosen = method_chosen(agent)
+        order = jobs.TrainOrder(agent, chosen.method, why=chosen.why, actor=request.user.get_username())
+        placed = order_place(order)
+    except ValueError as refusal:
+        messages.error(request, str(refusal))
+        return redirect("home")
+    messages.success(request, f"Run {placed.pk} waits for a worker, which `make serve` has.")
+    return redirect("run", placed.pk)
 
 
 @login_required
