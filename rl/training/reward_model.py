@@ -6,14 +6,13 @@ scores in [0, 1]. Binary: cross-entropy on thumbs. The checkpoint is safetensors
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,27 +20,23 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model
-from transformers import AutoModelForSequenceClassification
-from transformers.utils import logging as transformers_logging
+from peft import LoraConfig, TaskType, get_peft_model
 
-from rl.agents.base import Message
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
-from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.statistics import calibration_curve, expected_calibration_error
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
 from rl.training.folder import folder_prepare, same_run_check
 from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
 from rl.training.ladder import install
-from rl.training.loading import load_shape, without_bars
-from rl.training.model_files import PolicyLoadError, model_located
+from rl.training.model_files import model_located
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.prefix import Rung
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
-from rl.training.score_trainer import ScoreCollator, ScoreTrainer, padded
+from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load, sigmoid
+from rl.training.score_trainer import ScoreCollator, ScoreTrainer
 from rl.training.trl_runs import (
     LIBRARIES,
     common_arguments,
@@ -51,14 +46,8 @@ from rl.training.trl_runs import (
     versions,
 )
 
-FACTS = "reward_model.json"
-"""Beside the weights: objective, architecture, base, and the scale of its scores."""
-
 SCALED = 256
 """Training rows whose scores set the scale of a finished model's, about."""
-
-HEADS = ("score", "classifier")
-"""What a score head is called: by causal models, by encoders."""
 
 
 @dataclass(frozen=True)
@@ -73,73 +62,6 @@ class Held:
     """Expected calibration error over ten bins."""
     curve: list[dict[str, float]]
     """Per bin that holds any: predicted and observed share, count."""
-
-
-class RewardModel:
-    """A trained reward model: `score` for PPO, GRPO and the engine, `scores` for raw numbers.
-
-    Subclass it and override `scores`, or wrap it in a function, and name that with `--reward your.module.name`.
-    """
-
-    def __init__(self, model: Any, encoder: Any, facts: dict[str, Any], hardware: Hardware) -> None:
-        self.model, self.encoder, self.facts, self.hardware = model, encoder, facts, hardware
-
-    @property
-    def name(self) -> str:
-        return f"model:{self.facts.get('agent') or 'reward'}"
-
-    @classmethod
-    def load(cls, path: str | Path, hardware: Hardware | None = None) -> RewardModel:
-        """Open a checkpoint of `train_reward_model`. Raises PolicyLoadError for anything else."""
-        path, hardware = Path(path), hardware or detect()
-        try:
-            facts = json.loads((path / FACTS).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise PolicyLoadError(
-                f"expected a reward model at {path} (with {FACTS}), found {error}; train one with train_reward_model"
-            ) from error
-        model, encoder = _backbone(facts["base_model"], facts["architecture"], hardware)
-        model = PeftModel.from_pretrained(model, path, use_safetensors=True)
-        model.to(_dtype(facts["architecture"], hardware)).eval()
-        _head(model.get_base_model()).float()
-        return cls(model, encoder, facts, hardware)
-
-    def scores(self, items: Sequence[tuple[Sequence[Message], str]], batch_size: int = 16) -> list[float]:
-        """The head's number for each (prompt, response): a logit, or a score for regression; any real number."""
-        return self.scores_encoded(self.encoder.responses(items, self.facts["max_length"]), batch_size)
-
-    def scores_encoded(self, items: Sequence[EncodedResponse], batch_size: int = 16) -> list[float]:
-        """As `scores`, for responses that are tokens of this model's tokenizer already."""
-        order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids) + len(items[i].response_ids))
-        found = [0.0] * len(items)
-        self.model.eval()
-        with torch.inference_mode(), matmul(self.hardware):
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
-                batch = _collate([items[i] for i in rows], self.encoder.tokenizer.pad_token_id)
-                batch = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
-                for i, value in zip(rows, self.model(**batch).logits[:, 0].float().tolist(), strict=True):
-                    found[i] = value
-        return found
-
-    def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        """As a reward function: raw rewards in [-2, 2], see `to_raw`."""
-        scores = self.scores([([dict(m) for m in s.prompt], s.response) for s in samples])
-        return [RewardValue(self.to_raw(score), {"score": round(score, 6)}) for score in scores]
-
-    def to_raw(self, score: float) -> float:
-        """The head's number as a raw reward.
-
-        pairwise: how many standard deviations of the training responses' scores above their mean; binary: the
-        probability of a thumb up, regression: the score, each from [0, 1] onto [-2, 2]. Cut to the range.
-        """
-        objective = self.facts["objective"]
-        if objective == "pairwise":
-            raw = (score - self.facts["mean"]) / max(self.facts["std"], 1e-6)
-        else:
-            share = _sigmoid(score) if objective == "binary" else score
-            raw = RAW_LOW + (RAW_HIGH - RAW_LOW) * share
-        return min(RAW_HIGH, max(RAW_LOW, raw))
 
 
 def train_reward_model(
@@ -193,7 +115,7 @@ class RewardModelTrainer:
     def load_base_model(self) -> tuple[Any, Any]:
         """Load the backbone with a fresh score head, and its encoder, once. Raises PolicyLoadError."""
         if self.loaded is None:
-            self.loaded = _backbone(self.base_model, self.recipe.architecture, self.hardware)
+            self.loaded = backbone_load(self.base_model, self.recipe.architecture, self.hardware)
         return self.loaded
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
@@ -351,55 +273,6 @@ class RewardModelTrainer:
 # --- The model ----------------------------------------------------------------------------------------------
 
 
-def _dtype(architecture: str, hardware: Hardware) -> torch.dtype:
-    return torch.float32 if architecture == "encoder" else getattr(torch, hardware.dtype)
-
-
-def _backbone(base_model: str, architecture: str, hardware: Hardware) -> tuple[Any, Any]:
-    """A transformers sequence classifier with one output, and the encoder of its tokenizer."""
-    config, encoder, _ = load_shape(base_model, causal=architecture == "causal")
-    config.num_labels = 1
-    config.pad_token_id = encoder.tokenizer.pad_token_id
-    source = model_located(base_model)
-    try:
-        # that a head is missing or of another width is what is meant to be
-        with _quiet(), without_bars() if Path(source).is_dir() else contextlib.nullcontext():
-            model = AutoModelForSequenceClassification.from_pretrained(
-                source,
-                config=config,
-                dtype=_dtype(architecture, hardware),
-                use_safetensors=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # the head is ours and new
-            )
-    except (OSError, ValueError, KeyError) as error:
-        raise PolicyLoadError(
-            f"{base_model} cannot carry a score head: {str(error).splitlines()[0]}"
-        ) from error
-    _head(model).float().register_forward_pre_hook(_as_head)
-    return model.to("cuda" if hardware.device == "cuda" else hardware.device), encoder
-
-
-def _head(model: Any) -> Any:
-    """The score head. It works in float32 whatever the backbone does: in bfloat16 1 and 1.003 are one number."""
-    return getattr(model, next(name for name in HEADS if hasattr(model, name)))
-
-
-def _as_head(module: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A hook before the head: what comes from a backbone in half precision, in the head's own."""
-    return (given[0].to(next(module.parameters()).dtype), *given[1:])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
-
-
 def _as_policy(model: Any, encoder: Any, base_model: str, hardware: Hardware) -> LoadedPolicy:
     from rl.training.model_files import base_hash
 
@@ -412,10 +285,6 @@ def _as_policy(model: Any, encoder: Any, base_model: str, hardware: Hardware) ->
         device=model.device,
         hardware=hardware,
     )
-
-
-def _collate(items: Sequence[EncodedResponse], pad: int) -> dict[str, torch.Tensor]:
-    return padded([item.prompt_ids + item.response_ids for item in items], pad)
 
 
 # --- How good it is -----------------------------------------------------------------------------------------
@@ -439,7 +308,7 @@ def _judge(model: RewardModel, rows: Sequence[dict[str, Any]], objective: str) -
     targets = [row["target"] for row in rows]
     if objective == "pairwise":
         others = model.scores_encoded(_responses(rows, "other_ids"))
-        chances = [_sigmoid(a - b) for a, b in zip(scores, others, strict=True)]
+        chances = [sigmoid(a - b) for a, b in zip(scores, others, strict=True)]
         # people's choice is always the first: the model is asked how sure it is of its own choice, and whether it is
         # right
         sure = [max(p, 1 - p) for p in chances]
@@ -447,14 +316,10 @@ def _judge(model: RewardModel, rows: Sequence[dict[str, Any]], objective: str) -
         brier = statistics.fmean((1 - p) ** 2 for p in chances)
         curve = calibration_curve(sure, right)
         return Held(statistics.fmean(right), brier, expected_calibration_error(sure, right), curve)
-    chances = [_sigmoid(s) if objective == "binary" else min(1.0, max(0.0, s)) for s in scores]
+    chances = [sigmoid(s) if objective == "binary" else min(1.0, max(0.0, s)) for s in scores]
     decided = [(p, t) for p, t in zip(chances, targets, strict=True) if t != 0.5]
     accuracy = statistics.fmean((p > 0.5) == (t > 0.5) for p, t in decided) if decided else math.nan
     brier = statistics.fmean((p - t) ** 2 for p, t in zip(chances, targets, strict=True))
     return Held(
         accuracy, brier, expected_calibration_error(chances, targets), calibration_curve(chances, targets)
     )
-
-
-def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

@@ -8,7 +8,7 @@ from rl.training.labels import LearnedReward
 from rl.training.ppo.reward_role import SharedRewardModel, fits
 from rl.training.ppo.shared_base import SharedBase
 from rl.training.result import TrainingRefused
-from rl.training.reward_model import RewardModel
+from rl.training.reward_scores import RewardModel
 
 
 def rewards_of(specs: str, base: SharedBase | None = None) -> list[RewardFunction]:

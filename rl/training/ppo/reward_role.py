@@ -15,7 +15,7 @@ from rl.training.logps import collate
 from rl.training.policy import matmul
 from rl.training.ppo.shared_base import REWARD, SharedBase
 from rl.training.result import TrainingRefused
-from rl.training.reward_model import FACTS, RewardModel
+from rl.training.reward_scores import FACTS, RewardModel
 
 HEAD = "base_model.model.score.weight"
 """Name of the score head in a causal reward model's checkpoint."""
