@@ -187,16 +187,23 @@ def runs_redispatch() -> list[TrainingRun]:
 
 
 def run_log_tail(run: TrainingRun, lines: int = 40) -> str:
-    """The last lines of what the run and its process said; empty where there is nothing on this machine."""
-    told = []
+    """The last lines of what the run and its process said; empty where there is nothing on this machine.
+
+    What a worker's process logs is in both files; the traceback of a failure is in train.log alone.
+    """
+    told: list[str] = []
     for name in ("worker.log", "train.log"):
         try:
             with (run_folder(run) / name).open("rb") as file:
                 file.seek(0, os.SEEK_END)
                 file.seek(max(0, file.tell() - 200 * lines))
-                told += file.read().decode("utf-8", "replace").splitlines()[-lines:]
+                said = file.read().decode("utf-8", "replace").splitlines()[-lines:]
         except FileNotFoundError:
             continue
+        if told:
+            errors = [place for place, line in enumerate(said) if " ERROR " in line]
+            said = said[errors[-1] :] if errors and run.status == Status.FAILED else []
+        told += said
     return "\n".join(told[-lines:])
 
 

@@ -17,7 +17,7 @@ from rl.comparing import policy_diff
 from rl.drawings.curves import HEIGHT, TOP, versions_of
 from rl.drawings.lineage import BRANCH, TRUNK, Descent, lineage_of
 from rl.drawings.sheets import sheet_lines
-from rl.jobs import run_folder
+from rl.jobs import run_folder, run_log_tail
 from rl.models import Evaluation, Policy, RunMetric, Snapshot, TrainingRun
 from rl.retention import policies_kept, policies_prune
 from tests.judged import evidence_stored, judged
@@ -211,6 +211,23 @@ def test_a_run_at_work_shows_its_curves_time_to_go_and_log_and_asks_again(operat
     assert "step 50" in html
     assert 'data-live="on"' in html
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in html
+
+
+def test_what_a_worker_logged_is_shown_once_and_a_failure_with_its_traceback() -> None:
+    run = TrainingRun.objects.create(agent="widgets", method="dpo", base_model="bundled")
+    folder = run_folder(run)
+    folder.mkdir(parents=True)
+    (folder / "worker.log").write_text("INFO warming up\ntraining: 3 of 24\nerror: no memory\n")
+    (folder / "train.log").write_text(
+        "INFO warming up\nat ERROR rl: training ended with\nTraceback\n  MemoryError\n"
+    )
+    assert run_log_tail(run).splitlines() == ["INFO warming up", "training: 3 of 24", "error: no memory"]
+    run.status = "failed"
+    assert run_log_tail(run).splitlines()[3:] == [
+        "at ERROR rl: training ended with",
+        "Traceback",
+        "  MemoryError",
+    ]
 
 
 def test_a_run_that_is_over_is_left_alone(operator: Client) -> None:

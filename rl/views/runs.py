@@ -105,7 +105,9 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "log": run_log_tail(found) if request.user.has_perm("rl.view_trainingrun") else "",
             "libraries": sorted(found.libraries.items()),
             "hardware": sorted(
-                (name, value) for name, value in found.hardware.items() if not isinstance(value, dict)
+                (name, ", ".join(map(str, value)) if isinstance(value, list) else value)
+                for name, value in found.hardware.items()
+                if value != [] and not isinstance(value, dict)
             ),
             "reasons": sorted((found.hardware.get("reasons") or {}).items()),
         },
