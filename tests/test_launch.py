@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate.commands.config.config_args import load_config_from_file
+from safetensors.torch import load_file
 
 from rl.jobs import RunRefused
 from rl.launching import Launch
@@ -21,6 +24,10 @@ ROOT = Path(__file__).resolve().parent.parent
 KNOBS = ("gradient_accumulation=1", "lora_dropout=0", "logging_steps=1", "lora_alpha=4", "sft_weight=0")
 TRAIN = ("train_dpo", "--agent", "widgets", "--config", "cpu", "--lora-r", "2", "--max-steps", "4", "--json")
 TWO = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+SHARDED = (
+    sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "docs" / "launch" / "fsdp.yaml"),
+    "--num_processes", "2", "--main_process_port", "0",
+)  # fmt: skip
 
 
 def manage(home: Path, *arguments: str, through: tuple[str, ...] = (sys.executable,)) -> Any:
@@ -38,31 +45,57 @@ def train(home: Path, base: Path, batch_size: int, *more: str, **how: Any) -> An
     return manage(home, *TRAIN, "--model", str(base), "--batch-size", str(batch_size), *knobs, *more, **how)
 
 
-@pytest.mark.training
-def test_two_processes_train_as_one_and_enter_one_policy(tmp_path: Path) -> None:
-    home, base = tmp_path / "home", tiny_model(tmp_path / "base")
+@dataclass
+class World:
+    """A home with rated decisions and a first run on them, by one process alone."""
+
+    home: Path
+    base: Path
+    alone: dict[str, Any]
+
+    def result(self, report: dict[str, Any]) -> dict[str, Any]:
+        path = self.home / "runs" / str(report["run"]) / "result.json"
+        return dict(json.loads(path.read_text("utf-8")))
+
+    def train(self, batch_size: int, through: tuple[str, ...] = (sys.executable,)) -> dict[str, Any]:
+        """The report of a run; one object, so a second process is silent."""
+        code, said, complained = train(self.home, self.base, batch_size, through=through)
+        assert code == 0, complained
+        return dict(json.loads(said))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("launch")
+    home, base = folder / "home", tiny_model(folder / "base")
     assert manage(home, "migrate", "--verbosity", "0")[0] == 0
     told = manage(home, "simulate", "widgets", "--scenarios", "60", "--rate", "simulated")
     assert told[0] == 0, told[2]
+    made = World(home, base, {})
+    made.alone = made.train(4)
+    return made
 
-    alone = train(home, base, 4)
-    assert alone[0] == 0, alone[2]
-    together = train(home, base, 2, through=TWO)
-    assert together[0] == 0, together[2]
 
-    reports = [
-        json.loads(said[1]) for said in (alone, together)
-    ]  # one object each: a second process is silent
-    one, two = (
-        json.loads((home / "runs" / str(report["run"]) / "result.json").read_text("utf-8"))
-        for report in reports
-    )
+@pytest.mark.training
+@pytest.mark.parametrize("how", [TWO, SHARDED], ids=["whole weights", "sharded weights"])
+def test_two_processes_train_as_one_and_enter_one_policy(world: World, how: tuple[str, ...]) -> None:
+    report = world.train(2, through=how)
+    one, two = world.result(world.alone), world.result(report)
     assert two["history"]["loss"] == pytest.approx(one["history"]["loss"], abs=1e-5)
     assert len(set(one["history"]["loss"])) == 4
     assert two["metrics"]["eval_loss"] == pytest.approx(one["metrics"]["eval_loss"], abs=1e-5)
-    listed = json.loads(manage(home, "policy", "list", "--json")[1])["policies"]
-    assert {policy["name"] for policy in listed} == {report["policy"] for report in reports}
-    assert len(listed) == 2
+    weights, same = (
+        load_file(Path(said["checkpoint"]) / "adapter_model.safetensors") for said in (world.alone, report)
+    )
+    assert weights.keys() == same.keys()
+    for name, weight in weights.items():
+        assert torch.allclose(weight, same[name], atol=1e-5), name
+    sharded = any("its weights are sharded" in note for note in two["notes"])
+    assert sharded == (how is SHARDED)
+    listed = json.loads(manage(world.home, "policy", "list", "--json")[1])["policies"]
+    runs = [policy["name"] for policy in listed]
+    assert len(runs) == len(set(runs))
+    assert {world.alone["policy"], report["policy"]} <= set(runs)
 
 
 @pytest.mark.training

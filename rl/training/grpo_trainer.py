@@ -36,7 +36,7 @@ from rl.training.ppo.rollout import (
 )
 from rl.training.prefix import Rung
 from rl.training.scoring import score_encoded
-from rl.training.trl_runs import OwnHouse, trainer_settle
+from rl.training.trl_runs import OwnHouse, head_compact, sharded, trainer_settle
 
 if TYPE_CHECKING:
     from rl.training.grpo import GRPOTrainer
@@ -64,11 +64,15 @@ class GroupTrainer(OwnHouse, trl.GRPOTrainer):
         trainer_settle(self, policy, owner.recipe, owner.listener)
         install_forward(
             causal_model(self.model),
-            compact=policy.device.type != "cuda" and not self.aux_loss_enabled,
+            compact=head_compact(self, policy),
             temperature=self.temperature,
         )
         if self.aux_loss_enabled:
             self.choice = Choice(Rung.STOCK, "its router loss depends on every token fed", {})
+        elif sharded(self):
+            self.choice = Choice(
+                Rung.STOCK, "its weights are sharded, and only its own forward gathers them", {}
+            )
         else:
             self.choice = rung_choose(policy, self.probe(), gradients=True)
         policy.rung = self.choice.rung

@@ -32,6 +32,7 @@ from rl.training.trl_runs import (
     OwnHouse,
     common_arguments,
     failures_explained,
+    head_compact,
     lora_begun,
     one_gpu,
     result_of,
@@ -273,9 +274,7 @@ class _Trainer(OwnHouse, trl.KTOTrainer):
         self.policy, self.agent = policy, owner.agent
         self.precompute_ref_logps = True
         trainer_settle(self, policy, owner.recipe, owner.listener)
-        install_forward(
-            causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
-        )
+        install_forward(causal_model(self.model), compact=head_compact(self, policy))
 
         items = [
             EncodedResponse(row["prompt_ids"], row[name])

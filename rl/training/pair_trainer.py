@@ -33,7 +33,7 @@ from rl.training.processes import Processes
 from rl.training.row_cache import RowCache, row_key
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
-from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle
+from rl.training.trl_runs import OwnHouse, head_compact, rung_settle, trainer_settle
 
 if TYPE_CHECKING:
     from rl.training.dpo import DPOTrainer
@@ -233,9 +233,7 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         self.owner, self.policy, self.agent = owner, policy, owner.agent
         self.precompute_ref_logps = owner.recipe.precompute_reference
         trainer_settle(self, policy, owner.recipe, owner.listener)
-        install_forward(
-            causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
-        )
+        install_forward(causal_model(self.model), compact=head_compact(self, policy))
         items = self._items()
         self.choice = self._climb(items)
         self.compile_choice = self._compile(items)

@@ -24,6 +24,7 @@ from rl.training.trl_runs import (
     OwnHouse,
     common_arguments,
     failures_explained,
+    head_compact,
     lora_begun,
     one_gpu,
     result_of,
@@ -160,9 +161,7 @@ class _Trainer(OwnHouse, trl.SFTTrainer):
     def settle(self, owner: SFTTrainer, policy: LoadedPolicy) -> None:
         self.policy, self.agent = policy, owner.agent
         trainer_settle(self, policy, owner.recipe, owner.listener)
-        install_forward(
-            causal_model(self.model), compact=policy.device.type != "cuda" and not self.aux_loss_enabled
-        )
+        install_forward(causal_model(self.model), compact=head_compact(self, policy))
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, return_outputs, **kwargs)

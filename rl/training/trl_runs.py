@@ -105,6 +105,12 @@ def sharded(trainer: Any) -> bool:
     return bool(kind == DistributedType.FSDP)
 
 
+def head_compact(trainer: Any, policy: LoadedPolicy) -> bool:
+    """Whether the head is ours, over completion positions alone: TRL has its own on CUDA, and only TRL's gathers a
+    sharded head or adds a router loss."""
+    return policy.device.type != "cuda" and not trainer.aux_loss_enabled and not sharded(trainer)
+
+
 def rung_settle(
     trainer: Any,
     policy: LoadedPolicy,
