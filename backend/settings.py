@@ -309,6 +309,15 @@ if NOTIFY_WEBHOOK and not NOTIFY_WEBHOOK.startswith(("http://", "https://")):
     raise ImproperlyConfigured(f"NOTIFY_WEBHOOK must be an http(s) address, found {NOTIFY_WEBHOOK!r}")
 NOTIFY_EMAIL = [a.strip() for a in os.environ.get("NOTIFY_EMAIL", "").split(",") if a.strip()]
 EMAIL_HOST = os.environ.get("EMAIL_HOST") or "localhost"
+EMAIL_PORT = int(_number("EMAIL_PORT", 25, 1, 65_535))
+EMAIL_HOST_USER = os.environ.get("EMAIL_HOST_USER") or ""
+EMAIL_HOST_PASSWORD = os.environ.get("EMAIL_HOST_PASSWORD") or ""
+EMAIL_USE_TLS, EMAIL_USE_SSL = _flag("EMAIL_USE_TLS", False), _flag("EMAIL_USE_SSL", False)
+if EMAIL_USE_TLS and EMAIL_USE_SSL:
+    raise ImproperlyConfigured(
+        "expected EMAIL_USE_TLS (STARTTLS) or EMAIL_USE_SSL (TLS from the start), found both"
+    )
+EMAIL_TIMEOUT = 10  # seconds; a mail server that hangs must not hold up what follows a run
 DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM") or "ratchet@localhost"
 
 # --- Agents -----------------------------------------------------------------------------------------------

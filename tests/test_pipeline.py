@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socketserver
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.core import mail
@@ -123,6 +125,37 @@ def test_people_are_told_by_webhook_and_mail(
     assert sent[0][0] == "https://hooks.example/1"
     assert (sent[0][1]["event"], sent[0][1]["policy"]) == ("policy_promoted", "widgets-v1")
     assert mail.outbox[0].subject == "Ratchet: widgets-v1 is champion"
+
+
+class MailServer(socketserver.StreamRequestHandler):
+    """What RFC 5321 asks of a server that takes one mail."""
+
+    taken: ClassVar[list[str]] = []
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 here\r\n")
+        while line := self.rfile.readline().strip():
+            word = line.split(b" ")[0].upper()
+            if word == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                lines = iter(lambda: self.rfile.readline().rstrip(b"\r\n"), b".")
+                self.taken.append(b"\n".join(lines).decode())
+            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 fine\r\n")
+
+
+def test_the_mail_goes_to_the_server_and_port_that_are_set(settings: Any) -> None:
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.NOTIFY_EMAIL = ["olga@example.com"]
+    with socketserver.TCPServer(("127.0.0.1", 0), MailServer) as server:
+        settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", server.server_address[1]
+        taking = threading.Thread(target=server.handle_request)
+        taking.start()
+        assert notices.notify("run_failed", "run 7 of widgets failed: no memory") == ["e-mail"]
+        taking.join()
+    (mail_taken,) = MailServer.taken
+    assert "To: olga@example.com" in mail_taken
+    assert mail_taken.endswith("run 7 of widgets failed: no memory")
+    assert notices.notify("run_failed", "nobody listens there any more") == []
 
 
 def test_a_webhook_that_fails_stops_nothing(policy: Policy, doors: Doors, settings: Any) -> None:
