@@ -75,47 +75,56 @@ class GatedMlpFunction(torch.autograd.Function):
     """down(silu(gate(x)) * up(x)) with a LoRA adapter on each of the three; x [..., width] -> the same shape.
 
     Takes (x, then weight, A and B of gate, up and down, then their scales). One function, so that the two gradients
-    of x are summed inside the products and the activation is computed again rather than kept.
+    of x are summed inside the products, gate and up read x once for both adapters, and the activation is computed
+    again rather than kept.
     """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, *parts: Any) -> torch.Tensor:
         weights, scales = parts[:9], parts[9:]
         flat = x.reshape(-1, x.shape[-1])
-        cast = [w.to(x.dtype) for w in weights]
-        gate_w, gate_a, gate_b, up_w, up_a, up_b, down_w, down_a, down_b = cast
-        gate, gate_low = lora_product(flat, gate_w, None, gate_a, gate_b, scales[0])
-        up, up_low = lora_product(flat, up_w, None, up_a, up_b, scales[1])
+        gate_w, gate_a, gate_b, up_w, up_a, up_b, down_w, down_a, down_b = (w.to(x.dtype) for w in weights)
+        rank = gate_a.shape[0]
+        near_a = torch.cat([gate_a, up_a])
+        near_low = flat @ near_a.t()
+        gate = functional.linear(flat, gate_w).addmm_(near_low[:, :rank], gate_b.t(), alpha=scales[0])
+        up = functional.linear(flat, up_w).addmm_(near_low[:, rank:], up_b.t(), alpha=scales[1])
         hidden = functional.silu(gate).mul_(up)
         out, down_low = lora_product(hidden, down_w, None, down_a, down_b, scales[2])
-        ctx.save_for_backward(flat, gate, up, hidden, gate_low, up_low, down_low, *cast)
+        ctx.save_for_backward(
+            flat, gate, up, hidden, near_low, down_low,
+            near_a, gate_w, gate_b, up_w, up_b, down_w, down_a, down_b,
+        )  # fmt: skip
         ctx.scales, ctx.shape, ctx.kept_dtype = scales, x.shape, weights[1].dtype
         return out.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        flat, gate, up, hidden, gate_low, up_low, down_low, *cast = ctx.saved_tensors
-        gate_w, gate_a, gate_b, up_w, up_a, up_b, down_w, down_a, down_b = cast
+        flat, gate, up, hidden, near_low, down_low, near_a, *frozen = ctx.saved_tensors
+        gate_w, gate_b, up_w, up_b, down_w, down_a, down_b = frozen
         gate_s, up_s, down_s = ctx.scales
+        rank = gate_b.shape[1]
         out = grads[0].reshape(-1, grads[0].shape[-1])
         down_a_grad, down_b_grad, low = lora_gradients(out, hidden, down_low, down_a, down_b, down_s)
         hidden_grad = (out @ down_w).addmm_(low, down_a)
         up_grad = functional.silu(gate).mul_(hidden_grad)
         gate_grad = torch.ops.aten.silu_backward(hidden_grad.mul_(up), gate)
-        gate_a_grad, gate_b_grad, gate_low_grad = lora_gradients(
-            gate_grad, flat, gate_low, gate_a, gate_b, gate_s
-        )
-        up_a_grad, up_b_grad, up_low_grad = lora_gradients(up_grad, flat, up_low, up_a, up_b, up_s)
+        near_grad = torch.empty_like(near_low)
+        torch.mm(gate_grad, gate_b, out=near_grad[:, :rank]).mul_(gate_s)
+        torch.mm(up_grad, up_b, out=near_grad[:, rank:]).mul_(up_s)
+        near_a_grad = near_grad.t() @ flat
+        gate_b_grad = (near_low[:, :rank].t() @ gate_grad).mul_(gate_s).t()
+        up_b_grad = (near_low[:, rank:].t() @ up_grad).mul_(up_s).t()
         x_grad = None
         if ctx.needs_input_grad[0]:
             x_grad = gate_grad @ gate_w
-            x_grad.addmm_(up_grad, up_w).addmm_(gate_low_grad, gate_a).addmm_(up_low_grad, up_a)
+            x_grad.addmm_(up_grad, up_w).addmm_(near_grad, near_a)
             x_grad = x_grad.view(ctx.shape)
         kept = ctx.kept_dtype
         return (
             x_grad,
-            None, gate_a_grad.to(kept), gate_b_grad.to(kept),
-            None, up_a_grad.to(kept), up_b_grad.to(kept),
+            None, near_a_grad[:rank].to(kept), gate_b_grad.to(kept),
+            None, near_a_grad[rank:].to(kept), up_b_grad.to(kept),
             None, down_a_grad.to(kept), down_b_grad.to(kept),
             None, None, None,
         )  # fmt: skip

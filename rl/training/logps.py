@@ -9,6 +9,7 @@ import torch
 from trl.kernels import ChunkedLogProbFunction
 
 from rl.training.encoding import EncodedResponse
+from rl.training.frozen_head import FrozenHeadLogProb
 
 TILE = 32768
 """Widest slice of the vocabulary projected at once, so that no [tokens, vocabulary] tensor is ever held."""
@@ -60,13 +61,18 @@ def head_logps(
     extras: tuple[str, ...] = (),
     temperature: float = 1.0,
 ) -> tuple[Any, ...]:
-    """log softmax(head(hidden) / temperature)[targets] for hidden [n, width] and targets [n], in vocabulary tiles.
+    """log softmax(head(hidden) / temperature)[targets] for hidden [n, width] and targets [n], without ever holding all
+    logits of a large batch.
 
     Returns (log-probabilities, entropy, log sum of squares, mean logit, is top 1), each [n]; those not named in
-    `extras` are None. TRL's chunked function does the work; its backward recomputes the tiles.
+    `extras` are None. TRL's chunked function does the work, ours where the head is frozen and on a CPU.
     """
     head = model.get_output_embeddings()
     softcap, scale = logit_settings(model.config)
+    if _frozen_on_cpu(head, hidden):
+        return FrozenHeadLogProb.apply(  # type: ignore[no-any-return]
+            hidden, head.weight, head.bias, targets, temperature, softcap, scale, extras
+        )
     outputs = ChunkedLogProbFunction.apply(
         hidden,
         head.weight,
@@ -79,6 +85,18 @@ def head_logps(
         extras,
     )
     return tuple(outputs)
+
+
+def _frozen_on_cpu(head: Any, hidden: torch.Tensor) -> bool:
+    weight = head.weight
+    return (
+        hidden.device.type == "cpu"
+        and type(weight) in (torch.Tensor, torch.nn.Parameter)  # not a shard of one
+        and not weight.requires_grad
+        and (head.bias is None or not head.bias.requires_grad)
+        and weight.dtype == hidden.dtype
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 def logit_settings(config: Any) -> tuple[float | None, float]:
