@@ -236,7 +236,10 @@ def test_stock_restores_the_stock_forward() -> None:
 # --- Attention and LoRA -------------------------------------------------------------------------------------
 
 
-def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients() -> None:
+def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix.BlockAttention, "WIDTH", 4)  # 4, 4 and 3 of 11
     packed = pack([[5] * 11, [6] * 9], [[1, 2, 3, 4], [4, 9]], pad_token_id=0)
     length, generator = 11 + packed.suffix_ids.shape[1], torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, length, 8, generator=generator, dtype=torch.float64, requires_grad=True)

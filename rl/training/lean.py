@@ -75,8 +75,8 @@ class GatedMlpFunction(torch.autograd.Function):
     """down(silu(gate(x)) * up(x)) with a LoRA adapter on each of the three; x [..., width] -> the same shape.
 
     Takes (x, then weight, A and B of gate, up and down, then their scales). One function, so that the two gradients
-    of x are summed inside the products, gate and up read x once for both adapters, and the activation is computed
-    again rather than kept.
+    of x are summed inside the products, gate and up read x once for both adapters, and down's input is computed again
+    (one product per element) rather than kept.
     """
 
     @staticmethod
@@ -89,10 +89,10 @@ class GatedMlpFunction(torch.autograd.Function):
         near_low = flat @ near_a.t()
         gate = functional.linear(flat, gate_w).addmm_(near_low[:, :rank], gate_b.t(), alpha=scales[0])
         up = functional.linear(flat, up_w).addmm_(near_low[:, rank:], up_b.t(), alpha=scales[1])
-        hidden = functional.silu(gate).mul_(up)
-        out, down_low = lora_product(hidden, down_w, None, down_a, down_b, scales[2])
+        active = functional.silu(gate)
+        out, down_low = lora_product(active * up, down_w, None, down_a, down_b, scales[2])
         ctx.save_for_backward(
-            flat, gate, up, hidden, near_low, down_low,
+            flat, gate, up, active, near_low, down_low,
             near_a, gate_w, gate_b, up_w, up_b, down_w, down_a, down_b,
         )  # fmt: skip
         ctx.scales, ctx.shape, ctx.kept_dtype = scales, x.shape, weights[1].dtype
@@ -100,14 +100,14 @@ class GatedMlpFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        flat, gate, up, hidden, near_low, down_low, near_a, *frozen = ctx.saved_tensors
+        flat, gate, up, active, near_low, down_low, near_a, *frozen = ctx.saved_tensors
         gate_w, gate_b, up_w, up_b, down_w, down_a, down_b = frozen
         gate_s, up_s, down_s = ctx.scales
         rank = gate_b.shape[1]
         out = grads[0].reshape(-1, grads[0].shape[-1])
-        down_a_grad, down_b_grad, low = lora_gradients(out, hidden, down_low, down_a, down_b, down_s)
+        down_a_grad, down_b_grad, low = lora_gradients(out, active * up, down_low, down_a, down_b, down_s)
         hidden_grad = (out @ down_w).addmm_(low, down_a)
-        up_grad = functional.silu(gate).mul_(hidden_grad)
+        up_grad = active * hidden_grad
         gate_grad = torch.ops.aten.silu_backward(hidden_grad.mul_(up), gate)
         near_grad = torch.empty_like(near_low)
         torch.mm(gate_grad, gate_b, out=near_grad[:, :rank]).mul_(gate_s)
@@ -133,28 +133,27 @@ class GatedMlpFunction(torch.autograd.Function):
 class RmsNormFunction(torch.autograd.Function):
     """w x / sqrt(mean(x^2) + eps) with a frozen w (Zhang & Sennrich 2019, arXiv 1910.07467, eq. 4), in x's dtype.
 
-    The mean and the root are float32, as in transformers.
+    All but the product with w is float32, as in transformers. One copy of x is widened and worked on in place:
+    products of two dtypes would widen it each time.
     """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        wide = x.to(torch.float32, copy=True)
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
-        out = torch.empty_like(x)
-        torch.mul(x, scale, out=out)  # multiplied in float32, rounded once
         ctx.save_for_backward(x, weight, scale)
-        return out.mul_(weight)
+        return wide.mul_(scale).to(x.dtype).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        weighted = grads[0] * weight
-        # d/dx = s (g - x s^2 mean(g x)) for g = w * grad
-        inner = (weighted * x).sum(-1, keepdim=True, dtype=torch.float32)
-        out = torch.empty_like(x)
-        torch.mul(weighted, scale, out=out)
-        out.addcmul_(x, (scale.pow(3) * inner).div_(-x.shape[-1]).to(x.dtype))
-        return out, None, None
+        wide = x.to(torch.float32)
+        out = (grads[0] * weight).to(torch.float32)  # g = w * grad
+        # d/dx = s (g - x s^2 mean(g x))
+        inner = (out * wide).sum(-1, keepdim=True)
+        out.mul_(scale).addcmul_(wide, (scale.pow(3) * inner).div_(-x.shape[-1]))
+        return out.to(x.dtype), None, None
 
 
 # --- Putting them in ----------------------------------------------------------------------------------------
