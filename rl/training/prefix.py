@@ -247,14 +247,16 @@ class BlockAttention(torch.autograd.Function):
         kept = [keys, values]
         slices = list(_slices(split, length, BlockAttention.WIDTH))
         for start, end, seen in slices:
-            part = grouped[:, :, :, start:end].reshape(rows * shared, -1, width)
-            if start < split:
-                causal = torch.ones(end - start, seen, dtype=torch.bool).tril(start)
-                mask = additive(causal, query.dtype).repeat(group, 1)
+            part = query.new_empty(rows, shared, group, end - start, width)
+            torch.mul(grouped[:, :, :, start:end], scale, out=part)
+            part = part.view(rows * shared, -1, width)
+            scores = torch.bmm(part, keys[:, :seen].transpose(1, 2))
+            if start < split:  # only the slice's own keys can lie ahead of a query
+                ahead = torch.ones(end - start, end - start, dtype=torch.bool).tril()
+                scores[:, :, start:].add_(additive(ahead, query.dtype).repeat(group, 1))
             else:
                 own = additive(suffix_mask, query.dtype)[:, :, None]
-                mask = own.expand(rows, shared, group, -1, -1).reshape(rows * shared, -1, seen)
-            scores = torch.baddbmm(mask, part, keys[:, :seen].transpose(1, 2), alpha=scale)
+                scores.view(rows, shared, group, -1, seen).add_(own)
             weights = torch.softmax(scores, -1)
             answer = torch.bmm(weights, values[:, :seen])
             out[:, start:end] = answer.view(rows, shared, group, -1, width).permute(0, 3, 1, 2, 4)
@@ -276,7 +278,7 @@ class BlockAttention(torch.autograd.Function):
             value_grad[:, :seen].baddbmm_(weights.transpose(1, 2), own)
             weights_grad = torch.bmm(own, values[:, :seen].transpose(1, 2))
             scores_grad = torch._softmax_backward_data(weights_grad, weights, -1, weights.dtype)
-            key_grad[:, :seen].baddbmm_(scores_grad.transpose(1, 2), part, alpha=ctx.scale)
+            key_grad[:, :seen].baddbmm_(scores_grad.transpose(1, 2), part)  # part is scaled
             own_grad = torch.bmm(scores_grad, keys[:, :seen]).mul_(ctx.scale)
             query_grad[:, :, :, start:end] = own_grad.view(rows, shared, group, -1, width)
         return (
