@@ -70,7 +70,7 @@ def head_logps(
     head = model.get_output_embeddings()
     softcap, scale = logit_settings(model.config)
     if _frozen_on_cpu(head, hidden):
-        return FrozenHeadLogProb.apply(  # type: ignore[no-any-return]
+        return FrozenHeadLogProb.apply(
             hidden, head.weight, head.bias, targets, temperature, softcap, scale, extras
         )
     outputs = ChunkedLogProbFunction.apply(
