@@ -15,7 +15,7 @@ from feedback.decision_facts import rewarded_at_least
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.search import Narrowed, decisions_found, one_of
 from feedback.selectors import ratings_standing
-from feedback.text_index import SHORTEST, text_index_exists
+from feedback.text_index import text_looked_through
 
 PAGE = 40
 """Decisions on one page."""
@@ -90,8 +90,7 @@ def decisions_page(
     base = _below(within.but(tag="").decisions(), before).order_by("-created_at", "-id")
     found = base
     end: Place | None = None
-    indexed = len(q) >= SHORTEST and text_index_exists()
-    if rated or within.tag or min_reward is not None or (q and not indexed):
+    if rated or within.tag or min_reward is not None or text_looked_through(q):
         for created_at, pk in base.values_list("created_at", "pk")[LOOK - 1 : LOOK]:
             end = Place(created_at, pk)
     if end is not None:

@@ -183,7 +183,7 @@ class Decision(models.Model):
             models.Index(fields=["agent", "-created_at"]),
             models.Index(fields=["agent", "prompt_hash"]),
             models.Index(fields=["-created_at", "-id"]),
-            models.Index(fields=["policy", "-created_at"]),
+            models.Index(fields=["policy", "-created_at", "-id", "agent"], name="decision_newest_by_policy"),
             # the exposures of an experiment's arm
             models.Index(fields=["arm", "created_at"], condition=~Q(arm=""), name="decision_arm"),
         ]

@@ -25,6 +25,11 @@ def text_index_exists() -> bool:
     return _there.get("there", _look)
 
 
+def text_looked_through(q: str) -> bool:
+    """Whether decisions are looked through for this text, one after the other, rather than found in the index."""
+    return bool(q) and not (len(q) >= SHORTEST and text_index_exists())
+
+
 def text_index_make() -> None:
     """Make it, while others read and write. Raises TextIndexRefused."""
     if connection.vendor != "postgresql":

@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from backend.rest import pages
 from feedback.collection import is_collected
 from feedback.models import AgentSettings, Decision, prompt_hash
 from feedback.services import decision_record, rating_submit
@@ -372,19 +373,40 @@ def test_pages_hold_every_row_once_though_all_have_one_time(app: ApiClient) -> N
     at = datetime(2026, 1, 1, tzinfo=UTC)
     for n in range(25):
         record(n, created_at=at)
-    pages, url = [], "/api/decisions/?page_size=4"
+    answers, url = [], "/api/decisions/?page_size=4"
     while url:
         page = app.client.get(url).json()
-        pages.append([row["response"] for row in page["results"]])
+        answers.append([row["response"] for row in page["results"]])
         url, before = page["next"], page["previous"]
-    assert [len(page) for page in pages] == [4, 4, 4, 4, 4, 4, 1]
-    assert len({name for page in pages for name in page}) == 25
+    assert [len(page) for page in answers] == [4, 4, 4, 4, 4, 4, 1]
+    assert len({name for page in answers for name in page}) == 25
     back = []
     while before:
         page = app.client.get(before).json()
         back.insert(0, [row["response"] for row in page["results"]])
         before = page["previous"]
-    assert back == pages[:-1]
+    assert back == answers[:-1]
+
+
+def test_what_no_index_knows_is_looked_for_a_bounded_way_at_a_time(
+    app: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "LOOK", 3)
+    for n in range(10):
+        record(n, messages="needle" if n in (0, 1, 8) else "hay")
+    answers, url = [], "/api/decisions/?q=NEEDLE&page_size=2"
+    while url:
+        page = app.client.get(url).json()
+        answers.append([row["response"] for row in page["results"]])
+        url, before = page["next"], page["previous"]
+    # 9 to 7, 6 to 4, 3 to 1 and 0 were looked through
+    assert answers == [["answer 8"], [], ["answer 1"], ["answer 0"]]
+    back = []
+    while before:
+        page = app.client.get(before).json()
+        back += [row["response"] for row in page["results"]]
+        before = page["previous"]
+    assert back == ["answer 1", "answer 8"]
 
 
 def test_rows_that_arrive_between_pages_shift_nothing(app: ApiClient) -> None:
@@ -427,4 +449,5 @@ def test_lists_do_not_ask_per_row(app: ApiClient) -> None:
     app.get("/api/decisions/")
     with CaptureQueriesContext(connection) as queries:
         assert len(json.loads(app.get("/api/decisions/", rated="false").content)["results"]) == 10
-    assert len(queries) == 1
+    # how far back it looks, and the rows
+    assert len(queries) == 2

@@ -18,6 +18,8 @@ M = TypeVar("M", bound=Model)
 
 PAGE_SIZE, MAX_PAGE_SIZE = 100, 1000
 PARAMETERS = ("cursor", "page_size")
+LOOK = 20_000
+"""Rows looked through for one page, where what is asked for stands in no index."""
 
 
 def page_of(
@@ -25,37 +27,54 @@ def page_of(
     request: Request,
     shown: Callable[[M], dict[str, Any]],
     order: Sequence[str] = ("-created_at", "-id"),
+    among: QuerySet[M] | None = None,
 ) -> dict[str, Any]:
     """One page: {"next", "previous", "results"}, the first two an address or None.
 
     order: fields that order the rows and together tell them apart, all in the same direction. DRF's own cursor goes
     by one field and an offset among equals of at most 1,000; an import gives ten thousand rows one time.
+    among: where the rows are found by what stands in no index, those that an index narrows down; at most LOOK of them
+    are looked through for a page, which may then hold fewer rows than asked for, or none, and still lead on.
     Refuses (400) a cursor that is not one of ours and a page size outside 1 to MAX_PAGE_SIZE.
     """
     size = _size(request.query_params.get("page_size", ""))
     names = [name.removeprefix("-") for name in order]
     descending = order[0].startswith("-")
     backwards, position = _decode(rows.model, names, request.query_params.get("cursor", ""))
+    onward, back = ("lt", "gt") if descending != backwards else ("gt", "lt")
+    ordered = [("-" if onward == "lt" else "") + name for name in names]
     if position is not None:
-        rows = rows.filter(_beyond(names, position, "lt" if descending != backwards else "gt"))
-    sign = "-" if descending != backwards else ""
-    found = list(rows.order_by(*(sign + name for name in names))[: size + 1])
+        rows = rows.filter(_beyond(names, position, onward))
+    end: list[Any] | None = None
+    if among is not None:
+        if position is not None:
+            among = among.filter(_beyond(names, position, onward))
+        for last in among.order_by(*ordered).values_list(*names)[LOOK - 1 : LOOK]:
+            end = list(last)
+            rows = rows.filter(**{f"{names[0]}__{back}e": end[0]}).filter(
+                _beyond(names, end, back) | Q(**dict(zip(names, end, strict=True)))
+            )
+    found = list(rows.order_by(*ordered)[: size + 1])
     more = len(found) > size
     page = found[:size][::-1] if backwards else found[:size]
 
-    def link(row: M, back: bool) -> str:
-        values = [str(getattr(row, name)) for name in names]
-        text = json.dumps([int(back), *values], separators=(",", ":"))
+    def place(row: M) -> list[Any]:
+        return [getattr(row, name) for name in names]
+
+    def link(values: list[Any], back: bool) -> str:
+        text = json.dumps([int(back), *map(str, values)], separators=(",", ":"))
         address = request.build_absolute_uri(request.path)
         query = request.query_params.copy()
         query["cursor"] = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
         return f"{address}?{query.urlencode()}"
 
-    follows = more if not backwards else position is not None
-    precedes = position is not None if not backwards else more
+    # where the looking ended before the page was full, it goes on from there
+    onwards = place(found[size - 1]) if more else end
+    came_from = (place(found[0]) if found else end) if position is not None else None
+    following, preceding = (came_from, onwards) if backwards else (onwards, came_from)
     return {
-        "next": link(page[-1], False) if page and follows else None,
-        "previous": link(page[0], True) if page and precedes else None,
+        "next": link(following, False) if following is not None else None,
+        "previous": link(preceding, True) if preceding is not None else None,
         "results": [shown(row) for row in page],
     }
 

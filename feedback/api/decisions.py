@@ -21,6 +21,7 @@ from feedback.checks import Check, DecisionUnknown, FeedbackRefused
 from feedback.decision_facts import reward_asked, rewarded_at_least
 from feedback.ingest import MAX_BULK, Ingested, decision_ingest, decisions_ingest
 from feedback.search import decision_whole, decisions_found
+from feedback.text_index import text_looked_through
 
 REQUIRED = ("agent", "messages", "response")
 OPTIONAL = tuple(DECISION_OPTIONAL)
@@ -81,10 +82,14 @@ class Decisions(ApiView):
     )
     def get(self, request: Request) -> Response:
         given = parameters(request, (*FILTERS, *PAGE_PARAMETERS))
-        found = decisions_found(**_filters(given))
+        filters = _filters(given)
+        found = decisions_found(**filters)
         if (least := reward_asked(given.get("min_reward", ""))) is not None:
             found = rewarded_at_least(found, least)
-        return Response(page_of(found, request, decision_shown))
+        among = None
+        if least is not None or "rated" in filters or text_looked_through(filters["q"]):
+            among = decisions_found(**{**filters, "rated": None, "q": ""})
+        return Response(page_of(found, request, decision_shown, among=among))
 
 
 class DecisionOne(ApiView):
