@@ -47,8 +47,10 @@ def _data(policy: Policy, run: TrainingRun | None) -> dict[str, Any]:
     facts: dict[str, Any] = {"ratings and comparisons": policy.feedback_count}
     if snapshot is not None:
         facts |= {f"pairs, {split}": count for split, count in snapshot.counts.items()}
-        facts |= {f"left out, {reason}": count for reason, count in snapshot.left_out.items()}
-        facts["simulated share"] = snapshot.simulated_share
+        facts |= {
+            f"left out, {reason.replace('_', ' ')}": count for reason, count in snapshot.left_out.items()
+        }
+        facts["simulated"] = f"{100 * snapshot.simulated_share:.1f} %"
         facts["snapshot"] = snapshot.pk
     return facts
 

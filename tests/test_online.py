@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,6 +238,16 @@ def test_the_clock_is_put_into_the_schedule_once() -> None:
     row = Schedule.objects.get(name=online.SCHEDULE)
     assert (row.func, row.minutes) == ("rl.tasks.tick", 1)
     assert online.OnlineLearner("widgets").get_status()["next_check"] == row.next_run.isoformat()
+
+
+def test_the_next_check_is_that_of_the_clock_that_watches_while_it_lives(ratchet_home: Path) -> None:
+    learner = online.OnlineLearner("widgets")
+    assert learner.get_status()["next_check"] is None
+    online.next_check_note(5)
+    said = datetime.fromisoformat(learner.get_status()["next_check"])
+    assert timedelta(seconds=0) < said - timezone.now() <= timedelta(seconds=5)
+    online.next_check_note(-121)  # it was to look two minutes ago, and did not
+    assert learner.get_status()["next_check"] is None
 
 
 def test_people_are_told_once_of_a_run_that_died_too_often(settings: Any, mailoutbox: list[Any]) -> None:

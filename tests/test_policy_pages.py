@@ -18,7 +18,7 @@ from rl.drawings.curves import HEIGHT, TOP, versions_of
 from rl.drawings.lineage import BRANCH, TRUNK, Descent, lineage_of
 from rl.drawings.sheets import sheet_lines
 from rl.jobs import run_folder, run_log_tail
-from rl.models import Evaluation, Policy, RunMetric, Snapshot, TrainingRun
+from rl.models import Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.retention import policies_kept, policies_prune
 from tests.judged import evidence_stored, judged
 
@@ -133,6 +133,33 @@ def test_the_comparison_page_shows_both(operator: Client) -> None:
     text = words(operator.get("/policies/compare/?left=widgets-v1&right=widgets-v2").text)
     assert "beta 0.1 0.3" in text
     assert operator.get("/policies/compare/?left=widgets-v1&right=nobody").status_code == 404
+
+
+def test_answers_that_cannot_be_had_any_more_are_not_asked_for(operator: Client) -> None:
+    first, second = make_policy(1), make_policy(2)
+    judged(second)
+    address = "/policies/compare/?left=widgets-v2&right=widgets-v1"
+    assert "evaluate_model --policy widgets-v1 --compare-base" in operator.get(address).text
+    PolicyEvent.objects.create(policy=first, kind="pruned", actor="pipeline")
+    html = operator.get(address).text
+    assert "the files of widgets-v1 were deleted" in html
+    assert "evaluate_model" not in html
+
+
+def test_the_newest_is_compared_with_the_champion_at_first(operator: Client) -> None:
+    first = make_policy(1)
+    judged(first)
+    registry.policy_promote(first, actor="ann")
+    make_policy(2)
+    make_policy(3)
+    chosen = re.findall(r"<option selected>([^<]*)<", operator.get("/policies/").text)
+    assert chosen == ["widgets-v1", "widgets-v3"]
+
+
+def test_an_axis_says_what_its_lines_stand_at() -> None:
+    drawn = versions_of("Reward", [("w-v1", "champion", 0.6, 0.52, 0.74)], percent=False)
+    assert drawn is not None
+    assert [tick.label for tick in drawn.ticks] == ["0.5", "0.65", "0.8"]
 
 
 def test_a_lineage_has_champions_on_its_line_and_the_others_beside_it() -> None:

@@ -185,7 +185,10 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
         title=title,
         versions=shown,
         lines=[(one.x, one.y, after.x, after.y) for one, after in pairwise(shown)],
-        ticks=[Tick(height(part), said(part, 0)) for part in (floor, (floor + ceiling) / 2, ceiling)],
+        ticks=[
+            Tick(height(part), said(part, 0) if percent else f"{round(part, 2):g}")
+            for part in (floor, (floor + ceiling) / 2, ceiling)
+        ],
         first=points[0][0],
         last=points[-1][0],
         newest=said(points[-1][2]),

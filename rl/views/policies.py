@@ -43,10 +43,17 @@ def policies(request: HttpRequest) -> HttpResponse:
             "charts": policy_charts(found[::-1]),
             "lineage": policy_lineage(agent, found[::-1]),
             "names": [policy.name for policy in found],
+            "beside": _beside(found),
         }
         for agent, found in agents.items()
     ]  # fmt: skip
     return render(request, "rl/policies.html", {"agents": shown, "asked": asked})
+
+
+def _beside(found: list[Policy]) -> str:
+    """Whom the newest is compared with at first: the champion, or the one before it."""
+    others = sorted(found[1:], key=lambda policy: policy.stage != Policy.Stage.CHAMPION)
+    return others[0].name if others else ""
 
 
 def _row(policy: Policy) -> dict[str, Any]:
@@ -144,5 +151,13 @@ def policies_compared(request: HttpRequest) -> HttpResponse:
         ("Data", list(diff["data"].items()), "They learnt from the same data."),
         ("Recipe", list(diff["recipe"].items()), "They were trained by the same recipe."),
     ]
-    context = {"left": left, "right": right, "diff": diff, "sections": sections}
+    gone = PolicyEvent.objects.filter(policy__in=[left, right], kind=PolicyEvent.Kind.PRUNED)
+    context = {
+        "left": left,
+        "right": right,
+        "diff": diff,
+        "sections": sections,
+        "unjudged": next((row.name for row in (left, right) if not row.metrics), left.name),
+        "gone": sorted(set(gone.values_list("policy__name", flat=True))),
+    }
     return render(request, "rl/policies_compared.html", context)

@@ -51,6 +51,7 @@ class Command(RatchetCommand):
             every = options["every"] or float(learner_config()["tick_seconds"])
             while True:  # until Ctrl-C
                 online.tick()
+                online.next_check_note(every)
                 time.sleep(every)
         if action == "retrain":
             run = online.get_online_learner(agent).trigger_retrain(actor="online_learner", force=True)
