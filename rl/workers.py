@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -44,7 +45,8 @@ def device() -> Iterator[int]:
 
     The lock belongs to all who have the descriptor: a child that outlives its worker keeps the device to itself.
     """
-    path = settings.RATCHET_HOME / "cache" / "device.lock"
+    # machines share the data folder, and not their devices
+    path = settings.RATCHET_HOME / "cache" / f"device-{socket.gethostname()}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -214,6 +214,19 @@ def test_a_device_is_held_by_one_at_a_time() -> None:
     assert order == ["first", "second"]
 
 
+def test_a_machine_does_not_wait_for_the_device_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = threading.Event()
+
+    def other() -> None:
+        with workers.device():
+            reached.set()
+
+    with workers.device():
+        monkeypatch.setattr(workers.socket, "gethostname", lambda: "another")
+        threading.Thread(target=other, daemon=True).start()
+        assert reached.wait(20)
+
+
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     if workers.dies_with_parent() is None:
         pytest.skip("only Linux tells a child that its parent died")
