@@ -253,11 +253,12 @@ def settled(wanted: str, **facts: Any) -> Any:
 
 
 @pytest.mark.django_db
-def test_champion_stands_for_the_one_there_is(ratchet_home: Path) -> None:
-    assert settled("champion") == "base"
+@pytest.mark.parametrize("method", ["dpo", "ppo", "grpo"])
+def test_champion_stands_for_the_one_there_is(ratchet_home: Path, method: str) -> None:
+    assert settled("champion", method=method) == "base"
     champion(ratchet_home)
-    assert settled("champion") == "helper-v1"
-    assert settled("champion", base_model="another") == "base"
+    assert settled("champion", method=method) == "helper-v1"
+    assert settled("champion", method=method, base_model="another") == "base"
 
 
 @pytest.mark.django_db
