@@ -10,17 +10,17 @@ from django.conf import settings
 from django.db import transaction
 
 from rl import registry
-from rl.models import Policy, PolicyEvent
+from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.online import learner_settings
 from rl.selectors import share_of
 
 logger = logging.getLogger("rl.retention")
 
-Stage = Policy.Stage
+Stage, Status = Policy.Stage, TrainingRun.Status
 
 
 def policies_kept(agent: str) -> dict[int, str]:
-    """Policy id -> why its files stay: in service, the one a rollback would need, the newest, the best."""
+    """Policy id -> why its files stay: in service, begun from, the one a rollback would need, the newest, the best."""
     wanted = learner_settings(agent)
     policies = list(Policy.objects.filter(agent=agent).order_by("-pk"))
     kept: dict[int, str] = {}
@@ -40,7 +40,11 @@ def policies_kept(agent: str) -> dict[int, str]:
     )
     if replaced is not None:
         kept[replaced.policy_id] = "the champion before"
+    at_work = TrainingRun.objects.filter(agent=agent, status__in=(Status.QUEUED, Status.RUNNING))
+    begun = {recipe.get("start_from") for recipe in at_work.values_list("recipe", flat=True)}
     for policy in policies:
+        if policy.name in begun:
+            kept[policy.pk] = "a run starts from it"
         if policy.stage in (Stage.CHAMPION, Stage.CHALLENGER):
             kept[policy.pk] = f"it is {policy.stage}"
     return kept

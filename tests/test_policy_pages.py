@@ -293,6 +293,19 @@ def test_only_files_that_are_not_kept_go_and_rows_stay() -> None:
     assert policies_prune("widgets", actor="test") == []
 
 
+def test_what_a_run_starts_from_keeps_its_files_while_it_is_at_work() -> None:
+    policies = [make_policy(number) for number in range(1, 10)]
+    first = policies[0]
+    Policy.objects.exclude(pk=first.pk).update(metrics={"preference_accuracy": 0.9})
+    run = TrainingRun.objects.create(
+        agent="widgets", method="dpo", base_model="bundled", status="running", worker="elsewhere:1:1",
+        heartbeat_at=timezone.now(), recipe={"start_from": first.name},
+    )  # fmt: skip
+    assert policies_kept("widgets")[first.pk] == "a run starts from it"
+    TrainingRun.objects.filter(pk=run.pk).update(status="succeeded", finished_at=timezone.now())
+    assert first in policies_prune("widgets", actor="test")
+
+
 def test_files_outside_the_data_folder_are_not_touched(tmp_path: Path) -> None:
     outside = tmp_path / "mine"
     outside.mkdir()
