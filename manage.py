@@ -11,12 +11,19 @@ def main() -> None:
     # OpenMP reads this once, before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
+        from django.core.exceptions import ImproperlyConfigured
         from django.core.management import execute_from_command_line
     except ImportError as error:
         sys.exit(
             f"Django is not installed in this Python ({error}). Run `make demo` once, then use .venv/bin/python."
         )
-    execute_from_command_line(sys.argv)
+    try:
+        execute_from_command_line(sys.argv)
+    except ImproperlyConfigured as error:
+        # a setting that cannot be used is for the person who set it: its message is written for them
+        if "--traceback" in sys.argv:
+            raise
+        sys.exit(f"CommandError: {error}")
 
 
 if __name__ == "__main__":

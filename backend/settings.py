@@ -381,6 +381,8 @@ LOGGING = {
         "rl": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
         # says at every import that an optional kernel package is not there
         "bitsandbytes": {"level": "ERROR"},
+        # says five times over that there is no network; what we say of a model not found says it once
+        "huggingface_hub.utils._http": {"level": "ERROR"},
         "backend": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
     },
 }

@@ -278,7 +278,7 @@ def test_the_list_takes_as_many_queries_for_many_runs_as_for_one(
 def test_a_run_shows_its_curves_recipe_data_and_what_was_left_out(rater: Client) -> None:
     snapshot = Snapshot.objects.create(
         agent="widgets", kind="pairs", path="s.jsonl", sha256="a" * 64, counts={"train": 812, "holdout": 96},
-        left_out={"no contrast": 44}, feedback_count=9, simulated_share=1.0,
+        left_out={"below_margin": 44}, feedback_count=9, simulated_share=1.0,
     )  # fmt: skip
     run = make_run(
         snapshot=snapshot, recipe={"beta": 0.1}, seed=7, steps_total=3, steps_done=3,
@@ -293,8 +293,8 @@ def test_a_run_shows_its_curves_recipe_data_and_what_was_left_out(rater: Client)
     for shown in (
         "beta 0.1",
         "seed 7",
-        "train 812",
-        "no contrast 44",
+        "learnt from 812",
+        "closer to each other than the rating margin below_margin 44",
         "trl 1.16.0",
         "device cpu",
         "1 min 33 s",

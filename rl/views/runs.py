@@ -14,29 +14,37 @@ from django.views.decorators.http import require_POST, require_safe
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs
 from rl.choosing import method_chosen
+from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
 from rl.drawings.curves import curve_of
+from rl.examples import EXAMPLE_REASONS
 from rl.jobs import run_log_tail
 from rl.models import TrainingRun
 from rl.orders import order_place
+from rl.pairs import REASONS as PAIR_REASONS
 from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest, share_of
 from rl.turning import stations_of, step_next
 
 RUNS_PER_PAGE = 30
 
 CURVES = (
-    ("loss", "Loss", False),
-    ("rewards/accuracies", "Reward accuracy", True),
-    ("rewards/margins", "Reward margin", False),
-    ("reward", "Reward", False),
-    ("eval_reward", "Held-out reward", False),
-    ("kl", "KL to the base model", False),
-    ("entropy", "Entropy", False),
-    ("clip_fraction", "Clip fraction", True),
-    ("explained_variance", "Explained variance", False),
-    ("learning_rate", "Learning rate", False),
-    ("tokens_per_second", "Tokens per second", False),
+    ("loss", "Loss", False, "should fall, then level off"),
+    ("rewards/accuracies", "Reward accuracy", True, "share of pairs whose chosen answer it prefers"),
+    ("rewards/margins", "Reward margin", False, "how far apart chosen and rejected are; should grow"),
+    ("reward", "Reward", False, "what its own answers earn; should grow"),
+    ("eval_reward", "Held-out reward", False, "the same on prompts it does not learn from"),
+    ("kl", "KL to the base model", False, "how far it moved from where it began, in nats"),
+    ("entropy", "Entropy", False, "how undecided it is, in nats per token; near 0 it repeats itself"),
+    ("clip_fraction", "Clip fraction", True, "share of updates held back"),
+    (
+        "explained_variance",
+        "Explained variance",
+        False,
+        "how well the value head foresees rewards; 1 is best",
+    ),
+    ("learning_rate", "Learning rate", False, "size of a step: up, then down to 0"),
+    ("tokens_per_second", "Tokens per second", False, "speed of training"),
 )
-"""Figure as logged, its title, and whether it is a share."""
+"""Figure as logged, its title, whether it is a share, and how it is read."""
 
 
 @login_required
@@ -86,16 +94,22 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     if found is None:
         raise Http404(f"no run {pk}")
     series = run_series(found)
-    curves = [curve_of(title, series.get(name, []), share=share) for name, title, share in CURVES]
+    curves = [
+        (curve, hint)
+        for name, title, share, hint in CURVES
+        if (curve := curve_of(title, series.get(name, []), share=share)) is not None
+    ]
     policy = getattr(found, "policy", None)
     return render(
         request,
         "rl/run.html",
         {
             "run": found,
-            "curves": [curve for curve in curves if curve is not None],
+            "curves": curves,
             "policy": policy,
             "accuracy": share_of(policy.metrics, "preference_accuracy") if policy else None,
+            "against": share_of(policy.metrics, "against_preference_accuracy") if policy else None,
+            "left_out": _left_out(found),
             "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
             "eta": run_eta_s(found),
             "live": found.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
@@ -105,13 +119,20 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "log": run_log_tail(found) if request.user.has_perm("rl.view_trainingrun") else "",
             "libraries": sorted(found.libraries.items()),
             "hardware": sorted(
-                (name, ", ".join(map(str, value)) if isinstance(value, list) else value)
+                (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else value)
                 for name, value in found.hardware.items()
-                if value != [] and not isinstance(value, dict)
+                if not isinstance(value, dict) and value not in ([], None, "")
             ),
             "reasons": sorted((found.hardware.get("reasons") or {}).items()),
         },
     )
+
+
+def _left_out(found: TrainingRun) -> list[tuple[str, str, int]]:
+    """Reason, in words, and how many: the most first."""
+    counted = (found.snapshot.left_out if found.snapshot else {}).items()
+    words = EVIDENCE_REASONS | EXAMPLE_REASONS | PAIR_REASONS
+    return sorted(((name, words.get(name, ""), count) for name, count in counted), key=lambda row: -row[2])
 
 
 @login_required

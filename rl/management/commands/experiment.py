@@ -150,6 +150,10 @@ class Command(RatchetCommand):
         return experiment_start(experiment_get(draft.name), actor=ACTOR)
 
     def show(self, result: dict[str, Any]) -> None:
+        if result.get("experiments") == []:
+            self.stdout.write(
+                "No experiments yet. Start one: python manage.py experiment start NAME --agent SLUG --challenger POLICY"
+            )
         for row in result.get("experiments", []):
             arms = " against ".join(arm["policy"] for arm in row["arms"])
             self.stdout.write(

@@ -83,6 +83,8 @@ class Command(RatchetCommand):
         return _shown(moved)
 
     def show(self, result: dict[str, Any]) -> None:
+        if result.get("policies") == []:
+            self.stdout.write("No policies yet. Train one: python manage.py train_dpo --agent SLUG")
         for row in result.get("policies", []):
             accuracy = row["preference_accuracy"]
             figure = f"{100 * accuracy:.1f} %" if accuracy is not None else "not judged"
