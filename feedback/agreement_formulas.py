@@ -261,7 +261,6 @@ class DawidSkene:
     """(classes,): how often each class is the truth."""
     confusion: Floats
     """(raters, classes, classes): probability that a rater says the second, where the first is true."""
-    iterations: int
     converged: bool
 
     def reliability(self) -> Floats:
@@ -293,7 +292,7 @@ def dawid_skene(
     votes = np.bincount(units * n_classes + classes, minlength=n_units * n_classes).reshape(n_units, -1)
     posterior = votes / np.maximum(votes.sum(axis=1, keepdims=True), 1)
     cell = raters * n_classes + classes
-    for done in range(1, max_iterations + 1):
+    for _ in range(max_iterations):
         prevalence = posterior.mean(axis=0)
         heard = (
             np.bincount(cell, posterior[units, k], minlength=n_raters * n_classes) for k in range(n_classes)
@@ -312,8 +311,8 @@ def dawid_skene(
         change = float(np.abs(after - posterior).max())
         posterior = after
         if change < tolerance:
-            return DawidSkene(posterior, prevalence, confusion, done, True)
-    return DawidSkene(posterior, prevalence, confusion, max_iterations, False)
+            return DawidSkene(posterior, prevalence, confusion, True)
+    return DawidSkene(posterior, prevalence, confusion, False)
 
 
 def _shares(counts: Floats) -> Floats:

@@ -59,11 +59,6 @@ def decisions_of(agent: str) -> QuerySet[Decision]:
     return Decision.objects.filter(agent=agent)
 
 
-def decisions_rated(agent: str) -> QuerySet[Decision]:
-    """Decisions with at least one standing rating."""
-    return decisions_of(agent).filter(Exists(ratings_standing().filter(decision=OuterRef("pk"))))
-
-
 def decision_get(pk: uuid.UUID | str) -> Decision | None:
     return Decision.objects.filter(pk=pk).first()
 

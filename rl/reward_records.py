@@ -202,11 +202,6 @@ def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
     return found
 
 
-def reward_history(decision: uuid.UUID) -> list[RewardRecord]:
-    """Every reward a decision ever had, newest first."""
-    return list(RewardRecord.objects.filter(decision=decision).order_by("-id"))
-
-
 def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[Decision]:
     """Those of the decisions whose newest raw reward is known and at least this. Raises RewardsRefused outside
     [-2, 2]."""

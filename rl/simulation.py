@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -72,7 +72,7 @@ def simulate(
             f"agent {agent} has {len(every):,} scenarios; expected 1 to {len(every):,}, found {wanted}"
         )
     chosen = random.Random(seed).sample(every, wanted) if wanted < len(every) else every
-    facts = [_decision_facts(maker, scenario, response) for scenario, response in _variations(maker, chosen)]
+    facts = [_decision_facts(maker, scenario, response) for scenario, response in maker.variations(chosen)]
     made = ratings = ratings_new = up = 0
     for start in range(0, len(facts), BATCH):
         batch = facts[start : start + BATCH]
@@ -115,12 +115,6 @@ def _agent_with_scenarios(slug: str) -> Agent:
     if maker is None or slug not in simulable:
         raise SimulationRefused(f"no scenarios for agent {slug!r}; there are some for {', '.join(simulable)}")
     return maker
-
-
-def _variations(maker: Agent, scenarios: list[Scenario]) -> Iterator[tuple[Scenario, str]]:
-    for scenario in scenarios:
-        for response in maker.candidates(scenario.state):
-            yield scenario, response
 
 
 def _decision_facts(maker: Agent, scenario: Scenario, response: str) -> dict[str, object]:

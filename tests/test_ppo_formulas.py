@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from rl.training.ppo.formulas import (
-    entropy_of,
     explained_variance,
     gae,
     kl_coef_adapted,
@@ -148,13 +147,6 @@ def test_both_kl_estimates_expect_the_kl() -> None:
 def test_the_kl_coefficient_follows_its_target(kl: float, expected: float) -> None:
     found = kl_coef_adapted(0.2, kl, target=6.0, horizon=10_000, responses=100)
     assert found == pytest.approx(expected, rel=1e-12)
-
-
-def test_entropy_of_known_distributions() -> None:
-    assert float(entropy_of(torch.zeros(8))) == pytest.approx(math.log(8))
-    assert float(entropy_of(torch.tensor([200.0, 0, 0]))) == pytest.approx(0, abs=1e-6)
-    half = torch.tensor([0.5, 0.25, 0.25]).log()
-    assert float(entropy_of(half)) == pytest.approx(1.5 * math.log(2))
 
 
 def test_value_loss_takes_the_worse_of_the_clipped_and_the_plain_error() -> None:

@@ -170,7 +170,7 @@ def test_a_score_out_of_range_is_refused_with_its_row(base: str, tmp_path: Path)
 
 
 def test_an_unknown_objective_is_refused() -> None:
-    with pytest.raises(RecipeError, match="pairwise, regression or binary"):
+    with pytest.raises(RecipeError, match="one of pairwise, regression, binary"):
         RewardModelRecipe(objective="best")
 
 

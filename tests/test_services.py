@@ -497,13 +497,6 @@ def test_known_agents_are_sorted_and_named_once() -> None:
     assert selectors.agents_known() == ["filer", "widgets"]
 
 
-def test_rated_decisions_are_those_with_a_standing_rating() -> None:
-    rated, undone, _ = decide("a"), decide("b"), decide("c")
-    rating_submit(decision=rated, rater="ann", thumb="up")
-    rating_withdraw(rating_submit(decision=undone, rater="ann", thumb="up").row)
-    assert list(selectors.decisions_rated("helper")) == [rated]
-
-
 def test_standing_ratings_come_oldest_first() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     for days, rater in ((2, "late"), (0, "early"), (1, "mid")):

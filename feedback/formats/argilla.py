@@ -40,7 +40,6 @@ from feedback.formats.writing import (
     stars_of,
 )
 
-SUFFIXES = (".responses", ".suggestion")
 OWN = ("id", "status", "_server_id", "inserted_at", "updated_at")
 
 

@@ -152,9 +152,9 @@ class Agent:
             return False
         return True
 
-    def variations(self) -> Iterator[tuple[Scenario, str]]:
-        """Every scenario with each of its candidate responses: the decisions a person is asked to rate."""
-        for scenario in self.scenarios():
+    def variations(self, scenarios: Sequence[Scenario] | None = None) -> Iterator[tuple[Scenario, str]]:
+        """Scenarios (None: every one) with each of their candidate responses: what a person is asked to rate."""
+        for scenario in self.scenarios() if scenarios is None else scenarios:
             for response in self.candidates(scenario.state):
                 yield scenario, response
 

@@ -20,8 +20,6 @@ PLAIN_BAR = {"f32": 0.05, "f16": 0.05, "bf16": 0.25}
 Float16 moves it by hundredths at most; more means that something was written wrongly. bfloat16 keeps 8 bits of each
 weight, and a float32 original loses more by that."""
 
-_FLOATS = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16)
-
 
 def gguf_check(
     path: Path,

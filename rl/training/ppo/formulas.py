@@ -200,12 +200,6 @@ def value_loss_clipped(
     return ValueLoss(loss, clip_fraction, error)
 
 
-def entropy_of(logits: Tensor) -> Tensor:
-    """-sum p log p of softmax(logits) in nats: [..., vocabulary] -> [...], between 0 and log(vocabulary)."""
-    log_probs = torch.log_softmax(logits, -1)
-    return -(log_probs.exp() * log_probs).sum(-1)
-
-
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """1 - Var(returns - values) / Var(returns): 1 foresees everything, 0 is a constant, below 0 is worse than one.
 
