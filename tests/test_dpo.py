@@ -23,6 +23,7 @@ from rl.training import ladder, prefix, trl_runs
 from rl.training.dpo import DPOTrainer
 from rl.training.encoding import EncodedPairs
 from rl.training.evaluate import evaluate_policy
+from rl.training.folder import failures_explained
 from rl.training.hardware import Hardware
 from rl.training.pair_trainer import EXTRAS, install_forward, trl_losses
 from rl.training.policy import generate, load_policy
@@ -30,7 +31,6 @@ from rl.training.progress import Silent, checkpoint_is_whole
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_responses
-from rl.training.trl_runs import failures_explained
 from tests.tiny import TOKENIZERS, tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")

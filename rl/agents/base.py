@@ -175,6 +175,19 @@ def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def answer_under(key: str, response: str, *, like: str) -> Any:
+    """What a response in JSON holds under its one key. Raises InvalidResponse for anything not of the form `like`."""
+    found = repr(response[:80])
+    try:
+        answer = json.loads(response, object_pairs_hook=_keys_once)
+    except (ValueError, RecursionError) as error:
+        # ValueError: not JSON, a key twice, or a number too long to read; RecursionError: nested too deep
+        raise InvalidResponse(f"expected JSON like {like}, found {found} ({error})") from error
+    if not isinstance(answer, dict) or set(answer) != {key}:
+        raise InvalidResponse(f"expected one key {key!r}, found {found}")
+    return answer[key]
+
+
 @dataclass(frozen=True)
 class ChoiceAgent(Agent):
     """An agent that answers with one of the options its state lists: {"<answer_key>": "<option>"}."""
@@ -205,24 +218,14 @@ class ChoiceAgent(Agent):
         return options
 
     def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
-        found = repr(response[:80])
-        try:
-            answer = json.loads(response, object_pairs_hook=_keys_once)
-        except (ValueError, RecursionError) as error:
-            # ValueError: not JSON, a key twice, or a number too long to read; RecursionError: nested too deep
-            raise InvalidResponse(
-                f"expected JSON like {self.respond('...')}, found {found} ({error})"
-            ) from error
-        if not isinstance(answer, dict) or set(answer) != {self.answer_key}:
-            raise InvalidResponse(f"expected one key {self.answer_key!r}, found {found}")
-        option = answer[self.answer_key]
+        option = answer_under(self.answer_key, response, like=self.respond("..."))
         if not isinstance(option, str):
-            raise InvalidResponse(f"expected a name under {self.answer_key!r}, found {found}")
+            raise InvalidResponse(f"expected a name under {self.answer_key!r}, found {response[:80]!r}")
         if state is not None and option not in self.options(state):
             raise InvalidResponse(
                 f"expected one of {', '.join(self.options(state))}; found {option!r}, which was not listed"
             )
-        return answer
+        return {self.answer_key: option}
 
     def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
         choice: dict[str, Any] = {"type": "string"}

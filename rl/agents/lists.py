@@ -9,7 +9,7 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
-from rl.agents.base import Agent, AgentFacts, InvalidResponse, Message, State, _keys_once, state_text
+from rl.agents.base import Agent, AgentFacts, InvalidResponse, Message, State, answer_under, state_text
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,7 @@ class ListAgent(Agent):
     def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
         """As Agent; where order says nothing the names come sorted, so that two answers that do the same are equal."""
         found = repr(response[:80])
-        try:
-            answer = json.loads(response, object_pairs_hook=_keys_once)
-        except (ValueError, RecursionError) as error:
-            raise InvalidResponse(
-                f"expected JSON like {self.respond(['...'])}, found {found} ({error})"
-            ) from error
-        if not isinstance(answer, dict) or set(answer) != {self.answer_key}:
-            raise InvalidResponse(f"expected one key {self.answer_key!r}, found {found}")
-        names = answer[self.answer_key]
+        names = answer_under(self.answer_key, response, like=self.respond(["..."]))
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InvalidResponse(f"expected a list of names under {self.answer_key!r}, found {found}")
         if len(set(names)) != len(names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django.db import DatabaseError, connection
@@ -21,6 +22,8 @@ from rl.serving.files import files_of
 from rl.serving.gateway import recorder
 from rl.serving.openai_server import OpenAIServer
 from rl.serving.routing import base_model
+
+logger = logging.getLogger("rl.health")
 
 
 @require_safe
@@ -45,7 +48,8 @@ def _database() -> bool:
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
-    except DatabaseError:
+    except DatabaseError as error:
+        logger.warning("the database does not answer: %s", error)
         return False
     return True
 
@@ -53,8 +57,9 @@ def _database() -> bool:
 def _queue() -> bool:
     try:
         return bool(get_broker().ping())
-    except Exception:
-        return False  # a broker's own kinds of failure are as many as there are brokers
+    except Exception as error:  # a broker's own kinds of failure are as many as there are brokers
+        logger.warning("the queue does not answer: %r", error)
+        return False
 
 
 def _model() -> bool:

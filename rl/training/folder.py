@@ -80,7 +80,7 @@ def same_run_check(output_dir: Path, now: Mapping[str, Any], *, resumed: bool, m
 
 
 @contextlib.contextmanager
-def shortages_explained(output_dir: Path, recipe: Recipe) -> Iterator[None]:
+def failures_explained(recipe: Recipe, output_dir: Path) -> Iterator[None]:
     """Inside, running out of memory or disk is a TrainingFailed that says what to do; other errors pass."""
     try:
         yield

@@ -14,7 +14,7 @@ from trl.import_utils import is_vllm_available
 from rl.recipes import GRPORecipe
 from rl.rewards.base import RewardFunction
 from rl.training.encoding import prompt_messages, response_text
-from rl.training.folder import folder_prepare, same_run_check
+from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.grpo_trainer import GroupTrainer, LoggedTrainer, OnlineTrainer
 from rl.training.hardware import Hardware, detect
 from rl.training.policy import LoadedPolicy, load_policy, matmul
@@ -26,7 +26,6 @@ from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     common_arguments,
-    failures_explained,
     lora_begun,
     one_gpu,
     result_of,

@@ -17,7 +17,7 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from rl.recipes import KTORecipe
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
-from rl.training.folder import folder_prepare, same_run_check
+from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
 from rl.training.logps import causal_model
 from rl.training.packing import completions_alone, pack
@@ -31,7 +31,6 @@ from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     OwnHouse,
     common_arguments,
-    failures_explained,
     head_compact,
     lora_begun,
     one_gpu,

@@ -26,7 +26,7 @@ from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
 from rl.statistics import calibration_curve, expected_calibration_error
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
-from rl.training.folder import folder_prepare, same_run_check
+from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
 from rl.training.ladder import install
@@ -37,14 +37,7 @@ from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load, sigmoid
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
-from rl.training.trl_runs import (
-    LIBRARIES,
-    common_arguments,
-    failures_explained,
-    rows_ordered,
-    run_facts,
-    versions,
-)
+from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions
 
 SCALED = 256
 """Training rows whose scores set the scale of a finished model's, about."""

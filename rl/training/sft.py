@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from rl.recipes import SFTRecipe
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
-from rl.training.folder import folder_prepare, same_run_check
+from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
 from rl.training.logps import causal_model
 from rl.training.pair_trainer import install_forward
@@ -23,7 +23,6 @@ from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     OwnHouse,
     common_arguments,
-    failures_explained,
     head_compact,
     lora_begun,
     one_gpu,

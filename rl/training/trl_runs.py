@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import hashlib
 import importlib.metadata
 import json
 import math
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
 from peft import LoraConfig, set_peft_model_state_dict
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PrinterCallback
 
@@ -261,25 +257,6 @@ class OwnHouse:
             path = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             adapter_describe(self.policy, path, agent=self.agent, method=self.method)
             checkpoint_seal(path)
-
-
-@contextlib.contextmanager
-def failures_explained(recipe: Recipe, output_dir: Path) -> Iterator[None]:
-    """Inside, a lack of memory or of disk becomes a TrainingFailed that says what to change."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise TrainingFailed(
-            f"the accelerator ran out of memory: lower batch_size (now {recipe.batch_size}) or max_length "
-            f"(now {recipe.max_length}), or use the small_gpu preset"
-        ) from error
-    except (OSError, SafetensorError, RuntimeError) as error:
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-        if not full and shutil.disk_usage(output_dir).free > 1 << 20:
-            raise
-        raise TrainingFailed(
-            f"the disk of {output_dir} is full: free some space and resume; the last whole checkpoint is kept"
-        ) from error
 
 
 def run_facts(recipe: Recipe, policy: LoadedPolicy, rows: Sequence[Any], processes: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from transformers import get_scheduler
 
 from rl.recipes import PPORecipe
 from rl.rewards.base import RewardFunction
-from rl.training.folder import folder_prepare, same_run_check, shortages_explained
+from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
 from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
@@ -127,7 +127,7 @@ class PPOTrainer:
         self.state = State(kl_coef=self.recipe.init_kl_coef)
         if checkpoint is not None:
             self.state = checkpoint_read(checkpoint, self.base, self.optimizer)
-        with matmul(self.hardware), shortages_explained(self.output_dir, self.recipe):
+        with matmul(self.hardware), failures_explained(self.recipe, self.output_dir):
             cancelled = self._loop()
             return self._result(cancelled, time.monotonic() - started)
 
