@@ -114,6 +114,8 @@ class AgentCard:
     """What the online learner waits for, in words."""
     experiments: Sequence[Experiment] = ()
     """Those that run."""
+    closed: str = ""
+    """Why the gate stayed closed when it was last asked about the newest policy; empty where it opened or was not."""
 
     @property
     def works(self) -> bool:
@@ -158,6 +160,8 @@ def agent_cards() -> list[AgentCard]:
     )
     for policy in [*newest_policies, *Policy.objects.filter(stage=Policy.Stage.CHAMPION)]:
         policies[policy.agent] = policy
+    gated = PolicyEvent.objects.filter(policy__in=newest_policies, kind=PolicyEvent.Kind.GATED).order_by("pk")
+    closed = dict(gated.values_list("policy__agent", "reason"))
     waiting, wishes = buffer_sizes_lately(), {row.agent: row for row in LearnerSettings.objects.all()}
     usual = learner_defaults()
     experiments: dict[str, list[Experiment]] = {}
@@ -179,6 +183,7 @@ def agent_cards() -> list[AgentCard]:
             eta_s=run_eta_s(runs[slug]) if slug in runs else None,
             learner=_learner(waiting.get(slug, 0), wishes.get(slug) or usual),
             experiments=experiments.get(slug, ()),
+            closed=closed.get(slug, ""),
         )
         for slug in sorted(slugs)
     ]

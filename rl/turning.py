@@ -69,11 +69,15 @@ def step_next(card: AgentCard) -> Step:
         return Step("train", "There are ratings enough for a first training.")
     if share_of(newest.metrics, "preference_accuracy") is None:
         return Step("judge", f"{newest.name} was not judged on held-out prompts yet.", newest.name)
-    if newest.stage == Policy.Stage.CANDIDATE:
+    refused = newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.closed
+    if newest.stage == Policy.Stage.CANDIDATE and not refused:
         return Step("promote", f"{newest.name} is judged and waits for its promotion.", newest.name)
+    before = f"The gate stayed closed to {newest.name}: {card.closed}. " if refused else ""
     if card.buffer >= card.wanted:
-        return Step("train", f"{card.buffer:,} ratings are new since the last training.")
-    return Step("rate", f"{card.wanted - card.buffer:,} more ratings make the next training worth it.")
+        return Step("train", f"{before}{card.buffer:,} ratings are new since the last training.")
+    return Step(
+        "rate", f"{before}{card.wanted - card.buffer:,} more ratings make the next training worth it."
+    )
 
 
 def needed() -> int:

@@ -23,7 +23,7 @@ from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import registry
 from rl.agents import agent_facts
 from rl.drawings.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
-from rl.models import Policy, RunMetric, Snapshot, TrainingRun
+from rl.models import Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.selectors import NO_FEEDBACK, AgentCard, Share, share_of
 from rl.templatetags.ratchet import duration
 from rl.turning import stations_of, step_next
@@ -132,8 +132,8 @@ def test_ten_policies_take_as_many_queries_as_one(
     for _ in range(10):
         make_policy()
     # session, user, slugs of decisions and of runs, newest runs, newest policies, champions, four counts,
-    # two of the buffer, the learners' settings, the versions, runs at work, experiments
-    with django_assert_max_num_queries(17):
+    # two of the buffer, the learners' settings, the versions, runs at work, experiments, what gates said
+    with django_assert_max_num_queries(18):
         rater.get("/")
 
 
@@ -170,6 +170,13 @@ def test_the_start_page_does_not_count_again_on_each_visit(
     assert [query["sql"] for query in queries if "COUNT(" in query["sql"]] == []
 
 
+def test_a_policy_that_the_gate_refused_waits_for_no_promotion(rater: Client) -> None:
+    PolicyEvent.objects.create(policy=make_policy(**JUDGED), kind="gated", actor="loop", reason="it forgot")
+    text = rater.get("/").text
+    assert "The gate stayed closed to widgets-v9: it forgot. " in text
+    assert "waits for its promotion" not in text
+
+
 # --- What turns the loop on ---------------------------------------------------------------------------------
 
 
@@ -198,6 +205,7 @@ JUDGED = {"preference_accuracy": 0.9}
         (lambda: card_of(10, run=make_run(status="failed")), "look", None),
         (lambda: with_policy(make_policy()), "judge", "judged"),
         (lambda: with_policy(make_policy(**JUDGED)), "promote", "answers"),
+        (lambda: with_policy(make_policy(**JUDGED), closed="no gain is shown"), "rate", "answers"),
         (lambda: with_policy(champion(), buffer=99), "rate", None),
         (lambda: with_policy(champion(), buffer=100), "train", None),
     ],
