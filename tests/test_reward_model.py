@@ -15,6 +15,7 @@ from rl.recipes import RecipeError, RewardModelRecipe
 from rl.rewards.base import RewardSample
 from rl.statistics import calibration_curve, expected_calibration_error
 from rl.training import trl_runs
+from rl.training.foretold import foretold
 from rl.training.ladder import Choice
 from rl.training.model_files import PolicyLoadError
 from rl.training.prefix import Rung
@@ -208,3 +209,17 @@ def test_packed_rows_score_as_the_library_s_own(
     assert found["packed"].history["loss"] == pytest.approx(losses, abs=2e-5)
     assert losses[-1] < losses[0]
     assert found["packed"].metrics["brier"] == pytest.approx(found["plain"].metrics["brier"], abs=1e-4)
+
+
+def test_a_pair_is_foretold_by_the_difference_of_its_scores() -> None:
+    held = foretold([(1.0, 1.0 - math.log(3)), (0.0, math.log(4))], [1.0, 1.0], "pairwise")
+    assert held.accuracy == 0.5  # 3 to 1 for the chosen, then 4 to 1 against it
+    assert held.brier == pytest.approx((0.25**2 + 0.8**2) / 2)
+    # both are sure of themselves, 0.75 and right, 0.8 and wrong: bins of a tenth
+    assert held.calibration_error == pytest.approx((0.25 + 0.8) / 2)
+
+
+def test_neutral_scores_are_on_no_side() -> None:
+    held = foretold([(0.9, 0.9), (0.2, 0.2)], [1.0, 0.5], "regression")
+    assert held.accuracy == 1.0
+    assert held.brier == pytest.approx((0.1**2 + 0.3**2) / 2)

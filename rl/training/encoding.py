@@ -133,6 +133,13 @@ class Encoder:
             )  # fmt: skip
         return encoded
 
+    def column(
+        self, rows: Sequence[Any], side: str, max_length: int, max_response_length: int
+    ) -> list[EncodedResponse]:
+        """As `responses`, of rows {"prompt": messages, side: text or [message]}. Raises ValueError as `pairs` does."""
+        items = [(prompt_messages(row, n), response_text(row, side, n)) for n, row in enumerate(rows)]
+        return self.responses(items, max_length, max_response_length)
+
     def pairs(self, rows: Sequence[Any], max_length: int, max_response_length: int) -> EncodedPairs:
         """Encode rows {"prompt": messages, "chosen", "rejected": text or messages, "weight"?}.
 

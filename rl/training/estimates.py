@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rl.recipes import DPORecipe, KTORecipe, Recipe, RewardModelRecipe
-from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
+from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.machine import GB
@@ -203,7 +203,7 @@ def kto(
     shape = load_shape(base_model)
     # trained in a shuffled order: rows of one prompt that lie together here do not share a micro-batch there
     shuffled = random.Random(recipe.seed).sample(list(rows), min(SAMPLE, len(rows)))
-    items = _singles(shape[1], shuffled, recipe)
+    items = shape[1].column(shuffled, "completion", recipe.max_length, recipe.max_completion_length)
     if not items:
         return nothing("response")
     steps = recipe.steps(len(rows))
@@ -227,7 +227,9 @@ def sft(
     """The same of `SFTTrainer.train(rows)`."""
     hardware = hardware or detect()
     shape = load_shape(base_model)
-    items = _singles(shape[1], list(rows)[:SAMPLE], recipe)
+    items = shape[1].column(
+        list(rows)[:SAMPLE], "completion", recipe.max_length, recipe.max_completion_length
+    )
     if not items:
         return nothing("demonstration")
     steps = recipe.steps(len(rows))
@@ -244,7 +246,10 @@ def reward_model(
     causal = recipe.architecture == "causal"
     shape = load_shape(base_model, causal=causal)
     sides = ("chosen", "rejected") if recipe.objective == "pairwise" else ("completion",)
-    columns = [_singles(shape[1], list(rows)[:SAMPLE], recipe, side) for side in sides]
+    columns = [
+        shape[1].column(list(rows)[:SAMPLE], side, recipe.max_length, recipe.max_completion_length)
+        for side in sides
+    ]
     if not columns[0]:
         return nothing("row")
     cut = [batches(column, recipe.batch_size) for column in columns]
@@ -255,13 +260,6 @@ def reward_model(
     looked = (1 + evaluations(recipe, steps)) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
     work = Work(len(rows), steps, once + looked)
     return estimated(shape, recipe, hardware, micros, work, packed=causal, causal=causal)
-
-
-def _singles(
-    encoder: Encoder, rows: Sequence[Any], recipe: Recipe, side: str = "completion"
-) -> list[EncodedResponse]:
-    items = [(prompt_messages(row, n), response_text(row, side, n)) for n, row in enumerate(rows)]
-    return encoder.responses(items, recipe.max_length, recipe.max_completion_length)
 
 
 def batches(items: Sequence[T], size: int) -> list[list[T]]:

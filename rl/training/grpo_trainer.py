@@ -18,10 +18,10 @@ from trl.trainer.utils import pad, split_tensor_dict, use_adapter
 
 from rl.rewards.engine import group_advantages
 from rl.training.encoding import EncodedResponse
-from rl.training.ladder import Choice, rung_choose
+from rl.training.ladder import Choice
 from rl.training.logps import causal_model
 from rl.training.packing import pack
-from rl.training.pair_trainer import install_forward
+from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.prompts import Prompts
@@ -36,7 +36,7 @@ from rl.training.ppo.rollout import (
 )
 from rl.training.prefix import Rung
 from rl.training.scoring import score_encoded
-from rl.training.trl_runs import OwnHouse, head_compact, sharded, trainer_settle
+from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle
 
 if TYPE_CHECKING:
     from rl.training.grpo import GRPOTrainer
@@ -60,23 +60,11 @@ class GroupTrainer(OwnHouse, trl.GRPOTrainer):
 
     def settle(self, owner: GRPOTrainer, policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
-        self.owner, self.policy, self.agent = owner, policy, owner.agent
-        trainer_settle(self, policy, owner.recipe, owner.listener)
-        install_forward(
-            causal_model(self.model),
-            compact=head_compact(self, policy),
-            temperature=self.temperature,
-        )
-        if self.aux_loss_enabled:
-            self.choice = Choice(Rung.STOCK, "its router loss depends on every token fed", {})
-        elif sharded(self):
-            self.choice = Choice(
-                Rung.STOCK, "its weights are sharded, and only its own forward gathers them", {}
-            )
-        else:
-            self.choice = rung_choose(policy, self.probe(), gradients=True)
-        policy.rung = self.choice.rung
-        policy.rung_longest = owner.recipe.max_length
+        self.owner = owner
+        trainer_settle(self, policy, owner)
+        forward_settle(self, self.temperature)
+        self.choice = rung_settle(self, self.probe())
+        policy.rung_longest = owner.recipe.max_length  # what is sampled later may be longer
 
     def probe(self) -> list[EncodedResponse]:
         """Responses of this run, the longest prompt's among them, to try ways of computing them on."""

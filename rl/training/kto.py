@@ -16,12 +16,11 @@ from datasets import Dataset
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from rl.recipes import KTORecipe
-from rl.training.encoding import EncodedResponse, prompt_messages, response_text
+from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
-from rl.training.logps import causal_model
 from rl.training.packing import completions_alone, pack
-from rl.training.pair_trainer import install_forward, reference_logps
+from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.prefix import Rung
 from rl.training.progress import Silent, TrainListener
@@ -31,7 +30,6 @@ from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     OwnHouse,
     common_arguments,
-    head_compact,
     lora_begun,
     one_gpu,
     result_of,
@@ -171,13 +169,11 @@ class KTOTrainer:
         self, policy: LoadedPolicy, rows: Sequence[Any]
     ) -> tuple[list[tuple[EncodedResponse, bool]], dict[str, int]]:
         try:
-            items = [
-                (prompt_messages(row, number), response_text(row, "completion", number))
-                for number, row in enumerate(rows)
-            ]
+            encoded = policy.encoder.column(
+                rows, "completion", self.recipe.max_length, self.recipe.max_completion_length
+            )
         except ValueError as error:
             raise TrainingRefused(str(error)) from error
-        encoded = policy.encoder.responses(items, self.recipe.max_length, self.recipe.max_completion_length)
         kept = [
             (item, bool(row["label"]))
             for item, row in zip(encoded, rows, strict=True)
@@ -270,18 +266,10 @@ class _Trainer(OwnHouse, trl.KTOTrainer):
     """[B] log-probabilities of the mismatched responses, where they came with the others."""
 
     def settle(self, owner: KTOTrainer, policy: LoadedPolicy) -> None:
-        self.policy, self.agent = policy, owner.agent
         self.precompute_ref_logps = True
-        trainer_settle(self, policy, owner.recipe, owner.listener)
-        install_forward(causal_model(self.model), compact=head_compact(self, policy))
-
-        items = [
-            EncodedResponse(row["prompt_ids"], row[name])
-            for data in (self.train_dataset, self.eval_dataset)
-            for row in data or ()
-            for name in ("completion_ids", "KL_completion_ids")
-        ]
-        choice = rung_settle(self, policy, items)
+        trainer_settle(self, policy, owner)
+        forward_settle(self)
+        choice = rung_settle(self, self.token_rows("completion_ids", "KL_completion_ids"))
         self.data_collator.rung = choice.rung
         owner._note(choice.said)
 

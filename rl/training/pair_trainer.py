@@ -213,6 +213,11 @@ def _compact_output(
     )
 
 
+def forward_settle(trainer: Any, temperature: float = 1.0) -> None:
+    """`install_forward` into the model of a settled trainer, as its device and its loss need it."""
+    install_forward(causal_model(trainer.model), head_compact(trainer, trainer.policy), temperature)
+
+
 class PairTrainer(OwnHouse, trl.DPOTrainer):
     """TRL's trainer on pairs that are already tokens. Loss, metrics, optimiser and checkpoints stay TRL's."""
 
@@ -230,11 +235,11 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
 
     def settle(self, owner: DPOTrainer, policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
-        self.owner, self.policy, self.agent = owner, policy, owner.agent
+        self.owner = owner
         self.precompute_ref_logps = owner.recipe.precompute_reference
-        trainer_settle(self, policy, owner.recipe, owner.listener)
-        install_forward(causal_model(self.model), compact=head_compact(self, policy))
-        items = self._items()
+        trainer_settle(self, policy, owner)
+        forward_settle(self)
+        items = self.token_rows("chosen_ids", "rejected_ids")
         self.choice = self._climb(items)
         self.compile_choice = self._compile(items)
         self._busy_s, self._busy_tokens = 0.0, 0
@@ -249,19 +254,10 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
             Processes(cpu=policy.device.type == "cpu").most if self.args.world_size > 1 else None,
         )
 
-    def _items(self) -> list[EncodedResponse]:
-        """Each pair's chosen response and then its rejected one, of both splits."""
-        return [
-            EncodedResponse(row["prompt_ids"], row[side])
-            for data in (self.train_dataset, self.eval_dataset)
-            for row in data or ()
-            for side in ("chosen_ids", "rejected_ids")
-        ]
-
     def _climb(self, items: list[EncodedResponse]) -> Choice:
         """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
         lowest = lowest_rung(self.owner.recipe.attention, self.policy.device.type, items)
-        choice = rung_settle(self, self.policy, items, lowest=lowest)
+        choice = rung_settle(self, items, lowest=lowest)
         self.data_collator.rung = choice.rung
         return choice
 

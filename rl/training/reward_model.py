@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shutil
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,9 @@ from peft import LoraConfig, TaskType, get_peft_model
 
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
-from rl.statistics import calibration_curve, expected_calibration_error
-from rl.training.encoding import EncodedResponse, prompt_messages, response_text
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.following import history_columns
+from rl.training.foretold import foretold
 from rl.training.hardware import Hardware, detect
 from rl.training.ladder import install
 from rl.training.model_files import model_located
@@ -35,26 +32,12 @@ from rl.training.policy import LoadedPolicy, matmul
 from rl.training.prefix import Rung
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
-from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load, sigmoid
+from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
 from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions
 
 SCALED = 256
-"""Training rows whose scores set the scale of a finished model's, about."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """How well held-out feedback is foretold."""
-
-    accuracy: float
-    """Share of pairs ranked as people did, or of responses on the right side of neutral."""
-    brier: float
-    """Mean squared error of the stated probability (of the score, for regression); 0.25 is a coin."""
-    calibration_error: float
-    """Expected calibration error over ten bins."""
-    curve: list[dict[str, float]]
-    """Per bin that holds any: predicted and observed share, count."""
+"""Training rows, at most, whose scores set the scale of a finished model's."""
 
 
 def train_reward_model(
@@ -141,13 +124,17 @@ class RewardModelTrainer:
                 eval_dataset=Dataset.from_list(held_out) if held_out else None,
                 data_collator=ScoreCollator(encoder.tokenizer.pad_token_id),
             )
-            trainer.objective, trainer.policy, trainer.agent = self.recipe.objective, policy, self.agent
-            trainer.settle(self)
+            trainer.objective = self.recipe.objective
+            trainer.settle(self, policy)
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out else {}
+            facts = self._facts(trainer, train, held_out)
             install(policy, Rung.STOCK)
-        return self._finish(trainer, model, encoder, train, held_out, metrics, time.monotonic() - started)
+        if facts is not None and trainer.is_world_process_zero():
+            self._save(model, encoder, facts)
+        counts = {"train": len(train), "eval": len(held_out)}
+        return self._result(trainer, facts, counts, metrics, time.monotonic() - started)
 
     def _lora(self, backbone: Any) -> LoraConfig:
         head = next(name for name in HEADS if hasattr(backbone, name))
@@ -166,11 +153,7 @@ class RewardModelTrainer:
         sides = ("chosen", "rejected") if self.recipe.objective == "pairwise" else ("completion",)
         try:
             columns = [
-                encoder.responses(
-                    [(prompt_messages(row, n), response_text(row, side, n)) for n, row in enumerate(rows)],
-                    self.recipe.max_length,
-                    self.recipe.max_completion_length,
-                )
+                encoder.column(rows, side, self.recipe.max_length, self.recipe.max_completion_length)
                 for side in sides
             ]
             targets = [self._target(row, n) for n, row in enumerate(rows)]
@@ -200,55 +183,64 @@ class RewardModelTrainer:
             raise ValueError(f"row {number}: expected {wanted}; found {value!r}")
         return float(value)
 
-    def _finish(
-        self,
-        trainer: ScoreTrainer,
-        model: Any,
-        encoder: Any,
-        train: list[dict[str, Any]],
-        held_out: list[dict[str, Any]],
-        metrics: dict[str, float],
-        seconds: float,
-    ) -> TrainResult:
-        state = trainer.state
-        cancelled = state.global_step < state.max_steps
-        history = history_columns(state.log_history)
-        checkpoint = self.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
+    def _facts(
+        self, trainer: ScoreTrainer, train: list[dict[str, Any]], held_out: list[dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """What stands beside the weights; None of a model that was stopped before it was finished."""
+        if trainer.state.global_step < trainer.state.max_steps:
+            return None
+        some = train[:: -(-len(train) // SCALED)]
+        scores = [score for pair in trainer.scores(some) for score in pair]
         facts: dict[str, Any] = {
             "objective": self.recipe.objective,
             "architecture": self.recipe.architecture,
             "base_model": self.base_model,
             "agent": self.agent,
             "max_length": self.recipe.max_length,
+            "mean": statistics.fmean(scores),
+            "std": statistics.pstdev(scores),
         }
-        reward_model = RewardModel(model, encoder, facts, self.hardware)
-        if not cancelled:
-            checkpoint = self.output_dir / "reward_model"
-            facts |= _scale(reward_model, train)
-            if held_out:
-                held = _judge(reward_model, held_out, self.recipe.objective)
-                facts["held_out"] = dataclasses.asdict(held)
-                metrics |= {
-                    "accuracy": held.accuracy,
-                    "brier": held.brier,
-                    "calibration_error": held.calibration_error,
-                }
-            if trainer.is_world_process_zero():
-                shutil.rmtree(checkpoint, ignore_errors=True)
-                model.save_pretrained(checkpoint)
-                encoder.tokenizer.save_pretrained(checkpoint)
-                (checkpoint / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        if held_out:
+            targets = [row["target"] for row in held_out]
+            held = foretold(trainer.scores(held_out), targets, self.recipe.objective)
+            facts["held_out"] = dataclasses.asdict(held)
+        return facts
+
+    @property
+    def _folder(self) -> Path:
+        return self.output_dir / "reward_model"
+
+    def _save(self, model: Any, encoder: Any, facts: dict[str, Any]) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        model.save_pretrained(self._folder)
+        encoder.tokenizer.save_pretrained(self._folder)
+        (self._folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+
+    def _result(
+        self,
+        trainer: ScoreTrainer,
+        facts: dict[str, Any] | None,
+        samples: dict[str, int],
+        metrics: dict[str, float],
+        seconds: float,
+    ) -> TrainResult:
+        state = trainer.state
+        history = history_columns(state.log_history)
+        checkpoint = self.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
+        if facts is not None:
+            held = facts.get("held_out", {})
+            metrics |= {name: value for name, value in held.items() if name != "curve"}
         last = {name: values[-1] for name, values in history.items() if values and not name.endswith("step")}
         return TrainResult(
             method="reward_model",
-            status="cancelled" if cancelled else "succeeded",
-            checkpoint=str(checkpoint),
+            status="cancelled" if facts is None else "succeeded",
+            checkpoint=str(checkpoint if facts is None else self._folder),
             base_model=self.base_model,
             base_model_hash=trainer.policy.base_model_hash,
             steps=state.global_step,
             total_steps=state.max_steps,
             seconds=round(seconds, 2),
-            samples={"train": len(train), "eval": len(held_out)},
+            samples=samples,
             metrics={**last, **metrics},
             history=history,
             recipe=self.recipe.as_dict(),
@@ -277,42 +269,4 @@ def _as_policy(model: Any, encoder: Any, base_model: str, hardware: Hardware) ->
         base_model_hash=base_hash(model_located(base_model), getattr(model.config, "_commit_hash", None)),
         device=model.device,
         hardware=hardware,
-    )
-
-
-# --- How good it is -----------------------------------------------------------------------------------------
-
-
-def _responses(rows: Sequence[dict[str, Any]], side: str) -> list[EncodedResponse]:
-    return [EncodedResponse(row[side], []) for row in rows]
-
-
-def _scale(model: RewardModel, train: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean and standard deviation of the scores of some training responses, of either side of a pair."""
-    some = train[:: max(1, len(train) // SCALED)]
-    others = [row for row in some if row["other_ids"] != row["ids"]]
-    scores = model.scores_encoded([*_responses(some, "ids"), *_responses(others, "other_ids")])
-    return {"mean": statistics.fmean(scores), "std": statistics.pstdev(scores)}
-
-
-def _judge(model: RewardModel, rows: Sequence[dict[str, Any]], objective: str) -> Held:
-    """Accuracy, Brier score and calibration on held-out rows."""
-    scores = model.scores_encoded(_responses(rows, "ids"))
-    targets = [row["target"] for row in rows]
-    if objective == "pairwise":
-        others = model.scores_encoded(_responses(rows, "other_ids"))
-        chances = [sigmoid(a - b) for a, b in zip(scores, others, strict=True)]
-        # people's choice is always the first: the model is asked how sure it is of its own choice, and whether it is
-        # right
-        sure = [max(p, 1 - p) for p in chances]
-        right = [float(p > 0.5) for p in chances]
-        brier = statistics.fmean((1 - p) ** 2 for p in chances)
-        curve = calibration_curve(sure, right)
-        return Held(statistics.fmean(right), brier, expected_calibration_error(sure, right), curve)
-    chances = [sigmoid(s) if objective == "binary" else min(1.0, max(0.0, s)) for s in scores]
-    decided = [(p, t) for p, t in zip(chances, targets, strict=True) if t != 0.5]
-    accuracy = statistics.fmean((p > 0.5) == (t > 0.5) for p, t in decided) if decided else math.nan
-    brier = statistics.fmean((p - t) ** 2 for p, t in zip(chances, targets, strict=True))
-    return Held(
-        accuracy, brier, expected_calibration_error(chances, targets), calibration_curve(chances, targets)
     )

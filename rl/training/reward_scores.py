@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from rl.agents.base import Message
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.training.encoding import EncodedResponse
+from rl.training.foretold import sigmoid
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape, without_bars
 from rl.training.model_files import PolicyLoadError, model_located
@@ -149,7 +149,3 @@ def _quiet() -> Iterator[None]:
 
 def _collate(items: Sequence[EncodedResponse], pad: int) -> dict[str, torch.Tensor]:
     return padded([item.prompt_ids + item.response_ids for item in items], pad)
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from rl.training.encoding import EncodedResponse
 from rl.training.logps import causal_model
 from rl.training.packing import Packed, ended, pack
+from rl.training.policy import LoadedPolicy
 from rl.training.prefix import Rung, installed, packed_hidden
 from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle
 
@@ -68,9 +69,9 @@ class ScoreTrainer(OwnHouse, transformers.Trainer):
     method = "reward_model"
     objective: str
 
-    def settle(self, owner: RewardModelTrainer) -> None:
+    def settle(self, owner: RewardModelTrainer, policy: LoadedPolicy) -> None:
         """What the constructor cannot be told, and rows that share a prompt where the model can compute them."""
-        trainer_settle(self, self.policy, owner.recipe, owner.listener)
+        trainer_settle(self, policy, owner)
         if owner.recipe.architecture != "causal":
             return
         items = [
@@ -79,7 +80,7 @@ class ScoreTrainer(OwnHouse, transformers.Trainer):
             for row in data or ()
             for ids, prompt in (("ids", "prompt"), ("other_ids", "other_prompt"))
         ]
-        choice = rung_settle(self, self.policy, items, scores_read)
+        choice = rung_settle(self, items, scores_read)
         self.data_collator.rung = choice.rung
         owner._note(choice.said)
         inner = causal_model(self.model)
@@ -107,6 +108,25 @@ class ScoreTrainer(OwnHouse, transformers.Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
             return self.compute_loss(model, inputs).detach(), None, None
+
+    def scores(self, rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+        """The head's numbers for each row's response and for the other of its pair, the same where there is none.
+
+        In batches and on packed rows, as they are trained.
+        """
+        found: list[tuple[float, float]] = [(0.0, 0.0)] * len(rows)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]["ids"]))
+        self.model.eval()
+        for start in range(0, len(order), self.args.per_device_eval_batch_size):
+            chosen = order[start : start + self.args.per_device_eval_batch_size]
+            batch = self._prepare_inputs(self.data_collator([rows[i] for i in chosen]))
+            del batch["target"]
+            with torch.no_grad():
+                said = self.model(**batch).logits[:, 0].float().tolist()
+            others = said[-len(chosen) :]  # the second half of pairs, all of single responses
+            for i, first, other in zip(chosen, said[: len(chosen)], others, strict=True):
+                found[i] = first, other
+        return found
 
 
 def reward_loss(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:

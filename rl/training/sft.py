@@ -11,11 +11,10 @@ import trl
 from datasets import Dataset
 
 from rl.recipes import SFTRecipe
-from rl.training.encoding import EncodedResponse, prompt_messages, response_text
+from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
-from rl.training.logps import causal_model
-from rl.training.pair_trainer import install_forward
+from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
@@ -23,7 +22,6 @@ from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     OwnHouse,
     common_arguments,
-    head_compact,
     lora_begun,
     one_gpu,
     result_of,
@@ -130,13 +128,11 @@ class SFTTrainer:
 
     def _encode(self, policy: LoadedPolicy, rows: Sequence[Any]) -> list[EncodedResponse]:
         try:
-            items = [
-                (prompt_messages(row, number), response_text(row, "completion", number))
-                for number, row in enumerate(rows)
-            ]
+            return policy.encoder.column(
+                rows, "completion", self.recipe.max_length, self.recipe.max_completion_length
+            )
         except ValueError as error:
             raise TrainingRefused(str(error)) from error
-        return policy.encoder.responses(items, self.recipe.max_length, self.recipe.max_completion_length)
 
     def _dataset(self, items: Sequence[EncodedResponse]) -> Dataset:
         return Dataset.from_dict(
@@ -158,9 +154,8 @@ class _Trainer(OwnHouse, trl.SFTTrainer):
     method = "sft"
 
     def settle(self, owner: SFTTrainer, policy: LoadedPolicy) -> None:
-        self.policy, self.agent = policy, owner.agent
-        trainer_settle(self, policy, owner.recipe, owner.listener)
-        install_forward(causal_model(self.model), compact=head_compact(self, policy))
+        trainer_settle(self, policy, owner)
+        forward_settle(self)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, return_outputs, **kwargs)

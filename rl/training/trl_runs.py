@@ -27,7 +27,7 @@ from rl.training.ladder import Choice, Head, install, rung_choose
 from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
 from rl.training.prefix import Rung
-from rl.training.progress import TrainListener, checkpoint_seal
+from rl.training.progress import checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
@@ -108,13 +108,10 @@ def head_compact(trainer: Any, policy: LoadedPolicy) -> bool:
 
 
 def rung_settle(
-    trainer: Any,
-    policy: LoadedPolicy,
-    items: Sequence[EncodedResponse],
-    head: Head | None = None,
-    lowest: Rung = Rung.LAST_LAYER,
+    trainer: Any, items: Sequence[EncodedResponse], head: Head | None = None, lowest: Rung = Rung.LAST_LAYER
 ) -> Choice:
     """Find how packed rows can be computed in a run, on its own `items`, prepare the model for it and note it."""
+    policy: LoadedPolicy = trainer.policy
     if getattr(trainer, "aux_loss_enabled", False):
         install(policy, Rung.STOCK)
         choice = Choice(Rung.STOCK, "its router loss depends on every token fed", {})
@@ -170,17 +167,18 @@ def weights_begin(recipe: AdapterRecipe, model: Any) -> list[str]:
     return [f"starts from the weights of {folder.name}: {len(given)} matrices, its own LoRA rank"]
 
 
-def trainer_settle(trainer: Any, policy: LoadedPolicy, recipe: Recipe, listener: TrainListener) -> None:
-    """What TRL's constructors cannot be told: float32 LoRA, its dropout, a listener, nothing on stdout."""
+def trainer_settle(trainer: Any, policy: LoadedPolicy, owner: Any) -> None:
+    """What TRL's constructors cannot be told: float32 LoRA, its dropout, `owner`'s listener, nothing on stdout."""
+    trainer.policy, trainer.agent = policy, owner.agent
     policy.model = trainer.model
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:  # TRL makes a 4-bit model's LoRA bfloat16, too coarse for small steps
             parameter.data = parameter.data.float()
     for name, module in trainer.model.named_modules():
         if isinstance(module, torch.nn.Dropout) and "lora_dropout" in name:  # TRL silences it with the others
-            module.p = recipe.lora_dropout
+            module.p = owner.recipe.lora_dropout
     trainer.remove_callback(PrinterCallback)  # it prints to stdout
-    trainer.add_callback(Follower(trainer, listener))
+    trainer.add_callback(Follower(trainer, owner.listener))
 
 
 class OwnHouse:
@@ -196,6 +194,8 @@ class OwnHouse:
     args: Any
     state: Any
     accelerator: Any
+    train_dataset: Any
+    eval_dataset: Any
     _metrics: dict[str, dict[str, list[Any]]]
     _total_train_tokens: Any
 
@@ -212,6 +212,15 @@ class OwnHouse:
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         return dataset
+
+    def token_rows(self, *columns: str) -> list[EncodedResponse]:
+        """Every response of these columns, with its prompt, of both splits."""
+        return [
+            EncodedResponse(row["prompt_ids"], row[column])
+            for data in (self.train_dataset, self.eval_dataset)
+            for row in data or ()
+            for column in columns
+        ]
 
     def evaluate_at_end(self) -> dict[str, float]:
         """Metrics on the eval split after the last step, unless that step's are there already."""
