@@ -19,7 +19,7 @@ from rl.training.trial import Asked, Trial, trial
 T = TypeVar("T")
 
 SAMPLE = 512
-"""Rows whose lengths are looked at: the first ones, as a dataset is in the order of its prompts' hashes."""
+"""Rows whose lengths are looked at."""
 
 HELD_OUT_SHARE = 1 / 8
 """Held-out rows for each training row: the split's own 10 to 80."""
@@ -201,9 +201,9 @@ def kto(
     """The same of `KTOTrainer.train(rows)`."""
     hardware = hardware or detect()
     shape = load_shape(base_model)
-    # trained in a shuffled order: rows of one prompt that lie together here do not share a micro-batch there
-    shuffled = random.Random(recipe.seed).sample(list(rows), min(SAMPLE, len(rows)))
-    items = shape[1].column(shuffled, "completion", recipe.max_length, recipe.max_completion_length)
+    items = shape[1].column(
+        _sample(rows, recipe), "completion", recipe.max_length, recipe.max_completion_length
+    )
     if not items:
         return nothing("response")
     steps = recipe.steps(len(rows))
@@ -228,7 +228,7 @@ def sft(
     hardware = hardware or detect()
     shape = load_shape(base_model)
     items = shape[1].column(
-        list(rows)[:SAMPLE], "completion", recipe.max_length, recipe.max_completion_length
+        _sample(rows, recipe), "completion", recipe.max_length, recipe.max_completion_length
     )
     if not items:
         return nothing("demonstration")
@@ -247,7 +247,7 @@ def reward_model(
     shape = load_shape(base_model, causal=causal)
     sides = ("chosen", "rejected") if recipe.objective == "pairwise" else ("completion",)
     columns = [
-        shape[1].column(list(rows)[:SAMPLE], side, recipe.max_length, recipe.max_completion_length)
+        shape[1].column(_sample(rows, recipe), side, recipe.max_length, recipe.max_completion_length)
         for side in sides
     ]
     if not columns[0]:
@@ -260,6 +260,13 @@ def reward_model(
     looked = (1 + evaluations(recipe, steps)) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
     work = Work(len(rows), steps, once + looked)
     return estimated(shape, recipe, hardware, micros, work, packed=causal, causal=causal)
+
+
+def _sample(rows: Sequence[T], recipe: Recipe) -> list[T]:
+    """Some rows in the order of training: those of one prompt that lie together here are parted by its shuffle."""
+    if recipe.curriculum != "none":
+        return list(rows)[:SAMPLE]
+    return random.Random(recipe.seed).sample(list(rows), min(SAMPLE, len(rows)))
 
 
 def batches(items: Sequence[T], size: int) -> list[list[T]]:
