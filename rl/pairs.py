@@ -195,19 +195,15 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
             left_out[item.preference] += 1
         elif item.preference not in ("left", "right"):
             raise ValueError(f"a preference is left, right, tie or both_bad; found {item.preference!r}")
-        elif bare(left) == bare(right):
-            left_out["same_response"] += 1
         else:
             better, worse = (left, right) if item.preference == "left" else (right, left)
-            case.claims.append(_Claim(better, worse, 1, 1.0, "comparison", item.simulated, item.tags))
+            _claimed(case, _Claim(better, worse, 1, 1.0, "comparison", item.simulated, item.tags), left_out)
     elif isinstance(item, Corrected):
         better, worse = completion_key(item.correction), completion_key(item.response)
         if not item.valid:
             left_out["correction_invalid"] += 1
-        elif bare(better) == bare(worse):
-            left_out["same_response"] += 1
         else:
-            case.claims.append(_Claim(better, worse, 1, 1.0, "correction", item.simulated, item.tags))
+            _claimed(case, _Claim(better, worse, 1, 1.0, "correction", item.simulated, item.tags), left_out)
     else:
         key = completion_key(item.response)
         case.listed.add((key, tuple(sorted(text for text, _ in item.candidates))))
@@ -215,6 +211,13 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
         for text, score in item.candidates:
             if score is not None:
                 case.scores.setdefault(text, []).append(score)
+
+
+def _claimed(case: _Case, claim: _Claim, left_out: Counter[str]) -> None:
+    if bare(claim.better) == bare(claim.worse):
+        left_out["same_response"] += 1
+    else:
+        case.claims.append(claim)
 
 
 def _settled(

@@ -261,7 +261,7 @@ def _judged(
     effect = effect_of(new[main], old[main], rule)
     guards = tuple(guarded(new[g.metric.name], old[g.metric.name], g, rule) for g in rule.guardrails)
     verdict = verdict_of(effect, guards, 1.0 if mismatch_p is None else mismatch_p)
-    words = words_of(verdict, effect, guards, {"arm": found.name, "control": control})
+    words = words_of(verdict, guards, {"arm": found.name, "control": control})
     return replace(found, effect=effect, guards=guards, verdict=verdict, words=words)
 
 

@@ -187,7 +187,7 @@ def _level(value: float, metric: Metric) -> float:
     return math.exp(min(value, 700.0)) if metric.log else value
 
 
-def words_of(verdict: str, effect: Effect, guards: Sequence[Guarded], names: Mapping[str, str]) -> str:
+def words_of(verdict: str, guards: Sequence[Guarded], names: Mapping[str, str]) -> str:
     """The verdict in a sentence; names: `arm` and `control` as they are called."""
     arm, control = names["arm"], names["control"]
     broken = [guard for guard in guards if guard.state == HARM]
