@@ -1,38 +1,48 @@
 """Decisions recorded beside the answer to a user: in groups, by a thread; on disk while the database is away.
 
-A request waits WAIT_S at most until its decision is in the database, so that a rating sent right after the answer finds
-it. Where that takes longer, or the database refuses, the decision goes to the spool (`feedback.collecting.spool`: one
-line, fsynced) and is replayed when the database is back. The id makes it once, however many ways it takes.
+A decision is noted in the process's journal, which outlives the process, before its user is answered, and is in the
+database a moment later: nobody waits for that. A rating that is sent right after the answer does (`recorded_or_never`).
+Where the database is away, the decision goes to the spool (`feedback.collecting.spool`: one line, fsynced) and is
+replayed when it is back. The id makes it once, however many ways it takes.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connection
 
-from feedback.checks import FeedbackRefused
+from feedback.checks import DecisionUnknown, FeedbackRefused
 from feedback.collecting.problems import Problems
 from feedback.collecting.spool import Progress, Spool, locked, renew_after_fork
 from feedback.ingest import MAX_BULK, Ingested, decisions_ingest
+from feedback.journal import Journal, journals, noted, take_over
 
 logger = logging.getLogger("feedback.recording")
 
 WAIT_S = 0.25
-"""Longest a user waits for the database."""
+"""Longest anybody waits for the database: who asked to be told that a decision is there, or speaks of one just made."""
+GATHER_S = 0.03
+"""Between two writes: a transaction costs as much as ten decisions in it."""
+MOST_IN_HAND = 1_000
+"""Decisions noted and not written yet; where the database is slower than they come, the next ones go to the spool."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 """Between two tries of a database that is away, doubled each time, by half at random."""
 IDLE_S = 5.0
 """How often an idle recorder looks for what was spooled by others."""
+
+T = TypeVar("T")
 
 Facts = Mapping[str, Any]
 """A decision as `feedback.services.decision_record` takes it, JSON alone, with its id and created_at."""
@@ -47,7 +57,11 @@ class _Waiting:
 
 
 class Recorder:
-    """One per process. `record` never raises and never waits longer than WAIT_S and one write to the disk."""
+    """One per process. `note` and `record` never raise.
+
+    `note` waits for nobody; while the database is away, or too slow, for one write to the disk. `record` tells whether
+    the decision is in the database, and waits WAIT_S for it at most.
+    """
 
     def __init__(self, folder: Callable[[], Path], *, counted: Callable[[str], None] | None = None) -> None:
         """folder: where the spool lies, asked each time it is needed first. counted: told `written` or `spooled`."""
@@ -61,12 +75,19 @@ class Recorder:
         self._down_until = 0.0
         self._wrote = 0.0
         self._stopping = False
+        self._hurried = False
+        """Somebody waits for what is in the queue."""
+        self._in_hand = 0
+        self._journal: Journal | None = None
         renew_after_fork(self)
 
     def after_fork(self) -> None:
         self._queue.clear()
         self._signal = threading.Condition()
         self._thread = None
+        self._in_hand = 0
+        if self._journal is not None:
+            self._journal.after_fork()
 
     @property
     def spool(self) -> Spool:
@@ -74,6 +95,29 @@ class Recorder:
         if folder not in self._spools:
             self._spools[folder] = Spool(folder, self._problems)
         return self._spools[folder]
+
+    def note(self, facts: Facts) -> None:
+        """Have a decision recorded soon. When this returns it outlives the process."""
+        line = json.dumps(facts).encode("ascii") + b"\n"
+        with self._signal:
+            if time.monotonic() >= self._down_until and len(self._queue) + self._in_hand < MOST_IN_HAND:
+                try:
+                    self._journal_open().note(line)
+                except OSError as error:
+                    self._problems.say("journal", "decisions cannot be noted on disk; users wait", error)
+                else:
+                    self._queue.append(_Waiting(facts))
+                    if len(self._queue) == 1:  # else the thread knows
+                        self._awake()
+                        self._signal.notify()
+                    return
+        self.record(facts)
+
+    def _journal_open(self) -> Journal:
+        folder = self._folder()
+        if self._journal is None or self._journal.folder != folder:
+            self._journal = Journal(folder)
+        return self._journal
 
     def record(self, facts: Facts) -> bool:
         """Have a decision recorded. True: it is in the database; False: it is in the spool, or is about to be."""
@@ -83,6 +127,7 @@ class Recorder:
             return False
         with self._signal:
             self._queue.append(waiting)
+            self._hurried = True
             self._awake()
             self._signal.notify()
         if not waiting.done.wait(WAIT_S):
@@ -108,17 +153,12 @@ class Recorder:
         failures = 0
         looked = 0.0
         while not (self._stopping and not self._queue):
-            with self._signal:
-                if not self._queue and not self._stopping:
-                    self._signal.wait(
-                        min(IDLE_S, max(self._down_until - time.monotonic(), 0.05)) if failures else IDLE_S
-                    )
-                batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BULK))]
+            batch, turned = self._batch(failures)
             now = time.monotonic()
             try:
                 if batch:
                     self._write(batch)
-                if (failures and now >= self._down_until) or (not batch and now - looked >= IDLE_S):
+                if (failures and now >= self._down_until) or now - looked >= IDLE_S:
                     looked = now
                     close_old_connections()
                     self.replay()
@@ -143,7 +183,27 @@ class Recorder:
                     if not waiting.done.is_set():
                         self._spool(waiting)
                 time.sleep(FIRST_PAUSE_S)
+            # every one of them is in the database or in the spool now
+            with self._signal:
+                self._in_hand = 0
+                if self._journal is not None and batch:
+                    self._journal.empty(turned)
         connection.close()
+
+    def _batch(self, failures: int) -> tuple[list[_Waiting], int]:
+        """All that waits, once there is something and it had time to gather; and the journal's file that it is in."""
+        with self._signal:
+            if not self._queue and not self._stopping:
+                self._signal.wait(
+                    min(IDLE_S, max(self._down_until - time.monotonic(), 0.05)) if failures else IDLE_S
+                )
+            left = self._wrote + GATHER_S - time.monotonic()
+            if self._queue and left > 0:
+                self._signal.wait_for(lambda: self._hurried or self._stopping, left)
+            batch = list(self._queue)
+            self._queue.clear()
+            self._hurried, self._in_hand = False, len(batch)
+            return batch, self._journal.turn() if self._journal is not None and batch else 0
 
     def _write(self, batch: Sequence[_Waiting]) -> None:
         """All of a batch in one transaction. Raises OperationalError where the database is away."""
@@ -174,6 +234,7 @@ class Recorder:
         spool = self.spool
         if not spool.folder.is_dir():
             return 0
+        self._take_over(spool)
         spool.write_waiting()
         if not spool.unhandled():
             return 0
@@ -187,6 +248,19 @@ class Recorder:
         if count:
             logger.info("%d decisions came out of the spool %s", count, spool.folder)
         return count
+
+    def _take_over(self, spool: Spool) -> None:
+        """What processes that are gone had in hand goes on its way through the spool."""
+
+        def keep(line: bytes) -> bool:
+            try:
+                body = json.loads(line)
+            except ValueError:
+                body = line.decode("utf-8", "replace")  # refused further on, with its reason
+            return spool.put({"kind": "decision", "body": body})
+
+        for path in journals(spool.folder):
+            take_over(path, keep)
 
     def _replay_day(self, spool: Spool, day: Path) -> int:
         progress: Progress = spool.progress(day)
@@ -233,12 +307,23 @@ class Recorder:
             self._signal.notify_all()
         if self._thread is not None:
             self._thread.join(timeout_s)
+        with self._signal:
+            if self._journal is not None and not self._queue and not self._in_hand:
+                self._journal.close()
 
     def drained(self, timeout_s: float) -> bool:
         """Wait until nothing is left to write or replay; False when time ran out."""
         deadline = time.monotonic() + timeout_s
+        with self._signal:
+            self._hurried = True
+            self._signal.notify()
         while time.monotonic() < deadline:
-            if not self._queue and not self.spool.unhandled() and not self.spool.waiting:
+            if (
+                not self._queue
+                and not self._in_hand
+                and not self.spool.unhandled()
+                and not self.spool.waiting
+            ):
                 return True
             time.sleep(0.02)
         return False
@@ -259,6 +344,20 @@ def _ingested(bodies: Sequence[Facts]) -> list[Ingested | FeedbackRefused]:
 def spool_folder() -> Path:
     folder: Path = settings.RATCHET_HOME / "spool" / "decisions"
     return folder
+
+
+def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
+    """What `then` returns; where it finds no decision that was answered a moment ago, once more when that is recorded.
+
+    Raises DecisionUnknown where no process of this machine has one of these in hand.
+    """
+    try:
+        return then()
+    except DecisionUnknown:
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline and any(noted(spool_folder(), str(id)) for id in decisions):
+            time.sleep(0.01)
+        return then()
 
 
 def spool_replay() -> int:

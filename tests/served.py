@@ -103,6 +103,7 @@ def written_by_the_asking_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         return decision_ingest(**facts).stored
 
     monkeypatch.setattr(Recorder, "record", record)
+    monkeypatch.setattr(Recorder, "note", record)
 
 
 def policy_made(name: str, agent: str = "widgets", stage: str = "champion") -> Policy:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -15,8 +17,12 @@ from django.db import DataError, OperationalError, connection
 from django.utils import timezone
 
 from feedback import recording
+from feedback.checks import DecisionUnknown
+from feedback.journal import Journal, journals, noted
 from feedback.models import Decision
-from feedback.recording import Recorder
+from feedback.recording import Recorder, recorded_or_never
+from feedback.services import rating_submit
+from tests.server import ROOT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -127,6 +133,119 @@ def test_what_a_killed_process_left_is_replayed_by_the_next(
     assert again.replay() == 1
     assert str(Decision.objects.get().pk) == sent["id"]
     assert again.replay() == 0
+
+
+def test_who_notes_a_decision_waits_for_nobody(recorder: Recorder, database: Database) -> None:
+    database.block = threading.Event()
+    sent = [facts(n) for n in range(3)]
+    for one in sent:
+        recorder.note(one)
+    # on disk, in a file of this process, while the database has said nothing
+    assert all(noted(recorder.spool.folder, one["id"]) for one in sent)
+    assert Decision.objects.count() == 0
+    database.block.set()
+    assert recorder.drained(10)
+    assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
+    assert not any(noted(recorder.spool.folder, one["id"]) for one in sent)
+    assert not recorder.spool.days()
+
+
+def test_what_is_noted_gathers_before_it_is_written(
+    recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "GATHER_S", 30.0)
+    recorder.note(facts())
+    while not database.batches or recorder._in_hand:
+        time.sleep(0.001)
+    for number in range(20):
+        recorder.note(facts(number))
+    assert recorder.record(facts()) is True  # whoever waits for one hurries all
+    assert Decision.objects.count() == 22
+    assert database.batches == [1, 21]
+
+
+def test_a_process_that_is_killed_leaves_what_it_had_in_hand(recorder: Recorder, tmp_path: Path) -> None:
+    sent = [facts(n) for n in range(3)]
+    lines = "".join(json.dumps(one) + "\n" for one in sent)
+    killed = (
+        "import os, sys; from pathlib import Path; from feedback.journal import Journal; "
+        "Journal(Path(sys.argv[1])).note(sys.argv[2].encode()); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", killed, tmp_path / "spool", lines + '{"half a line'], check=False, cwd=ROOT
+    )
+    assert done.returncode == -9
+    assert recorder.replay() == 3
+    assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
+    assert journals(tmp_path / "spool") == []
+
+
+def test_what_a_living_process_has_in_hand_is_let_be(recorder: Recorder, tmp_path: Path) -> None:
+    living = Journal(tmp_path / "spool")
+    living.note(json.dumps(facts()).encode() + b"\n")
+    assert recorder.replay() == 0
+    assert len(journals(tmp_path / "spool")) == 2
+    living.close()
+
+
+def test_more_than_may_be_in_hand_goes_to_the_spool(
+    recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "WAIT_S", 0.01)
+    monkeypatch.setattr(recording, "MOST_IN_HAND", 2)
+    database.block = threading.Event()
+    sent = [facts(n) for n in range(4)]
+    for one in sent:
+        recorder.note(one)
+    spooled = [json.loads(line)["body"]["id"] for line in recorder.spool.days()[0].read_text().splitlines()]
+    assert spooled == [one["id"] for one in sent[2:]]
+    database.block.set()
+    assert recorder.drained(10)
+    assert Decision.objects.count() == 4
+
+
+def test_while_the_database_is_away_what_is_noted_comes_back_too(
+    recorder: Recorder, database: Database
+) -> None:
+    database.error = OperationalError("away")
+    sent = [facts(n) for n in range(5)]
+    for one in sent:
+        recorder.note(one)
+    while recorder._in_hand or recorder._queue:
+        time.sleep(0.001)
+    assert len(recorder.spool.days()[0].read_text().splitlines()) == 5
+    database.error = None
+    assert recorder.drained(10)
+    assert Decision.objects.count() == 5
+
+
+def test_who_speaks_of_a_decision_in_hand_waits_for_it(
+    recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "spool_folder", lambda: recorder.spool.folder)
+    monkeypatch.setattr(recording, "WAIT_S", 10.0)
+    database.block = threading.Event()
+    sent = facts()
+    recorder.note(sent)
+    tries: list[int] = []
+
+    def rate() -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            threading.Timer(0.05, database.block.set).start()  # type: ignore[union-attr]
+        return rating_submit(decision=sent["id"], rater="ada", thumb="up")
+
+    assert recorded_or_never(sent["id"], then=rate).created
+    assert len(tries) == 2
+
+
+def test_of_a_decision_nobody_has_in_hand_it_is_said_at_once(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "spool_folder", lambda: recorder.spool.folder)
+    monkeypatch.setattr(recording.time, "sleep", lambda _: pytest.fail("waited"))
+    with pytest.raises(DecisionUnknown):
+        recorded_or_never("x", then=lambda: rating_submit(decision=uuid.uuid4(), rater="ada", thumb="up"))
 
 
 def test_a_decision_that_was_recorded_is_replayed_without_harm(recorder: Recorder) -> None:

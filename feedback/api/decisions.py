@@ -20,7 +20,8 @@ from feedback.api.shown import decision_shown, outcome_shown, rating_shown
 from feedback.checks import Check, DecisionUnknown, FeedbackRefused
 from feedback.decision_facts import reward_asked, rewarded_at_least
 from feedback.ingest import MAX_BULK, Ingested, decision_ingest, decisions_ingest
-from feedback.search import decision_whole, decisions_found
+from feedback.recording import recorded_or_never
+from feedback.search import DecisionWhole, decision_whole, decisions_found
 from feedback.text_index import text_looked_through
 
 REQUIRED = ("agent", "messages", "response")
@@ -104,9 +105,7 @@ class DecisionOne(ApiView):
     )
     def get(self, request: Request, pk: uuid.UUID) -> Response:
         parameters(request, ())
-        found = decision_whole(pk)
-        if found is None:
-            raise DecisionUnknown(f"no decision {pk}", {"id": "does not exist"})
+        found = recorded_or_never(pk, then=lambda: _whole(pk))
         return Response(
             {
                 **decision_shown(found.decision),
@@ -167,3 +166,10 @@ def _result(done: Ingested | FeedbackRefused) -> dict[str, Any]:
 
 def _refused(code: str, message: str, fields: dict[str, str]) -> dict[str, Any]:
     return {"status": 409 if code == "conflict" else 400, **error_body(code, message, fields)}
+
+
+def _whole(pk: uuid.UUID) -> DecisionWhole:
+    found = decision_whole(pk)
+    if found is None:
+        raise DecisionUnknown(f"no decision {pk}", {"id": "does not exist"})
+    return found

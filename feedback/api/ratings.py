@@ -15,6 +15,7 @@ from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.api.schemas import COMPONENTS, RATING_OPTIONAL
 from feedback.api.shown import comparison_shown, outcome_shown, rating_shown
+from feedback.recording import recorded_or_never
 from feedback.services import Written, comparison_submit, outcome_record, rating_submit
 
 COMPARISON_REQUIRED = tuple(COMPONENTS["ComparisonSent"]["required"])
@@ -54,7 +55,8 @@ class Ratings(ApiView):
     )
     def post(self, request: Request, pk: uuid.UUID) -> Response:
         facts = object_in(request.data, required=(), optional=RATING_OPTIONAL)
-        written = rating_submit(decision=pk, rater=rater_of(request, facts), **facts)
+        rater = rater_of(request, facts)
+        written = recorded_or_never(pk, then=lambda: rating_submit(decision=pk, rater=rater, **facts))
         return _answer(written, rating_shown(written.row))
 
 
@@ -71,7 +73,10 @@ class Comparisons(ApiView):
     )
     def post(self, request: Request) -> Response:
         facts = object_in(request.data, required=COMPARISON_REQUIRED, optional=COMPARISON_OPTIONAL)
-        written = comparison_submit(rater=rater_of(request, facts), **facts)
+        rater = rater_of(request, facts)
+        written = recorded_or_never(
+            facts["left"], facts["right"], then=lambda: comparison_submit(rater=rater, **facts)
+        )
         return _answer(written, comparison_shown(written.row))
 
 
@@ -88,5 +93,5 @@ class Outcomes(ApiView):
     )
     def post(self, request: Request, pk: uuid.UUID) -> Response:
         facts = object_in(request.data, required=("name", "value"), optional=("id", "at"))
-        written = outcome_record(decision=pk, **facts)
+        written = recorded_or_never(pk, then=lambda: outcome_record(decision=pk, **facts))
         return _answer(written, outcome_shown(written.row))

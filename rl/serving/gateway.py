@@ -62,7 +62,7 @@ def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool
     text = _storable(answer.text)
     made = _completion(id or uuid.uuid4(), target, served, text, answer.finish_reason, answer.tool_calls)
     made = dataclasses.replace(made, tokens_in=answer.tokens_in, tokens_out=answer.tokens_out)
-    recorder.record(_facts(request, target, served, made, answer))
+    recorder.note(_facts(request, target, served, made, answer))
     return made
 
 
@@ -98,7 +98,7 @@ def complete_stream(
             tool_calls=_calls_joined(calls),
             log_probability=last.log_probability,
         )
-        recorder.record(_facts(request, target, served, made, answer))
+        recorder.note(_facts(request, target, served, made, answer))
 
     recorded = False
     try:
