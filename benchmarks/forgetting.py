@@ -49,7 +49,8 @@ def rate(intents: set[str], scenarios: int) -> int:
 def judged(policy: str, against: str) -> dict[str, Any]:
     """Accuracy on older and newer held-out prompts, and what the gate says of forgetting."""
     from rl import evaluations
-    from rl.gates import NEWER, OLDER, gate_judge
+    from rl.gate_sheets import NEWER, OLDER
+    from rl.gates import gate_judge
     from rl.judging import evidence_of, gate_bounds
     from rl.models import Evaluation
 

@@ -13,7 +13,7 @@ from feedback.selectors import raters_by_prompt
 from rl import registry
 from rl.agents import get_agent
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
-from rl.gates import NEWER, OLDER
+from rl.gate_sheets import NEWER, OLDER
 from rl.logged_choices import logged_choices, off_policy
 from rl.models import Evaluation, GoldenCase, Policy, Snapshot
 from rl.runs import hardware_detect

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl.gates import (
-    CHAMPION,
-    Answered,
-    Case,
-    Evidence,
-    GateBounds,
-    Golden,
-    Sheet,
-    attempt_number,
-    gate_judge,
-)
+from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Golden, Sheet
+from rl.gates import CHAMPION, attempt_number, gate_judge
 from rl.models import Evaluation, GateSettings, Policy
 from rl.statistics import Difference
 

@@ -14,7 +14,7 @@ from django.utils import timezone
 from rl import deploying, evaluations, exports, registry
 from rl.cards import card_write
 from rl.datasets import DatasetRefused
-from rl.gates import Sheet
+from rl.gate_sheets import Sheet
 from rl.jobs import RunRefused, pulse
 from rl.judging import comparison_newest, rival_name
 from rl.learner_config import learner_settings

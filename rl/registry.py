@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from rl.gates import Sheet
+from rl.gate_sheets import Sheet
 from rl.judging import policy_judge, rival_name
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rl.gates import CHAMPION, Answered, Case, Evidence, GateBounds, Sheet, attempt_number, gate_judge
+from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Sheet
+from rl.gates import CHAMPION, attempt_number, gate_judge
 
 BOUNDS = GateBounds()
 DISCORDANT = 0.3

@@ -30,6 +30,8 @@ PURE = [
     "rl.recipes",
     "rl.curriculum",
     "rl.statistics",
+    "rl.gate_sheets",
+    "rl.gates",
     "rl.judgements",
     "rl.pairs",
     "rl.examples",

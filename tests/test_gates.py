@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 
 from rl import gates
-from rl.gates import (
-    NEWER,
-    OLDER,
-    Answered,
-    Case,
-    Evidence,
-    GateBounds,
-    GateError,
-    Golden,
-    Verdict,
-    gate_judge,
-)
+from rl.gate_sheets import NEWER, OLDER, Answered, Case, Evidence, GateBounds, GateError, Golden, Verdict
+from rl.gates import gate_judge
 from rl.statistics import Difference
 from tests import gate_worlds
 from tests.gate_worlds import promoted_in_a_row, refused_by, sheets

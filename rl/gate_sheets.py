@@ -1,0 +1,170 @@
+"""What a gate is shown and what it answers: bounds, evidence on the same prompts, verdicts, the sheet of them. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl.statistics import Difference
+
+PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
+
+
+OLDER, NEWER = "feedback:older", "feedback:newer"
+"""Slices of held-out prompts: the champion's time knew their feedback already, or not."""
+
+
+class GateError(ValueError):
+    """A bound outside its range; the message names it and what is allowed."""
+
+
+@dataclass(frozen=True)
+class GateBounds:
+    """What a policy must show. Differences are of shares in [0, 1], candidate minus champion."""
+
+    min_evidence: int = 30
+    """Held-out prompts on which both were judged."""
+    alpha: float = 0.05
+    """Chance that a policy no better than the champion is taken for better, over all attempts on one holdout."""
+    margin: float = 0.0
+    """The lower bound of the difference in preference accuracy must lie above it."""
+    max_reward_loss: float = 0.1
+    """The mean reward may be lower by at most this, and not surely lower."""
+    max_invalid_gain: float = 0.03
+    """The share of valid answers may be lower by at most this."""
+    max_kl: float = 2.0
+    """Nats per token of its own answers, to the base model."""
+    max_slice_loss: float = 0.1
+    """No slice may lose more than this in accuracy, where the loss is not chance."""
+    min_slice: int = 10
+    """Prompts a slice must have to be judged."""
+    max_length_ratio: float = 1.5
+    """Geometric mean of the lengths of its answers over the champion's; the inverse bounds it below."""
+    max_rater_share: float = 0.2
+    """A rater with a larger share of the held-out prompts must not be the only one who sees the gain."""
+    max_off_policy_loss: float = 0.05
+    """The off-policy estimate of the reward may be lower than the champion's by at most this."""
+
+    def __post_init__(self) -> None:
+        if self.min_evidence < 1 or self.min_slice < 1:
+            raise GateError("min_evidence and min_slice must be at least 1")
+        if not 0 < self.alpha < 0.5:
+            raise GateError(f"alpha must be above 0 and below 0.5, found {self.alpha!r}")
+        if not self.max_length_ratio >= 1:
+            raise GateError(f"max_length_ratio must be at least 1, found {self.max_length_ratio!r}")
+        for bound in dataclasses.fields(self):
+            value = getattr(self, bound.name)
+            if not math.isfinite(value) or value < 0:
+                raise GateError(f"{bound.name} must be a number of at least 0, found {value!r}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One held-out prompt: whether each side held the preferred response for more likely."""
+
+    own: bool
+    other: bool
+    slices: tuple[str, ...] = ()
+    raters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One prompt that both sides answered."""
+
+    valid: bool
+    other_valid: bool
+    reward: float
+    other_reward: float
+    chars: int
+    other_chars: int
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A decision an operator says must be right."""
+
+    name: str
+    passed: bool
+    answer: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an evaluation found of a policy and of what it was compared to, on the same prompts."""
+
+    against: str
+    cases: Sequence[Case]
+    answered: Sequence[Answered] = ()
+    kl: float | None = None
+    golden: Sequence[Golden] = ()
+    off_policy: Difference | None = None
+    """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""
+    attempt: int = 1
+    """Which attempt on this holdout this is, from 1."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one rule says, and the figures it says it by."""
+
+    rule: str
+    outcome: str
+    words: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    waits: bool = False
+    """A refusal that more evidence may lift: it found nothing wrong beyond chance. The others found harm."""
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome != REFUSED
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "outcome": self.outcome,
+            "words": self.words,
+            "figures": dict(self.figures),
+        }
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Every rule's verdict: the gate opens where none refuses."""
+
+    to: str
+    against: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(verdict.passed for verdict in self.verdicts)
+
+    @property
+    def refusals(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if not verdict.passed]
+
+    @property
+    def harmful(self) -> bool:
+        """Whether a rule found harm, so that no more evidence is waited for."""
+        return any(not verdict.waits for verdict in self.refusals)
+
+    @property
+    def reason(self) -> str:
+        """The refusing rules' words; empty where the gate opens."""
+        return "; ".join(verdict.words for verdict in self.refusals)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "to": self.to,
+            "against": self.against,
+            "passed": self.passed,
+            "verdicts": [verdict.as_dict() for verdict in self.verdicts],
+        }
