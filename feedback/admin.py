@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
@@ -13,9 +13,13 @@ from unfold.decorators import display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from feedback import admin_people  # noqa: F401  (Django looks for pages in this file alone)
+from feedback.collection import wanted_renew
 from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Suggestion, Trace
 from feedback.previews import turns_of
 from feedback.selectors import agents_known
+
+RENEWED_AT_ONCE = 20_000
+"""Decisions of an agent that follow its changed settings while a page waits."""
 
 
 class ByAgent(AgentFilter):
@@ -264,6 +268,23 @@ class AgentSettingsAdmin(ModelAdmin):
         "aggregation",
     ]
     search_fields = ["agent"]
+
+    def save_model(self, request: HttpRequest, obj: AgentSettings, form: Any, change: bool) -> None:
+        """Decisions recorded before follow, where there are not too many for a page to wait for."""
+        super().save_model(request, obj, form, change)
+        if not {"agent", "ratings_wanted", "overlap_share", "overlap_ratings"} & set(form.changed_data):
+            return
+        many = Decision.objects.filter(agent=obj.agent).order_by()[: RENEWED_AT_ONCE + 1].count()
+        if many > RENEWED_AT_ONCE:
+            messages.warning(
+                request,
+                f"New decisions wait for so many ratings from now on. For the more than {RENEWED_AT_ONCE:,} that are "
+                f"here already run: python manage.py renew_queue --agent {obj.agent}",
+            )
+        elif changed := wanted_renew(obj.agent):
+            messages.info(
+                request, f"{changed:,} decisions recorded before now wait for another number of ratings."
+            )
 
 
 @admin.register(Suggestion)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections import defaultdict
 
-from feedback.models import AgentSettings
+from feedback.models import AgentSettings, Decision
 from feedback.remembered import Remembered
+from feedback.statements import among
+
+BATCH = 5_000
+"""Decisions that are given their new numbers together."""
 
 _settings: Remembered[AgentSettings] = Remembered()
 
@@ -30,10 +35,34 @@ def is_collected(agent: str, id: uuid.UUID) -> bool:
 
 def ratings_wanted(agent: str, id: uuid.UUID) -> int:
     """Ratings by people a decision waits for: more for the share that is to show how far raters agree."""
-    wanted = agent_settings(agent)
+    return _wanted(agent_settings(agent), id)
+
+
+def _wanted(wanted: AgentSettings, id: uuid.UUID) -> int:
     if wanted.overlap_share > 0 and _fraction("overlap", id) < wanted.overlap_share:
         return max(wanted.ratings_wanted, wanted.overlap_ratings)
     return wanted.ratings_wanted
+
+
+def wanted_renew(agent: str) -> int:
+    """Give an agent's decisions recorded before the number of ratings that its settings ask for now, some thousand at a
+    time: those that have enough of them leave the queue, those that lack some come back. Returns how many it changed.
+
+    What another process records meanwhile may still get the number from before, for FEEDBACK_REMEMBER_S seconds.
+    """
+    _settings.clear()
+    settings = agent_settings(agent)
+    rows = Decision.objects.filter(agent=agent).order_by("pk").values_list("pk", "ratings_wanted")
+    changed, some = 0, list(rows[:BATCH])
+    while some:
+        apart: dict[int, list[uuid.UUID]] = defaultdict(list)
+        for pk, before in some:
+            if (wanted := _wanted(settings, pk)) != before:
+                apart[wanted].append(pk)
+        for wanted, ids in apart.items():
+            changed += among(Decision.objects.order_by(), "id", ids).update(ratings_wanted=wanted)
+        some = list(rows.filter(pk__gt=some[-1][0])[:BATCH])
+    return changed
 
 
 def _fraction(purpose: str, id: uuid.UUID) -> float:

@@ -174,16 +174,24 @@ def test_facts_are_neither_added_changed_nor_deleted(operator: Client, model: ty
     assert 'name="_save"' not in operator.get(page(row)).text
 
 
-def test_an_operator_sets_what_is_wanted_of_an_agent(operator: Client) -> None:
+@pytest.mark.parametrize(("at_once", "wanted"), [(4, {2}), (3, {1})])
+def test_an_operator_sets_what_is_wanted_of_an_agent(
+    operator: Client, monkeypatch: pytest.MonkeyPatch, at_once: int, wanted: set[int]
+) -> None:
+    make(2)
+    monkeypatch.setattr("feedback.admin.RENEWED_AT_ONCE", at_once)
     answer = operator.post(
         reverse("admin:feedback_agentsettings_add"),
         {
-            "agent": "widgets", "collection_rate": "0.5", "ratings_wanted": "2", "overlap_share": "0.1",
+            "agent": "widgets", "collection_rate": "0.5", "ratings_wanted": "2", "overlap_share": "0",
             "overlap_ratings": "3", "aggregation": "majority",
         },
     )  # fmt: skip
     assert answer.status_code == 302
     assert AgentSettings.objects.get().ratings_wanted == 2
+    # of many decisions the page says what to run instead of doing it
+    assert set(Decision.objects.values_list("ratings_wanted", flat=True)) == wanted
+    assert ("renew_queue --agent widgets" in operator.get(answer["Location"]).text) == (wanted == {1})
 
 
 def test_the_filter_by_agent_is_applied(operator: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import uuid
 from datetime import timedelta
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from feedback import queue, queue_order
-from feedback.models import Decision, Lease, RaterKind
+from feedback import collection, queue, queue_order
+from feedback.models import AgentSettings, Decision, Lease, RaterKind
 from feedback.queue import (
     LEASE,
     decision_take,
@@ -436,3 +438,52 @@ def test_postgresql_walks_each_lane_along_its_index_and_finds_a_tag_in_any_place
         for plan in within:
             assert index in plan
             assert "Sort" not in plan
+
+
+# --- Changed settings ---------------------------------------------------------------------------------------
+
+
+def wanted() -> list[int]:
+    return sorted(Decision.objects.filter(agent="assistant").values_list("ratings_wanted", flat=True))
+
+
+def test_changed_settings_count_for_decisions_recorded_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "BATCH", 2)
+    decisions = [decide(number) for number in range(5)]
+    other = decide(9, agent="helpdesk")
+    for decision in decisions:
+        rate(decision)
+    assert next_decision("bob", Narrowed(agent="assistant")) is None
+    settings = AgentSettings.objects.create(agent="assistant", ratings_wanted=2)
+    assert collection.wanted_renew("assistant") == 5
+    assert (wanted(), next_decision("bob", Narrowed(agent="assistant"))) == ([2] * 5, decisions[0])
+    other.refresh_from_db()
+    assert other.ratings_wanted == 1
+    settings.ratings_wanted = 1
+    settings.save()
+    assert collection.wanted_renew("assistant") == 5
+    assert next_decision("bob", Narrowed(agent="assistant")) is None
+    assert collection.wanted_renew("assistant") == 0
+
+
+def test_the_share_rated_twice_is_the_same_for_decisions_recorded_before_and_after() -> None:
+    ids = [uuid.UUID(int=number) for number in range(40)]
+    for number, pk in enumerate(ids[:20]):
+        decide(number, id=pk)
+    AgentSettings.objects.create(agent="assistant", overlap_share=0.5, overlap_ratings=3)
+    collection.wanted_renew("assistant")
+    for number, pk in enumerate(ids[20:], start=20):
+        decide(number, id=pk)
+    twice = set(Decision.objects.filter(ratings_wanted=3).values_list("pk", flat=True))
+    assert twice == {pk for pk in ids if collection.ratings_wanted("assistant", pk) == 3}
+    assert {1, 3} == set(wanted())
+
+
+def test_the_command_says_how_many_it_changed_and_refuses_an_unknown_agent() -> None:
+    decide(1)
+    AgentSettings.objects.create(agent="assistant", ratings_wanted=4)
+    out = io.StringIO()
+    call_command("renew_queue", "--agent", "assistant", "--json", stdout=out)
+    assert json.loads(out.getvalue()) == {"agent": "assistant", "changed": 1}
+    with pytest.raises(CommandError, match="found 'nobody'"):
+        call_command("renew_queue", "--agent", "nobody")

@@ -1,0 +1,34 @@
+"""Decisions recorded before wait for as many ratings as their agent's settings ask for now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from backend.command import RatchetCommand
+from feedback.collection import wanted_renew
+from feedback.models import Decision
+
+
+class Command(RatchetCommand):
+    help = (
+        "Let decisions recorded before wait for as many ratings as the agent's settings ask for now (ratings wanted, "
+        "overlap). Saving the settings does it by itself where an agent has no more than 20,000 decisions. "
+        "Example: manage.py renew_queue --agent support-bot"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--agent", required=True, help="Whose decisions. Example: --agent support-bot")
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        agent = options["agent"]
+        if not Decision.objects.filter(agent=agent).exists():
+            raise CommandError(
+                f"expected an agent that decided something, found {agent!r}; `agent` is its slug"
+            )
+        return {"agent": agent, "changed": wanted_renew(agent)}
+
+    def show(self, result: dict[str, Any]) -> None:
+        self.stdout.write(f"{result['changed']:,} decisions wait for another number of ratings now.")
