@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from feedback.models import Decision
+from feedback.services import decision_record
 from rl.agents import AGENTS
 from rl.models import ServingSettings
 from rl.serving.base import BackendFailed, BackendUnable
@@ -120,6 +121,35 @@ def test_the_same_id_is_decided_once(api: ApiClient, parrot: Parrot) -> None:
     assert Decision.objects.count() == 1
     other = api.post("/api/decide/", {"agent": "widgets", "messages": "x", "id": id})
     assert (other.status_code, error_of(other)["code"]) == (409, "conflict")
+
+
+@pytest.mark.parametrize(
+    ("other", "status"),
+    [
+        ({}, 200),
+        ({"messages": "Another question"}, 409),
+        ({"unit": "user-2"}, 409),
+        ({"candidates": ["a", "b"]}, 409),
+        ({"messages": True}, 400),
+        ({"candidates": ["a", "a"]}, 400),
+    ],
+    ids=str,
+)
+def test_under_a_known_id_another_order_is_a_conflict_and_a_bad_one_is_refused(
+    api: ApiClient, parrot: Parrot, other: dict[str, Any], status: int
+) -> None:
+    body = {"agent": "assistant", "messages": "A question", "unit": "user-1", "id": str(uuid.uuid4())}
+    first = api.post("/api/decide/", body)
+    assert first.status_code == 201
+    again = api.post("/api/decide/", body | other)
+    assert again.status_code == status
+    assert status != 200 or again.json()["response"] == first.json()["response"]
+
+
+def test_an_id_recorded_by_an_app_is_not_decided_for(api: ApiClient, parrot: Parrot) -> None:
+    row = decision_record(agent="assistant", messages="A question", response="An answer").row
+    again = api.post("/api/decide/", {"agent": "assistant", "messages": "A question", "id": str(row.pk)})
+    assert (again.status_code, error_of(again)["code"]) == (409, "conflict")
 
 
 def test_where_a_policy_fails_the_base_decides(api: ApiClient, parrot: Parrot) -> None:

@@ -14,12 +14,14 @@ from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.api.shown import decision_as_shown, decision_shown
 from feedback.building import identity_of
+from feedback.models import Decision
 from feedback.selectors import decision_get
 from rl.agents import get_agent
+from rl.agents.base import Agent
 from rl.api.training import agent_checked
 from rl.serving.answering import NobodyAnswers
 from rl.serving.base import ServingRefused
-from rl.serving.deciding import DecideOrder, action_of, decide
+from rl.serving.deciding import ORDER, DecideOrder, action_of, decide, order_checked, order_hash
 from rl.serving.routing import ModelUnknown
 
 OPTIONAL = ("state", "messages", "candidates", "unit", "run_id", "metadata", "id")
@@ -56,9 +58,10 @@ class Decide(ApiView):
         order = _order(sent)
         agent = get_agent(order.agent)
         if order.id is not None and (before := decision_get(order.id)) is not None:
-            if before.agent != order.agent:
+            _checked(agent, order)
+            if before.agent != order.agent or _order_of(before) not in (None, order_hash(order)):
                 raise Refused(
-                    f"decision {order.id} was recorded for another agent",
+                    f"decision {order.id} was recorded before for another order",
                     code="conflict",
                     status=409,
                     fields={"id": "already used for another write"},
@@ -68,14 +71,35 @@ class Decide(ApiView):
         try:
             made = decide(order)
         except ServingRefused as refusal:
-            field = refusal.param.partition("[")[0] or "agent"
-            status = 404 if isinstance(refusal, ModelUnknown) else 400
-            raise Refused(str(refusal), status=status, fields={field: str(refusal)}) from refusal
+            raise _refused(refusal) from refusal
         except NobodyAnswers as error:
             raise Unavailable(error) from error
         return Response(
             {**decision_as_shown(made.facts), "action": made.action, "stored": made.recorded}, status=201
         )
+
+
+def _checked(agent: Agent, order: DecideOrder) -> None:
+    try:
+        order_checked(agent, order)
+    except ServingRefused as refusal:
+        raise _refused(refusal) from refusal
+
+
+def _refused(refusal: ServingRefused) -> Refused:
+    field = refusal.param.partition("[")[0] or "agent"
+    status = 404 if isinstance(refusal, ModelUnknown) else 400
+    return Refused(str(refusal), status=status, fields={field: str(refusal)})
+
+
+def _order_of(decision: Decision) -> str | None:
+    """The hash of the order a decision was made for; None where it was recorded before these were kept.
+
+    What was not decided here at all was no order, and has the hash of none.
+    """
+    serving = decision.metadata.get("serving")
+    kept = serving.get(ORDER) if isinstance(serving, dict) else None
+    return kept if isinstance(kept, str) or decision.source == "decide" else ""
 
 
 def _order(sent: dict[str, Any]) -> DecideOrder:

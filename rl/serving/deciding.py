@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from django.utils import timezone
@@ -22,6 +24,8 @@ from rl.serving.gateway import facts_of, propensity_of, recorder
 from rl.serving.routing import Target, serving_settings, target_of
 
 MAX_CANDIDATES = 1000
+ORDER = "order"
+"""Where `order_hash` stands in what a decision's metadata says of its serving."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,7 @@ def decide(order: DecideOrder) -> Decided:
     began = time.perf_counter()
     target = target_of(order.agent, order.unit)
     agent = get_agent(target.agent)
-    messages = _messages(agent, order)
-    listed = _listed(agent, order)
-    _storable(order)
+    messages, listed = order_checked(agent, order)
     if listed:
         facts = _chosen(agent, target, order, messages, listed, began)
     else:
@@ -70,7 +72,21 @@ def decide(order: DecideOrder) -> Decided:
         "source": "decide",
         "created_at": timezone.now().isoformat(),
     }
+    facts["metadata"]["serving"] |= {ORDER: order_hash(order)}
     return Decided(facts, action_of(agent, facts["response"], order.state), recorder.record(facts))
+
+
+def order_checked(agent: Agent, order: DecideOrder) -> tuple[list[dict[str, Any]], list[Any]]:
+    """The messages an order comes to, and its listed candidates. Raises ServingRefused."""
+    messages, listed = _messages(agent, order), _listed(agent, order)
+    _storable(order)
+    return messages, listed
+
+
+def order_hash(order: DecideOrder) -> str:
+    """SHA-256 of what an order says: tells a retry from another order under the same id."""
+    said = {field.name: getattr(order, field.name) for field in fields(order) if field.name != "id"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def action_of(agent: Agent, response: str, state: Any) -> dict[str, Any] | None:
