@@ -57,7 +57,7 @@ def server_start() -> tuple[subprocess.Popen[bytes], str]:
 
 
 def decision_shown(agent: str, response: str, **context: Any) -> str:
-    """The address of a simulated decision with this response and context that nobody rated."""
+    """The address of a simulated decision with this response and context that nobody rated; empty without one."""
     from feedback.models import Decision
 
     unrated = Decision.objects.filter(agent=agent, response=response, source="simulation", ratings_human=0)
@@ -65,7 +65,7 @@ def decision_shown(agent: str, response: str, **context: Any) -> str:
         known = (decision.state or {}).get("context", {})
         if all(known.get(name) == value for name, value in context.items()):
             return f"/rate/?agent={agent}&decision={decision.pk}"
-    raise SystemExit(f"no simulated decision of {agent} answered {response} with {context}")
+    return ""
 
 
 def pair_shown(agent: str) -> str:
@@ -148,24 +148,24 @@ def pictures() -> list[tuple[str, str, dict[str, Any]]]:
     from rl.models import Experiment, Policy, TrainingRun
 
     wide, phone = WIDE | {"height": 1040}, {"width": 390, "height": 780}
-    line = decision_shown("widgets", '{"widget": "line_chart"}', on="desktop")
-    folder = decision_shown("filer", '{"folder": "Reports/2024"}')
-    found: list[tuple[str, str, dict[str, Any]]] = [
-        ("rating-page", line, {"viewport": wide}),
-        ("rating-page-dark", folder, {"viewport": wide | {"height": 900}, "color_scheme": "dark"}),
-        ("rating-page-phone", line, {"viewport": phone, "has_touch": True, "is_mobile": True}),
-    ]
+    found: list[tuple[str, str, dict[str, Any]]] = []
+    if line := decision_shown("widgets", '{"widget": "line_chart"}', on="desktop"):
+        found.append(("rating-page", line, {"viewport": wide}))
+        found.append(("rating-page-phone", line, {"viewport": phone, "has_touch": True, "is_mobile": True}))
+    if folder := decision_shown("filer", '{"folder": "Reports/2024"}'):
+        dark = {"viewport": wide | {"height": 900}, "color_scheme": "dark"}
+        found.append(("rating-page-dark", folder, dark))
     if pair := pair_shown("widgets"):
         found.append(("pairs", f"/rate/pairs/?pair={pair}", {"viewport": wide}))
         found.append(("pairs-phone", f"/rate/pairs/?pair={pair}", {"viewport": phone, "has_touch": True}))
     if decision := Decision.objects.filter(agent="support-bot", trace__isnull=False).first():
-        found.append(("decisions", "/decisions/", {"viewport": wide}))
+        found.append(("decisions", "/decisions/?agent=widgets", {"viewport": wide}))
         found.append(("decision", f"/decisions/{decision.pk}/", {"viewport": wide | {"height": 1320}}))
         found.append(("agreement", "/agreement/?agent=widgets&rater_kind=human", {"viewport": wide}))
     if experiment := Experiment.objects.filter(status="running").first():
         found.append(("experiment", f"/experiments/{experiment.pk}/", {"viewport": wide | {"height": 1180}}))
     if policy := Policy.objects.exclude(metrics={}).first():
-        found.append(("start-page", "/", {"viewport": wide}))
+        found.append(("start-page", "/", {"viewport": wide | {"height": 700}}))
         found.append(
             ("policy", f"/admin/rl/policy/{policy.pk}/change/", {"viewport": {"width": 1280, "height": 980}})
         )
@@ -191,6 +191,9 @@ def file_to_import(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--home", type=Path, help="A data folder to photograph (default: a new one)")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="Take these alone. Example: --only start-page run"
+    )
     parser.add_argument("--chromium", default=shutil.which("chromium") or "/usr/bin/chromium")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as new:
@@ -230,12 +233,17 @@ def main() -> None:
                 page.get_by_role("button", name="Sign in").click()
                 page.wait_for_url(f"{base}/")
                 for name, path, window in wanted:
+                    if options.only and name not in options.only:
+                        continue
                     page = browser.new_context(storage_state=door.storage_state(), **window).new_page()
                     page.goto(base + path)
                     page.wait_for_load_state("networkidle")
                     target = IMAGES / f"{name}.png"
-                    page.screenshot(path=target)
+                    card = page.locator(".agents-cards > .card").last
+                    (card if name == "start-page" else page).screenshot(path=target)
                     sys.stdout.write(f"{target.relative_to(ROOT)}: {target.stat().st_size / 1000:.0f} kB\n")
+                if options.only and "import" not in options.only:
+                    return
                 page = browser.new_context(storage_state=door.storage_state(), viewport=WIDE).new_page()
                 page.goto(f"{base}/import/")
                 page.set_input_files("input[name=file]", file_to_import(Path(new)))

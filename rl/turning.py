@@ -71,7 +71,7 @@ def step_next(card: AgentCard) -> Step:
         return Step("judge", f"{newest.name} was not judged on held-out prompts yet.", newest.name)
     refused = newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.closed
     if newest.stage == Policy.Stage.CANDIDATE and not refused:
-        return Step("promote", f"{newest.name} is judged and waits for its promotion.", newest.name)
+        return Step("promote", f"{newest.name} is judged: promote or reject it.", newest.name)
     before = f"The gate stayed closed to {newest.name}: {card.closed}. " if refused else ""
     if card.buffer >= card.wanted:
         return Step("train", f"{before}{card.buffer:,} ratings are new since the last training.")
