@@ -174,7 +174,7 @@ def test_a_policy_that_the_gate_refused_waits_for_no_promotion(rater: Client) ->
     PolicyEvent.objects.create(policy=make_policy(**JUDGED), kind="gated", actor="loop", reason="it forgot")
     text = rater.get("/").text
     assert "The gate stayed closed to widgets-v9: it forgot. " in text
-    assert "waits for its promotion" not in text
+    assert "promote or reject it" not in text
 
 
 # --- What turns the loop on ---------------------------------------------------------------------------------
