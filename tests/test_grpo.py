@@ -91,6 +91,15 @@ def test_a_run_tells_its_reward_its_kl_and_what_held_out_prompts_earn(
     assert any(note.startswith("forward split") for note in result.notes), result.notes
 
 
+def test_a_step_after_which_held_out_prompts_are_answered_keeps_its_own_row(
+    trainer: Callable[..., GRPOTrainer],
+) -> None:
+    result = trainer(eval_steps=1).train(ROWS, ROWS[:3])
+    assert result.history["eval_step"] == [0.0, 1.0, 2.0]
+    assert result.history["step"] == [1.0, 2.0]
+    assert len(result.history["loss"]) == len(result.history["reward"]) == 2
+
+
 def test_log_probabilities_and_gradients_are_trls(
     trainer: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

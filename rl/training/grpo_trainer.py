@@ -266,7 +266,9 @@ class _Evaluator(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.every and state.global_step % self.every == 0:
+            due = control.should_log
             self._evaluate(state)
+            control.should_log = due  # whoever logs takes it back, and the step's own row would be missing
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step != self.last and state.global_step >= state.max_steps:
