@@ -159,6 +159,13 @@ def test_a_sharp_log_tells_little_of_a_uniform_policy(bandit: Any) -> None:
     agrees(found, expected_of("ope men: bts->uniform"))
 
 
+def test_a_log_is_read_as_it_was_written(bandit: Any) -> None:
+    bts, expected = bandit["bts"], expected_of("ope on-policy bts/men")
+    assert (len(bts["click"]), bts["click"].sum()) == (expected["n"], expected["clicks"])
+    assert len(set(bts["item"])) == expected["n_items"]
+    assert [bts["p"].min(), bts["p"].max()] == pytest.approx([expected["pmin"], expected["pmax"]], abs=1e-9)
+
+
 def test_a_policys_own_log_is_its_mean(bandit: Any) -> None:
     agrees(judged(bandit["random"], np.full(10_000, 1 / 34)), expected_of("ope men: random->uniform"))
 
