@@ -70,10 +70,11 @@ class DPOTrainer:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
             self.policy = load_policy(
-                self.base_model, hardware=self.hardware, quantization=self.recipe.quantization
+                self.base_model,
+                hardware=self.hardware,
+                quantization=self.recipe.quantization,
+                cache_dir=self.cache_dir,
             )
-            if self.cache_dir is not None:
-                self.policy.encoder.cache = RowCache(self.cache_dir / "tokens.sqlite3")
         return self.policy
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:

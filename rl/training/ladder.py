@@ -13,6 +13,7 @@ import torch
 
 from rl.training import compiling, lean, prefix
 from rl.training.encoding import EncodedResponse
+from rl.training.findings import finding_keep, finding_key, finding_read
 from rl.training.logps import causal_model, collate, head_logps, spread_at
 from rl.training.packing import Packed, ended, pack
 from rl.training.policy import LoadedPolicy
@@ -39,6 +40,8 @@ class Choice:
     reason: str
     agreement: dict[str, str]
     """What became of each rung that was tried."""
+    raised: bool = False
+    """Whether one of them raised an error, which may not come again."""
 
     @property
     def said(self) -> str:
@@ -65,15 +68,36 @@ def rung_choose(
 
     `items` are the completions to come: the row that is longest is among those compared, because a sliding window shows
     only there. LoRA's B is zero at the start, so it is perturbed while the gradients of A are looked at. `lowest` is
-    the first rung to try. With a `head` its scores are compared, not log-probabilities.
+    the first rung to try. With a `head` its scores are compared, not log-probabilities. What an earlier run found for
+    the same weights, adapter shape, machine and code, on rows as long, is not tried again.
     """
     model = causal_model(policy.model)
     why_not = _not_packable(model, items)
     if why_not:
         install(policy, Rung.STOCK)
         return Choice(Rung.STOCK, why_not, {})
+    longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
+    # a head's scores depend on its own code too: tried each time
+    key = finding_key(policy, lowest, str(gradients)) if head is None else None
+    known = finding_read(policy, key, longest) if key is not None else None
+    if known is not None:
+        install(policy, Rung(known["rung"]))
+        return Choice(
+            Rung(known["rung"]), f"{known['reason']}; found by an earlier run", dict(known["agreement"])
+        )
+    choice = _rung_tried(policy, items, gradients, lowest, head)
+    if key is not None and choice.rung is not Rung.STOCK and not choice.raised:
+        finding_keep(policy, key, longest, rung=choice.rung, reason=choice.reason, agreement=choice.agreement)
+    return choice
+
+
+def _rung_tried(
+    policy: LoadedPolicy, items: Sequence[EncodedResponse], gradients: bool, lowest: Rung, head: Head | None
+) -> Choice:
     probe = _probe(items)
+    model = causal_model(policy.model)
     agreement: dict[str, str] = {}
+    raised = False
     with _as_tested(policy, gradients):
         expected = _stock(policy, probe, gradients, head)
         ladder = list(Rung)
@@ -88,6 +112,7 @@ def rung_choose(
             try:
                 found = _packed(policy, probe, rung, gradients, head)
             except RUNG_ERRORS as error:
+                raised = True
                 agreement[rung] = (
                     f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 )
@@ -99,7 +124,7 @@ def rung_choose(
                 asked = agreement.get(lowest, "") if lowest in prefix.FLEX_RUNGS else ""
                 if rung not in prefix.FLEX_RUNGS and asked:
                     why += f" (FlexAttention was asked for; {lowest}: {asked})"
-                return Choice(rung, why, agreement)
+                return Choice(rung, why, agreement, raised)
         install(policy, Rung.STOCK)
     tried = "; ".join(f"{rung}: {said}" for rung, said in agreement.items())
     logger.info("no packed forward agrees with %s: %s", policy.base_model, tried)

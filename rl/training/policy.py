@@ -25,6 +25,7 @@ from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import config_load, context_of, four_bit, model_load, tokenizer_load
 from rl.training.model_files import FACTS, PolicyLoadError, adapter_read, base_hash, model_located
+from rl.training.row_cache import RowCache
 
 
 @dataclass
@@ -48,6 +49,8 @@ class LoadedPolicy:
     """How rows that share a prompt are computed (`rl.training.prefix.Rung`); None until it was tried."""
     rung_longest: int = 0
     """Tokens of the longest row it was tried on."""
+    findings: RowCache | None = None
+    """What earlier runs found of this model (`rl.training.findings`); None keeps nothing."""
 
     @property
     def context(self) -> int | None:
@@ -79,12 +82,14 @@ def load_policy(
     quantization: str = "none",
     trainable: bool = False,
     recipe: Recipe | None = None,
+    cache_dir: str | Path | None = None,
 ) -> LoadedPolicy:
     """Load a base model (`bundled`, a Hugging Face name or a local directory) and, on it, an adapter.
 
     `trainable` adds a fresh LoRA of the recipe's rank on all linear layers, or opens the given adapter for training.
     `quantization="4bit"` loads the frozen base in NF4 where the machine can; where not, a note says so and it is
-    loaded as it is. Weights are read from safetensors only and no code of a repository is ever run.
+    loaded as it is. Weights are read from safetensors only and no code of a repository is ever run. `cache_dir` keeps
+    what later runs need not find out again: tokens of texts, and how rows of this model can be computed.
     Raises PolicyLoadError.
     """
     hardware = hardware or detect()
@@ -111,6 +116,9 @@ def load_policy(
         adapter=str(adapter) if adapter is not None else None,
         notes=notes,
     )
+    if cache_dir is not None:
+        encoder.cache = RowCache(Path(cache_dir) / "tokens.sqlite3")
+        policy.findings = RowCache(Path(cache_dir) / "findings.sqlite3", max_rows=10_000)
     model.generation_config = GenerationConfig(
         eos_token_id=encoder.stop_ids or None,
         pad_token_id=tokenizer.pad_token_id,
