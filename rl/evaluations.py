@@ -70,7 +70,13 @@ def evaluate(
     hardware = hardware_detect()
 
     def load(adapter: Path | None, base_model: str) -> LoadedPolicy:
-        return load_policy(base_model, adapter, hardware=hardware, quantization=order.quantization)
+        return load_policy(
+            base_model,
+            adapter,
+            hardware=hardware,
+            quantization=order.quantization,
+            cache_dir=settings.RATCHET_HOME / "cache",
+        )
 
     adapter = registry.home_path(policy.adapter_path) if policy else order.checkpoint
     assert adapter is not None  # one of the two was given

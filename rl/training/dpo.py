@@ -54,7 +54,7 @@ class DPOTrainer:
         resume: bool = False,
         cache_dir: str | Path | None = None,
     ) -> None:
-        """`cache_dir`: where tokens and reference log-probabilities are kept for the next run; None keeps nothing."""
+        """`cache_dir`: where the next run finds tokens, reference log-probabilities and what the self-test found."""
         self.recipe = recipe
         self.base_model = base_model
         self.output_dir = Path(output_dir)

@@ -58,7 +58,7 @@ class GRPOTrainer:
         cache_dir: str | Path | None = None,
         rewards: Sequence[RewardFunction] = (),
     ) -> None:
-        """`cache_dir` is every trainer's; there is nothing to keep there."""
+        """`cache_dir`: where tokens and what the self-test found are kept for the next run; None keeps nothing."""
         self.recipe = recipe
         self.base_model = base_model
         self.output_dir = Path(output_dir)
@@ -66,6 +66,7 @@ class GRPOTrainer:
         self.hardware = hardware or detect()
         self.listener: TrainListener = listener or Silent()
         self.resume = resume
+        self.cache_dir = cache_dir
         self.rewards = list(rewards)
         self.policy: LoadedPolicy | None = None
         self.notes: list[str] = []
@@ -74,7 +75,10 @@ class GRPOTrainer:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
             self.policy = load_policy(
-                self.base_model, hardware=self.hardware, quantization=self.recipe.quantization
+                self.base_model,
+                hardware=self.hardware,
+                quantization=self.recipe.quantization,
+                cache_dir=self.cache_dir,
             )
         return self.policy
 

@@ -99,7 +99,10 @@ class KTOTrainer:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
             self.policy = load_policy(
-                self.base_model, hardware=self.hardware, quantization=self.recipe.quantization
+                self.base_model,
+                hardware=self.hardware,
+                quantization=self.recipe.quantization,
+                cache_dir=self.cache_dir,
             )
         return self.policy
 

@@ -52,7 +52,7 @@ class SFTTrainer:
         resume: bool = False,
         cache_dir: str | Path | None = None,
     ) -> None:
-        """`cache_dir` is taken because every trainer is; demonstrations have no reference to keep."""
+        """`cache_dir`: where tokens and what the self-test found are kept for the next run; None keeps nothing."""
         self.recipe = recipe
         self.base_model = base_model
         self.output_dir = Path(output_dir)
@@ -60,6 +60,7 @@ class SFTTrainer:
         self.hardware = hardware or detect()
         self.listener: TrainListener = listener or Silent()
         self.resume = resume
+        self.cache_dir = cache_dir
         self.policy: LoadedPolicy | None = None
         self.notes: list[str] = []
 
@@ -67,7 +68,10 @@ class SFTTrainer:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
             self.policy = load_policy(
-                self.base_model, hardware=self.hardware, quantization=self.recipe.quantization
+                self.base_model,
+                hardware=self.hardware,
+                quantization=self.recipe.quantization,
+                cache_dir=self.cache_dir,
             )
         return self.policy
 

@@ -69,7 +69,7 @@ class PPOTrainer:
         cache_dir: str | Path | None = None,
         rewards: Sequence[RewardFunction] = (),
     ) -> None:
-        """`cache_dir` is every trainer's; sampling has nothing to keep there."""
+        """`cache_dir`: where tokens and what the self-test found are kept for the next run; None keeps nothing."""
         self.recipe = recipe
         self.base_model = base_model
         self.output_dir = Path(output_dir)
@@ -77,6 +77,7 @@ class PPOTrainer:
         self.hardware = hardware or detect()
         self.listener: TrainListener = listener or Silent()
         self.resume = resume
+        self.cache_dir = cache_dir
         self.rewards = list(rewards)
         self.policy: LoadedPolicy | None = None
         self.notes: list[str] = []
@@ -91,7 +92,10 @@ class PPOTrainer:
                 hardware = dataclasses.replace(hardware, dtype="float32")
                 self._note("float16 would lose small gradients: the base is loaded in float32")
             self.policy = load_policy(
-                self.base_model, hardware=hardware, quantization=self.recipe.quantization
+                self.base_model,
+                hardware=hardware,
+                quantization=self.recipe.quantization,
+                cache_dir=self.cache_dir,
             )
         return self.policy
 
