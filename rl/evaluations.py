@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
+
 from feedback.selectors import raters_by_prompt
 from rl import registry
 from rl.agents import get_agent
