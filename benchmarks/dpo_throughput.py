@@ -3,12 +3,17 @@ how.
 
     python benchmarks/dpo_throughput.py [--model tiny|100m|1b|8b] [--prompt 384] [--completion 24] [--vary]
                                         [--rounds 3] [--steps 8] [--only ours,trl_tuned]
+    python benchmarks/dpo_throughput.py --matrix gpu|check [--model 1b|8b] [--rounds 1]
 
 Each side runs in a process of its own, on the same random weights, the same tokens and the same LoRA start; the
 sides take turns, round after round, and the median step counts (the first of a process is left out). Reference
 log-probabilities are timed apart: TRL's defaults compute them in the step. `losses_differ` is the largest difference
 of a step's loss to TRL's own in float32, given where that side ran; lengths are fixed unless `--vary` spreads them
 by half. The 1b and 8b shapes are those of Llama 3.2 1B and Llama 3.1 8B and want a GPU. Prints one JSON object.
+
+`--matrix gpu` runs both of those at 384/24 and 1024/64 tokens, with compiled layers and FlexAttention too, and says
+what share of the card's dense bfloat16 peak is reached, counted on the operations a pair needs (`pair_flops`).
+`--matrix check` is the same over tiny shapes, to see it run anywhere. A side that fails is reported, the others go on.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import os
 import platform
 import random
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -62,9 +68,46 @@ SIDES = {
     "ours": "rl.training.dpo.DPOTrainer with its defaults on this machine",
     "ours_fp32": "the same in float32",
     "ours_bf16": "the same in bfloat16",
+    "ours_compiled": "ours with compile=on",
+    "ours_flex": "ours with attention=flex",
 }
+PLAIN = ("trl_default", "trl_tuned", "trl_fp32", "ours", "ours_fp32", "ours_bf16")
+"""Sides that run unless others are named."""
+
+MATRIX: dict[str, dict[str, Any]] = {
+    "gpu": {"models": ("1b", "8b"), "lengths": ((384, 24), (1024, 64))},
+    "check": {"models": ("tiny",), "lengths": ((24, 4), (40, 6))},
+}
+MATRIX_SIDES = ("trl_default", "trl_tuned", "ours", "ours_compiled", "ours_flex")
+
+PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}
+"""Dense bfloat16 peak by a part of the card's name, from NVIDIA's data sheets (SXM cards)."""
 RANK = 16
 LEARNING_RATE = 1e-3
+
+
+def pair_flops(shape: dict[str, Any], prompt: int, completion: int) -> float:
+    """Floating-point operations that one pair needs, forward and backward with a frozen base and LoRA on all linear
+    layers, its prompt computed once and the last layer's queries, output and MLP only where they are read:
+
+    4N(P + 2(C-1)) - 4 N_last (P-1) + 6 N_lora (P + 2C) + 12 L d (P^2/2 + 2CP + C^2) + 8 V d C
+
+    with N the layers' weights and N_last those of the last layer without keys and values. Checkpointing, a prompt
+    computed twice and a reference in the step are not work that is needed, and count for nobody.
+    """
+    width, inner, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
+    shared = width * shape["num_key_value_heads"] // shape["num_attention_heads"]
+    last = 2 * width * width + 3 * width * inner
+    weights = layers * (last + 2 * width * shared)
+    lora = layers * RANK * (4 * width + 2 * (width + shared) + 3 * (width + inner))
+    p, c = prompt, completion
+    return float(
+        4 * weights * (p + 2 * (c - 1))
+        - 4 * last * (p - 1)
+        + 6 * lora * (p + 2 * c)
+        + 12 * layers * width * (p * p / 2 + 2 * c * p + c * c)
+        + 8 * shape["vocab_size"] * width * c
+    )
 
 
 def rows(count: int, vocabulary: int, prompt: int, completion: int, vary: bool) -> list[dict[str, str]]:
@@ -205,10 +248,9 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
 
     allocator_settle()
     hardware = detect()
-    if side != "ours":
-        hardware = dataclasses.replace(
-            hardware, dtype={"ours_fp32": "float32", "ours_bf16": "bfloat16"}[side]
-        )
+    dtypes = {"ours_fp32": "float32", "ours_bf16": "bfloat16"}
+    if side in dtypes:
+        hardware = dataclasses.replace(hardware, dtype=dtypes[side])
     times: list[float] = []
     losses: list[float] = []
     began = [0.0]
@@ -248,7 +290,7 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
         stock_settle(self, *args)
         lora_start(self.model)
 
-    pair_trainer.PairTrainer.settle = settle  # type: ignore[method-assign]
+    pair_trainer.PairTrainer.settle = settle  # type: ignore[method-assign,assignment]
     reference = [0.0]
     stock_reference = dpo.reference_logps
 
@@ -263,6 +305,8 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
     recipe = DPORecipe(
         epochs=1, batch_size=batch, learning_rate=LEARNING_RATE, lr_scheduler="constant", warmup_ratio=0.0,
         lora_r=RANK, lora_alpha=2 * RANK, logging_steps=1, save_steps=10_000, max_length=4096,
+        compile="on" if side == "ours_compiled" else "auto",
+        attention="flex" if side == "ours_flex" else "auto",
     )  # fmt: skip
     trainer = dpo.DPOTrainer(
         recipe, str(folder), output_dir=folder / side, hardware=hardware, listener=Clock()
@@ -310,52 +354,89 @@ def child(spec: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--model", choices=list(SHAPES), default="tiny")
+    parser.add_argument("--model", choices=list(SHAPES), help="default tiny; with a matrix, only this one")
     parser.add_argument("--prompt", type=int, default=384, help="tokens")
     parser.add_argument("--completion", type=int, default=24, help="tokens")
+    parser.add_argument("--matrix", choices=list(MATRIX), help="all models, lengths and ways of it")
     parser.add_argument("--batch", type=int, help="pairs a step (default 8, for 100m and 8b 4)")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vary", action="store_true", help="spread lengths by half around the mean")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", default=",".join(SIDES), help=f"sides, of {', '.join(SIDES)}")
+    parser.add_argument("--only", help=f"sides, of {', '.join(SIDES)}; default {', '.join(PLAIN)}")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(json.loads(options.child))))
         return
-    sides = options.only.split(",")
+    matrix = MATRIX[options.matrix] if options.matrix else {}
+    models = (options.model,) if options.model else matrix.get("models", ("tiny",))
+    lengths = matrix.get("lengths", ((options.prompt, options.completion),))
+    usual = MATRIX_SIDES if matrix else PLAIN
+    sides = options.only.split(",") if options.only else list(usual)
+    unknown = [side for side in sides if side not in SIDES]
+    if unknown:
+        raise SystemExit(f"no side {', '.join(unknown)}; there are {', '.join(SIDES)}")
+    reports = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for model in models:
+            options.model = model
+            folder = Path(scratch) / model
+            model_write(folder, model)
+            for options.prompt, options.completion in lengths:
+                reports.append(measure(sides, folder, options, stop=not matrix))
+            shutil.rmtree(folder)
+    print(json.dumps({"matrix": options.matrix, "cases": reports} if matrix else reports[0], indent=2))
+
+
+def measure(sides: list[str], folder: Path, options: argparse.Namespace, *, stop: bool) -> dict[str, Any]:
+    """All sides on one model and one pair of lengths, in turn; with `stop` a side that fails ends the benchmark."""
     batch = options.batch or BATCH[options.model]
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / options.model
-        model_write(folder, options.model)
-        for number in range(options.rounds):
-            for side in sides:
-                # a folder of its own each time: a run does not go on in another's
-                own = Path(scratch) / f"{options.model}-{number}-{side}"
-                own.mkdir()
-                for file in folder.iterdir():
-                    (own / file.name).symlink_to(file)
-                spec = {
-                    "side": side, "folder": str(own), "model": options.model, "prompt": options.prompt,
-                    "completion": options.completion, "batch": batch, "steps": options.steps,
-                    "vary": options.vary, "threads": options.threads,
-                }  # fmt: skip
-                environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-                environment.pop("OMP_NUM_THREADS", None)
-                if side in ("trl_tuned", "trl_fp32"):
-                    environment |= ALLOCATOR
-                done = subprocess.run(
-                    [sys.executable, __file__, "--child", json.dumps(spec)],
-                    capture_output=True, text=True, env=environment, check=False,
-                )  # fmt: skip
-                if done.returncode != 0:
-                    raise SystemExit(f"{side} failed:\n{done.stderr[-3000:]}")
-                found[side].append(json.loads(done.stdout.strip().splitlines()[-1]))
-                ms = 1e3 * statistics.median(found[side][-1]["times"][1:]) / batch
-                print(f"round {number + 1}: {side} {ms:.1f} ms a pair", file=sys.stderr)
-    print(json.dumps(report(found, batch, options), indent=2))
+    failed: dict[str, str] = {}
+    for number in range(options.rounds):
+        for side in sides:
+            if side in failed:
+                continue
+            spec = {
+                "side": side, "model": options.model, "prompt": options.prompt, "completion": options.completion,
+                "batch": batch, "steps": options.steps, "vary": options.vary, "threads": options.threads,
+            }  # fmt: skip
+            said = side_run(folder, spec)
+            if isinstance(said, str):
+                if stop:
+                    raise SystemExit(f"{side} failed:\n{said}")
+                failed[side] = said.strip().splitlines()[-1]
+                print(f"{options.model} {side} failed: {failed[side]}", file=sys.stderr)
+                continue
+            found[side].append(said)
+            ms = 1e3 * statistics.median(said["times"][1:]) / batch
+            print(
+                f"{options.model} {options.prompt}/{options.completion} round {number + 1}: {side} {ms:.1f} ms a pair",
+                file=sys.stderr,
+            )
+    made = report({side: runs for side, runs in found.items() if runs}, batch, options)
+    return made | ({"failed": failed} if failed else {})
+
+
+def side_run(folder: Path, spec: dict[str, Any]) -> dict[str, Any] | str:
+    """One side once, in a process of its own; what it measured, or the end of what it complained."""
+    # a folder of its own each time: a run does not go on in another's
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        own = Path(scratch)
+        for file in folder.iterdir():
+            (own / file.name).symlink_to(file)
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        environment.pop("OMP_NUM_THREADS", None)
+        if spec["side"] in ("trl_tuned", "trl_fp32"):
+            environment |= ALLOCATOR
+        done = subprocess.run(
+            [sys.executable, __file__, "--child", json.dumps(spec | {"folder": str(own)})],
+            capture_output=True, text=True, env=environment, check=False,
+        )  # fmt: skip
+    if done.returncode != 0:
+        return done.stderr[-3000:] or f"exit code {done.returncode}"
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -373,19 +454,25 @@ def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse
             "loss": [round(loss, 5) for loss in runs[0]["losses"]],
             **({"notes": runs[0]["notes"]} if runs[0].get("notes") else {}),
         }
+    flops, peak = pair_flops(SHAPES[options.model], options.prompt, options.completion), _peak_tflops()
+    for side in sides.values():
+        tflops = flops / side["ms_per_pair"] / 1e9
+        side["tflops"] = round(tflops, 2)
+        if peak:
+            side["share_of_peak"] = round(tflops / peak, 3)
     exact = sides.get("trl_fp32", {}).get("loss")
     if exact and not options.vary:
         for side in sides.values():
             side["losses_differ"] = round(
                 max(abs(a - b) for a, b in zip(side["loss"], exact, strict=True)), 6
             )
-    ours = sides.get("ours", {}).get("ms_per_pair")
-    memory = sides.get("ours", {}).get("peak_mb")
     return {
         "benchmark": "dpo_throughput",
         "model": options.model,
         "prompt": options.prompt,
         "completion": options.completion,
+        "pair_tflop": round(flops / 1e12, 3),
+        "peak_tflops": peak,
         "lengths": "spread by half" if options.vary else "fixed",
         "batch": batch,
         "machine": {
@@ -396,14 +483,20 @@ def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
         "sides": sides,
         "ratios": {
-            f"{side} / ours": {
-                "time": round(sides[side]["ms_per_pair"] / ours, 2),
-                "memory": round(sides[side]["peak_mb"] / memory, 2),
+            f"{theirs} / {ours}": {
+                "time": round(sides[theirs]["ms_per_pair"] / sides[ours]["ms_per_pair"], 2),
+                "memory": round(sides[theirs]["peak_mb"] / sides[ours]["peak_mb"], 2),
             }
-            for side in sides
-            if ours and side.startswith("trl")
+            for ours in sides
+            for theirs in sides
+            if theirs.startswith("trl") and ours in ("ours", "ours_compiled", "ours_flex")
         },
     }
+
+
+def _peak_tflops() -> float | None:
+    name = _gpu().get("gpu", "")
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
 
 
 def _gpu() -> dict[str, str]:

@@ -21,7 +21,7 @@ from rl.agents.base import ChoiceAgent
 from rl.recipes import DPORecipe
 from rl.training import ladder, prefix, trl_runs
 from rl.training.dpo import DPOTrainer
-from rl.training.encoding import EncodedPairs
+from rl.training.encoding import EncodedPairs, EncodedResponse
 from rl.training.evaluate import evaluate_policy
 from rl.training.folder import failures_explained
 from rl.training.hardware import Hardware
@@ -395,6 +395,17 @@ def test_4_bit_training_reaches_every_layer_and_keeps_the_adapter_in_full_precis
     # B starts at zero, so a layer no gradient came to is zero still
     assert all(float(weight.abs().max()) > 0 for name, weight in weights.items() if "lora_B" in name)
     assert any("4 bits" in note for note in follower.notes)
+    # packed rows are held to the stock forward over the same quantised weights
+    assert any("share a prompt: split+last_layer" in note for note in follower.notes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_4_bit_bases_pack_their_rows_within_their_type_s_tolerance(base: str, dtype: str) -> None:
+    hardware = dataclasses.replace(HARDWARE, dtype=dtype)
+    policy = load_policy(base, hardware=hardware, quantization="4bit", trainable=True, recipe=QUICK)
+    items = [EncodedResponse([7, 8, 9] * n, answer) for n in (4, 11) for answer in ([5, 6, 7], [9, 4])]
+    assert policy.quantization == "4bit"
+    assert ladder.rung_choose(policy, items, gradients=True).rung is prefix.Rung.LAST_LAYER
 
 
 def test_4_bit_weights_pass_gradients_on_after_they_have_been_scored_with(base: str) -> None:

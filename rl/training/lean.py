@@ -109,9 +109,8 @@ class GatedMlpFunction(torch.autograd.Function):
         hidden_grad = (out @ down_w).addmm_(low, down_a)
         up_grad = active * hidden_grad
         gate_grad = torch.ops.aten.silu_backward(hidden_grad.mul_(up), gate)
-        near_grad = torch.empty_like(near_low)
-        torch.mm(gate_grad, gate_b, out=near_grad[:, :rank]).mul_(gate_s)
-        torch.mm(up_grad, up_b, out=near_grad[:, rank:]).mul_(up_s)
+        # not written into slices of one tensor: a compiler stops at a slice given as `out`
+        near_grad = torch.cat([(gate_grad @ gate_b).mul_(gate_s), (up_grad @ up_b).mul_(up_s)], 1)
         near_a_grad = near_grad.t() @ flat
         gate_b_grad = (near_low[:, :rank].t() @ gate_grad).mul_(gate_s).t()
         up_b_grad = (near_low[:, rank:].t() @ up_grad).mul_(up_s).t()
