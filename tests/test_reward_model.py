@@ -21,7 +21,7 @@ from rl.training.model_files import PolicyLoadError
 from rl.training.prefix import Rung
 from rl.training.result import TrainingRefused
 from rl.training.reward_model import RewardModel, RewardModelTrainer, train_reward_model
-from rl.training.score_trainer import reward_loss
+from rl.training.score_trainer import as_judged, reward_loss
 from tests.test_dpo import HARDWARE, some_pairs
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -77,6 +77,16 @@ def test_a_perfectly_calibrated_guess_has_no_error() -> None:
     assert expected_calibration_error([0.25] * 4, [1, 0, 0, 0]) == pytest.approx(0)
 
 
+def test_rows_scored_as_people_judged_by_hand() -> None:
+    scores = torch.tensor([0.2, 0.7, 0.1, 0.9])
+    pairs = as_judged(scores, torch.ones(2), "pairwise")  # 0.2 over 0.1; 0.7 under 0.9
+    assert pairs.tolist() == [1, 0]
+    shown = as_judged(scores, torch.tensor([0.1, 0.9, 0.8, 0.3]), "regression")
+    assert shown.tolist() == [1, 1, 0, 0]
+    thumbs = as_judged(torch.tensor([-1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.0]), "binary")
+    assert thumbs.tolist() == [1, 1, 0]
+
+
 # --- Learning -----------------------------------------------------------------------------------------------
 
 
@@ -92,6 +102,12 @@ def test_each_objective_foretells_held_out_feedback(base: str, tmp_path: Path, o
     assert result.metrics["accuracy"] > 0.9, result.metrics
     assert result.metrics["brier"] < 0.15
     assert result.metrics["eval_loss"] < result.history["loss"][0]
+    assert result.history["rewards/accuracies"][-1] > 0.9
+    assert result.history["rewards/std"][-1] > 0
+    assert len(result.history["rewards/mean"]) == len(result.history["loss"])
+    assert result.metrics["eval_rewards/accuracies"] > 0.9
+    result.plot(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1_000
     prompt = [{"role": "user", "content": "how did revenue change"}]
     good, bad = (
         value.raw

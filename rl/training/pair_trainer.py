@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import trl
 from accelerate.utils import gather_object, send_to_device
+from transformers import TrainingArguments
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput
 
@@ -59,7 +60,7 @@ def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float]]:
 
 def reference_logps(
     policy: LoadedPolicy,
-    arguments: trl.DPOConfig,
+    arguments: TrainingArguments,
     items: Sequence[EncodedResponse],
     batch_size: int,
     cache: RowCache | None = None,

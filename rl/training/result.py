@@ -167,8 +167,27 @@ _GRPO_PANELS = (
 )
 
 
+_SFT_PANELS = (
+    ("loss", "Loss", "lower is better", None),
+    ("mean_token_accuracy", "Token accuracy", "share of tokens that are the first choice", None),
+    ("rewards/demonstrations", "Reward", "log-ratio to the base per demonstration, nats", 0.0),
+    ("kl", "Distance from the base", "mean log-ratio per token, nats", 0.0),
+)
+
+_SCORE_PANELS = (
+    ("loss", "Loss", "lower is better", None),
+    ("rewards/accuracies", "Accuracy", "share scored as people judged; 0.5 is a coin", 0.5),
+    ("rewards/mean", "Reward", "mean score of a batch", None),
+    ("rewards/std", "Spread", "standard deviation of a batch's scores", None),
+)
+
+
 def _panels(result: TrainResult) -> tuple[tuple[tuple[str, str, str, float | None], ...], str]:
     """The four curves worth drawing, and what the run's samples are called."""
+    if result.method == "sft":
+        return _SFT_PANELS, "demonstrations"
+    if result.method == "reward_model":
+        return _SCORE_PANELS, "rows"
     if "reward" not in result.history:
         return _PANELS, "groups" if result.method == "grpo" else "pairs"
     return (_PPO_PANELS if result.method == "ppo" else _GRPO_PANELS), "prompts"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import statistics
 import types
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -71,6 +73,7 @@ class ScoreTrainer(OwnHouse, transformers.Trainer):
 
     def settle(self, owner: RewardModelTrainer, policy: LoadedPolicy) -> None:
         """What the constructor cannot be told, and rows that share a prompt where the model can compute them."""
+        self._noted: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         trainer_settle(self, policy, owner)
         if owner.recipe.architecture != "causal":
             return
@@ -102,7 +105,21 @@ class ScoreTrainer(OwnHouse, transformers.Trainer):
         scores = model(**inputs).logits[:, 0].float()
         loss = reward_loss(scores, target, self.objective)
         self.loss_check(loss, "")
+        self._scores_note(scores.detach(), target)
         return (loss, {"scores": scores.detach()}) if return_outputs else loss
+
+    def _scores_note(self, scores: torch.Tensor, target: torch.Tensor) -> None:
+        noted = self._noted["train" if self.model.training else "eval"]
+        noted["rewards/mean"].append(float(scores.mean()))
+        noted["rewards/std"].append(float(scores.std(correction=0)))
+        noted["rewards/accuracies"].append(float(as_judged(scores, target, self.objective).mean()))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for mode, first, prefix in (("train", "loss", ""), ("eval", "eval_loss", "eval_")):
+            if first in logs:
+                noted = self._noted.pop(mode, {})
+                logs |= {prefix + name: statistics.fmean(values) for name, values in noted.items()}
+        super().log(logs, start_time)
 
     def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
         inputs = self._prepare_inputs(inputs)
@@ -127,6 +144,17 @@ class ScoreTrainer(OwnHouse, transformers.Trainer):
             for i, first, other in zip(chosen, said[: len(chosen)], others, strict=True):
                 found[i] = first, other
         return found
+
+
+def as_judged(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:
+    """1 for each row scored as people judged it, else 0; the shapes are those of `reward_loss`.
+
+    A pair whose chosen response scores higher; a score on the same side of neutral as people's.
+    """
+    if objective == "pairwise":
+        chosen, rejected = scores.chunk(2)
+        return (chosen > rejected).float()
+    return ((scores > (0.5 if objective == "regression" else 0)) == (target > 0.5)).float()
 
 
 def reward_loss(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import trl
 from datasets import Dataset
 
@@ -14,10 +15,11 @@ from rl.recipes import SFTRecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
-from rl.training.pair_trainer import forward_settle
+from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
+from rl.training.row_cache import RowCache
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     OwnHouse,
@@ -31,6 +33,9 @@ from rl.training.trl_runs import (
     trainer_settle,
     weights_begin,
 )
+
+Reference = dict[tuple[int, ...], float]
+"""Tokens of a prompt and its demonstration -> the base's log-probability of the demonstration, nats."""
 
 
 class SFTTrainer:
@@ -96,6 +101,7 @@ class SFTTrainer:
         now = run_facts(self.recipe, policy, rows, arguments.world_size)
         same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
         with matmul(self.hardware):
+            known = self._reference(policy, arguments, [*train, *held_out])
             special_tokens_settle(policy)
             trainer = _Trainer(
                 model=policy.model,
@@ -105,7 +111,7 @@ class SFTTrainer:
                 processing_class=policy.tokenizer,
                 peft_config=lora_begun(self.recipe, policy),
             )
-            trainer.settle(self, policy)
+            trainer.settle(self, policy, known)
             for note in weights_begin(self.recipe, trainer.model):
                 self._note(note)
             with failures_explained(self.recipe, self.output_dir):
@@ -138,6 +144,14 @@ class SFTTrainer:
         except ValueError as error:
             raise TrainingRefused(str(error)) from error
 
+    def _reference(
+        self, policy: LoadedPolicy, arguments: trl.SFTConfig, items: Sequence[EncodedResponse]
+    ) -> Reference:
+        """What the base says of each demonstration: how far training goes from it is told by that."""
+        cache = RowCache(Path(self.cache_dir) / "reference.sqlite3") if self.cache_dir is not None else None
+        logps, _ = reference_logps(policy, arguments, items, 2 * self.recipe.batch_size, cache)
+        return {(*item.prompt_ids, *item.response_ids): logp for item, logp in zip(items, logps, strict=True)}
+
     def _dataset(self, items: Sequence[EncodedResponse]) -> Dataset:
         return Dataset.from_dict(
             {
@@ -157,11 +171,31 @@ class _Trainer(OwnHouse, trl.SFTTrainer):
 
     method = "sft"
 
-    def settle(self, owner: SFTTrainer, policy: LoadedPolicy) -> None:
+    def settle(self, owner: SFTTrainer, policy: LoadedPolicy, reference: Reference) -> None:
         trainer_settle(self, policy, owner)
         forward_settle(self)
+        self.reference = reference
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        rows = inputs["input_ids"], inputs["attention_mask"].bool(), inputs["labels"] != -100
         loss = super().compute_loss(model, inputs, return_outputs, **kwargs)
-        self.loss_check(loss[0] if return_outputs else loss, "")
+        value = loss[0] if return_outputs else loss
+        self.loss_check(value, "")
+        self._distance_note(value.detach(), *rows, kwargs.get("num_items_in_batch"))
         return loss
+
+    def _distance_note(
+        self, loss: torch.Tensor, ids: torch.Tensor, fed: torch.Tensor, told: torch.Tensor, items: Any
+    ) -> None:
+        """Log the demonstrations' log-ratio to the base: all of it per demonstration, and per token."""
+        tokens = int(told.sum())
+        # the loss is a sum over this batch divided by the tokens of the whole step, of all processes
+        step = tokens if items is None else float(items) / (self.args.world_size if self._shares() else 1)
+        base = sum(self.reference[tuple(row[kept].tolist())] for row, kept in zip(ids, fed, strict=True))
+        ratio = -float(loss) * step - base
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["rewards/demonstrations"].append(ratio / len(ids))
+        metrics["kl"].append(ratio / tokens)
+
+    def _shares(self) -> bool:
+        return bool(self.args.average_tokens_across_devices) and self.args.world_size > 1
