@@ -2,7 +2,7 @@
 
 The gradient of a log-probability does not depend on the loss but for one factor per token, so it is computed while
 the logits are there instead of computing the logits again. TRL's function, right for any device and for a head that
-is trained, multiplies in float32 on a CPU; that and the second logits were an eighth of a step at 100 M parameters.
+is trained, multiplies in float32 on a CPU; that and the second logits were a tenth of a step at 100 M parameters.
 """
 
 from __future__ import annotations
