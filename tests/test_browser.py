@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from feedback import views
 from feedback.models import Comparison, Decision, Rating
 from feedback.selectors import comparisons_standing, ratings_standing
 from feedback.services import decision_record, outcome_record, rating_submit
@@ -216,23 +218,29 @@ def test_s_skips_and_leaves_no_rating(opener: Opener) -> None:
     assert Rating.objects.count() == 0
 
 
-def test_the_next_card_is_there_before_the_server_has_answered(opener: Opener) -> None:
+def test_the_next_card_is_there_before_the_server_has_answered(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(1, 4):
         record(number)
     page = opener()
     expect(page.locator("#stage[data-ahead]")).to_be_attached()
-    held: list[Any] = []
-    page.route("**/rate/", lambda route: held.append(route))
+    go_on, submit = threading.Event(), views.rating_submit
+
+    def held(**facts: Any) -> Any:
+        assert go_on.wait(30)
+        return submit(**facts)
+
+    monkeypatch.setattr(views, "rating_submit", held)
     page.keyboard.press("ArrowUp")
     expect(page.locator(".turn.response")).to_contain_text("answer 2")
     assert Rating.objects.count() == 0
     page.locator("textarea[name=notes]").fill("begun already")
-    held[0].continue_()
+    go_on.set()
     rated(page, 1)
     expect(page.locator("textarea[name=notes]")).to_have_value("begun already")
     expect(page.locator("#stage[data-ahead]")).to_be_attached()
     page.context.set_offline(True)
-    page.unroute("**/rate/")
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowDown")
     # not saved: the card comes back with what was typed
