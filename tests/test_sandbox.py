@@ -44,7 +44,7 @@ def test_code_that_passes_its_tests_earns_all() -> None:
 def test_a_shell_runs_too() -> None:
     ran = sandbox.run("echo $((6 * 7)); pwd", "shell", TIGHT)
     assert ran.ok
-    assert ran.output == "42\n/work\n"
+    assert ran.output == "42\n/box\n"
 
 
 HARM = {
@@ -56,7 +56,7 @@ HARM = {
     "a full disk": ("with open('f', 'wb') as f:\n    while True:\n        f.write(b'x' * 100_000)", False),
     "a file outside": ("print(open('/etc/passwd').read())", False),
     "a link outside": (
-        "import os\nos.symlink('/../../../etc/passwd', '/work/l')\nprint(open('/work/l').read())", False
+        "import os\nos.symlink('/../../../etc/passwd', '/box/l')\nprint(open('/box/l').read())", False
     ),
     "writing to the system": ("open('/usr/bin/x', 'w')", False),
     "becoming root": ("import os\nos.setuid(0)\nos.setgid(0)\nopen('/usr/bin/x', 'w')", False),

@@ -96,7 +96,7 @@ def bind_read_only(source: Path, root: Path) -> None:
 
 
 def new_root(work: Path, file_mb: int) -> None:
-    """Make the only files there are: the system's programs, a few devices, and /work with what `work` held."""
+    """Make the only files there are: the system's programs, a few devices, and /box with what `work` held."""
     root = work / "root"
     root.mkdir()
     mount("none", Path("/"), None, MS_REC | MS_PRIVATE)
@@ -110,16 +110,16 @@ def new_root(work: Path, file_mb: int) -> None:
             bind_read_only(path, root)
     for device in ("null", "zero", "urandom"):
         bind_read_only(Path("/dev") / device, root)
-    for folder in ("work", "tmp", "old"):
+    for folder in ("box", "tmp", "old"):
         (root / folder).mkdir()
         (root / folder).chmod(0o777)
     for file in work.iterdir():
         if file.is_file():
-            shutil.copyfile(file, root / "work" / file.name)
+            shutil.copyfile(file, root / "box" / file.name)
     os.chdir(root)
     number = PIVOT_ROOT[os.uname().machine]
     check(libc.syscall(ctypes.c_long(number), b".", b"old"), "pivot_root")
-    os.chdir("/work")
+    os.chdir("/box")
     check(libc.umount2(b"/old", MNT_DETACH), "umount /old")
     Path("/old").rmdir()
 
@@ -186,7 +186,7 @@ def main() -> int:
             limits(asked)
             give_up_rights(root)
             refuse_calls(base64.b64decode(asked["filter"]))
-            variables = {"PATH": "/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
+            variables = {"PATH": "/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
             os.execve(asked["command"][0], asked["command"], variables)  # noqa: S606
         except (OSError, KeyError, ValueError) as error:
             sys.stderr.write(f"cannot isolate: {error}\n")
