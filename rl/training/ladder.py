@@ -28,7 +28,9 @@ wrong mask is off by 0.5 to 5 nats; float32 agrees to 1e-5 and bfloat16 to its r
 PROBED = 4
 """Completions compared: those of the longest row and of the shortest."""
 
-RUNG_ERRORS = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
+RUNG_ERRORS = (
+    RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError, AssertionError,
+)  # fmt: skip
 """What a forward that was not made for packed rows may raise."""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from accelerate.utils import send_to_device
 from torch.nn import functional
 from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -136,8 +137,9 @@ class ScoreTrainer(OwnHouse, transformers.Trainer):
         self.model.eval()
         for start in range(0, len(order), self.args.per_device_eval_batch_size):
             chosen = order[start : start + self.args.per_device_eval_batch_size]
-            batch = self._prepare_inputs(self.data_collator([rows[i] for i in chosen]))
+            batch = self.data_collator([rows[i] for i in chosen])
             del batch["target"]
+            batch = send_to_device(batch, self.args.device)  # transformers' own moves no packed rows
             with torch.no_grad():
                 said = self.model(**batch).logits[:, 0].float().tolist()
             others = said[-len(chosen) :]  # the second half of pairs, all of single responses

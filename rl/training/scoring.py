@@ -96,7 +96,7 @@ def score_encoded(
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
                 scored = _batch_logps(policy, [items[i] for i in rows])
-                for i, value in zip(rows, scored.double().sum(1).tolist(), strict=True):
+                for i, value in zip(rows, scored.cpu().double().sum(1).tolist(), strict=True):
                     logps[i] = value
     finally:
         policy.model.train(was_training)
