@@ -18,6 +18,7 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from feedback.remembered import Believed
+from feedback.roles import role_give
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import registry
@@ -33,7 +34,9 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def rater(client: Client) -> Client:
-    client.force_login(User.objects.create_user("ada"))
+    user = User.objects.create_user("ada")
+    role_give(user, "rater")
+    client.force_login(user)
     return client
 
 

@@ -188,6 +188,15 @@ def test_no_page_without_signing_in(client: Client, address: str, method: str) -
     assert answer["Location"].startswith("/accounts/login/?next=")
 
 
+@pytest.mark.parametrize("address", pages(get_resolver().url_patterns))
+def test_no_page_without_a_role(client: Client, address: str) -> None:
+    client.force_login(User.objects.create_user("nobody"))
+    answer = client.get(address)
+    assert answer.status_code == 403
+    assert "takes a permission that your account does not have" in answer.text
+    assert 'href="/runs/"' not in answer.text  # nor a way to where there is nothing to see
+
+
 def test_the_list_of_guarded_pages_is_not_empty() -> None:
     assert {"/", "/rate/", "/rate/undo/", "/rate/skip/", "/runs/", "/runs/1/"} <= set(
         pages(get_resolver().url_patterns)

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
+from django.contrib.auth.decorators import login_required, permission_required
 from django.db.models import Avg, Count, Model, Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -15,6 +15,7 @@ from django.views.decorators.http import require_safe
 
 from feedback.models import AgentSettings
 from feedback.remembered import Believed
+from feedback.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN, feedback_counts_lately
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
@@ -48,6 +49,7 @@ SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
 
 
 @login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_safe
 def agent(request: HttpRequest, slug: str) -> HttpResponse:
     """One agent. Any slug that decided something has a page, and so has every agent with a file or a definition."""

@@ -11,6 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
+from feedback.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs
 from rl.choosing import method_chosen
@@ -48,6 +49,7 @@ CURVES = (
 
 
 @login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
     """How every agent stands, and what to do next."""
@@ -57,6 +59,7 @@ def home(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_safe
 def runs(request: HttpRequest) -> HttpResponse:
     """Training runs, newest first; `?agent=` and `?page=`."""
@@ -87,6 +90,7 @@ def run_new(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_safe
 def run(request: HttpRequest, pk: int) -> HttpResponse:
     """One run: its state, curves, recipe, and what was left out of its data."""
