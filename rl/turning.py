@@ -58,7 +58,8 @@ def step_next(card: AgentCard) -> Step:
     """The one thing that brings this agent on."""
     feedback, newest, run = card.counts.feedback, card.newest, card.run
     if card.works:
-        return Step("watch", "It is being trained.")
+        waits = run is not None and run.status == TrainingRun.Status.QUEUED
+        return Step("watch", "Its training waits for a worker." if waits else "It is being trained.")
     if newest is None and not card.counts.decisions:
         return Step("record", "No decision was recorded yet.")
     if newest is None and feedback < needed():

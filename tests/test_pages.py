@@ -240,6 +240,8 @@ def test_an_operator_has_an_agent_trained_by_a_button(client: Client) -> None:
     answer = client.post("/runs/new/", {"agent": "widgets"})
     run = TrainingRun.objects.get()
     assert (run.status, run.agent, answer["Location"]) == ("queued", "widgets", f"/runs/{run.pk}/")
+    assert "It waits for a worker" in client.get(answer["Location"]).text
+    assert "Its training waits for a worker." in client.get("/").text
 
 
 def test_a_training_without_enough_is_refused_in_words(client: Client) -> None:

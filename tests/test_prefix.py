@@ -214,6 +214,49 @@ def test_bfloat16_differs_by_its_rounding_alone() -> None:
     assert choice.rung is Rung.LAST_LAYER
 
 
+def test_half_precision_is_held_to_no_more_than_it_knows_itself() -> None:
+    """A gradient that moves much when the input is rounded otherwise says little; the others still must agree."""
+    logps = torch.zeros(3)
+    expected = logps, {name: torch.full((4,), 1.0) for name in "abc"}
+    found = logps, {"a": torch.full((4,), 1.4), "b": torch.full((4,), 1.01), "c": torch.full((4,), 1.01)}
+    assert not ladder._compare(expected, found, torch.bfloat16)[0]
+    assert ladder._compare(expected, found, torch.bfloat16, {"a": 0.25, "b": 0.0, "c": 0.0})[0]
+    assert not ladder._compare(expected, found, torch.bfloat16, {"a": 0.15, "b": 0.0, "c": 0.0})[0]
+    missing = logps, {"a": torch.full((4,), 1.4), "b": torch.full((4,), 1.4), "c": torch.full((4,), 1.01)}
+    assert not ladder._compare(expected, missing, torch.bfloat16, dict.fromkeys("abc", 9.0))[0]
+
+
+def test_a_row_that_half_precision_cannot_tell_is_packed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if two right ways differed by more than the tolerance: what the stock forward moves by itself is allowed."""
+    policy, items = a_policy("llama", torch.bfloat16), some_items(57, 20)
+    with ladder._as_tested(policy, True):
+        expected = ladder._stock(policy, ladder._probe(items), True)
+        ladder.install(policy, Rung.LAST_LAYER)
+        found = ladder._packed(policy, ladder._probe(items), Rung.LAST_LAYER, True)
+    apart = sorted(ladder._differences(expected, found).values())
+    monkeypatch.setitem(ladder.TOLERANCE, torch.bfloat16, (0.08, (apart[len(apart) // 2] + apart[-1]) / 2))
+    choice = ladder.rung_choose(policy, items, gradients=True)
+    assert choice.rung is Rung.LAST_LAYER
+    assert "of rounding alone" in choice.reason
+    assert policy.model.get_base_model().config._attn_implementation == prefix.ATTENTION
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_backward_pass_that_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    right = prefix.BlockAttention.backward
+
+    def wrong(ctx: Any, *grads: torch.Tensor) -> Any:
+        query, key, *others = right(ctx, *grads)
+        assert key is not None
+        return query, 2 * key, *others
+
+    monkeypatch.setattr(prefix.BlockAttention, "backward", staticmethod(wrong))
+    choice = ladder.rung_choose(a_policy("llama", dtype), some_items(57, 20), gradients=True)
+    assert choice.rung is Rung.DENSE
+
+
 def test_the_test_leaves_the_policy_as_it_was() -> None:
     policy = a_policy("llama")
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
