@@ -8,7 +8,6 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.access import Grant
 from backend.rest.errors import Refused
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
@@ -17,14 +16,11 @@ from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs, registry
-from rl.api.training import AGENT, agent_checked, flag, run_shown
+from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_found, run_shown, who
 from rl.choosing import method_chosen
-from rl.datasets import DatasetRefused
 from rl.jobs import TrainOrder
 from rl.models import Policy, TrainingRun
 from rl.online import OnlineLearner
-from rl.orders import order_place
-from rl.recipes import RecipeError
 from rl.selectors import share_of
 
 NAME = parameter("name", {"type": "string"}, "The policy's name, such as widgets-v480", where="path")
@@ -78,7 +74,7 @@ class Promote(ApiView):
         policy = _policy(name)
         try:
             moved = registry.policy_promote(
-                policy, to, actor=_who(request), reason=reason, force=flag(facts, "force")
+                policy, to, actor=who(request), reason=reason, force=flag(facts, "force")
             )
         except registry.RegistryRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
@@ -106,7 +102,7 @@ class Rollback(ApiView):
                 f"{name} is {policy.stage}; only a champion is rolled back", code="conflict", status=409
             )
         try:
-            back = registry.policy_rollback(policy.agent, actor=_who(request), reason=reason)
+            back = registry.policy_rollback(policy.agent, actor=who(request), reason=reason)
         except registry.RegistryRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
         return Response(policy_shown(back))
@@ -143,7 +139,7 @@ class Runs(ApiView):
         if not isinstance(knobs, dict):
             raise Refused("knobs: expected an object", fields={"knobs": "expected an object"})
         agent = agent_checked(_text(facts, "agent"))
-        try:
+        with orders_refused():
             chosen = method_chosen(agent, _text(facts, "method") or "auto")
             order = TrainOrder(
                 agent,
@@ -151,12 +147,9 @@ class Runs(ApiView):
                 why=chosen.why,
                 config=_text(facts, "config") or None,
                 knobs=knobs,
-                actor=_who(request),
+                actor=who(request),
             )
-            run = order_place(order)
-        except (DatasetRefused, RecipeError) as refusal:
-            raise Refused(str(refusal)) from refusal
-        return Response(run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
+            return placed(order)
 
 
 class Cancel(ApiView):
@@ -171,11 +164,9 @@ class Cancel(ApiView):
         operation="runs_cancel",
     )
     def post(self, request: Request, pk: int) -> Response:
-        run = TrainingRun.objects.filter(pk=pk).first() if pk < 2**63 else None
-        if run is None:
-            raise Refused(f"no run {pk}", code="not_found", status=404, fields={"id": "does not exist"})
+        run = run_found(pk)
         try:
-            return Response(run_shown(jobs.run_cancel(run, actor=_who(request))))
+            return Response(run_shown(jobs.run_cancel(run, actor=who(request))))
         except jobs.RunRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
 
@@ -201,12 +192,6 @@ def _text(facts: dict[str, Any], name: str) -> str:
     if not isinstance(value, str) or "\x00" in value:
         raise Refused(f"{name}: expected text", fields={name: "expected text"})
     return value
-
-
-def _who(request: Request) -> str:
-    grant = request.auth
-    assert isinstance(grant, Grant)  # the permission let nobody else through
-    return grant.who
 
 
 def _policy(name: str) -> Policy:

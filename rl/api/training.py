@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rest_framework.request import Request
@@ -75,16 +77,9 @@ class TrainPolicy(ApiView):
     )
     def post(self, request: Request, agent: str) -> Response:
         facts = object_in(request.data, required=(), optional=("dryRun", "maxSteps", "learningRate"))
-        grant = request.auth
-        assert isinstance(grant, Grant)  # the permission let nobody else through
-        order = TrainOrder(agent_checked(agent), knobs=_knobs(facts), actor=grant.who)
-        try:
-            if flag(facts, "dryRun"):
-                return Response(_plan(order_estimate(order)))
-            run = order_place(order)
-        except (DatasetRefused, RecipeError) as refusal:
-            raise Refused(str(refusal)) from refusal
-        return Response(run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
+        order = TrainOrder(agent_checked(agent), knobs=_knobs(facts), actor=who(request))
+        with orders_refused():
+            return Response(_plan(order_estimate(order))) if flag(facts, "dryRun") else placed(order)
 
 
 class RunOne(ApiView):
@@ -100,10 +95,7 @@ class RunOne(ApiView):
     )
     def get(self, request: Request, pk: int) -> Response:
         parameters(request, ())
-        # SQLite and PostgreSQL have no larger keys
-        run = run_get(pk) if pk < 2**63 else None
-        if run is None:
-            raise Refused(f"no run {pk}", code="not_found", status=404, fields={"id": "does not exist"})
+        run = run_found(pk)
         history = {name: [list(point) for point in points] for name, points in run_series(run).items()}
         return Response({**run_shown(run), **_trained(run), "history": history})
 
@@ -163,6 +155,36 @@ def _plan(estimate: OrderEstimate) -> dict[str, Any]:
         },
         "refused": estimate.refused,
     }
+
+
+def who(request: Request) -> str:
+    """Who asks, for the record."""
+    grant = request.auth
+    assert isinstance(grant, Grant)  # the permission let nobody else through
+    return grant.who
+
+
+@contextmanager
+def orders_refused() -> Iterator[None]:
+    """Inside, an order that cannot be carried out is answered in its own words."""
+    try:
+        yield
+    except (DatasetRefused, RecipeError) as refusal:
+        raise Refused(str(refusal)) from refusal
+
+
+def placed(order: TrainOrder) -> Response:
+    """202 with the run that was queued, and where it is."""
+    run = order_place(order)
+    return Response(run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
+
+
+def run_found(pk: int) -> TrainingRun:
+    """The run, or 404."""
+    run = run_get(pk) if pk < 2**63 else None  # SQLite and PostgreSQL have no larger keys
+    if run is None:
+        raise Refused(f"no run {pk}", code="not_found", status=404, fields={"id": "does not exist"})
+    return run
 
 
 def run_shown(run: TrainingRun) -> dict[str, Any]:
