@@ -24,7 +24,7 @@ from feedback.services import (
 )
 from feedback.statements import rows_insert
 from rl.datasets import prepare_training_dataset
-from tests.test_formats import ODD, places, put
+from tests.foreign import ODD, places, put
 
 pytestmark = pytest.mark.django_db
 

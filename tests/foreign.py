@@ -1,0 +1,86 @@
+"""Reading files of outside formats in tests: the examples, what one row comes to, odd values to put in its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedback import formats
+from feedback.formats.records import (
+    Record,
+    RowRefused,
+)
+
+HERE = Path(__file__).parent / "formats"
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+QUESTION = "Can I return opened headphones?"
+GOOD, BAD = "Yes, within 30 days with the receipt.", "No idea."
+ASKED = [{"role": "user", "content": QUESTION}]
+BRIEF = [{"role": "system", "content": "Be brief."}, *ASKED]
+
+
+def read(name: str, **how: Any) -> list[Record]:
+    return list(formats.read(HERE / name, **how))
+
+
+def written(path: Path, items: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items), "utf-8")
+    return path
+
+
+def one(path: Path, row: Any, format: str = "auto") -> Record:
+    (record,) = formats.read(written(path / "one.jsonl", [row]), format)
+    return record
+
+
+def refusal(path: Path, row: Any, format: str) -> str:
+    record = one(path, row, format)
+    assert isinstance(record, RowRefused), record
+    assert record.line == 1
+    return record.reason
+
+
+def outside(path: str) -> Path:
+    if not (SHARED / path).exists():
+        pytest.skip(f"outside data ../shared/data/{path} is not here")
+    return SHARED / path
+
+
+ODD: list[Any] = [
+    None,
+    0,
+    -1,
+    7.5,
+    True,
+    "",
+    "x",
+    "\ud800",
+    "a\x00b",
+    [],
+    [None],
+    [[]],
+    {},
+    {"x": None},
+    "{",
+    10**400,
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inside for place in places(item, (*path, key)))]
+
+
+def put(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
+    """A copy of a JSON value with another one in a place."""
+    if not path:
+        return odd
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = put(copy[path[0]], path[1:], odd)
+    return copy

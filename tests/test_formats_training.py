@@ -1,0 +1,276 @@
+"""Files of training libraries, read to the letter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedback import formats
+from feedback.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    RowSkipped,
+)
+from tests.foreign import (
+    ASKED,
+    BAD,
+    BRIEF,
+    GOOD,
+    HERE,
+    QUESTION,
+    one,
+    read,
+    refusal,
+    written,
+)
+
+# --- TRL --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "chosen", "rejected"),
+    [
+        ("trl_preference_conversational_explicit.jsonl", BRIEF, GOOD, BAD),
+        ("trl_preference_conversational_implicit.jsonl", ASKED, GOOD, BAD),
+        (
+            "trl_preference_standard_explicit.jsonl",
+            [{"role": "user", "content": "Refund window is"}],
+            " 30 days.",
+            " unknown.",
+        ),
+        (
+            # the common beginning is "Refund window is ", whose last space belongs to the responses
+            "trl_preference_standard_implicit.jsonl",
+            [{"role": "user", "content": "Refund window is"}],
+            " 30 days.",
+            " unknown.",
+        ),
+        ("hh_rlhf.jsonl", ASKED, GOOD, BAD),
+        ("openai_dpo.jsonl", ASKED, GOOD, BAD),
+        ("llamafactory_alpaca_ranking.json", ASKED, GOOD, BAD),
+        ("llamafactory_sharegpt_ranking.json", BRIEF, GOOD, BAD),
+        ("oasst_tree.jsonl", ASKED, GOOD, BAD),
+    ],
+)
+def test_a_preference_is_read_to_the_letter(name: str, prompt: Any, chosen: str, rejected: str) -> None:
+    (record,) = read(name)
+    assert isinstance(record, ImportedComparison)
+    assert isinstance(record.left, ImportedDecision)
+    assert isinstance(record.right, ImportedDecision)
+    assert record.preference == "left"
+    assert not record.ordered
+    assert record.left.messages == record.right.messages == prompt
+    assert (record.left.response, record.right.response) == (chosen, rejected)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "response", "thumb"),
+    [
+        ("trl_unpaired_conversational.jsonl", ASKED, BAD, "down"),
+        ("trl_unpaired_standard.jsonl", [{"role": "user", "content": "Refund window is"}], " 30 days.", "up"),
+        ("llamafactory_openai_kto.json", ASKED, GOOD, "up"),
+        ("llamafactory_sharegpt_kto.json", ASKED, BAD, "down"),
+    ],
+)
+def test_a_label_is_read_as_a_thumb(name: str, prompt: Any, response: str, thumb: str) -> None:
+    (record,) = read(name)
+    assert isinstance(record, ImportedDecision)
+    assert record.messages == prompt
+    assert record.response == response
+    assert [rating.thumb for rating in record.ratings] == [thumb]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt"), [("trl_prompt_completion.jsonl", ASKED), ("openai_sft.jsonl", BRIEF)]
+)
+def test_a_demonstration_is_a_decision_nobody_rated(name: str, prompt: Any) -> None:
+    (record,) = read(name)
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response, record.tags) == (prompt, GOOD, ("demonstration",))
+    assert record.ratings == ()
+
+
+def test_a_prompt_alone_is_skipped() -> None:
+    assert [type(record) for record in read("trl_prompt_only.jsonl")] == [RowSkipped, RowSkipped]
+
+
+def test_tool_calls_stay_messages_and_tools_are_kept() -> None:
+    (record,) = read("trl_preference_tools.jsonl")
+    assert isinstance(record, ImportedComparison)
+    assert isinstance(record.left, ImportedDecision)
+    assert isinstance(record.left.response, list)
+    assert [message["role"] for message in record.left.response] == ["assistant", "tool", "assistant"]
+    assert record.left.response[0]["tool_calls"][0]["function"] == {
+        "name": "weather",
+        "arguments": {"city": "Oslo"},
+    }
+    assert record.left.metadata["tools"][0]["function"]["name"] == "weather"
+
+
+def test_tools_as_one_json_text_are_the_same_tools(tmp_path: Path) -> None:
+    row = json.loads((HERE / "trl_preference_tools.jsonl").read_text())
+    as_text = one(tmp_path, {**row, "tools": json.dumps(row["tools"])})
+    assert isinstance(as_text, ImportedComparison)
+    assert isinstance(as_text.left, ImportedDecision)
+    assert as_text.left.metadata["tools"] == row["tools"]
+
+
+def test_a_text_prompt_beside_whole_conversations_repeats_their_turn(tmp_path: Path) -> None:
+    # as HuggingFaceH4/ultrafeedback_binarized has it
+    row = {
+        "prompt": QUESTION,
+        "chosen": [*ASKED, {"role": "assistant", "content": GOOD}],
+        "rejected": [*ASKED, {"role": "assistant", "content": BAD}],
+        "score_chosen": 8.0,
+    }
+    record = one(tmp_path, row)
+    assert isinstance(record, ImportedComparison)
+    assert isinstance(record.left, ImportedDecision)
+    assert (record.left.messages, record.left.response) == (ASKED, GOOD)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "q", "chosen": "", "rejected": "b"}, "chosen: is empty"),
+        ({"prompt": "q", "chosen": None, "rejected": "b"}, "chosen: expected a list"),
+        ({"prompt": "q", "chosen": ["a"], "rejected": "b"}, "one of each"),
+        ({"prompt": "", "chosen": "a", "rejected": "b"}, "prompt: is empty"),
+        ({"prompt": "q", "chosen": "a\x00", "rejected": "b"}, "NUL"),
+        ({"prompt": "q", "chosen": "a", "rejected": "\ud800"}, "lone surrogate"),
+        ({"chosen": "abc", "rejected": "xyz"}, "no common beginning"),
+        ({"chosen": "same", "rejected": "same"}, "same text"),
+        (
+            {"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "b"}]},
+            "share no turn",
+        ),
+        ({"prompt": "q", "completion": "a", "label": "yes"}, "label: expected true or false, found 'yes'"),
+        ({"prompt": "q", "completion": "a", "label": 1}, "label: expected true or false, found 1"),
+        ({"prompt": [{"role": "user"}, 5], "completion": "a"}, r"prompt[1]: expected an object, found 5"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "completion": "a"},
+            "only text parts can be read, found one of type 'image'",
+        ),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "tools": "[broken"}, "tools: expected a list"),
+        (5, "expected an object, found 5"),
+    ],
+)
+def test_an_odd_trl_row_is_refused_with_its_reason(tmp_path: Path, row: Any, reason: str) -> None:
+    assert reason in refusal(tmp_path, row, "trl")
+
+
+def test_conversations_that_differ_before_the_response_are_no_pair(tmp_path: Path) -> None:
+    row = {
+        side: [
+            *ASKED,
+            {"role": "assistant", "content": "Which?"},
+            {"role": "user", "content": model},
+            {"role": "assistant", "content": "Hm."},
+        ]
+        for side, model in (("chosen", "The red ones."), ("rejected", "The blue ones."))
+    }
+    assert "in turn 3: not the same prompt" in refusal(tmp_path, row, "trl")
+
+
+def test_the_same_response_twice_is_no_preference(tmp_path: Path) -> None:
+    assert isinstance(one(tmp_path, {"prompt": "q", "chosen": "a", "rejected": "a"}), RowSkipped)
+
+
+# --- OpenAI, hh, LLaMA-Factory ----------------------------------------------------------------------------
+
+
+def test_every_assistant_turn_of_weight_one_is_a_demonstration(tmp_path: Path) -> None:
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "weight": 0},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "weight": 1},
+        {"role": "user", "content": "e"},
+        {"role": "assistant", "content": "f"},
+    ]
+    found = list(formats.read(written(tmp_path / "x.jsonl", [{"messages": turns}])))
+    assert all(isinstance(record, ImportedDecision) for record in found)
+    assert [(r.response, len(r.messages)) for r in found if isinstance(r, ImportedDecision)] == [
+        ("d", 3),
+        ("f", 5),
+    ]
+    assert all(
+        "weight" not in message for r in found if isinstance(r, ImportedDecision) for message in r.messages
+    )
+
+
+def test_the_prompt_of_hh_is_everything_before_the_last_answer(tmp_path: Path) -> None:
+    shared = "\n\nHuman: Hi\n\nAssistant: Hello. Did you say:\n\nHuman: yes?\n\nAssistant:"
+    record = one(tmp_path, {"chosen": f"{shared} Right.", "rejected": f"{shared} Wrong."})
+    assert isinstance(record, ImportedComparison)
+    assert isinstance(record.left, ImportedDecision)
+    assert [(m["role"], m["content"]) for m in record.left.messages] == [
+        ("user", "Hi"),
+        ("assistant", "Hello. Did you say:"),
+        ("user", "yes?"),
+    ]
+    assert record.left.response == "Right."
+
+
+def test_hh_rows_without_an_answer_or_with_other_prompts_are_refused(tmp_path: Path) -> None:
+    start = "\n\nHuman: Hi\n\nAssistant:"
+    assert "chosen: is empty" in refusal(tmp_path, {"chosen": start, "rejected": f"{start} a"}, "hh")
+    other = "\n\nHuman: Ho\n\nAssistant: b"
+    assert "not two responses to the same prompt" in refusal(
+        tmp_path, {"chosen": f"{start} a", "rejected": other}, "hh"
+    )
+    assert "expected a turn" in refusal(tmp_path, {"chosen": "hi", "rejected": "ho"}, "hh")
+
+
+def test_a_dataset_info_beside_the_file_names_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(
+        json.dumps([{"q": "Can I?", "yes": "Sure.", "no": "No.", "sys": "Be brief."}])
+    )
+    info = {
+        "mine": {
+            "file_name": "mine.json",
+            "ranking": True,
+            "columns": {"prompt": "q", "chosen": "yes", "rejected": "no", "system": "sys"},
+        }
+    }
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    assert formats.detect(tmp_path / "mine.json") == "llamafactory"
+    (record,) = formats.read(tmp_path / "mine.json")
+    assert isinstance(record, ImportedComparison)
+    assert isinstance(record.left, ImportedDecision)
+    assert record.left.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Can I?"},
+    ]
+    assert record.left.response == "Sure."
+
+
+def test_an_alpaca_row_with_history_and_input_is_one_conversation(tmp_path: Path) -> None:
+    row = {
+        "instruction": "Translate.",
+        "input": "Haus",
+        "history": [["Hi", "Hello"]],
+        "chosen": "house",
+        "rejected": "mouse",
+    }
+    record = one(tmp_path, row)
+    assert isinstance(record, ImportedComparison)
+    assert isinstance(record.left, ImportedDecision)
+    assert [m["content"] for m in record.left.messages] == ["Hi", "Hello", "Translate.\nHaus"]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"conversations": [{"from": "elf", "value": "x"}], "chosen": {}, "rejected": {}}, "found 'elf'"),
+        ({"conversations": [], "chosen": {}, "rejected": {}}, "expected at least one turn"),
+        ({"conversations": [{"from": "human", "value": 3}]}, "expected a text, found 3"),
+        ({"instruction": "", "chosen": "a", "rejected": "b"}, "instruction: is empty"),
+        ({"instruction": "q", "chosen": "a", "rejected": "b", "history": [["a"]]}, "[question, answer]"),
+    ],
+)
+def test_an_odd_llamafactory_row_is_refused_with_its_reason(tmp_path: Path, row: Any, reason: str) -> None:
+    assert reason in refusal(tmp_path, row, "llamafactory")
