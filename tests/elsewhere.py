@@ -49,6 +49,9 @@ class Elsewhere(torch.Tensor):
         """Asked for when tensors are saved, to find those that share memory."""
         return self.inner.storage()
 
+    def untyped_storage(self) -> Any:
+        return self.inner.untyped_storage()
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

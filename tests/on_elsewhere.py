@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from rl.training import estimates as foreseen
 from rl.training.dpo import DPOTrainer
 from rl.training.evaluate import evaluate_policy
 from rl.training.grpo import GRPOTrainer
@@ -24,7 +25,7 @@ from rl.training.hardware import Hardware
 from rl.training.kto import KTOTrainer
 from rl.training.labels import embeddings
 from rl.training.policy import load_policy
-from rl.training.ppo import PPOTrainer
+from rl.training.ppo import PPOTrainer, estimate
 from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModel, RewardModelTrainer
 from rl.training.scoring import score_pairs
@@ -109,8 +110,25 @@ def grpo_logged(base: str, folder: Path, hardware: Hardware) -> Found:
     return history(trainer.train(test_grpo.groups(8)))
 
 
+def estimates(base: str, folder: Path, hardware: Hardware) -> Found:
+    """What each method says before it trains, measured on the device."""
+    pairs, prompts = test_dpo.some_pairs(12), test_ppo.ROWS
+    logged = test_grpo.QUICK.with_knobs(mode="logged")
+    told = [
+        foreseen.dpo(base, test_dpo.QUICK, pairs, hardware=hardware),
+        foreseen.kto(base, test_kto_sft.KTO, test_kto_sft.labels(12), hardware=hardware),
+        foreseen.sft(base, test_kto_sft.SFT, test_kto_sft.demonstrations(12), hardware=hardware),
+        foreseen.reward_model(base, test_reward_model.RECIPE, pairs, hardware=hardware),
+        estimate.ppo(base, test_ppo.QUICK, prompts, hardware=hardware),
+        estimate.grpo(base, test_grpo.QUICK, prompts, hardware=hardware),
+        estimate.grpo(base, logged, test_grpo.groups(8), hardware=hardware),
+    ]
+    assert all(one.minutes and one.memory_gb for one in told)
+    return {"steps": [one.steps for one in told]}
+
+
 RUNS: dict[str, Callable[[str, Path, Hardware], Found]] = {
-    run.__name__: run for run in (dpo, kto, sft, reward_model, ppo, ppo_shared, grpo, grpo_logged)
+    run.__name__: run for run in (dpo, kto, sft, reward_model, ppo, ppo_shared, grpo, grpo_logged, estimates)
 }
 
 
