@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rl.training import flex
+from rl.training.decoding import SharedPrompt
 from rl.training.packing import Packed
 
 ATTENTION = "ratchet_prefix"
@@ -165,23 +166,26 @@ def prefix_attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    prefix: Prefix | None = None,
+    prefix: Prefix | SharedPrompt | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention call: query [R, heads, T, head], key and value [R, kv heads, T, head] -> [R, T, heads,
     head].
 
     Without a `prefix` it is the stock SDPA. With one, the prompt's queries see the prompt causally (no mask: a fused
-    kernel can run) and the suffix's queries what `suffix_mask` says.
+    kernel can run) and the suffix's queries what `suffix_mask` says. With a `SharedPrompt` the queries are the newest
+    tokens of answers, which see their prompt and themselves.
     """
     if prefix is None:
         out = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return out[0], None
-    split = prefix.prompt
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if isinstance(prefix, SharedPrompt):
+        return prefix.attend(module.layer_idx, query, key, value, scale), None
+    split = prefix.prompt
     if prefix.blocks is not None:
         if dropout:
             raise NotImplementedError(
@@ -326,12 +330,12 @@ def _last_layer(
     hidden_states: torch.Tensor,
     *args: Any,
     position_embeddings: Any = None,
-    prefix: Prefix | None = None,
+    prefix: Prefix | SharedPrompt | None = None,
     **kwargs: Any,
 ) -> Any:
     """The layer's forward; with a prefix that keeps positions, computed there only: [R, T, width] -> [R, 1 + S,
     width]."""
-    if prefix is None or prefix.kept is None:
+    if not isinstance(prefix, Prefix) or prefix.kept is None:
         if prefix is not None:
             kwargs["prefix"] = prefix
         return self.ratchet_stock_forward(

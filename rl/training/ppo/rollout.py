@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
+from rl.training.decoding import SharedPrompt, rows_left
 from rl.training.encoding import EncodedResponse
 from rl.training.ppo.formulas import truncate_at_stop
+from rl.training.prefix import ATTENTION
 from rl.training.result import TrainingRefused
 
 
@@ -94,8 +97,9 @@ def generate_tokens(
 ) -> Tensor:
     """Tokens [prompts * samples, at most max_new_tokens], int64; what follows a row's first stop token is padding.
 
-    The prompts are computed once and their keys and values repeated for the samples. Rows that have ended leave the
-    batch when they are half of it, so that one long answer does not make all others wait.
+    The prompts are computed once. A model whose attention is ours (`rl.training.prefix`, by its self-test) reads their
+    keys and values where they are, all samples together; for others they are repeated for the samples. Rows that have
+    ended leave the batch when they are half of it, so that one long answer does not make all others wait.
     """
     if "position_ids" not in inspect.signature(type(model).forward).parameters:
         raise TrainingRefused(
@@ -117,15 +121,21 @@ def generate_tokens(
         logits_to_keep=1,
     )
     cache, logits = out.past_key_values, out.logits[:, -1].repeat_interleave(samples, 0)
-    if samples > 1:
+    shared = None
+    if samples > 1 and model.config._attn_implementation == ATTENTION:
+        shared, cache = SharedPrompt.of(cache, mask, samples), DynamicCache()
+    elif samples > 1:
         cache.batch_repeat_interleave(samples)
-        mask = mask.repeat_interleave(samples, 0)
+    mask = mask.repeat_interleave(samples, 0)
+    position = mask.sum(1, keepdim=True)
     tokens = torch.full((len(logits), sampling.max_new_tokens), pad_token_id, device=device)
     stops = torch.tensor(sorted(stop_ids), device=device)
-    alive = torch.arange(
-        len(logits), device=device
-    )  # the rows still in the batch, by their place in `tokens`
+    # the rows still in the batch, by their place in `tokens`, and which of them have not ended
+    alive = torch.arange(len(logits), device=device)
     running = torch.ones(len(logits), dtype=torch.bool, device=device)
+    seen = torch.ones(
+        1, 1, 1, 1, dtype=torch.bool, device=device
+    )  # 4-D: transformers makes no mask of its own
     for at in range(sampling.max_new_tokens):
         drawn = draw(logits, sampling, generator)
         tokens[alive[running], at] = drawn[running]
@@ -134,17 +144,23 @@ def generate_tokens(
         if left == 0 or at + 1 == sampling.max_new_tokens:
             return tokens[:, : at + 1]
         if 2 * left <= len(running):
-            kept = running.nonzero()[:, 0]
-            cache.batch_select_indices(kept)
-            alive, mask, drawn, running = alive[kept], mask[kept], drawn[kept], running[kept]
+            kept, prompts, most = rows_left(running, shared.samples if shared else 1)
+            if len(kept) < len(running):
+                if at or shared is None:
+                    cache.batch_select_indices(kept)
+                shared = shared.select(prompts, most) if shared else None
+                alive, mask, position = alive[kept], mask[kept], position[kept]
+                drawn, running = drawn[kept], running[kept]
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         out = model(
             input_ids=drawn[:, None],
-            attention_mask=mask,
-            position_ids=mask.sum(1, keepdim=True) - 1,
+            attention_mask=mask if shared is None else seen,
+            position_ids=position,
             past_key_values=cache,
             use_cache=True,
+            **({} if shared is None else {"prefix": shared}),
         )
+        position = position + 1
         cache, logits = out.past_key_values, out.logits[:, -1]
     return tokens
 
