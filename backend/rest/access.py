@@ -35,6 +35,13 @@ class Grant:
     """Signed in, rather than an app with a key: a person rates as themselves alone."""
 
 
+def grant_of(request: Request) -> Grant:
+    """Who asks and what they may do, in a view: its permission let nobody without a grant through."""
+    grant = request.auth
+    assert isinstance(grant, Grant)
+    return grant
+
+
 class HasScope(BasePermission):
     """The caller was granted the scope that the view names for the method."""
 

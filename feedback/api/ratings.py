@@ -8,7 +8,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.access import Grant
+from backend.rest.access import grant_of
 from backend.rest.errors import Refused
 from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
@@ -24,8 +24,7 @@ COMPARISON_OPTIONAL = ("id", "tags", "notes", "rater", "rater_kind")
 
 def rater_of(request: Request, facts: dict[str, Any]) -> str:
     """Who rated: whom an app names, or its key; a signed-in person rates as themselves and simulates nobody."""
-    grant = request.auth
-    assert isinstance(grant, Grant)  # the permission let nobody else through
+    grant = grant_of(request)
     said = facts.pop("rater", grant.who)
     if grant.is_person and said != grant.who:
         raise Refused(

@@ -15,7 +15,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.access import Grant
+from backend.rest.access import grant_of
 from backend.rest.errors import exception_handler, openai_answer, openai_body
 from backend.rest.reading import parameters
 from backend.rest.views import ApiView
@@ -161,9 +161,7 @@ def _headers(made: Completion) -> dict[str, str]:
 def _idempotent(request: Request) -> uuid.UUID | None:
     """The decision's id where the client sends an Idempotency-Key: the same key of the same caller, the same id."""
     key = request.headers.get("Idempotency-Key", "")
-    grant = request.auth
-    assert isinstance(grant, Grant)  # the permission let nobody else through
-    return uuid.uuid5(KEYS, f"{grant.ident}\n{key}") if key else None
+    return uuid.uuid5(KEYS, f"{grant_of(request).ident}\n{key}") if key else None
 
 
 def _count(made: Completion, tokens_in: int | None, tokens_out: int | None, began: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.rest.access import grant_of
 from backend.rest.errors import Refused
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
@@ -16,7 +17,7 @@ from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs, registry
-from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_found, run_shown, who
+from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_found, run_shown
 from rl.choosing import method_chosen
 from rl.jobs import TrainOrder
 from rl.models import Policy, TrainingRun
@@ -74,7 +75,7 @@ class Promote(ApiView):
         policy = _policy(name)
         try:
             moved = registry.policy_promote(
-                policy, to, actor=who(request), reason=reason, force=flag(facts, "force")
+                policy, to, actor=grant_of(request).who, reason=reason, force=flag(facts, "force")
             )
         except registry.RegistryRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
@@ -102,7 +103,7 @@ class Rollback(ApiView):
                 f"{name} is {policy.stage}; only a champion is rolled back", code="conflict", status=409
             )
         try:
-            back = registry.policy_rollback(policy.agent, actor=who(request), reason=reason)
+            back = registry.policy_rollback(policy.agent, actor=grant_of(request).who, reason=reason)
         except registry.RegistryRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
         return Response(policy_shown(back))
@@ -147,7 +148,7 @@ class Runs(ApiView):
                 why=chosen.why,
                 config=_text(facts, "config") or None,
                 knobs=knobs,
-                actor=who(request),
+                actor=grant_of(request).who,
             )
             return placed(order)
 
@@ -166,7 +167,7 @@ class Cancel(ApiView):
     def post(self, request: Request, pk: int) -> Response:
         run = run_found(pk)
         try:
-            return Response(run_shown(jobs.run_cancel(run, actor=who(request))))
+            return Response(run_shown(jobs.run_cancel(run, actor=grant_of(request).who)))
         except jobs.RunRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
 

@@ -10,7 +10,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.access import Grant
+from backend.rest.access import grant_of
 from backend.rest.errors import Refused
 from backend.rest.reading import object_in, parameters
 from backend.rest.schema import described, listed, parameter, ref
@@ -77,7 +77,7 @@ class TrainPolicy(ApiView):
     )
     def post(self, request: Request, agent: str) -> Response:
         facts = object_in(request.data, required=(), optional=("dryRun", "maxSteps", "learningRate"))
-        order = TrainOrder(agent_checked(agent), knobs=_knobs(facts), actor=who(request))
+        order = TrainOrder(agent_checked(agent), knobs=_knobs(facts), actor=grant_of(request).who)
         with orders_refused():
             return Response(_plan(order_estimate(order))) if flag(facts, "dryRun") else placed(order)
 
@@ -155,13 +155,6 @@ def _plan(estimate: OrderEstimate) -> dict[str, Any]:
         },
         "refused": estimate.refused,
     }
-
-
-def who(request: Request) -> str:
-    """Who asks, for the record."""
-    grant = request.auth
-    assert isinstance(grant, Grant)  # the permission let nobody else through
-    return grant.who
 
 
 @contextmanager

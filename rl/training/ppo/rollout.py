@@ -146,8 +146,7 @@ def generate_tokens(
         if 2 * left <= len(running):
             kept, prompts, most = rows_left(running, shared.samples if shared else 1)
             if len(kept) < len(running):
-                if at or shared is None:
-                    cache.batch_select_indices(kept)
+                cache.batch_select_indices(kept)
                 shared = shared.select(prompts, most) if shared else None
                 alive, mask, position = alive[kept], mask[kept], position[kept]
                 drawn, running = drawn[kept], running[kept]
