@@ -30,6 +30,7 @@ PURE = [
     "rl.recipes",
     "rl.curriculum",
     "rl.statistics",
+    "rl.evidence_kinds",
     "rl.gate_sheets",
     "rl.gates",
     "rl.judgements",

@@ -1,0 +1,47 @@
+"""Kinds of held-out evidence a policy is judged on, and the choice of the one that carries the accuracy rule. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PAIRS, LABELS, CORRECTIONS, TESTS, OUTCOMES, REWARDS = (
+    "pairs",
+    "labels",
+    "corrections",
+    "tests",
+    "outcomes",
+    "rewards",
+)
+
+KINDS: dict[str, str] = {
+    PAIRS: "pairs of answers to one prompt, one of them preferred",
+    LABELS: "thumbs, stars and scores on single answers",
+    CORRECTIONS: "answers that people wrote: corrections and demonstrations",
+    TESTS: "prompts with tests that an answer passes or fails",
+    OUTCOMES: "rewards of answers by their outcomes, where nobody gave a verdict",
+    REWARDS: "reward functions and reward models on generated answers",
+}
+"""Kind -> what it counts, in the order in which kinds with the same number of prompts are taken. What people said goes
+before what was measured, and that before what a program thinks."""
+
+HALF = 0.5
+"""Pairs carry the accuracy rule from this share of the prompts of the largest other kind on."""
+
+
+def lead_kind(counts: Mapping[str, int], needed: int) -> str:
+    """The kind that carries the accuracy rule, by numbers of held-out prompts alone and by no policy's figures.
+
+    Pairs, where there are enough (`needed`) and at least half as many as of any other kind: the two answers of a pair
+    belong to one prompt, so nothing but the answers can tell them apart. Otherwise the kind with the most prompts, ties
+    in the order of KINDS. Reward functions carry it only where no other kind has enough: they can be asked about any
+    number of prompts, and are not what people said.
+    """
+    known = {kind: counts.get(kind, 0) for kind in KINDS}
+    machine = known.pop(REWARDS)
+    most = max(known.values())
+    if machine and most < needed and machine > most:
+        return REWARDS
+    if known[PAIRS] >= needed and known[PAIRS] >= HALF * most:
+        return PAIRS
+    # max returns the first of equals, and KINDS is in the order of preference
+    return max(known, key=known.__getitem__)

@@ -1,0 +1,75 @@
+"""Held-out evidence: prompts of each kind are counted without a model, and one kind carries the accuracy rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from feedback.services import decision_record, rating_submit
+from rl.datasets import prepare_training_dataset
+from rl.evidence_kinds import KINDS, lead_kind
+from rl.held_out import evidence_counts
+from tests.test_datasets import decide, prompts_in, rate
+
+
+@pytest.mark.django_db
+def test_an_agent_nobody_knows_has_no_evidence() -> None:
+    assert evidence_counts("nobody") == dict.fromkeys(KINDS, 0)
+
+
+@pytest.mark.django_db
+def test_held_out_prompts_are_counted_by_kind() -> None:
+    held_out = prompts_in("holdout", 9)
+    for prompt in prompts_in("train", 5):
+        rate(prompt, "yes", "up")
+    for prompt in held_out[:2]:  # two answers to one prompt: a pair, and labels
+        rate(prompt, "yes", "up")
+        rate(prompt, "no", "down")
+    for prompt in held_out[2:6]:
+        rate(prompt, "yes", "up")
+    rating_submit(decision=decide(held_out[6], "no"), rater="ann", stars=2)
+    # a correction is worth a pair too: it beats what it corrects
+    rating_submit(decision=decide(held_out[7], "no"), rater="ann", correction="yes, of course")
+    decide(held_out[8], "not rated")
+    counts = evidence_counts("helper")
+    assert counts == {
+        "pairs": 3, "labels": 7, "corrections": 1, "tests": 0, "outcomes": 0, "rewards": 0,
+    }  # fmt: skip
+    # the same numbers as an evaluation finds in the datasets themselves
+    for kind, dataset in (("pairs", "pairs"), ("labels", "scores")):
+        rows = prepare_training_dataset(
+            "helper", dataset, min_samples=1, for_training=False, dry_run=True
+        ).rows("holdout")
+        assert len({row["prompt_hash"] for row in rows}) == counts[kind]
+
+
+@pytest.mark.django_db
+def test_prompts_that_are_not_text_are_no_evidence() -> None:
+    picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+    for prompt in prompts_in("holdout", 3):
+        rate(prompt, "yes", "up")
+    for number in range(60):
+        content = [*picture, {"type": "text", "text": f"what is picture {number}?"}]
+        shown = decision_record(
+            agent="helper", messages=[{"role": "user", "content": content}], response="a cat"
+        ).row
+        rating_submit(decision=shown, rater="ann", thumb="up")
+    assert evidence_counts("helper")["labels"] == 3
+
+
+@pytest.mark.parametrize(
+    ("counts", "lead"),
+    [
+        ({"labels": 300}, "labels"),
+        ({"pairs": 40, "labels": 80}, "pairs"),  # half as many as the most, and enough
+        ({"pairs": 39, "labels": 80}, "labels"),
+        ({"pairs": 29, "labels": 29}, "pairs"),  # too few of each: the order of the kinds
+        ({"pairs": 10, "labels": 25}, "labels"),
+        ({"labels": 35, "corrections": 35}, "labels"),
+        ({"labels": 35, "tests": 36}, "tests"),
+        ({"labels": 30, "rewards": 1000}, "labels"),  # what a program thinks goes behind what people said
+        ({"labels": 29, "rewards": 1000}, "rewards"),
+        ({}, "pairs"),
+    ],
+)
+def test_the_kind_that_carries_is_fixed_by_numbers_of_prompts(counts: dict[str, int], lead: str) -> None:
+    assert lead_kind(counts, 30) == lead
