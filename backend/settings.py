@@ -357,10 +357,16 @@ for _backend in SERVING_BACKENDS:
             f"SERVING_BACKENDS must list `in-process` and http(s) addresses such as http://localhost:11434/v1, "
             f"found {_backend!r}"
         )
+# Agents the gateway may answer for although nobody set them up: slugs or patterns such as `team-*`; `*` is any.
+GATEWAY_NEW_AGENTS = [
+    name.strip() for name in (os.environ.get("GATEWAY_NEW_AGENTS") or "").split(",") if name.strip()
+]
 SERVING_API_KEY = os.environ.get("SERVING_API_KEY") or ""
 # What such a server calls a policy; {policy} stands for the policy's name.
 SERVING_MODEL = os.environ.get("SERVING_MODEL") or "{policy}"
 SERVING_TIMEOUT_S = _number("SERVING_TIMEOUT_S", 60.0, 0.1, 3600.0)
+# Seconds a promotion may take to write the files its policy is served from.
+SERVING_PREPARE_TIMEOUT_S = _number("SERVING_PREPARE_TIMEOUT_S", 600.0, 1.0, 86_400.0)
 SERVING_QUEUE = int(_number("SERVING_QUEUE", 64, 0, 100_000))
 SERVING_CONTEXT = int(_number("SERVING_CONTEXT", 4096, 64, 10_000_000))
 SERVING_CACHE_MB = int(_number("SERVING_CACHE_MB", 1024, 1, 1e6))

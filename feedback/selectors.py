@@ -84,6 +84,11 @@ def agents_known() -> list[str]:
     return _values_known("agent")
 
 
+def agent_has_decisions(agent: str) -> bool:
+    """Whether an agent decided anything: one look into the index."""
+    return Decision.objects.filter(agent=agent).exists()
+
+
 def policies_known() -> list[str]:
     """Names of the policies that decided anything, in alphabetical order."""
     return [name for name in _values_known("policy") if name]

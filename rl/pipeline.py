@@ -82,7 +82,7 @@ def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = No
     sheet = _judged(policy, to, outcome, progress)
     if sheet is not None:
         outcome.passed, outcome.reason, outcome.sheet = sheet.passed, sheet.reason, sheet.as_dict()
-        _act(policy, sheet, wishes, outcome)
+        _act(policy, sheet, wishes, outcome, progress)
     policy.refresh_from_db()
     outcome.stage = str(policy.stage)
     if outcome.passed and wishes.export:
@@ -121,10 +121,11 @@ def _judged(policy: Policy, to: str, outcome: Outcome, progress: Progress | None
     return registry.policy_gated(policy, to, actor=ACTOR)
 
 
-def _act(policy: Policy, sheet: Sheet, wishes: Wishes, outcome: Outcome) -> None:
+def _act(policy: Policy, sheet: Sheet, wishes: Wishes, outcome: Outcome, progress: Progress | None) -> None:
     """Promote what passed; reject what harms; what lacks evidence alone stays a candidate."""
     try:
         if sheet.passed and wishes.gate != LearnerSettings.Gate.NONE:
+            _serving_file(policy, progress)
             registry.policy_promote(policy, wishes.gate, actor=ACTOR, reason="passed the gate")
         elif not sheet.passed and sheet.harmful:
             registry.policy_reject(policy, actor=ACTOR, reason=sheet.reason)
@@ -135,25 +136,26 @@ def _act(policy: Policy, sheet: Sheet, wishes: Wishes, outcome: Outcome) -> None
 
 def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list[str]:
     """The GGUF files of a policy, made where there are none yet: as a whole for others, as an adapter for serving."""
-    made: list[str] = []
-    for format, quantization in (("gguf", wishes.quantization), ("gguf-lora", "")):
-        there = policy.artifacts.filter(format=format, quantization=quantization)
-        if not there.exists():
-            order = exports.ExportOrder(
-                policy=policy.name,
-                format=format,
-                quantization=quantization or wishes.quantization,
-                actor=ACTOR,
-            )
-            try:
-                exports.export(order, progress)
-            except ValueError as refusal:
-                if format == "gguf":
-                    raise
-                # no LoRA pairs, or a family without a converter: a server may still answer with the whole file
-                logger.warning("%s cannot be served in process: %s", policy.name, refusal)
-        made += [artifact.path for artifact in there.all()]
-    return made
+    whole = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
+    if not whole.exists():
+        order = exports.ExportOrder(
+            policy=policy.name, format="gguf", quantization=wishes.quantization, actor=ACTOR
+        )
+        exports.export(order, progress)
+    _serving_file(policy, progress)
+    adapters = policy.artifacts.filter(format="gguf-lora", quantization="")
+    return [artifact.path for artifact in (*whole, *adapters)]
+
+
+def _serving_file(policy: Policy, progress: Progress | None) -> None:
+    """Write the adapter a policy is served from, in this process, which may load torch: a promotion finds it there."""
+    if policy.artifacts.filter(format="gguf-lora").exists():
+        return
+    try:
+        exports.export(exports.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR), progress)
+    except ValueError as refusal:
+        # no LoRA pairs, or a family without a converter: the whole file serves instead
+        logger.warning("%s has no adapter file to serve: %s", policy.name, refusal)
 
 
 def _deployed(policy: Policy, outcome: Outcome) -> None:

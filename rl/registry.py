@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from django.db import IntegrityError, transaction
 from rl.gate_sheets import Sheet
 from rl.judging import policy_judge, rival_name
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
+from rl.serving import preparation
+
+logger = logging.getLogger("rl.registry")
 
 Stage = Policy.Stage
 Kind = PolicyEvent.Kind
@@ -148,7 +152,8 @@ def policy_promote(
     Only turns one way: the agent's gate must open, by the newest evaluation against the champion (the base model where
     there is none). `force` with a reason goes past it, and stays on record for ever. The event keeps the verdict sheet
     either way. live: figures of an experiment that showed it to be better with users; the gate is then asked, as for a
-    challenger, whether it is not worse. Raises RegistryRefused.
+    challenger, whether it is not worse. The files it is served from are written first (`policy_prepare`), so that who
+    is told of the promotion can ask it. Raises RegistryRefused.
     """
     if to not in (Stage.CHALLENGER, Stage.CHAMPION):
         raise RegistryRefused(f"{policy.name} can be promoted to challenger or champion, not to {to!r}")
@@ -159,10 +164,22 @@ def policy_promote(
         raise RegistryRefused(
             f"{policy.name} stays {policy.stage}: {fault}, or promote it by force with a reason"
         )
+    if to in MOVES[policy.stage]:
+        _prepare(policy, force=force)
     return _move(
         policy, to, kind=Kind.PROMOTED, actor=actor, reason=reason, forced=force,
         verdicts={**(sheet.as_dict() if sheet else {}), **({"live": dict(live)} if live is not None else {})},
     )  # fmt: skip
+
+
+def _prepare(policy: Policy, *, force: bool) -> None:
+    """Have what serves a policy ready. Raises RegistryRefused where nothing could answer for it, unless forced."""
+    try:
+        preparation.policy_prepare(policy)
+    except preparation.PreparationRefused as refusal:
+        if not force:
+            raise RegistryRefused(f"{policy.name} stays {policy.stage}: {refusal}") from refusal
+        logger.warning("%s is promoted by force although it cannot be served: %s", policy.name, refusal)
 
 
 def _gate_fault(policy: Policy, sheet: Sheet | None) -> str:

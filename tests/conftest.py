@@ -51,6 +51,15 @@ def ratchet_home(settings: Any, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def files_for_serving_are_not_written(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registry rows of tests mostly have no weights behind them; tests marked `prepares` write the files for real."""
+    if request.node.get_closest_marker("prepares") is None:
+        monkeypatch.setattr("rl.serving.preparation.policy_prepare", lambda policy: [])
+
+
+@pytest.fixture(autouse=True)
 def nothing_remembered() -> None:
     """What the process remembers of keys and agents' settings belongs to the test before."""
     from feedback.remembered import forget_all

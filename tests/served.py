@@ -116,3 +116,9 @@ def policy_made(name: str, agent: str = "widgets", stage: str = "champion") -> P
         policy=policy, format="gguf-lora", path=f"exports/{name}-LoRA.gguf", bytes=1, sha256="0"
     )
     return policy
+
+
+@pytest.fixture(name="support_bot")
+def support_bot_allowed(settings: Any) -> None:
+    """`support-bot` may be asked although it decided nothing yet."""
+    settings.GATEWAY_NEW_AGENTS = ["support-bot"]

@@ -16,9 +16,15 @@ from rl.agents import AGENTS
 from rl.models import ServingSettings
 from rl.serving.base import BackendFailed, BackendUnable
 from tests.api_client import ApiClient, error_of
-from tests.served import Parrot, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
+from tests.served import (  # noqa: F401
+    Parrot,
+    parrot_only,
+    policy_made,
+    support_bot_allowed,
+    written_by_the_asking_thread,
+)
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("written_at_once")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("written_at_once", "support_bot")]
 
 STATE = {"document": "invoice 3", "folders": ["aa", "b", "cccc"]}
 """Its responses are 16, 15 and 18 characters long, so that the parrot gives them -16, -15 and -18 nats."""

@@ -11,9 +11,15 @@ from feedback.models import Decision
 from rl.models import ServingSettings
 from rl.serving.base import BackendFailed, BackendUnable
 from tests.api_client import ApiClient, error_of
-from tests.served import Parrot, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
+from tests.served import (  # noqa: F401
+    Parrot,
+    parrot_only,
+    policy_made,
+    support_bot_allowed,
+    written_by_the_asking_thread,
+)
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("written_at_once")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("written_at_once", "support_bot")]
 
 ADDRESS = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -209,18 +215,100 @@ def test_an_unknown_model_is_not_found(api: ApiClient, parrot: Parrot, model: st
     )
 
 
-def test_where_a_policy_fails_the_champion_steps_in_then_the_base(api: ApiClient, parrot: Parrot) -> None:
+def test_where_an_agents_policy_fails_the_base_steps_in_and_is_named(api: ApiClient, parrot: Parrot) -> None:
+    policy_made("widgets-v2")
+    parrot.failing = {"widgets-v2": BackendFailed("gone", kind="missing")}
+    response = api.post(ADDRESS, {"model": "widgets", "messages": HELLO})
+    body = json.loads(response.content)
+    assert (response["X-Ratchet-Policy"], response["X-Ratchet-Intended"]) == ("base", "widgets-v2")
+    assert body["model"] == "base"
+    assert body["ratchet"] == {
+        "agent": "widgets", "policy": "base", "intended": "widgets-v2", "stepped_in": True, "arm": "",
+    }  # fmt: skip
+    row = Decision.objects.get()
+    assert (row.policy, row.metadata["serving"]["meant"]) == ("base", "widgets-v2")
+    assert [f["kind"] for f in row.metadata["serving"]["fallbacks"]] == ["missing"]
+
+
+def test_a_stream_names_who_stepped_in_with_its_first_chunk(api: ApiClient, parrot: Parrot) -> None:
+    policy_made("widgets-v2")
+    parrot.failing = {"widgets-v2": BackendFailed("gone", kind="missing")}
+    first, second = events(api, model="widgets")[:2]
+    assert (first["ratchet"]["policy"], first["ratchet"]["intended"]) == ("base", "widgets-v2")
+    assert "ratchet" not in second
+
+
+def test_who_was_asked_for_and_answered_stepped_in_for_nobody(api: ApiClient, parrot: Parrot) -> None:
+    policy_made("widgets-v2")
+    response = api.post(ADDRESS, {"model": "widgets", "messages": HELLO})
+    assert "X-Ratchet-Intended" not in response
+    assert json.loads(response.content)["ratchet"]["stepped_in"] is False
+
+
+@pytest.mark.parametrize("model", ["widgets-v1", "widgets:widgets-v1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_policy_asked_for_by_name_answers_or_refuses(
+    api: ApiClient, parrot: Parrot, model: str, stream: bool
+) -> None:
     policy_made("widgets-v1", stage="challenger")
     policy_made("widgets-v2")
-    parrot.failing = {"widgets-v1": BackendFailed("gone", kind="missing")}
-    assert asked(api, model="widgets-v1")["model"] == "widgets-v2"
-    parrot.failing["widgets-v2"] = BackendFailed("slow", kind="timeout")
-    assert asked(api, model="widgets-v1")["model"] == "base"
-    first, second = Decision.objects.order_by("created_at")
-    assert first.policy == "widgets-v2"
-    assert first.metadata["serving"]["meant"] == "widgets-v1"
-    assert [f["policy"] for f in first.metadata["serving"]["fallbacks"]] == ["widgets-v1"]
-    assert [f["kind"] for f in second.metadata["serving"]["fallbacks"]] == ["missing", "timeout"]
+    parrot.failing = {"widgets-v1": BackendFailed("gone", kind="missing", retry_after_s=15.0)}
+    response = api.post(ADDRESS, {"model": model, "messages": HELLO, "stream": stream})
+    assert (response.status_code, response["Retry-After"]) == (503, "15")
+    assert "widgets-v1" in error_of(response)["message"]
+    assert [who.name for _, who in parrot.asked] == ["widgets-v1"]
+    assert not Decision.objects.exists()
+
+
+# --- Names that are known ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "nearest"),
+    [("gpt-4o", ""), ("widgetts", "widgets"), ("widgets-v99", "widgets-v9"), ("asistant", "assistant")],
+)
+def test_a_name_nobody_set_up_is_not_found_and_the_nearest_are_named(
+    api: ApiClient, parrot: Parrot, model: str, nearest: str
+) -> None:
+    policy_made("widgets-v9")
+    response = api.post(ADDRESS, {"model": model, "messages": HELLO})
+    assert response.status_code == 404
+    error = error_of(response)
+    assert error["code"] == "model_not_found"
+    assert nearest in error["message"].partition("did you mean ")[2]
+    assert not Decision.objects.exists()
+    assert api.get(f"/v1/models/{model}").status_code == 404
+
+
+def test_an_agent_is_known_from_its_first_decision_on(api: ApiClient, parrot: Parrot) -> None:
+    body = {"model": "mailroom", "messages": HELLO}
+    assert api.post(ADDRESS, body).status_code == 404
+    decision = {"agent": "mailroom", "messages": HELLO, "response": "Hi."}
+    assert api.post("/api/decisions/", decision).status_code == 201
+    assert api.post(ADDRESS, body).status_code == 200
+    assert "mailroom" in [found["id"] for found in json.loads(api.get("/v1/models").content)["data"]]
+
+
+def test_an_agent_that_was_only_set_up_is_known(api: ApiClient, parrot: Parrot) -> None:
+    ServingSettings.objects.create(agent="mailroom")
+    assert asked(api, model="mailroom")["model"] == "base"
+    assert asked(api, model="mailroom:base")["model"] == "base"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "status"), [(["team-*"], 200), (["*"], 200), (["team-b"], 404), ([], 404)]
+)
+def test_a_setting_allows_names_nobody_set_up(
+    api: ApiClient, parrot: Parrot, settings: Any, allowed: list[str], status: int
+) -> None:
+    settings.GATEWAY_NEW_AGENTS = allowed
+    assert api.post(ADDRESS, {"model": "team-a", "messages": HELLO}).status_code == status
+
+
+def test_an_agent_nobody_knows_decides_nothing(api: ApiClient, parrot: Parrot) -> None:
+    response = api.post("/api/decide/", {"agent": "gpt-4o", "messages": HELLO})
+    assert response.status_code == 404
+    assert not Decision.objects.exists()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -19,10 +19,11 @@ from feedback.keys import key_create
 from feedback.models import Decision, Rating
 from rl.serving import openai_server
 from rl.serving.gateway import recorder
+from tests.served import support_bot_allowed  # noqa: F401
 from tests.server import free_port
 from tests.stub_openai import ModelServer
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("support_bot")]
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

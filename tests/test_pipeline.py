@@ -105,7 +105,7 @@ def test_an_attempt_that_was_killed_is_gone_on_with(policy: Policy, doors: Doors
     judged(policy)  # a killed attempt had come so far
     follow(policy)
     follow(policy)
-    assert (doors.evaluated, [order.format for order in doors.exported]) == ([], ["gguf", "gguf-lora"])
+    assert (doors.evaluated, [order.format for order in doors.exported]) == ([], ["gguf-lora", "gguf"])
     assert policy.events.filter(kind="promoted").count() == 1
 
 

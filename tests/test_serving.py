@@ -19,7 +19,14 @@ from rl.serving.base import BackendFailed, Model
 from rl.serving.in_process import InProcess
 from rl.serving.llama import LlamaPolicy
 from tests.api_client import ApiClient, error_of
-from tests.served import Parrot, gguf_files, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
+from tests.served import (  # noqa: F401
+    Parrot,
+    gguf_files,
+    parrot_only,
+    policy_made,
+    support_bot_allowed,
+    written_by_the_asking_thread,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -137,28 +144,56 @@ def test_tools_are_refused_where_only_text_is_answered(api: ApiClient, served: N
     assert (response.status_code, error_of(response)["param"]) == (400, "tools")
 
 
-def test_a_policy_without_its_file_is_stepped_in_for_while_it_is_made(
+def test_a_policy_without_its_file_says_when_to_ask_again_and_has_it_made(
     api: ApiClient, served: None, made: list[list[str]], settings: Any
 ) -> None:
     (settings.RATCHET_HOME / "exports" / "widgets-v2-LoRA.gguf").unlink()
     for _ in range(2):
-        body = json.loads(
-            api.post("/v1/chat/completions", {"model": "widgets-v2", "messages": HELLO}).content
-        )
-        assert body["model"] == "widgets-v1"
+        response = api.post("/v1/chat/completions", {"model": "widgets-v2", "messages": HELLO})
+        assert (response.status_code, response["Retry-After"]) == (503, "15")
     assert made == [["export_model", "--policy", "widgets-v2", "--format", "gguf-lora"]]
+    assert not Decision.objects.exists()
+
+
+def test_a_champion_without_its_file_is_stepped_in_for_while_it_is_made(
+    api: ApiClient, served: None, made: list[list[str]], settings: Any
+) -> None:
+    (settings.RATCHET_HOME / "exports" / "widgets-v1-LoRA.gguf").unlink()
+    body = json.loads(api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO}).content)
+    assert (body["model"], body["ratchet"]["intended"]) == ("base", "widgets-v1")
+    assert made == [["export_model", "--policy", "widgets-v1", "--format", "gguf-lora"]]
     assert Decision.objects.first().metadata["serving"]["fallbacks"][0]["kind"] == "missing"  # type: ignore[union-attr]
 
 
 def test_an_adapter_that_is_no_file_of_llamas_is_stepped_in_for(
     api: ApiClient, served: None, settings: Any
 ) -> None:
-    (settings.RATCHET_HOME / "exports" / "widgets-v2-LoRA.gguf").write_bytes(b"GGUF nonsense")
+    (settings.RATCHET_HOME / "exports" / "widgets-v1-LoRA.gguf").write_bytes(b"GGUF nonsense")
+    body = json.loads(api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO}).content)
+    assert body["model"] == "base"
+
+
+def test_a_policy_exported_as_one_whole_file_is_served_from_it(
+    api: ApiClient, served: None, settings: Any
+) -> None:
+    policy = Policy.objects.get(name="widgets-v2")
+    policy.artifacts.all().delete()
+    for quantization in ("f16", "q4_k_m"):
+        path = f"exports/widgets-v2-{quantization}.gguf"
+        Artifact.objects.create(
+            policy=policy, format="gguf", quantization=quantization, path=path, bytes=1, sha256="0"
+        )
+        shutil.copy(gguf_files().base, settings.RATCHET_HOME / path)
+    model = _model("widgets-v2")
+    assert model.merged == "exports/widgets-v2-f16.gguf"
+    assert files.files_of(model) == (settings.RATCHET_HOME / model.merged, None)
     body = json.loads(api.post("/v1/chat/completions", {"model": "widgets-v2", "messages": HELLO}).content)
-    assert body["model"] == "widgets-v1"
+    assert body["model"] == "widgets-v2"
 
 
-def test_without_any_file_it_is_503_and_the_base_is_being_made(api: ApiClient, made: list[list[str]]) -> None:
+def test_without_any_file_it_is_503_and_the_base_is_being_made(
+    api: ApiClient, made: list[list[str]], support_bot: None
+) -> None:
     response = api.post("/v1/chat/completions", {"model": "support-bot", "messages": HELLO})
     assert (response.status_code, response["Retry-After"]) == (503, "15")
     assert made == [["export_model", "--base-model", "bundled", "--format", "gguf", "--quantization", "f16"]]
@@ -176,6 +211,51 @@ def test_who_waits_too_long_for_llama_is_sent_away(served: None) -> None:
         backend.log_probabilities(HELLO, ["x"], _model("base"), 0.01)
     assert failure.value.kind == "busy"
     backend.close()
+
+
+@pytest.mark.training
+@pytest.mark.prepares
+@pytest.mark.django_db(transaction=True)
+def test_a_promotion_writes_what_serving_needs_before_it_says_done(
+    api: ApiClient, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl.registry import policy_promote
+    from rl.training.model_files import base_hash
+    from tests.served import BUNDLED
+    from tests.tiny import tiny_adapter
+
+    monkeypatch.setenv("RATCHET_HOME", str(ratchet_home))
+    tiny_adapter(BUNDLED, ratchet_home / "nowhere")
+    policy = policy_made("widgets-v1", stage="candidate")
+    policy.artifacts.all().delete()
+    Policy.objects.update(base_model_hash=base_hash(str(BUNDLED)))
+    policy.refresh_from_db()
+    policy_promote(policy, "champion", actor="ada", reason="for the test", force=True)
+    artifact = policy.artifacts.get()
+    assert (artifact.format, artifact.checked != {}) == ("gguf-lora", True)
+    body = json.loads(api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO}).content)
+    assert body["model"] == "widgets-v1"
+
+
+@pytest.mark.prepares
+def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
+    ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl import registry
+    from rl.gate_sheets import Sheet
+    from rl.serving import preparation
+
+    def refuse(options: list[str], deadline: float) -> dict[str, Any]:
+        raise preparation.PreparationRefused("no converter")
+
+    monkeypatch.setattr(preparation, "_export", refuse)
+    monkeypatch.setattr(registry, "policy_judge", lambda policy, to: Sheet(to, "base", ()))
+    policy = policy_made("widgets-v1", stage="candidate")
+    with pytest.raises(registry.RegistryRefused, match=r"stays candidate: .*no converter"):
+        registry.policy_promote(policy, "champion", actor="ada")
+    assert Policy.objects.get().stage == "candidate"
+    forced = registry.policy_promote(policy, "champion", actor="ada", reason="a server has it", force=True)
+    assert forced.stage == "champion"
 
 
 @pytest.mark.training

@@ -47,7 +47,7 @@ class Decide(ApiView):
             200: ("Decided before, under the same id", ref("DecisionMade")),
         },
         body=ref("DecideSent"),
-        refusals=(409,),
+        refusals=(404, 409),
         tag="decisions",
         operation="decisions_decide",
         description="With listed candidates, sent or found in the state, one of them is drawn and the whole "

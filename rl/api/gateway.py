@@ -99,6 +99,18 @@ def completion_shown(made: Completion) -> dict[str, Any]:
         "model": made.policy,
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": made.finish_reason}],
         "usage": _usage(made.tokens_in, made.tokens_out),
+        "ratchet": _routing_shown(made),
+    }
+
+
+def _routing_shown(made: Completion) -> dict[str, Any]:
+    """Who answered for whom, as an object of our own beside OpenAI's fields."""
+    return {
+        "agent": made.agent,
+        "policy": made.policy,
+        "intended": made.intended,
+        "stepped_in": made.stepped_in,
+        "arm": made.arm,
     }
 
 
@@ -114,11 +126,11 @@ def _events(
     }
     more = {"usage": None} if asked.include_usage else {}
 
-    def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
+    def chunk(delta: dict[str, Any], reason: str | None = None, **own: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return _event({**head, "choices": [choice], **more})
+        return _event({**head, "choices": [choice], **more, **own})
 
-    yield chunk({"role": "assistant", "content": ""})
+    yield chunk({"role": "assistant", "content": ""}, ratchet=_routing_shown(made))
     last = Piece()
     try:
         for piece in pieces:
@@ -155,7 +167,8 @@ def _usage(tokens_in: int | None, tokens_out: int | None) -> dict[str, int]:
 
 
 def _headers(made: Completion) -> dict[str, str]:
-    return {"X-Request-Id": str(made.id), "X-Ratchet-Agent": made.agent, "X-Ratchet-Policy": made.policy}
+    named = {"X-Request-Id": str(made.id), "X-Ratchet-Agent": made.agent, "X-Ratchet-Policy": made.policy}
+    return named | ({"X-Ratchet-Intended": made.intended} if made.stepped_in else {})
 
 
 def _idempotent(request: Request) -> uuid.UUID | None:

@@ -54,8 +54,22 @@ def _file_in(folder: Path) -> Path | None:
     return wanted if wanted.is_file() else next(iter(sorted(folder.glob("base-*.gguf"))), None)
 
 
+def files_present(model: Model) -> tuple[Path, Path | None] | None:
+    """Base and adapter of a model, or its one whole file and None; None where what is needed is not there."""
+    base = base_file(model)
+    if model.name == BASE:
+        return None if base is None else (base, None)
+    adapter = settings.RATCHET_HOME / model.adapter if model.adapter else None
+    if base is not None and adapter is not None and adapter.is_file():
+        return base, adapter
+    merged = settings.RATCHET_HOME / model.merged if model.merged else None
+    return (merged, None) if merged is not None and merged.is_file() else None
+
+
 def files_of(model: Model) -> tuple[Path, Path | None]:
-    """Base and adapter of a model. Raises BackendFailed where one is missing, and has it made meanwhile."""
+    """As `files_present`. Raises BackendFailed where a file is missing, and has it made meanwhile."""
+    if (present := files_present(model)) is not None:
+        return present
     base = base_file(model)
     if base is None:
         _make(
@@ -67,13 +81,8 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
             settings.SERVING_QUANTIZATION,
         )
         raise _missing(f"the base model {model.base_model}")
-    if model.name == BASE:
-        return base, None
-    adapter = settings.RATCHET_HOME / model.adapter if model.adapter else None
-    if adapter is None or not adapter.is_file():
-        _make("--policy", model.name, "--format", "gguf-lora")
-        raise _missing(f"the policy {model.name}")
-    return base, adapter
+    _make("--policy", model.name, "--format", "gguf-lora")
+    raise _missing(f"the policy {model.name}")
 
 
 def base_prepare() -> None:

@@ -46,6 +46,13 @@ class Completion:
     tokens_out: int | None
     tool_calls: Sequence[Mapping[str, Any]] = ()
     created: int = field(default_factory=lambda: int(time.time()))
+    intended: str = ""
+    """The policy that was to answer; `policy` is another where that one failed and somebody stepped in."""
+
+    @property
+    def stepped_in(self) -> bool:
+        """Whether another policy answered than the one the request came to."""
+        return bool(self.intended) and self.intended != self.policy
 
 
 def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool = False) -> Completion:
@@ -143,7 +150,10 @@ def _completion(
     reason: str,
     calls: Sequence[Mapping[str, Any]],
 ) -> Completion:
-    return Completion(id, target.agent, served.model.name, target.arm, text, reason, None, None, calls)
+    return Completion(
+        id, target.agent, served.model.name, target.arm, text, reason, None, None, calls,
+        intended=target.models[0].name,
+    )  # fmt: skip
 
 
 def _facts(
@@ -261,4 +271,5 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
         tokens_out=row.tokens_out,
         tool_calls=message.get("tool_calls", ()),
         created=int(row.created_at.timestamp()),
+        intended=row.metadata.get("serving", {}).get("meant", ""),
     )

@@ -10,20 +10,24 @@ from django.conf import settings
 
 from feedback.remembered import Remembered
 from feedback.selectors import SLUG_PATTERN
-from rl.agents import AGENTS
 from rl.experiments.allocation import Plan
 from rl.experiments.traffic import plan_of
 from rl.models import Policy, ServingSettings
 from rl.registry import champion_of
 from rl.serving.base import BASE, Model, ServingRefused
+from rl.serving.known_agents import AgentUnknown, agent_check, agent_names, nearest_names
+from rl.serving.preparation import model_of
 
 Stage = Policy.Stage
 
 
 class ModelUnknown(ServingRefused):
-    """No agent and no policy goes by the name that was asked for."""
+    """No agent and no policy goes by the name that was asked for; the message names the nearest ones."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, name: str = "") -> None:
+        nearest = nearest_names(name) if name else []
+        if nearest:
+            message = f"{message}; did you mean {' or '.join(nearest)}?"
         super().__init__(message, param="model", code="model_not_found")
 
 
@@ -33,7 +37,8 @@ class Target:
 
     agent: str
     models: tuple[Model, ...]
-    """The one that is meant, then the champion, then the base: each once."""
+    """The one that is meant; of an agent then its champion, then the base: each once. A policy asked for by name
+    stands alone: it answers or refuses."""
     arm: str = ""
     arm_propensity: float | None = None
     """Probability with which the arm was drawn for this unit."""
@@ -50,7 +55,8 @@ def target_of(model: str, unit: str = "") -> Target:
     """The target of what an OpenAI client names as `model`: an agent, a policy, or `agent:policy`.
 
     An agent is answered for by its experiment's arm for this unit, else by its champion, else by the base model
-    (`agent:base` names that). Raises ModelUnknown. A change in the registry is seen within FEEDBACK_REMEMBER_S seconds.
+    (`agent:base` names that). A policy by name has nobody to step in for it. Raises ModelUnknown for a name nobody set
+    up (see `known_agents`). A change in the registry is seen within FEEDBACK_REMEMBER_S seconds.
     """
     agent, colon, policy = model.partition(":")
     if colon:
@@ -65,6 +71,7 @@ def _of_agent(agent: str, unit: str) -> Target:
         raise ModelUnknown(
             f"expected an agent such as support-bot, a policy, or agent:policy; found {agent[:80]!r}"
         )
+    _agent_checked(agent)
     # a request without a unit is a unit of its own
     assigned = _plans.get(agent, lambda: plan_of(agent)).assign(unit or secrets.token_hex(16))
     champion = champion_model(agent)
@@ -75,16 +82,27 @@ def _of_agent(agent: str, unit: str) -> Target:
 
 def _of_policy(name: str, agent: str = "") -> Target:
     if name == BASE and re.fullmatch(SLUG_PATTERN, agent):
+        _agent_checked(agent)
         return Target(agent, (base_model(champion_model(agent)),))
     found = policy_model(name)
     owner = _owner(name)
     if found is None or (agent and owner != agent):
         whose = f" of agent {agent}" if agent else ""
         raise ModelUnknown(
-            f"there is no policy {name[:80]!r}{whose} that may answer; GET /v1/models lists them"
+            f"there is no policy {name[:80]!r}{whose} that may answer; GET /v1/models lists them", name[:80]
         )
-    champion = champion_model(owner)
-    return Target(owner, _once(found, champion, base_model(found)))
+    return Target(owner, (found,))
+
+
+def _agent_checked(agent: str) -> None:
+    try:
+        agent_check(agent)
+    except AgentUnknown as error:
+        raise ModelUnknown(
+            f"there is no agent and no policy named {agent!r}: record a decision of it, define it in the admin, or "
+            "allow its name in GATEWAY_NEW_AGENTS (GET /v1/models lists what there is)",
+            agent,
+        ) from error
 
 
 def _once(*models: Model | None) -> tuple[Model, ...]:
@@ -116,10 +134,7 @@ def base_model(of: Model | None) -> Model:
 
 
 def _model(policy: Policy | None) -> Model | None:
-    if policy is None:
-        return None
-    adapter = policy.artifacts.filter(format="gguf-lora").values_list("path", flat=True).first()
-    return Model(policy.name, policy.base_model, policy.base_model_hash, adapter or "")
+    return None if policy is None else model_of(policy)
 
 
 def serving_settings(agent: str) -> ServingSettings:
@@ -146,7 +161,6 @@ def models_listed() -> list[Listed]:
         .order_by("-pk")
         .values_list("name", "agent", "created_at")
     )
-    agents = sorted({*AGENTS, *(agent for _, agent, _ in rows)})
-    return [Listed(agent, 0, "ratchet") for agent in agents] + [
+    return [Listed(agent, 0, "ratchet") for agent in agent_names()] + [
         Listed(name, int(at.timestamp()), agent) for name, agent, at in rows
     ]

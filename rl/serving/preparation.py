@@ -1,0 +1,132 @@
+"""Preparation of a policy for serving: the files llama.cpp answers with are written before a promotion says done.
+
+The export needs torch, which a web process must not load, so each file is written by a child process. The child is
+given the adapter's folder and writes files alone; the row in the registry is written here, inside the caller's own
+transaction if there is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from rl.models import Artifact, Policy
+from rl.serving.base import BASE, Model
+from rl.serving.files import base_file, files_present
+
+logger = logging.getLogger("rl.serving")
+
+
+class PreparationRefused(RuntimeError):
+    """A policy whose files for serving cannot be written; the message says which, why and what to do."""
+
+
+def model_of(policy: Policy) -> Model:
+    """The model a policy is served as: its adapter file on its base, or one whole file of both."""
+    files = list(policy.artifacts.filter(format__in=("gguf-lora", "gguf")).order_by("-pk"))
+    adapter = next((file.path for file in files if file.format == "gguf-lora"), "")
+    # of several whole files the one in the quantisation serving asks for, else the newest
+    whole = sorted(
+        (file for file in files if file.format == "gguf"),
+        key=lambda file: file.quantization != settings.SERVING_QUANTIZATION,
+    )
+    return Model(
+        policy.name, policy.base_model, policy.base_model_hash, adapter, whole[0].path if whole else ""
+    )
+
+
+def policy_prepare(policy: Policy) -> list[Artifact]:
+    """Write what a policy needs to answer in process: its adapter as GGUF and its base where there is none.
+
+    Returns the files written; none where they are there, or where `in-process` is no backend. A family whose adapter
+    has no converter is written as one whole file. Takes up to SERVING_PREPARE_TIMEOUT_S seconds. Raises
+    PreparationRefused where nothing can be written and no other backend could answer.
+    """
+    if "in-process" not in settings.SERVING_BACKENDS:
+        return []
+    model = model_of(policy)
+    if files_present(model) is not None:
+        return []
+    deadline = time.monotonic() + settings.SERVING_PREPARE_TIMEOUT_S
+    folder: Path = settings.RATCHET_HOME / "exports" / policy.name
+    checkpoint = [
+        "--checkpoint",
+        str(settings.RATCHET_HOME / policy.adapter_path),
+        "--model-name",
+        policy.name,
+    ]
+    checkpoint += ["--base-model", policy.base_model]
+    try:
+        if base_file(replace(model, name=BASE)) is None:
+            base = ["--base-model", policy.base_model, "--format", "gguf"]
+            _export([*base, "--quantization", settings.SERVING_QUANTIZATION], deadline)
+        adapter = folder / f"{policy.name}-LoRA.gguf"
+        result = _export([*checkpoint, "--format", "gguf-lora", "--output", str(adapter)], deadline)
+        return [_registered(policy, "gguf-lora", "", adapter, result)]
+    except PreparationRefused as refusal:
+        logger.warning("%s has no adapter file (%s); its whole file is written instead", policy.name, refusal)
+        quantization = settings.SERVING_QUANTIZATION
+        merged = folder / f"{policy.name}-{quantization.upper()}.gguf"
+        options = ["--format", "gguf", "--quantization", quantization, "--output", str(merged)]
+        try:
+            result = _export([*checkpoint, *options], deadline)
+        except PreparationRefused:
+            if len(settings.SERVING_BACKENDS) > 1:
+                logger.warning("%s cannot answer in process; the other backends may", policy.name)
+                return []
+            raise PreparationRefused(
+                f"{policy.name} cannot answer: its file for llama.cpp could not be written ({refusal}). Mend that, "
+                "name a server in SERVING_BACKENDS, or promote it by force"
+            ) from refusal
+        return [_registered(policy, "gguf", quantization, merged, result)]
+
+
+def _export(options: list[str], deadline: float) -> dict[str, Any]:
+    """The report of `export_model` with these options, run in a child. Raises PreparationRefused with its last line."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, str(settings.BASE_DIR / "manage.py"), "export_model", *options, "--json"],
+            cwd=settings.BASE_DIR,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=max(deadline - time.monotonic(), 1.0),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PreparationRefused(
+            f"not written within {settings.SERVING_PREPARE_TIMEOUT_S:.0f} s; raise SERVING_PREPARE_TIMEOUT_S"
+        ) from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise PreparationRefused(lines[-1] if lines else f"export_model ended with {done.returncode}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def _registered(
+    policy: Policy, format: str, quantization: str, path: Path, report: dict[str, Any]
+) -> Artifact:
+    from rl.registry import artifact_register, home_relative
+
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return artifact_register(
+        policy,
+        actor="serving",
+        format=format,
+        quantization=quantization,
+        path=home_relative(path),
+        bytes=path.stat().st_size,
+        sha256=sha256,
+        checked=report["checked"],
+    )
