@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from rl.rewards import sandbox
 from rl.rewards.base import RewardSample, normalised
 from rl.rewards.code_execution import CodeExecutionReward
+from rl.rewards.jail_server import FIRST_UID, script_run, server
 from rl.rewards.sandbox import IsolationUnavailable, Limits
 
 TIGHT = Limits(wall_s=2.0, cpu_s=1, memory_mb=256, processes=8, file_mb=4, output_bytes=20_000)
@@ -23,7 +26,7 @@ walled = pytest.mark.skipif(
 )
 
 
-def reward_of(code: str, **facts: str) -> float:
+def reward_of(code: str, **facts: Any) -> float:
     (value,) = CodeExecutionReward(enabled=True, limits=TIGHT).score(
         [RewardSample([], f"```python\n{code}\n```", "assistant", facts)]
     )
@@ -37,12 +40,13 @@ def test_code_that_passes_its_tests_earns_all() -> None:
     assert reward_of(code, tests="assert add(2, 3) == 5") == 2
     assert reward_of(code, tests="assert add(2, 3) == 6") == -2
     assert reward_of("print(6 * 7)", expected_output="42\n") == 2
-    assert reward_of("print(6 * 7)", expected_output="43") == 0
+    assert reward_of("print(6 * 7)", expected_output="43") == -2
+    assert reward_of("print(int(input()) + 1)", tests=[{"input": "41\n", "output": "42\n"}]) == 2
 
 
 @walled
 def test_a_shell_runs_too() -> None:
-    ran = sandbox.run("echo $((6 * 7)); pwd", "shell", TIGHT)
+    ran = sandbox.run("read x; echo $((x * 7)); pwd", "shell", TIGHT, stdin="6\n")
     assert ran.ok
     assert ran.output == "42\n/box\n"
 
@@ -82,7 +86,7 @@ def test_harm_is_contained_and_earns_nothing(what: str) -> None:
         if process.pid not in before and "main.py" in (process.info["cmdline"] or [])
     ]
     assert psutil.wait_procs(left, timeout=5)[1] == []  # killed; the kernel may take a moment to clear up
-    assert normalised(reward_of(code)) == 0.0
+    assert normalised(reward_of(code, tests="assert done() == 1")) == 0.0
 
 
 @walled
@@ -139,6 +143,45 @@ def test_new_walls_inside_the_walls_cannot_be_built(what: str) -> None:
     assert result == -1
     # EPERM, or ENOSYS and EAFNOSUPPORT: never EINVAL or EFAULT, which would say that the kernel looked at it
     assert number in (1, 38, 97)
+
+
+@walled
+def test_a_forked_program_has_no_more_rights_than_a_started_one() -> None:
+    calls = ", ".join(f"({call}, ctypes.get_errno())" for call in INSIDE.values())
+    code = f"""
+import ctypes, os
+libc, x86 = ctypes.CDLL(None, use_errno=True), os.uname().machine == 'x86_64'
+print([{calls}])
+print(os.getuid(), os.getgroups(), os.path.isdir('/proc'))
+data = ctypes.create_string_buffer(24)
+libc.syscall(125 if x86 else 90, (ctypes.c_uint32 * 2)(0x20080522, 0), data)
+print(data.raw == bytes(24))
+def is_open(fd):
+    try:
+        return bool(os.fstat(fd))
+    except OSError:
+        return False
+print(sorted(os.environ), list(filter(is_open, range(3, 64))))
+"""
+    lines = script_run(server(), code, "", TIGHT).splitlines()
+    for result, number in ast.literal_eval(lines[0]):
+        assert (result, number in (1, 38, 97)) == (-1, True)
+    uid, rest = lines[1].split(" ", 1)
+    assert rest == "[] False"
+    assert uid == "0" if os.getuid() else int(uid) >= FIRST_UID
+    assert lines[2] == "True"  # not one capability
+    assert lines[3] == "['HOME', 'LANG', 'PATH', 'TMPDIR'] []"  # no descriptor but its standard ones
+
+
+@walled
+def test_a_program_ends_with_its_lifeline_and_its_wall_time() -> None:
+    began = time.monotonic()
+    assert (
+        script_run(server(), "import time; print('begun', flush=True); time.sleep(60)", "", TIGHT)
+        == "begun\n"
+    )
+    assert time.monotonic() - began < 30
+    assert server().alive
 
 
 @walled

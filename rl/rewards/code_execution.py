@@ -1,13 +1,18 @@
-"""Reward for code that runs: what a model wrote is really executed, walled in, against tests where there are any."""
+"""Reward for code that does what its tests ask: the code runs in one walled-in process, the tests in another."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from rl.rewards import sandbox
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
+from rl.rewards.code_tests import CodeTests, CodeTestsRefused, code_tests
+from rl.rewards.jail_server import JailServer, script_run, server, tests_run
 
 FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)```", re.DOTALL)
 NAMES = {
@@ -18,6 +23,9 @@ NAMES = {
     "bash": "shell",
     "shell": "shell",
 }
+
+AT_ONCE = min(8, 2 * (os.cpu_count() or 1))
+"""Answers that are tested at the same time."""
 
 
 class CodeExecutionDisabled(RuntimeError):
@@ -36,12 +44,12 @@ def code_of(response: str, default: str = "python") -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class CodeExecutionReward:
-    """2 where the code ran and passed, 0 where it ran and printed something else than `expected_output`, -2 where it
-    failed, had to be stopped or was not there: a reward of nothing for whatever the walls held back.
+    """-2 where no test passes up to 2 where all do, by the share that pass; does not apply where a prompt has no tests.
 
-    `facts["tests"]` is code put after it (Python asserts, shell tests); `facts["expected_output"]` is compared with
-    what it printed, white space at the ends aside. Off unless `enabled`; raises IsolationUnavailable rather than run
-    unwalled.
+    Tests are facts of the prompt, in the shapes of `rl.rewards.code_tests.code_tests`. They run in a process of their
+    own: what the code defines is called from there, and what comes back is plain data that is compared there, so that
+    code that ends its process, patches what it finds or prints what it likes earns nothing by it. Off unless `enabled`;
+    raises IsolationUnavailable rather than run unwalled.
     """
 
     enabled: bool = False
@@ -57,25 +65,62 @@ class CodeExecutionReward:
             )
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        return [self._one(sample) for sample in samples]
+        """One value per sample, in order; equal answers to equal tests are run once."""
+        at = server()
+        jobs = [self._job(sample) for sample in samples]
+        distinct = {repr(job): job for job in jobs if not isinstance(job, RewardValue)}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            values = dict(
+                zip(distinct, pool.map(lambda job: self._tested(at, *job), distinct.values()), strict=True)
+            )
+        return [job if isinstance(job, RewardValue) else values[repr(job)] for job in jobs]
 
-    def _one(self, sample: RewardSample) -> RewardValue:
+    def inapplicable(self, sample: RewardSample) -> str:
+        """Why no answer to this prompt can be judged; empty where one can."""
+        try:
+            return "" if code_tests(sample.facts) else NO_TESTS
+        except CodeTestsRefused as refusal:
+            return str(refusal)
+
+    def _job(self, sample: RewardSample) -> tuple[str, str, CodeTests] | RewardValue:
+        if why := self.inapplicable(sample):
+            return RewardValue(None, {"why": why})
+        tests = code_tests(sample.facts)
+        assert tests is not None
         found = code_of(sample.response, self.language)
         if found is None:
             return RewardValue(RAW_LOW, {"fault": "no code in the response"})
         language, code = found
-        tests = sample.facts.get("tests")
-        ran = sandbox.run(f"{code}\n{tests}\n" if tests else code, language, self.limits)
-        detail = {
-            "language": language,
-            "exit_code": ran.exit_code,
-            "stopped": ran.stopped,
-            "seconds": ran.seconds,
-            "output": ran.output[-2000:],
-        }
-        if not ran.ok:
-            return RewardValue(RAW_LOW, detail)
-        expected = sample.facts.get("expected_output")
-        if expected is not None and ran.output.strip() != str(expected).strip():
-            return RewardValue(0.0, detail)
-        return RewardValue(RAW_HIGH, detail)
+        if language == "shell" and not tests.pairs:
+            return RewardValue(RAW_LOW, {"fault": "the tests call Python, the response is a shell script"})
+        return language, code, tests
+
+    def _tested(self, at: JailServer, language: str, code: str, tests: CodeTests) -> RewardValue:
+        passed = cases = 0
+        detail: dict[str, Any] = {"language": language}
+        if tests.units or tests.given:
+            verdict = tests_run(at, code, tests.as_program(), self.limits)
+            if "unusable" in verdict:
+                return RewardValue(None, {"why": str(verdict["unusable"])})
+            passed, cases = int(verdict.get("passed", 0)), int(verdict.get("cases", 1))
+            detail["faults"] = verdict.get("faults") or ([] if verdict else ["stopped: time or memory"])
+        for given, expected in tests.pairs:
+            if language == "python":
+                output = script_run(at, code, given, self.limits)
+            else:
+                output = sandbox.run(code, language, self.limits, stdin=given).output
+            passed += _lines(output) == _lines(expected)
+            cases += 1
+            detail["output"] = output[-2000:]
+        share = passed / max(cases, 1)
+        return RewardValue(
+            RAW_LOW + (RAW_HIGH - RAW_LOW) * share, {**detail, "passed": passed, "cases": cases}
+        )
+
+
+NO_TESTS = "the prompt has no tests (facts: tests, test_list, input_output or expected_output)"
+
+
+def _lines(text: str) -> list[str]:
+    """What was printed, white space at the ends of lines and of the whole aside."""
+    return [line.rstrip() for line in text.strip().splitlines()]

@@ -18,6 +18,7 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,11 @@ MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 SECCOMP_MODE_FILTER = 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+CAPSET = {"x86_64": 126, "aarch64": 91}
+CAPABILITY_VERSION = 0x20080522
 NOBODY = 65534
+VARIABLES = {"PATH": "/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
+"""All the variables that a program inside sees."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -98,7 +103,7 @@ def bind_read_only(source: Path, root: Path) -> None:
 def new_root(work: Path, file_mb: int) -> None:
     """Make the only files there are: the system's programs, a few devices, and /box with what `work` held."""
     root = work / "root"
-    root.mkdir()
+    root.mkdir(exist_ok=True)  # programs of one server share the place: each mounts a root of its own there
     mount("none", Path("/"), None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"size={file_mb}m,mode=755")
     shown = {Path(p) for p in ("/usr", "/bin", "/lib", "/lib64")} | {Path(sys.base_prefix)}
@@ -139,14 +144,21 @@ def limits(asked: dict[str, Any]) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def give_up_rights(root: bool) -> None:
+def give_up_rights(root: bool, uid: int = NOBODY) -> None:
     for capability in range(64):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the last one there is
     if root:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(uid, uid, uid)
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+
+
+def capabilities_drop() -> None:
+    """Give up every capability at once: a program that is not started anew (execve) would keep those it has."""
+    header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
+    number = CAPSET[os.uname().machine]
+    check(libc.syscall(ctypes.c_long(number), header, bytes(24)), "capset")
 
 
 class Program(ctypes.Structure):
@@ -186,8 +198,7 @@ def main() -> int:
             limits(asked)
             give_up_rights(root)
             refuse_calls(base64.b64decode(asked["filter"]))
-            variables = {"PATH": "/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
-            os.execve(asked["command"][0], asked["command"], variables)  # noqa: S606
+            os.execve(asked["command"][0], asked["command"], VARIABLES)  # noqa: S606
         except (OSError, KeyError, ValueError) as error:
             sys.stderr.write(f"cannot isolate: {error}\n")
         os._exit(CANNOT_ISOLATE)

@@ -27,6 +27,24 @@ LANGUAGES = {
 """Language -> its file, and the command that runs it."""
 
 
+PROBE = """
+import ctypes, os, socket
+assert ctypes.CDLL(None).unshare(0x10000000) != 0, 'namespaces can be made inside'
+assert not os.path.exists({outside!r}), 'files outside are seen'
+assert not os.path.exists('/etc/passwd'), '/etc is seen'
+assert not os.path.isdir('/proc/1'), 'processes are seen'
+assert os.getpid() < 10, 'processes are shared'
+try:
+    socket.create_connection(('127.0.0.1', 9), 1)
+except ConnectionRefusedError:
+    raise AssertionError('the network is there')
+except OSError:
+    pass
+print('walled in')
+"""
+"""What tries the walls from inside; `outside` names a file that is not to be seen."""
+
+
 class IsolationUnavailable(RuntimeError):
     """This machine cannot wall code in; nothing was run."""
 
@@ -60,8 +78,8 @@ class Ran:
         return self.exit_code == 0 and not self.stopped
 
 
-def run(code: str, language: str = "python", limits: Limits | None = None) -> Ran:
-    """Run code in a folder of its own, without network, and return what it did.
+def run(code: str, language: str = "python", limits: Limits | None = None, *, stdin: str = "") -> Ran:
+    """Run code in a folder of its own, without network, and return what it did; `stdin` is what it may read.
 
     Raises IsolationUnavailable where the walls cannot be built, ValueError for another language.
     """
@@ -73,7 +91,7 @@ def run(code: str, language: str = "python", limits: Limits | None = None) -> Ra
             f"code is not run here, because it cannot be isolated: {fault}. "
             "Linux with user namespaces (or root) is needed"
         )
-    return _run(code, language, limits or Limits())
+    return _run(code, language, limits or Limits(), stdin)
 
 
 @functools.cache
@@ -85,21 +103,7 @@ def isolation_fault() -> str:
     if os.uname().machine not in jail.PIVOT_ROOT or os.uname().machine not in ARCH:
         return f"an unknown processor, {os.uname().machine}"
     with tempfile.NamedTemporaryFile("w", prefix="ratchet-outside-") as outside:
-        probe = (
-            "import ctypes, os, socket\n"
-            "assert ctypes.CDLL(None).unshare(0x10000000) != 0, 'namespaces can be made inside'\n"
-            f"assert not os.path.exists({outside.name!r}), 'files outside are seen'\n"
-            "assert not os.path.exists('/etc/passwd'), '/etc is seen'\n"
-            "assert not os.path.isdir('/proc/1'), 'processes are seen'\n"
-            "assert os.getpid() < 10, 'processes are shared'\n"
-            "try:\n"
-            "    socket.create_connection(('127.0.0.1', 9), 1)\n"
-            "except ConnectionRefusedError:\n"
-            "    raise AssertionError('the network is there')\n"
-            "except OSError:\n"
-            "    pass\n"
-            "print('walled in')\n"
-        )
+        probe = PROBE.format(outside=outside.name)
         ran = _run(probe, "python", Limits(wall_s=20.0))
     return (
         ""
@@ -108,7 +112,7 @@ def isolation_fault() -> str:
     )
 
 
-def _run(code: str, language: str, limits: Limits) -> Ran:
+def _run(code: str, language: str, limits: Limits, stdin: str = "") -> Ran:
     name, command = LANGUAGES[language]
     work = Path(tempfile.mkdtemp(prefix="ratchet-sandbox-"))
     try:
@@ -123,14 +127,17 @@ def _run(code: str, language: str, limits: Limits) -> Ran:
             "filter": base64.b64encode(filter_program(os.uname().machine)).decode(),
         }
         began = time.monotonic()
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-I", str(Path(jail.__file__)), json.dumps(asked)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={},
-            start_new_session=True,
-        )
+        with tempfile.TemporaryFile() as given:
+            given.write(stdin.encode("utf-8", "surrogatepass"))
+            given.seek(0)
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-I", str(Path(jail.__file__)), json.dumps(asked)],
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={},
+                start_new_session=True,
+            )
         output, stopped = _watch(process, limits, began)
         code_found: int | None = process.returncode
         if not stopped and code_found == 128 + signal.SIGXCPU:

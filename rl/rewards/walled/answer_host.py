@@ -1,0 +1,129 @@
+"""The process that runs a model's code: it defines what the code defines, and answers calls with plain data.
+
+Nothing here is trusted: the code can change every line of it while it runs. All that leaves the process is messages
+that the tests' process reads as data.
+"""
+
+from __future__ import annotations
+
+import builtins
+from types import FunctionType, ModuleType
+from typing import Any
+
+from rl.rewards.walled.wire import ITEMS, Line, decode, encode
+
+NAME = "answer"
+"""Name of the module that the code is; not `__main__`, so that what stands below that guard is not run."""
+
+
+class Callback:
+    """A function of the tests', called over there."""
+
+    def __init__(self, host: Host, number: int) -> None:
+        self.host, self.number = host, number
+
+    def __call__(self, *args: Any) -> Any:
+        return self.host.call_back(self.number, args)
+
+
+class Host:
+    """Serves the calls of one tests' process until it hangs up."""
+
+    def __init__(self, line: Line, code: str) -> None:
+        self.line = line
+        self.objects: dict[int, Any] = {}
+        self.module = ModuleType(NAME)
+        self.fault: list[str] | None = None
+        try:
+            exec(compile(code, "answer.py", "exec"), vars(self.module))  # noqa: S102
+        except BaseException as error:
+            self.fault = _error(error)
+
+    def serve(self) -> None:
+        while True:
+            try:
+                asked = self.line.receive()
+            except EOFError:
+                return
+            self.line.send(self._reply(asked))
+
+    def call_back(self, number: int, args: tuple[Any, ...]) -> Any:
+        self.line.send({"callback": number, "args": [encode(value, self._handle) for value in args]})
+        reply = self.line.receive()
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        return decode(reply["value"], self._held)
+
+    def _reply(self, asked: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if self.fault is not None:
+                return {"n": asked["n"], "error": self.fault}
+            args = [decode(value, self._held) for value in asked["args"]]
+            before = asked["args"]
+            value = self._done(asked, args)
+            reply = {"n": asked["n"], "value": encode(value, self._handle)}
+            if value is None:
+                # a function that returns nothing may have changed its arguments in place
+                after = [encode(item, self._handle) for item in args]
+                reply["changed"] = [[i, item] for i, item in enumerate(after) if item != before[i]]
+            return reply
+        except BaseException as error:
+            return {"n": asked["n"], "error": _error(error)}
+
+    def _done(self, asked: dict[str, Any], args: list[Any]) -> Any:
+        what, target = asked["do"], asked["target"]
+        if what == "defined":
+            return [name for name, value in vars(self.module).items() if isinstance(value, FunctionType)]
+        if isinstance(target, str):
+            if not hasattr(self.module, target):
+                raise NameError(f"name {target!r} is not defined")
+            held = getattr(self.module, target)
+        else:
+            held = self.objects[target]
+        if what == "call":
+            named = {key: decode(value, self._held) for key, value in asked.get("named", {}).items()}
+            return held(*args, **named)
+        if what == "attribute":
+            return getattr(held, args[0])
+        if what == "set":
+            return setattr(held, args[0], args[1])
+        if what == "item":
+            return held[args[0]]
+        if what == "text":
+            return str(held)
+        if what == "length":
+            return len(held)
+        if what == "items":
+            return [item for _, item in zip(range(ITEMS), held, strict=False)]
+        raise ValueError(f"unknown request {what!r}")
+
+    def _handle(self, value: Any) -> dict[str, Any]:
+        if hasattr(value, "__next__") or type(value).__name__ in (
+            "range",
+            "dict_keys",
+            "dict_values",
+            "dict_items",
+        ):
+            return {"items": [encode(i, self._handle) for _, i in zip(range(ITEMS), value, strict=False)]}
+        number = id(value)
+        self.objects[number] = value
+        return {"object": number}
+
+    def _held(self, kind: str, said: Any) -> Any:
+        if kind == "object":
+            return self.objects[said]
+        if kind == "builtin":
+            return getattr(builtins, said)
+        if kind == "callback":
+            return Callback(self, said)
+        if kind == "items":
+            return iter([decode(item, self._held) for item in said])
+        raise ValueError(f"unknown kind {kind!r}")
+
+
+def _error(error: BaseException) -> list[str]:
+    return [type(error).__name__, str(error)[:300]]
+
+
+def run(program: dict[str, Any], source: int, target: int) -> None:
+    Host(Line(source, target), program["code"]).serve()

@@ -1,0 +1,530 @@
+"""The process that runs the tests, in which no line of a model's code is ever executed.
+
+The names that the tests take from the answer are stand-ins here: a call goes to the answer's process as plain data and
+comes back as plain data, and every comparison is made on this side. What an answer patches, ends, prints or returns is
+its own process's affair; it never learns an expected value.
+
+Every `assert` is a case, and so is every test method of a `unittest.TestCase`. A case passes where it was reached and
+never false; where an exception ended the tests around it, it fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import math
+import os
+import sys
+import types
+import unittest
+from collections.abc import Iterator
+from typing import Any
+
+from rl.rewards.walled.wire import Line, decode, encode
+
+CHECK = "ratchet_case"
+"""Name by which rewritten tests report a case."""
+
+ANSWER_MODULES = frozenset(
+    ("solution", "main", "answer", "submission", "candidate", "your_module", "student", "program")
+)
+"""Modules that tests import an answer's names from, as published tests do."""
+
+NOT_RAISED = (StopIteration, StopAsyncIteration, AssertionError, Warning)
+"""Exceptions that an answer's error never becomes: they would end loops, or speak for the tests."""
+
+
+ITERATOR: Any = type(iter([]))
+"""What an iterator of the answer's is here: one over the items it sent."""
+
+
+class AnswerError(Exception):
+    """The answer's code failed, or its process is gone."""
+
+
+class TestsUnusable(Exception):
+    """Tests that cannot be run, whatever the answer: they do not parse, or need what is not here."""
+
+
+class Remote:
+    """A function, class or object of the answer's. It can be called and asked; only plain data can be compared."""
+
+    def __init__(self, answer: Answer, target: str | int) -> None:
+        self.__dict__.update(_answer=answer, _target=target)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._answer.ask("call", self._target, args, named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._answer.ask("attribute", self._target, (name,))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._answer.ask("item", self._target, (key,))
+
+    def __iter__(self) -> Iterator[Any]:
+        found = self._answer.ask("items", self._target)
+        if type(found) is not list:
+            raise AnswerError("expected items, found something else")
+        return iter(found)
+
+    def __str__(self) -> str:
+        return str(self._answer.ask("text", self._target))
+
+    def __len__(self) -> int:
+        found = self._answer.ask("length", self._target)
+        if type(found) is not int or found < 0:
+            raise AnswerError("expected a length, found something else")
+        return found
+
+    def _no_data(self, *_: Any) -> Any:
+        raise AnswerError("an object of a class of the answer's is no plain data, and is not compared")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._answer.ask("set", self._target, (name, value))
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = __contains__ = _no_data
+
+
+class Answer:
+    """The other process, as far as the tests can see it."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.number = 0
+        self.callbacks: list[Any] = []
+        self.fault = ""
+
+    def ask(
+        self, what: str, target: Any, args: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        """The value of a request. Raises the built-in exception that the answer raised, or AnswerError."""
+        if self.fault:
+            raise AnswerError(self.fault)
+        self.number += 1
+        request = {
+            "n": self.number, "do": what, "target": target, "args": [encode(a, self._handle) for a in args],
+            "named": {key: encode(value, self._handle) for key, value in (named or {}).items()},
+        }  # fmt: skip
+        try:
+            self.line.send(request)
+            reply = self.line.receive()
+            while isinstance(reply, dict) and "callback" in reply:
+                self.line.send(self._called_back(reply))
+                reply = self.line.receive()
+            if type(reply) is not dict or reply.get("n") != self.number:
+                raise ValueError("a reply to another request")
+            if "error" in reply:
+                raise _raised(*map(str, reply["error"][:2]))
+            value = decode(reply["value"], self._held)
+            if value is None:
+                _changed(args, [(i, decode(item, self._held)) for i, item in reply.get("changed", [])])
+            return value
+        except (EOFError, OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+            if isinstance(error, Raised):
+                raise
+            self.fault = f"the answer's process is gone or speaks nonsense: {error}"[:300]
+            raise AnswerError(self.fault) from None
+
+    def _called_back(self, reply: dict[str, Any]) -> dict[str, Any]:
+        try:
+            args = [decode(value, self._held) for value in reply["args"]]
+            return {"value": encode(self.callbacks[reply["callback"]](*args), self._handle)}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
+
+    def _handle(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, Remote):
+            return {"object": value.__dict__["_target"]}
+        name = getattr(value, "__name__", "")
+        if name and getattr(builtins, name, None) is value:
+            return {"builtin": name}
+        if hasattr(value, "__next__") or isinstance(value, range):
+            return {"items": [encode(item, self._handle) for item in value]}
+        if callable(value):
+            self.callbacks.append(value)
+            return {"callback": len(self.callbacks) - 1}
+        raise AnswerError(f"the tests pass a {type(value).__name__}, which is no plain data")
+
+    def _held(self, kind: str, said: Any) -> Any:
+        if kind == "object" and type(said) is int:
+            return Remote(self, said)
+        if kind == "items":
+            return iter([decode(item, self._held) for item in said])
+        raise ValueError(f"unknown kind {kind!r}")
+
+
+class Raised(Exception):
+    """Marks an exception as one that the answer raised."""
+
+
+def _raised(name: str, text: str) -> Exception:
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, NOT_RAISED):
+        try:
+            return type(name, (kind, Raised), {})(text)
+        except TypeError:
+            pass
+    return AnswerError(f"{name}: {text}")
+
+
+def _changed(args: tuple[Any, ...], found: list[tuple[int, Any]]) -> None:
+    """Lists, dictionaries and sets that a function changed in place, changed here as well."""
+    for i, after in found:
+        before = args[i]
+        if type(before) is not type(after):
+            continue
+        if isinstance(before, list):
+            before[:] = after
+        elif isinstance(before, (dict, set)):
+            before.clear()
+            before.update(after)
+
+
+# --- Cases ------------------------------------------------------------------------------------------------------
+
+
+class Case:
+    """One assert of the tests."""
+
+    def __init__(self, line: int, never: bool, branch: bool) -> None:
+        self.line = line
+        self.never = never
+        """`assert False`: it must not be reached."""
+        self.branch = branch
+        """It stands in one of several branches."""
+        self.reached = self.failed = 0
+
+
+class Rewriter(ast.NodeTransformer):
+    """Turns each assert into a case that is counted and ends nothing."""
+
+    def __init__(self, cases: list[Case]) -> None:
+        self.cases = cases
+        self.branches = 0
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        never = isinstance(node.test, ast.Constant) and not node.test.value
+        self.cases.append(Case(node.lineno, never, self.branches > 0))
+        number = len(self.cases) - 1
+        tried, failed = (
+            ast.Expr(ast.Call(ast.Name(CHECK, ast.Load()), [ast.Constant(number), value], []))
+            for value in (node.test, ast.Constant(False))
+        )
+        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [failed])
+        return ast.copy_location(ast.Try([tried], [handler], [], []), node)
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        """`with pytest.raises(...)` is a case as an assert is."""
+        calls = [item.context_expr for item in node.items]
+        raises = any(
+            isinstance(call, ast.Call)
+            and getattr(call.func, "attr", getattr(call.func, "id", "")) == "raises"
+            for call in calls
+        )
+        if not raises:
+            self.generic_visit(node)
+            return node
+        self.cases.append(Case(node.lineno, False, self.branches > 0))
+        failed, passed = (
+            ast.Expr(
+                ast.Call(
+                    ast.Name(CHECK, ast.Load()), [ast.Constant(len(self.cases) - 1), ast.Constant(ok)], []
+                )
+            )
+            for ok in (False, True)
+        )
+        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [failed])
+        return ast.copy_location(ast.Try([node], [handler], [passed], []), node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return node  # its methods are cases, each as a whole
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.branches += 1
+        self.generic_visit(node)
+        self.branches -= 1
+        return node
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
+        self.branches += 1
+        self.generic_visit(node)
+        self.branches -= 1
+        return node
+
+
+def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """The names a program defines somewhere, and those it reads."""
+    defined: set[str] = set()
+    read: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.alias):
+            defined.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            defined.add(node.name)
+    return defined, read
+
+
+class Tests:
+    """A program of tests and its cases."""
+
+    def __init__(self, program: dict[str, Any], answer: Answer) -> None:
+        self.answer = answer
+        self.entry_point = program.get("entry_point") or ""
+        self.units: list[str] = program["tests"]
+        self.each_unit: bool = program.get("each_unit", False)
+        self.cases: list[Case] = []
+        self.outcomes: list[bool] = []
+        """Results of the cases that stand: of each assert, test method, or unit."""
+        self.faults: list[str] = []
+        self.space: dict[str, Any] = {"__name__": "tests", CHECK: self._check, "Exception": Exception}
+
+    def _check(self, number: int, value: Any) -> None:
+        case = self.cases[number]
+        case.reached += 1
+        try:
+            case.failed += not value
+        except Exception:
+            case.failed += 1
+
+    def run(self, setup: str, given: list[dict[str, Any]]) -> None:
+        """Run everything. Raises TestsUnusable."""
+        trees = [self._parsed(text) for text in (setup, *self.units)]
+        defined, read = _names(ast.Module([node for tree in trees for node in tree.body], []))
+        wanted = {name for name in read - defined if not hasattr(builtins, name) and name != CHECK}
+        if self.entry_point:
+            wanted.add(self.entry_point)
+        for tree in trees:
+            self._imports_settle(tree)
+        for name in wanted:
+            self.space[name] = Remote(self.answer, name)
+        self._unit(trees[0], counts=False, usable=True)
+        for tree in trees[1:]:
+            first = len(self.cases)
+            ended = self._unit(tree)
+            self._settle(self.cases[first:], ended)
+        for case in given:
+            self._given(case)
+
+    def _parsed(self, text: str) -> ast.Module:
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError) as error:
+            raise TestsUnusable(f"the tests do not parse: {error}") from None
+
+    def _imports_settle(self, tree: ast.Module) -> None:
+        """Take imports of the answer's module out: their names are stand-ins. Raises TestsUnusable for others."""
+        for node in list(tree.body):
+            if isinstance(node, ast.ImportFrom) and node.module in ANSWER_MODULES and not node.level:
+                for alias in node.names:
+                    if alias.name != "*":
+                        self.space[alias.asname or alias.name] = Remote(self.answer, alias.name)
+                tree.body.remove(node)
+        for found in ast.walk(tree):
+            modules = []
+            if isinstance(found, ast.Import):
+                modules = [alias.name for alias in found.names]
+            elif isinstance(found, ast.ImportFrom):
+                modules = [found.module or ""]
+            for module in modules:
+                if importlib.util.find_spec(module.partition(".")[0]) is None:
+                    raise TestsUnusable(f"the tests import {module}, which is not there inside the walls")
+
+    def _unit(self, tree: ast.Module, *, counts: bool = True, usable: bool = False) -> bool:
+        """Run the statements one by one; returns whether all of them ended by themselves."""
+        called = {
+            n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+        }
+        body = Rewriter(self.cases).visit(tree).body if counts else tree.body
+        ended = True
+        for node in body:
+            ended &= self._statement(ast.Module([node], []), usable)
+        for made in body if counts else []:
+            if isinstance(made, ast.ClassDef):
+                held = self.space.get(made.name)
+                if isinstance(held, type) and issubclass(held, unittest.TestCase):
+                    self._methods(held)
+                elif isinstance(held, type) and made.name.startswith("Test"):
+                    self._plain_methods(held)
+            elif isinstance(made, ast.FunctionDef) and made.name not in called:
+                ended &= self._function(made)
+        return ended
+
+    def _statement(self, tree: ast.Module, usable: bool = False) -> bool:
+        try:
+            exec(compile(ast.fix_missing_locations(tree), "tests", "exec"), self.space)  # noqa: S102
+        except BaseException as error:
+            if usable:
+                raise TestsUnusable(f"the tests' setup failed: {type(error).__name__}: {error}") from None
+            self.faults.append(f"{type(error).__name__}: {error}"[:300])
+            return False
+        return True
+
+    def _function(self, node: ast.FunctionDef) -> bool:
+        """Call `test_...()` as pytest would, and `check(candidate)` as HumanEval does."""
+        if node.name == "check" and len(node.args.args) == 1:
+            name = self.entry_point or self._only_function()
+            self.space.setdefault(name, Remote(self.answer, name))
+            call = f"check({name})"
+        elif node.name.startswith("test") and not node.args.args:
+            call = f"{node.name}()"
+        else:
+            return True
+        return self._statement(ast.parse(call))
+
+    def _only_function(self) -> str:
+        found = self.answer.ask("defined", "")
+        names = (
+            [name for name in found if type(name) is str and name.isidentifier()]
+            if type(found) is list
+            else []
+        )
+        if not names:
+            raise AnswerError("the answer defines no function")
+        return names[-1]
+
+    def _methods(self, kind: type[unittest.TestCase]) -> None:
+        suite = unittest.defaultTestLoader.loadTestsFromTestCase(kind)
+        for test in suite:
+            result = unittest.TestResult()
+            test.run(result)
+            self.outcomes.append(result.wasSuccessful() and not result.skipped)
+
+    def _plain_methods(self, kind: type) -> None:
+        for name in [name for name in vars(kind) if name.startswith("test")]:
+            try:
+                getattr(kind(), name)()
+                self.outcomes.append(True)
+            except Exception as error:
+                self.faults.append(f"{type(error).__name__}: {error}"[:300])
+                self.outcomes.append(False)
+
+    def _settle(self, cases: list[Case], ended: bool) -> None:
+        reached = any(case.reached and not case.never for case in cases)
+        found = []
+        for case in cases:
+            if case.never:
+                found.append(ended and not case.reached)
+            elif case.reached or not case.branch or not (ended and reached):
+                found.append(bool(case.reached) and not case.failed)
+        if self.each_unit:
+            if cases:
+                self.outcomes.append(ended and all(found) and bool(found))
+        else:
+            self.outcomes += found
+
+    def _given(self, case: dict[str, Any]) -> None:
+        """One case of data: what is called, with what, and what must come of it."""
+        try:
+            if "call" in case:
+                tree = ast.parse(case["call"], mode="eval")
+                for name in _names(tree)[1]:
+                    if not hasattr(builtins, name) and name not in self.space:
+                        self.space[name] = Remote(self.answer, name)
+                found = eval(compile(tree, "call", "eval"), self.space)  # noqa: S307 - the tests' own words
+            else:
+                name = self.entry_point or self._only_function()
+                found = Remote(self.answer, name)(*case["args"], **case.get("named", {}))
+            self.outcomes.append(same(found, case["expected"]))
+        except Exception as error:
+            self.faults.append(f"{type(error).__name__}: {error}"[:300])
+            self.outcomes.append(False)
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Whether plain data is what a JSON file expects: tuples count as lists there, keys as texts, floats to 1e-9."""
+    if isinstance(found, ITERATOR):
+        found = list(found)
+    if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
+        pairs = zip(found, expected, strict=False)
+        return len(found) == len(expected) and all(same(one, other) for one, other in pairs)
+    if isinstance(found, (set, frozenset)) and isinstance(expected, list):
+        try:
+            return len(found) == len(expected) and found == set(expected)
+        except TypeError:
+            return False
+    if isinstance(found, dict) and isinstance(expected, dict):
+        texts = {str(key): value for key, value in found.items()}
+        return len(texts) == len(found) == len(expected) and all(
+            key in texts and same(texts[key], value) for key, value in expected.items()
+        )
+    if isinstance(found, bool) or isinstance(expected, bool):
+        return found is expected
+    if isinstance(found, (int, float)) and isinstance(expected, (int, float)):
+        if isinstance(found, int) and isinstance(expected, int):
+            return found == expected
+        return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(expected, str) and found is not None and not isinstance(found, str):
+        try:
+            return same(found, ast.literal_eval(expected))
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return False
+    return type(found) is type(expected) and bool(found == expected)
+
+
+class _Pytest(types.ModuleType):
+    """The little of pytest that tests of a function use."""
+
+    class _Raises:
+        def __init__(self, kinds: Any) -> None:
+            self.kinds = kinds
+            self.value: BaseException | None = None
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+            if kind is None:
+                raise AssertionError("did not raise")
+            self.value = error
+            return issubclass(kind, self.kinds)
+
+    def raises(self, kinds: Any, **_: Any) -> Any:
+        return self._Raises(kinds)
+
+    class approx:
+        def __init__(self, expected: Any, rel: float = 1e-6, abs: float = 1e-12) -> None:
+            self.expected, self.rel, self.abs = expected, rel, abs
+
+        def __eq__(self, other: object) -> bool:
+            expected = self.expected
+            if isinstance(expected, (list, tuple)):
+                return type(other) is type(expected) and len(other) == len(expected) and all(
+                    math.isclose(a, b, rel_tol=self.rel, abs_tol=self.abs)
+                    for a, b in zip(other, expected, strict=True)
+                )  # fmt: skip
+            return isinstance(other, (int, float)) and math.isclose(
+                other, expected, rel_tol=self.rel, abs_tol=self.abs
+            )
+
+        __hash__ = None  # type: ignore[assignment]
+
+
+def run(program: dict[str, Any], source: int, target: int, verdict: int) -> None:
+    """Run the tests and write the verdict: {"passed", "cases"}, or {"unusable": why}; with "faults"."""
+    pytest = _Pytest("pytest")
+    pytest.__spec__ = importlib.util.spec_from_loader("pytest", None)
+    sys.modules.setdefault("pytest", pytest)
+    tests = Tests(program, Answer(Line(source, target)))
+    said: dict[str, Any]
+    try:
+        tests.run(program.get("setup", ""), program.get("given", []))
+        said = {"passed": sum(tests.outcomes), "cases": len(tests.outcomes)}
+        if not tests.outcomes:
+            said = {"unusable": "the tests check nothing: no assert, no case"}
+    except TestsUnusable as error:
+        said = {"unusable": str(error)[:300]}
+    except Exception as error:
+        said = {"passed": 0, "cases": max(1, len(tests.outcomes))}
+        tests.faults.append(f"{type(error).__name__}: {error}"[:300])
+    said["faults"] = tests.faults[:3]
+    Line(source, verdict).send(said)
+    os.close(verdict)
