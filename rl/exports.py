@@ -164,11 +164,8 @@ def ollama_register(
 
 def _place(name: str, order: ExportOrder) -> Path:
     folder: Path = settings.RATCHET_HOME / "exports" / name
-    if order.format == "gguf":
-        return folder / f"{name}-{order.quantization.upper()}.gguf"
-    if order.format == "gguf-lora":
-        return folder / f"{name}-LoRA.gguf"
-    return folder / order.format
+    # the export names a GGUF file itself, by the specification
+    return folder if order.format in ("gguf", "gguf-lora") else folder / order.format
 
 
 def _write(
@@ -195,7 +192,7 @@ def _write(
     if order.format == "gguf-lora":
         from rl.export.gguf_lora import export_gguf_lora
 
-        return export_gguf_lora(base_model, adapter, output, progress=report)
+        return export_gguf_lora(base_model, adapter, output, model_name=name, progress=report)
     if order.format == "gguf":
         from rl.export.gguf import export_gguf
 

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.db import transaction
 
 from rl import registry
+from rl.cards import card_write
 from rl.jobs import run_finish, run_folder
 from rl.models import Policy, TrainingRun
 
@@ -70,6 +71,7 @@ def policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy
             actor=actor,
         )
         run_finish(run, TrainingRun.Status.SUCCEEDED, **figures_of(run, result))
+    card_write(policy)
     return policy
 
 

@@ -614,6 +614,32 @@ def test_axe_finds_no_serious_fault(opener: Opener, scheme: str) -> None:
         assert serious == [], path
 
 
+BROKEN_NUMBERS = """() => {
+  const broken = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode());)
+    for (const found of node.textContent.matchAll(/\\d[\\d.,]+/g)) {
+      const range = document.createRange();
+      range.setStart(node, found.index);
+      range.setEnd(node, found.index + found[0].length);
+      const lines = new Set([...range.getClientRects()].filter(r => r.width > 0).map(r => Math.round(r.top)));
+      if (lines.size > 1 && !node.parentElement.closest("pre, code, .words, .mono")) broken.push(found[0]);
+    }
+  return broken;
+}"""
+"""Numbers that stand on two lines: 624 as 62 and 4."""
+
+
+@pytest.mark.parametrize("width", [320, 700, 820, 980])
+def test_no_page_is_wider_than_a_tablet_and_no_number_is_broken(opener: Opener, width: int) -> None:
+    whole = everything_recorded()
+    page = opener(viewport={"width": width, "height": 740})
+    home = page.url.split("/rate/")[0]
+    for path in addresses(whole):
+        page.goto(home + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        assert page.evaluate(BROKEN_NUMBERS) == [], path
+
+
 def test_pages_fit_a_phone(opener: Opener) -> None:
     whole = everything_recorded()
     page = opener(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)

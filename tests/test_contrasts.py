@@ -98,6 +98,16 @@ def test_an_interval_is_tightest_where_it_is_tuned_for(vectors: Any) -> None:
     assert at < near < far
 
 
+@pytest.mark.parametrize(
+    ("new", "old", "value"), [(-1.0, -2.0, 0.5), (-3.0, -2.0, -0.5), (1.0, -2.0, 1.5), (3.0, 2.0, 0.5)]
+)
+def test_a_relative_effect_over_a_negative_mean_keeps_its_sign(new: float, old: float, value: float) -> None:
+    found = uplift(Moments(100, new, 4.0), Moments(100, old, 1.0))
+    assert found.value == pytest.approx(value)
+    # delta method: 0.04 / old^2 + 0.01 new^2 / old^4
+    assert found.error == pytest.approx(0.04 / old**2 + 0.01 * new**2 / old**4)
+
+
 def test_chance_and_risk_agree_with_growthbook(vectors: Any) -> None:
     given, expected = vectors["gb-bayes"]["input"], vectors["gb-bayes"]["expected"]
     found = posterior(uplift(Moments.of_counts(*given["b"]), Moments.of_counts(*given["a"])))

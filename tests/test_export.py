@@ -364,3 +364,27 @@ def test_an_exported_adapter_answers_as_the_original(llama: Path, llama_lora: Pa
     assert torch.equal(*answers)
     assert f"from_pretrained({str(llama)!r}, " in (tmp_path / "out" / "README.md").read_text()
     assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|end|>"
+
+
+def test_an_exported_adapter_carries_our_model_card_without_a_path(tmp_path: Path) -> None:
+    from rl.export.lora import export_lora
+    from rl.training.policy import adapter_describe, load_policy
+
+    bundled = Path(__file__).resolve().parent.parent / "rl" / "bundled_model"
+    adapter = tiny_adapter(bundled, tmp_path / "adapter")
+    (adapter / "README.md").write_text(
+        f"---\nbase_model: {bundled}\nlibrary_name: peft\n---\n# PEFT's template\n"
+    )
+    export_lora("bundled", adapter, tmp_path / "plain")
+    assert "template" not in (tmp_path / "plain" / "README.md").read_text()
+    policy = load_policy("bundled", None)
+    adapter_describe(policy, adapter, agent="support-bot", method="dpo")
+    card = (adapter / "README.md").read_text()
+    assert "LoRA adapter for agent `support-bot`" in card
+    assert str(bundled) not in card
+    export_lora("bundled", adapter, tmp_path / "ours")
+    assert (
+        (tmp_path / "ours" / "README.md")
+        .read_text()
+        .startswith("---\nlibrary_name: peft\nbase_model: bundled")
+    )

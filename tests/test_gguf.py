@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -172,7 +173,7 @@ def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path:
     sizes, worst = {}, {}
     for quantization in QUANTIZATIONS:
         result = export_gguf("bundled", None, tmp_path, quantization=quantization, prompts=asked)
-        assert result.files[0].path == tmp_path / f"bundled_model-{quantization}.gguf"
+        assert result.files[0].path == tmp_path / f"Ratchet-bundled-3.8M-v1.0-{quantization.upper()}.gguf"
         assert result.notes == []  # every row of the bundled model is a multiple of 256 wide
         sizes[quantization] = result.files[0].bytes
         worst[quantization] = result.checked["logprob_mean_abs_diff"]
@@ -183,7 +184,9 @@ def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path:
     assert [sizes[name] for name in bits] == sorted((sizes[name] for name in bits), reverse=True)
     assert [worst[name] for name in bits[1:]] == sorted(worst[name] for name in bits[1:])
     assert all(worst[name] < 0.2 for name in SIX_BITS)
-    assert leftovers(tmp_path) == sorted(f"bundled_model-{name}.gguf" for name in QUANTIZATIONS)
+    assert leftovers(tmp_path) == sorted(
+        f"Ratchet-bundled-3.8M-v1.0-{name.upper()}.gguf" for name in QUANTIZATIONS
+    )
 
 
 def test_the_bundled_model_answers_its_agents_as_before(tmp_path: Path) -> None:
@@ -267,9 +270,10 @@ def test_a_gguf_adapter_on_its_base_answers_as_under_peft(architecture: str, tmp
     base = tiny_model(tmp_path / "base", architecture)
     adapter = tiny_adapter(base, tmp_path / "lora")
     result = export_gguf_lora(None, adapter, tmp_path / "out")
-    assert result.files[0].path == tmp_path / "out" / "lora-lora.gguf"
+    (name,) = leftovers(tmp_path / "out")
+    assert result.files[0].path == tmp_path / "out" / name
+    assert re.fullmatch(r"base-\d+K-lora-v1\.0-F32-LoRA\.gguf", name)
     assert result.checked["logprob_mean_abs_diff"] <= 0.01
-    assert leftovers(tmp_path / "out") == ["lora-lora.gguf"]
 
 
 def test_a_gguf_adapter_keeps_the_scale_of_each_module(llama: Path, tmp_path: Path) -> None:

@@ -305,7 +305,8 @@ def test_ready_names_what_is_away(
     assert client.get("/readyz").json()["database"] == "away"
 
 
-def test_counters_are_for_those_who_may_read(api: ApiClient, parrot: Parrot) -> None:
+def test_counters_are_for_those_who_may_read(api: ApiClient, parrot: Parrot, settings: Any) -> None:
+    settings.GATEWAY_NEW_AGENTS = ["an-agent-*"]
     api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO})
     api.post("/v1/chat/completions", {"model": "an-agent-nobody-set-up", "messages": HELLO})
     response = api.get("/metrics")

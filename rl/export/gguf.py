@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from rl.export.artifact import (
     staged_file,
 )
 from rl.export.gguf_check import gguf_check, gguf_read
+from rl.export.gguf_identity import identity_of
 from rl.export.gguf_names import FAMILIES
 from rl.export.gguf_runtime import FILE_TYPES, PLAIN, quantise
 from rl.export.gguf_write import WIDTH, TooLarge, writer_for
@@ -45,7 +45,8 @@ def export_gguf(
     """Write base + adapter as one GGUF file, tensor by tensor, with tokenizer and chat template inside.
 
     base_model: `bundled`, a folder or a Hugging Face name; None takes the one the adapter names. output: a file
-    name, or a folder to write `<name>-<quantization>.gguf` into; an older file there is replaced at the end.
+    name, or a folder to write the file into under the specification's name (see gguf_identity); an older file there
+    is replaced at the end.
     quantization: one of QUANTIZATIONS. model_name: `general.name`. system_prompt: said by the chat template where a
     conversation has no system turn. llama_cpp_path: a llama.cpp checkout, used for architectures not in FAMILIES.
     prompts: conversations to compare on, else a set of texts in several scripts; answer_tokens above 0 also compares
@@ -60,10 +61,11 @@ def export_gguf(
     if quantization not in QUANTIZATIONS:
         raise ExportRefused(f"expected a quantization of {', '.join(QUANTIZATIONS)}; found {quantization!r}")
     source = source_open(base_model, adapter)
-    writer = writer_for(source, system_prompt, llama_cpp_path)
+    identity = identity_of(source, model_name)
+    writer = writer_for(source, system_prompt, llama_cpp_path, identity)
     name = writer.general_name(model_name or source.name)
     if output.suffix != ".gguf":
-        output = output / f"{_slug(model_name or source.name)}-{quantization}.gguf"
+        output = output / identity.file_name(quantization)
     tokenizer = source.tokenizer()
     asked = check_prompts(tokenizer, prompts)
     stop = Encoder(tokenizer).stop_ids
@@ -117,7 +119,3 @@ def _needed(source: Source, plain: str, quantization: str) -> int:
     if source.weights.base.model_type not in FAMILIES:
         size += source.weights.base.total_bytes
     return size
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"

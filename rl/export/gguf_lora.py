@@ -17,6 +17,7 @@ from rl.export.artifact import (
     staged_file,
 )
 from rl.export.gguf_check import gguf_check, gguf_read
+from rl.export.gguf_identity import identity_of
 from rl.export.gguf_names import FAMILIES, Layout, layout_of
 from rl.export.gguf_write import WIDTH, tensor_announce, tensor_stored, writer_for
 from rl.export.reference import check_prompts, reference_make
@@ -34,10 +35,10 @@ def export_gguf_lora(
 ) -> ExportResult:
     """Write an adapter as a GGUF LoRA: for each weight it changes `<name>.lora_a` and `<name>.lora_b`, float32.
 
-    base_model: as in `export_gguf`; its family must be one of FAMILIES. output: a file name, or a folder to write
-    `<name>-lora.gguf` into. It is checked by opening a temporary float16 GGUF of the base in llama.cpp with the
-    adapter on it and comparing the log-probabilities with base + adapter under PEFT. Raises ExportRefused; then
-    nothing is left behind.
+    base_model: as in `export_gguf`; its family must be one of FAMILIES. output: a file name, or a folder to write the
+    file into under the specification's name (see gguf_identity). It is checked by opening a temporary float16 GGUF of
+    the base in llama.cpp with the adapter on it and comparing the log-probabilities with base + adapter under PEFT.
+    Raises ExportRefused; then nothing is left behind.
     """
     progress = progress or silent
     source = source_open(base_model, adapter)
@@ -54,7 +55,7 @@ def export_gguf_lora(
             "export the policy as gguf instead"
         )
     if output.suffix != ".gguf":
-        output = output / f"{source.name}-lora.gguf"
+        output = output / identity_of(source, model_name).file_name("f32", adapter=True)
     base_writer = writer_for(
         Source(source.base_name, source.base, None, MergedWeights(source.weights.base, None))
     )
@@ -91,6 +92,7 @@ def lora_write(source: Source, layout: Layout, path: Path, name: str) -> int:
     writer = gguf.GGUFWriter(path, layout.family.name)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_name(name)
+    identity_of(source, name).write(writer)
     writer.add_string("adapter.type", "lora")
     # llama.cpp scales by alpha / rank; where the modules differ, the scale goes into B and 0 means "no scale"
     uniform = len(alphas) == 1

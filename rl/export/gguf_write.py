@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rl.export.artifact import ExportRefused, Progress
+from rl.export.gguf_identity import Identity
 from rl.export.gguf_names import FAMILIES, Layout, layout_notes, layout_of
 from rl.export.gguf_runtime import FILE_TYPES
 from rl.export.gguf_tokenizer import Vocabulary, chat_template_with, vocabulary_of
@@ -54,8 +55,11 @@ class GgufWriter(Protocol):
 class NativeWriter:
     """Writes the families this project knows."""
 
-    def __init__(self, source: Source, layout: Layout, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, source: Source, layout: Layout, vocabulary: Vocabulary, identity: Identity | None = None
+    ) -> None:
         self.source = source
+        self.identity = identity
         self.layout = layout
         self.vocabulary = vocabulary
         self.notes = [*vocabulary.notes, *layout_notes(layout.config)]
@@ -76,6 +80,8 @@ class NativeWriter:
         writer = gguf.GGUFWriter(path, layout.family.name)
         writer.add_type(gguf.GGUFType.MODEL)
         writer.add_name(name)
+        if self.identity is not None:
+            self.identity.write(writer)
         writer.add_file_type(FILE_TYPES[plain])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         layout.family.parameters(writer, layout.config)
@@ -139,13 +145,17 @@ class ExternalWriter:
 
 
 def writer_for(
-    source: Source, system_prompt: str | None = None, llama_cpp_path: str | None = None
+    source: Source,
+    system_prompt: str | None = None,
+    llama_cpp_path: str | None = None,
+    identity: Identity | None = None,
 ) -> GgufWriter:
-    """The writer for a model's family. Raises ExportRefused where nobody here can write it."""
+    """The writer for a model's family; `identity` is written into the file. Raises ExportRefused where nobody here
+    can write it."""
     layout = layout_of(source.weights.base.config)
     if layout is not None:
         rows = source.weights.base.shape(_embedding(layout, source))[0]
-        return NativeWriter(source, layout, vocabulary_of(source.tokenizer(), rows, system_prompt))
+        return NativeWriter(source, layout, vocabulary_of(source.tokenizer(), rows, system_prompt), identity)
     kind = source.weights.base.model_type
     if not llama_cpp_path:
         raise ExportRefused(

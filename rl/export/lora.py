@@ -23,12 +23,12 @@ from rl.export.source import Source, source_open
 from rl.export.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from rl.training.model_files import FACTS
 
-_README = """# {name}
+_README = """{card}
 
-A LoRA adapter (PEFT). It changes the answers of one base model and is of no use without it.
+## How to load it
 
-- base model: `{base}`
-- rank {rank}, alpha {alpha}, {tensors} tensors
+A LoRA adapter (PEFT) of rank {rank}, alpha {alpha}, {tensors} tensors. It changes the answers of one base model,
+`{base}`, and is of no use without it.
 
 ```python
 from peft import PeftModel
@@ -42,6 +42,9 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 The SHA-256 of each file stands in `export.json`.
 """
+
+CARD, CARD_TAG = "README.md", "preference-learning"
+"""Model card beside an adapter, and the tag by which one of ours is told from PEFT's template."""
 
 _BUNDLED = "from rl.training.base_model import resolve_base_model  # the model that comes with Ratchet\n\n"
 
@@ -90,8 +93,11 @@ def _check(source: Source, folder: Path) -> dict[str, Any]:
 def _readme(source: Source, checked: dict[str, Any]) -> str:
     assert source.adapter is not None
     config = source.adapter.config
+    card = source.adapter.path / CARD
+    text = card.read_text("utf-8") if card.is_file() else ""
     return _README.format(
-        name=source.name,
+        # a card of ours says what it was trained on and how it was judged; PEFT's template says nothing of either
+        card=text.rstrip() if CARD_TAG in text else f"# {source.name}",
         base=source.base_name,
         load='resolve_base_model("bundled")' if source.base_name == "bundled" else repr(source.base_name),
         rank=config.get("r"),

@@ -7,7 +7,6 @@ transaction if there is one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import subprocess
@@ -69,14 +68,12 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
         if base_file(replace(model, name=BASE)) is None:
             base = ["--base-model", policy.base_model, "--format", "gguf"]
             _export([*base, "--quantization", settings.SERVING_QUANTIZATION], deadline)
-        adapter = folder / f"{policy.name}-LoRA.gguf"
-        result = _export([*checkpoint, "--format", "gguf-lora", "--output", str(adapter)], deadline)
-        return [_registered(policy, "gguf-lora", "", adapter, result)]
+        result = _export([*checkpoint, "--format", "gguf-lora", "--output", str(folder)], deadline)
+        return [_registered(policy, "gguf-lora", "", result)]
     except PreparationRefused as refusal:
         logger.warning("%s has no adapter file (%s); its whole file is written instead", policy.name, refusal)
         quantization = settings.SERVING_QUANTIZATION
-        merged = folder / f"{policy.name}-{quantization.upper()}.gguf"
-        options = ["--format", "gguf", "--quantization", quantization, "--output", str(merged)]
+        options = ["--format", "gguf", "--quantization", quantization, "--output", str(folder)]
         try:
             result = _export([*checkpoint, *options], deadline)
         except PreparationRefused:
@@ -87,7 +84,7 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
                 f"{policy.name} cannot answer: its file for llama.cpp could not be written ({refusal}). Mend that, "
                 "name a server in SERVING_BACKENDS, or promote it by force"
             ) from refusal
-        return [_registered(policy, "gguf", quantization, merged, result)]
+        return [_registered(policy, "gguf", quantization, result)]
 
 
 def _export(options: list[str], deadline: float) -> dict[str, Any]:
@@ -113,20 +110,17 @@ def _export(options: list[str], deadline: float) -> dict[str, Any]:
     return report
 
 
-def _registered(
-    policy: Policy, format: str, quantization: str, path: Path, report: dict[str, Any]
-) -> Artifact:
+def _registered(policy: Policy, format: str, quantization: str, report: dict[str, Any]) -> Artifact:
     from rl.registry import artifact_register, home_relative
 
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    (file,) = report["files"]
     return artifact_register(
         policy,
         actor="serving",
         format=format,
         quantization=quantization,
-        path=home_relative(path),
-        bytes=path.stat().st_size,
-        sha256=sha256,
+        path=home_relative(file["path"]),
+        bytes=file["bytes"],
+        sha256=file["sha256"],
         checked=report["checked"],
     )

@@ -91,10 +91,13 @@ def difference(new: Moments, old: Moments) -> Contrast:
 
 
 def uplift(new: Moments, old: Moments) -> Contrast:
-    """(new - old) / old, its variance by the delta method. Raises ValueError where old's mean is 0."""
+    """(new - old) / |old|, its variance by the delta method; more is more, also where the old mean is negative.
+
+    Raises ValueError where old's mean is 0.
+    """
     if old.mean == 0:
         raise ValueError("an uplift over a mean of 0 says nothing")
-    value = (new.mean - old.mean) / old.mean
+    value = (new.mean - old.mean) / abs(old.mean)
     error = new.error / old.mean**2 + old.error * new.mean**2 / old.mean**4
     return Contrast(value, error, new.n + old.n)
 

@@ -217,6 +217,21 @@ def lora_config(recipe: Recipe, model: Any) -> LoraConfig:
     )
 
 
+_CARD = """---
+library_name: peft
+base_model: {base_model}
+tags: [ratchet, preference-learning, lora]
+---
+# LoRA adapter for {purpose}
+
+- base model: `{base_model}` ({base_model_hash})
+- trained with: {method}
+
+A checkpoint of a training run. It was not judged yet: its figures, data and limits stand in the card of the policy it
+becomes.
+"""
+
+
 def adapter_save(
     policy: LoadedPolicy,
     path: str | Path,
@@ -247,7 +262,11 @@ def adapter_save(
 
 
 def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", method: str = "") -> None:
-    """Make a directory with a PEFT adapter complete: tokenizer, chat template and ratchet.json."""
+    """Make a directory with a PEFT adapter complete: tokenizer, chat template, ratchet.json and a model card.
+
+    The card replaces PEFT's template, whose header has the path of the base model on this machine. The registry writes
+    a fuller one once the adapter is a policy (`rl.cards`).
+    """
     policy.tokenizer.save_pretrained(path)
     facts = {
         "base_model": policy.base_model,
@@ -257,6 +276,9 @@ def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", metho
         "trained_on": policy.quantization,
     }
     (path / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    (path / "README.md").write_text(
+        _CARD.format(**facts, purpose=f"agent `{agent}`" if agent else "no agent"), "utf-8"
+    )
 
 
 def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> None:

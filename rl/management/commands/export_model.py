@@ -84,15 +84,37 @@ class Command(RatchetCommand):
     def show(self, result: dict[str, Any]) -> None:
         for file in result["files"]:
             self.stdout.write(f"{file['path']}  {file['bytes'] / 1e6:,.1f} MB  sha256 {file['sha256'][:16]}")
-        checks = ", ".join(
-            f"{name.replace('_', ' ')} {f'{value:.3g}' if isinstance(value, float) else value}"
-            for name, value in result["checked"].items()
-            if not isinstance(value, dict)
-        )
-        self.stdout.write(f"checked against the original: {checks}")
+        for line in _comparison(result["checked"]):
+            self.stdout.write(line)
         for note in result["notes"]:
             self.stdout.write(f"note: {note}")
         if made := result.get("ollama"):
             self.stdout.write(f"ollama: {made['name']} at {made['host']}; try: ollama run {made['name']}")
             for note in made["notes"]:
                 self.stdout.write(f"note: {note}")
+
+
+CLOSE = 0.98
+"""Share of equal likeliest tokens from which a file is said to stay close to the original."""
+
+
+def _comparison(checked: dict[str, Any]) -> list[str]:
+    """What was measured of the file against the original, in sentences with units."""
+    lines = []
+    if (same := checked.get("top1_agreement")) is not None:
+        places = f" of {checked['positions']:,} places" if "positions" in checked else ""
+        nats = checked.get("logprob_mean_abs_diff")
+        off = f"; log-probabilities differ by {nats:.3g} nats on average" if nats is not None else ""
+        lines.append(f"against the original: the same likeliest token in {100 * same:.1f} %{places}{off}")
+        if same < CLOSE:
+            lines.append(
+                f"It does not always answer as the original does: in {100 * (1 - same):.1f} % of places another token "
+                "is likeliest. A finer --quantization (q8_0, f16) stays closer."
+            )
+    shown = {"top1_agreement", "logprob_mean_abs_diff", "positions"} if lines else set()
+    rest = ", ".join(
+        f"{name.replace('_', ' ')} {f'{value:.3g}' if isinstance(value, float) else value}"
+        for name, value in checked.items()
+        if name not in shown and not isinstance(value, dict)
+    )
+    return [*lines, f"checked: {rest}"] if rest else lines
