@@ -96,6 +96,12 @@ def listed_choices(agent: str) -> Iterator[ListedChoice]:
     )
 
 
+def listed_prompts(agent: str) -> set[str]:
+    """Hashes of the prompts of `listed_choices`."""
+    rows = Decision.objects.filter(agent=agent, propensity__isnull=False, candidates__isnull=False)
+    return set(rows.order_by().values_list("prompt_hash", flat=True).distinct())
+
+
 def verdicts_on(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, list[Verdict]]:
     """Standing ratings of these decisions."""
     found: dict[uuid.UUID, list[Verdict]] = {}

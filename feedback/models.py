@@ -21,7 +21,7 @@ agent_slug = RegexValidator(
 def prompt_hash(agent: str, messages: list[dict[str, Any]]) -> str:
     """SHA-256 (64 hex digits) of an agent and its prompt: what counts as "the same prompt" everywhere.
 
-    The train/eval/holdout split is a function of this value alone, so its definition never changes.
+    On which side of the split a prompt stands is stored under this value, so its definition never changes.
     """
     canonical = json.dumps([agent, messages], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()

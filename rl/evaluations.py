@@ -202,8 +202,8 @@ def _held_out(
     rows = list(snapshot_rows(snapshot, "holdout"))
     if not rows:
         raise EvaluationRefused(
-            f"no held-out pairs for agent {agent}: one prompt in ten is held out by its hash, and none of the "
-            f"rated ones is; rate more at /rate/?agent={agent}, or give --test-data FILE"
+            f"no held-out pairs for agent {agent}: about a third of the first rated prompts are held out, and none "
+            f"of these makes a pair; rate more at /rate/?agent={agent}, or give --test-data FILE"
         )
     return rows, snapshot, 0
 

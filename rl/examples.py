@@ -18,10 +18,10 @@ from rl.judgements import (
     Evidence,
     Judged,
     Split,
+    SplitOf,
     completion_key,
     completion_of,
     digest_of,
-    split_of,
 )
 from rl.recipes import RecipeError
 
@@ -106,7 +106,9 @@ Responses = dict[str, _Verdicts]
 """Completion key -> what was said of it."""
 
 
-def examples_from_evidence(evidence: Iterable[Evidence | Rewarded], kind: str) -> ExampleSet:
+def examples_from_evidence(
+    evidence: Iterable[Evidence | Rewarded], kind: str, split_of: SplitOf
+) -> ExampleSet:
     """The rows of a kind: `labels`, `scores`, `corrections` or `groups`. Raises RecipeError for another.
 
     labels: {"completion", "label"}, true where the mean verdict on a response is above neutral. scores: {"completion",
@@ -131,11 +133,12 @@ def examples_from_evidence(evidence: Iterable[Evidence | Rewarded], kind: str) -
                 left_out["correction_invalid"] += 1
     rows: list[Example] = []
     for prompt_hash in sorted(prompts):
-        rows += BUILDERS[kind](prompt_hash, prompts[prompt_hash], left_out)
+        split = split_of(prompt_hash)
+        rows += BUILDERS[kind](prompt_hash, split, prompts[prompt_hash], left_out)
     return ExampleSet(tuple(rows), {name: left_out[name] for name in EXAMPLE_REASONS if left_out[name]})
 
 
-def prompt_examples(prompt_hashes: Iterable[str]) -> ExampleSet:
+def prompt_examples(prompt_hashes: Iterable[str], split_of: SplitOf) -> ExampleSet:
     """One row for each prompt that was ever asked, rated or not."""
     rows = tuple(
         Example(prompt_hash, {}, "decision", 0, split_of(prompt_hash))
@@ -186,7 +189,11 @@ def _note(
 
 
 def _example(
-    prompt_hash: str, content: Mapping[str, Any], verdicts: Iterable[_Verdicts], source: str = "ratings"
+    prompt_hash: str,
+    split: Split,
+    content: Mapping[str, Any],
+    verdicts: Iterable[_Verdicts],
+    source: str = "ratings",
 ) -> Example:
     all_verdicts = list(verdicts)
     return Example(
@@ -194,27 +201,28 @@ def _example(
         content=content,
         source=source,
         votes=sum(len(v.values) + v.corrections for v in all_verdicts),
-        split=split_of(prompt_hash),
+        split=split,
         tags=tuple(sorted(set().union(*(v.tags for v in all_verdicts)))),
         simulated=any(v.simulated for v in all_verdicts),
     )
 
 
-def _labels(prompt_hash: str, responses: Responses, left_out: Counter[str]) -> list[Example]:
+def _labels(prompt_hash: str, split: Split, responses: Responses, left_out: Counter[str]) -> list[Example]:
     rows = []
     for key, verdicts in sorted(responses.items()):
         if verdicts.mean == NEUTRAL:
             left_out["undecided"] += 1
             continue
         content = {"completion": completion_of(key), "label": verdicts.mean > NEUTRAL}
-        rows.append(_example(prompt_hash, content, [verdicts]))
+        rows.append(_example(prompt_hash, split, content, [verdicts]))
     return rows
 
 
-def _scores(prompt_hash: str, responses: Responses, left_out: Counter[str]) -> list[Example]:
+def _scores(prompt_hash: str, split: Split, responses: Responses, left_out: Counter[str]) -> list[Example]:
     return [
         _example(
             prompt_hash,
+            split,
             {"completion": completion_of(key), "score": round(verdicts.mean, 6)},
             [verdicts],
             "ratings" if verdicts.values else "reward",
@@ -223,14 +231,16 @@ def _scores(prompt_hash: str, responses: Responses, left_out: Counter[str]) -> l
     ]
 
 
-def _demonstrations(prompt_hash: str, responses: Responses, left_out: Counter[str]) -> list[Example]:
+def _demonstrations(
+    prompt_hash: str, split: Split, responses: Responses, left_out: Counter[str]
+) -> list[Example]:
     rows = []
     for key, verdicts in sorted(responses.items()):
         content = {"completion": completion_of(key)}
         if verdicts.corrections:
-            rows.append(_example(prompt_hash, content, [verdicts], "correction"))
+            rows.append(_example(prompt_hash, split, content, [verdicts], "correction"))
         elif verdicts.mean >= GOOD:
-            rows.append(_example(prompt_hash, content, [verdicts]))
+            rows.append(_example(prompt_hash, split, content, [verdicts]))
         else:
             left_out["not_good_enough"] += 1
     # what a person wrote themselves is a better answer than one they only did not mind
@@ -239,7 +249,7 @@ def _demonstrations(prompt_hash: str, responses: Responses, left_out: Counter[st
     return written or rows
 
 
-def _groups(prompt_hash: str, responses: Responses, left_out: Counter[str]) -> list[Example]:
+def _groups(prompt_hash: str, split: Split, responses: Responses, left_out: Counter[str]) -> list[Example]:
     if len(responses) < 2:
         left_out["single_response"] += 1
         return []
@@ -250,10 +260,10 @@ def _groups(prompt_hash: str, responses: Responses, left_out: Counter[str]) -> l
         return []
     content = {"completions": [completion_of(key) for key in keys], "rewards": rewards}
     source = "ratings" if any(verdicts.values for verdicts in responses.values()) else "reward"
-    return [_example(prompt_hash, content, responses.values(), source)]
+    return [_example(prompt_hash, split, content, responses.values(), source)]
 
 
-BUILDERS: dict[str, Callable[[str, Responses, Counter[str]], list[Example]]] = {
+BUILDERS: dict[str, Callable[[str, Split, Responses, Counter[str]], list[Example]]] = {
     "labels": _labels,
     "scores": _scores,
     "corrections": _demonstrations,

@@ -1,13 +1,13 @@
 """What people said of an agent's answers, as plain facts: verdicts, preferences, corrections, options. Pure.
 
-With what every kind of dataset asks of them: on which side of the split a prompt stands, what a rating is worth,
-when two responses are the same.
+With what every kind of dataset asks of them: what a rating is worth, when two responses are the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +21,11 @@ Split: TypeAlias = Literal["train", "eval", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "eval", "holdout")
 
 
+SplitOf: TypeAlias = Callable[[str], Split]
+"""Prompt hash -> where the prompt stands. What datasets are made with asks `rl.splits`; it may be called only when all
+evidence was read."""
+
+
 SOURCES = ("comparison", "correction", "ratings", "candidates", "reward", "decision")
 """What a row can come from, strongest evidence first; `decision` is a prompt that was asked, whatever was said of
 it."""
@@ -32,17 +37,6 @@ NEUTRAL = 0.5
 
 _AS_MESSAGES = "\x00"
 """First character of the key of a completion made of messages. No stored text may contain it."""
-
-
-def split_of(prompt_hash: str) -> Split:
-    """Where a prompt stands, by its hash (hex) alone: 80 % train, 10 % eval, 10 % holdout.
-
-    Never changes: a prompt that was held out once is held out in every run, of every version.
-    """
-    share = int(prompt_hash[:8], 16) / 2**32
-    if share < 0.8:
-        return "train"
-    return "eval" if share < 0.9 else "holdout"
 
 
 def rating_value(thumb: str = "", stars: int | None = None, score: float | None = None) -> float | None:

@@ -4,7 +4,7 @@ alone."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,10 @@ from feedback.suggestions import ratings_accepted, suggestion_counts, suggestion
 from rl import registry
 from rl.datasets import messages_plain
 from rl.jobs import run_folder
-from rl.judgements import NEUTRAL, rating_value, split_of
+from rl.judgements import NEUTRAL, Split, rating_value
 from rl.models import LabelRun, TrainingRun
 from rl.runs import hardware_detect
+from rl.splits import splits_of
 from rl.statistics import wilson_interval
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def auto_label(
         left_out[REWARD_MODEL] = "no reward model was trained for the agent"
     figures, features = first.figures, [EMBEDDING]
     if more:
-        stacked = _stacked(first, rated, stated, more, good, left_out, seed)
+        splits = splits_of(agent, {row.prompt_hash for row in rated})
+        stacked = _stacked(first, rated, splits, stated, more, good, left_out, seed)
         if stacked is not None:
             figures, stated = stacked
             features += list(more)
@@ -125,6 +127,7 @@ def auto_label(
 def _stacked(
     first: Fitted,
     rated: list[Row],
+    splits: Mapping[str, Split],
     stated: np.ndarray,
     more: dict[str, np.ndarray],
     good: np.ndarray,
@@ -139,7 +142,7 @@ def _stacked(
 
     # the champion and the reward model learnt from these very ratings: only prompts that were held out from them tell
     # what their word is worth on a decision nobody rated
-    held = [i for i, row in enumerate(rated) if split_of(row.prompt_hash) != "train"]
+    held = [i for i, row in enumerate(rated) if splits[row.prompt_hash] != "train"]
     columns = np.concatenate(list(more.values()), axis=1)
     own = np.concatenate([labels.logits(first.stated), columns[: len(rated)]], axis=1)[held]
     try:

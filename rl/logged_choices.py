@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from feedback.exposures import ListedChoice, listed_choices, verdicts_on
-from rl.judgements import rating_value, split_of
+from feedback.exposures import ListedChoice, listed_choices, listed_prompts, verdicts_on
+from rl.judgements import rating_value
 from rl.models import RewardRecord, ServingSettings
 from rl.serving.choosing import choice_probabilities
+from rl.splits import splits_enter
 from rl.statistics import Difference
 from rl.statistics.offpolicy import MIN_DECISIONS, Array, Choice, OffPolicyRefused, Report, gain, report
 
@@ -53,7 +54,8 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
 
     Rewards are ratings where at least MIN_DECISIONS choices have one, else calculated rewards: one scale, never both.
     """
-    held = [row for row in listed_choices(agent) if split_of(row.prompt_hash) == "holdout"]
+    splits = splits_enter(agent, [], asked=listed_prompts(agent))
+    held = [row for row in listed_choices(agent) if splits.get(row.prompt_hash) == "holdout"]
     scores = _scores(held)
     kind = "score" if len(scores) >= MIN_DECISIONS else "reward"
     values = scores if kind == "score" else _rewards(held)

@@ -22,11 +22,11 @@ from rl.judgements import (
     Evidence,
     Judged,
     Split,
+    SplitOf,
     bare,
     completion_key,
     completion_of,
     digest_of,
-    split_of,
 )
 from rl.recipes import RecipeError
 
@@ -142,7 +142,11 @@ class _Case:
 
 
 def pairs_from_evidence(
-    evidence: Iterable[Evidence], *, rating_margin: float = 0.25, max_pairs_per_prompt: int = 4
+    evidence: Iterable[Evidence],
+    split_of: SplitOf,
+    *,
+    rating_margin: float = 0.25,
+    max_pairs_per_prompt: int = 4,
 ) -> PairSet:
     """Preference pairs from everything known of an agent's prompts.
 
@@ -165,7 +169,9 @@ def pairs_from_evidence(
     for prompt_hash in sorted(cases):
         # each case is dropped as it is done: the claims of many responses need not all stand in memory at once
         case = cases.pop(prompt_hash)
-        rows += _settled(prompt_hash, case, rating_margin, max_pairs_per_prompt, left_out)
+        rows += _settled(
+            prompt_hash, case, split_of(prompt_hash), rating_margin, max_pairs_per_prompt, left_out
+        )
     return PairSet(tuple(rows), _ordered(left_out, REASONS))
 
 
@@ -221,13 +227,12 @@ def _claimed(case: _Case, claim: _Claim, left_out: Counter[str]) -> None:
 
 
 def _settled(
-    prompt_hash: str, case: _Case, rating_margin: float, cap: int, left_out: Counter[str]
+    prompt_hash: str, case: _Case, split: Split, rating_margin: float, cap: int, left_out: Counter[str]
 ) -> list[Pair]:
     """The pairs of one prompt, strongest first."""
     # fsum is exact before its one rounding, so the order of the ratings cannot change a mean
     means = {key: math.fsum(values) / len(values) for key, values in case.values.items()}
     scores = {key: math.fsum(values) / len(values) for key, values in case.scores.items()}
-    split = split_of(prompt_hash)
     claims = list(case.claims)
     claims += _ranked(
         means, rating_margin, left_out, lambda a, b: _rating_claim(case, a, b, means[a] - means[b])

@@ -34,6 +34,7 @@ PURE = [
     "rl.gate_sheets",
     "rl.gates",
     "rl.judgements",
+    "rl.holdout",
     "rl.pairs",
     "rl.examples",
     "rl.replay",

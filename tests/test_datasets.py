@@ -21,8 +21,10 @@ from rl.datasets import (
     prepare_training_dataset,
     snapshot_rows,
 )
-from rl.judgements import split_of
+from rl.holdout import split_by_hash
+from rl.judgements import Split
 from rl.models import Snapshot
+from tests.standing import stand
 
 pytestmark = pytest.mark.django_db
 
@@ -39,19 +41,23 @@ def rate(prompt: str, response: str, thumb: str, rater: str = "ann", **facts: An
     rating_submit(decision=decide(prompt, response, **facts), rater=rater, thumb=thumb)
 
 
-def prompts_in(split: str, count: int, agent: str = "helper") -> list[str]:
-    """Prompts whose hash puts them there."""
+def prompts_in(split: Split, count: int, agent: str = "helper") -> list[str]:
+    """Prompts that stand there for good, always the same ones."""
     found = (
         f"question {i}"
         for i in range(10_000)
-        if split_of(prompt_hash(agent, [{"role": "user", "content": f"question {i}"}])) == split
+        if split_by_hash(prompt_hash(agent, [{"role": "user", "content": f"question {i}"}])) == split
     )
-    return [next(found) for _ in range(count)]
+    prompts = [next(found) for _ in range(count)]
+    for prompt in prompts:
+        stand(agent, [{"role": "user", "content": prompt}], split)
+    return prompts
 
 
 def feed(train: int = 12, eval: int = 2, holdout: int = 3) -> None:
     """Two rated answers to each of so many prompts."""
-    for split, count in (("train", train), ("eval", eval), ("holdout", holdout)):
+    sides: dict[Split, int] = {"train": train, "eval": eval, "holdout": holdout}
+    for split, count in sides.items():
         for prompt in prompts_in(split, count):
             rate(prompt, "yes", "up")
             rate(prompt, "no", "down")
@@ -397,9 +403,16 @@ def test_a_file_becomes_a_dataset_without_being_imported(tmp_path: Path) -> None
 
 
 def test_a_prompt_stands_on_the_same_side_from_a_file_as_from_the_database(tmp_path: Path) -> None:
-    prepared = prepare_training_dataset("helper", source="file", data_file=trl_file(tmp_path / "pairs.jsonl"))
-    for row in prepared.rows():
-        assert row["split"] == split_of(prompt_hash("helper", row["prompt"]))
+    file = trl_file(tmp_path / "pairs.jsonl")
+    prepared = prepare_training_dataset("helper", source="file", data_file=file)
+    from_file = {row["prompt_hash"]: row["split"] for row in prepared.rows()}
+    for number in range(40):
+        rate(f"question {number}", "yes", "up")
+        rate(f"question {number}", "no", "down")
+    rows = list(prepare_training_dataset("helper").rows())
+    recorded = {row["prompt_hash"]: row["split"] for row in rows}
+    assert len(from_file) == 30
+    assert {name: recorded[name] for name in from_file} == from_file
 
 
 def test_a_broken_line_is_refused_with_its_number(tmp_path: Path) -> None:

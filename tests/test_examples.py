@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from rl.examples import ExampleSet, Rewarded, examples_from_evidence, examples_sampled, prompt_examples
-from rl.judgements import Corrected, Judged, split_of
+from rl.examples import ExampleSet, Rewarded, examples_sampled, prompt_examples
+from rl.examples import examples_from_evidence as examples_made
+from rl.holdout import split_by_hash
+from rl.judgements import Corrected, Evidence, Judged
 from rl.recipes import RecipeError
 
 ONE, TWO = "0" * 64, "f" * 64
@@ -24,6 +27,11 @@ EVIDENCE = [
     Corrected(ONE, "bad", "mended"),
     Corrected(TWO, "only", "nonsense", valid=False),
 ]
+
+
+def examples_from_evidence(evidence: Iterable[Evidence | Rewarded], kind: str) -> ExampleSet:
+    """As the datasets make them, every prompt on the side its hash alone gives it."""
+    return examples_made(evidence, kind, split_by_hash)
 
 
 def contents(examples: ExampleSet) -> list[dict[str, Any]]:
@@ -93,8 +101,11 @@ def test_the_order_of_the_evidence_changes_nothing(kind: str) -> None:
 
 
 def test_every_prompt_is_a_row_once_on_its_side_of_the_split() -> None:
-    prompts = prompt_examples([TWO, ONE, ONE])
-    assert [(row.prompt_hash, row.split) for row in prompts.rows] == [(ONE, "train"), (TWO, split_of(TWO))]
+    prompts = prompt_examples([TWO, ONE, ONE], split_by_hash)
+    assert [(row.prompt_hash, row.split) for row in prompts.rows] == [
+        (ONE, "train"),
+        (TWO, split_by_hash(TWO)),
+    ]
 
 
 def test_a_larger_sample_holds_a_smaller() -> None:

@@ -19,7 +19,7 @@ from feedback.models import Decision, Suggestion
 from feedback.services import decision_record, rating_submit
 from feedback.suggestions import suggestion_of, suggestion_settle
 from rl.agents import widgets
-from rl.judgements import split_of
+from rl.holdout import split_by_hash
 from rl.labelling import REWARD_MODEL, LabelsRefused, Row, _stacked, auto_label, rated_rows
 from rl.models import LabelRun
 from rl.rewards.base import RewardSample
@@ -184,7 +184,8 @@ def stacked(judge: Any, rows: int = 900) -> tuple[Any, dict[str, str], np.ndarra
     left_out: dict[str, str] = {}
     said = judge(good, draw, hashes)
     more = {REWARD_MODEL: np.concatenate([said, said[:50]])[:, None]}
-    return _stacked(first, rated, asked, more, good, left_out, 42), left_out, good
+    splits = {key: split_by_hash(key) for key in hashes}
+    return _stacked(first, rated, splits, asked, more, good, left_out, 42), left_out, good
 
 
 def test_a_reward_model_that_helps_on_held_out_prompts_is_stacked_on_top() -> None:
@@ -200,7 +201,7 @@ def test_a_reward_model_that_helps_on_held_out_prompts_is_stacked_on_top() -> No
 
 def test_a_reward_model_that_only_knows_its_own_prompts_is_not_believed() -> None:
     def by_heart(good: np.ndarray, draw: Any, hashes: list[str]) -> np.ndarray:
-        trained = np.array([split_of(key) == "train" for key in hashes])
+        trained = np.array([split_by_hash(key) == "train" for key in hashes])
         return np.where(trained, np.where(good, 2.0, -2.0), draw.normal(size=len(good)))
 
     found, left_out, _ = stacked(by_heart)

@@ -14,7 +14,7 @@ from django.test import Client
 
 from feedback.models import Decision, Rating, prompt_hash
 from rl import evaluations, registry
-from rl.judgements import split_of
+from rl.judgements import Split
 from rl.logged_choices import LoggedChoices, logged_choices, off_policy
 from rl.management.commands.evaluate_model import off_policy_text
 from rl.models import Evaluation, Policy, RewardRecord, ServingSettings
@@ -23,6 +23,7 @@ from rl.statistics.offpolicy import MIN_DECISIONS
 from rl.views.off_policy import off_policy_shown
 from tests.exposed import policy_of
 from tests.judged import judged
+from tests.standing import stand
 
 pytestmark = pytest.mark.django_db
 
@@ -30,14 +31,11 @@ FOLDERS = ["Inbox", "Reports", "Bills"]
 WARM = ServingSettings(agent="filer", choose_temperature=1.0)
 
 
-def prompts(n: int, split: str = "holdout") -> list[list[dict[str, str]]]:
-    """The first n prompts of the filer that stand in a split."""
-    found, number = [], 0
-    while len(found) < n:
-        messages = [{"role": "user", "content": f"Where does document {number} go?"}]
-        if split_of(prompt_hash("filer", messages)) == split:
-            found.append(messages)
-        number += 1
+def prompts(n: int, split: Split = "holdout") -> list[list[dict[str, str]]]:
+    """n prompts of the filer that stand on a side of the split."""
+    found = [[{"role": "user", "content": f"Where does {split} document {i} go?"}] for i in range(n)]
+    for messages in found:
+        stand("filer", messages, split)
     return found
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+from rl.holdout import split_by_hash
 from rl.judgements import (
     Compared,
     Completion,
@@ -16,10 +19,16 @@ from rl.judgements import (
     completion_key,
     completion_of,
     rating_value,
-    split_of,
 )
-from rl.pairs import REASONS, PairSet, pairs_from_evidence, sampled
+from rl.pairs import REASONS, PairSet, sampled
+from rl.pairs import pairs_from_evidence as pairs_made
 from rl.recipes import RecipeError
+
+
+def pairs_from_evidence(evidence: Iterable[Evidence], **knobs: Any) -> PairSet:
+    """As the datasets make them, every prompt on the side its hash alone gives it."""
+    return pairs_made(evidence, split_by_hash, **knobs)
+
 
 TRAIN, EVAL, HOLDOUT = "00" * 32, "d0" * 32, "ff" * 32
 """Prompt hashes that stand in each split: 0/2^32 = 0, 0xd0d0d0d0/2^32 = 0.816, 0xffffffff/2^32 = 1.000."""
@@ -52,12 +61,12 @@ def compared(left: str, right: str, preference: str = "left", prompt: str = TRAI
     ],
 )
 def test_the_split_changes_exactly_at_80_and_90_percent_of_the_hashes(first_digits: str, split: str) -> None:
-    assert split_of(first_digits + "5a" * 28) == split
+    assert split_by_hash(first_digits + "5a" * 28) == split
 
 
 def test_the_split_depends_on_the_first_eight_digits_alone() -> None:
-    assert split_of("cccccccc" + "f" * 56) == "train"
-    assert split_of("cccccccd" + "0" * 56) == "eval"
+    assert split_by_hash("cccccccc" + "f" * 56) == "train"
+    assert split_by_hash("cccccccd" + "0" * 56) == "eval"
 
 
 # --- What a rating says -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from rl.examples import (
 from rl.judgements import Completion, Evidence
 from rl.models import Snapshot
 from rl.pairs import Pair, PairSet, pairs_from_evidence, sampled
+from rl.splits import SourceSplits
 
 PROMPTS_AT_ONCE = 1000
 """Prompts held in memory while rows are written."""
@@ -53,17 +54,23 @@ def source_opened(
 
 
 def rows_made(
-    given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any]
+    given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any], *, dry_run: bool
 ) -> PairSet | ExampleSet:
-    """The rows of a kind from what is known, without their prompts."""
-    evidence = given.evidence(left_out)
+    """The rows of a kind from what is known, without their prompts.
+
+    Prompts that stand on no side of the split yet are drawn one, for good unless this is a dry run.
+    """
+    splits = SourceSplits(given.agent, dry_run=dry_run)
+    evidence = splits.judged(given.evidence(left_out))
     if kind == Snapshot.Kind.PAIRS:
-        return pairs_from_evidence(evidence, **knobs)
+        return pairs_from_evidence(evidence, splits, **knobs)
     if kind == Snapshot.Kind.PROMPTS:
         for _ in evidence:
             pass  # the prompts are known when all of it was read
-        return prompt_examples(given.prompt_hashes())
-    return examples_from_evidence(_with_rewards(given, evidence, kind), kind)
+        hashes = given.prompt_hashes()
+        splits.asked(hashes)
+        return prompt_examples(hashes, splits)
+    return examples_from_evidence(_with_rewards(given, evidence, splits, kind), kind, splits)
 
 
 def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:
@@ -73,11 +80,11 @@ def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet
 
 
 def _with_rewards(
-    given: EvidenceSource, evidence: Iterator[Evidence], kind: str
+    given: EvidenceSource, evidence: Iterator[Evidence], splits: SourceSplits, kind: str
 ) -> Iterator[Evidence | Rewarded]:
     yield from evidence
     if kind in REWARDED:
-        yield from given.rewarded()
+        yield from splits.rewarded(given.rewarded())
 
 
 def rows_with_prompts(

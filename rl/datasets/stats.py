@@ -14,7 +14,6 @@ from rl.datasets.evidence import SIMULATED
 from rl.datasets.making import rows_made, rows_with_prompts, source_opened
 from rl.judgements import NEUTRAL, SOURCES, SPLITS, rating_value
 from rl.models import Snapshot
-from rl.pairs import pairs_from_evidence
 from rl.recipes import DATASET_CONFIG
 from rl.statistics import wilson_interval
 
@@ -212,7 +211,7 @@ def get_training_stats(agent: str | None = None) -> dict[str, Any]:
     given = source_opened(agent, "db")
     left_out: Counter[str] = Counter()
     knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
-    pairs = pairs_from_evidence(given.evidence(left_out), **knobs)
+    pairs = rows_made(given, Snapshot.Kind.PAIRS, left_out, knobs, dry_run=True)
     left_out.update(pairs.left_out)
     found = {
         "agent": agent,
@@ -233,7 +232,7 @@ def kind_stats(agent: str, kind: str) -> dict[str, Any]:
     """What a dataset of a kind other than pairs would hold, see `get_training_stats`."""
     given = source_opened(agent, "db")
     left_out: Counter[str] = Counter()
-    made = rows_made(given, kind, left_out, {})
+    made = rows_made(given, kind, left_out, {}, dry_run=True)
     left_out.update(made.left_out)
     stats = example_stats(rows_with_prompts(agent, given, made, left_out))
     return {**stats, "left_out": dict(left_out)}

@@ -19,3 +19,4 @@ from rl.models.runs import RunMetric as RunMetric
 from rl.models.runs import Snapshot as Snapshot
 from rl.models.runs import TrainingRun as TrainingRun
 from rl.models.serving import ServingSettings as ServingSettings
+from rl.models.splits import PromptSplit as PromptSplit

@@ -1,0 +1,17 @@
+"""Prompts that stand on the side of the split where a test needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from feedback.models import prompt_hash
+from rl.judgements import Split
+from rl.models import PromptSplit
+
+
+def stand(agent: str, messages: list[dict[str, Any]], split: Split) -> str:
+    """Enter the prompt there before any dataset is made of it; returns its hash. Twice does no harm."""
+    name = prompt_hash(agent, messages)
+    row, _ = PromptSplit.objects.get_or_create(prompt_hash=name, defaults={"agent": agent, "split": split})
+    assert row.split == split
+    return name

@@ -1,0 +1,283 @@
+"""How much is held out, and that a prompt never changes sides. Shares are worked by hand from what rl.holdout says."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import connection
+
+from feedback.models import prompt_hash
+from feedback.services import decision_record, rating_submit
+from rl.datasets import get_training_stats, prepare_training_dataset
+from rl.holdout import (
+    Tally,
+    held_out_wanted,
+    prompts_until,
+    shares_in_force,
+    split_by_hash,
+    split_drawn,
+    splits_drawn,
+)
+from rl.models import GateSettings, PromptSplit, Snapshot
+from rl.splits import splits_enter, splits_of
+from tests.split_worlds import Growth, forgetful, promoted_at
+
+
+def names(count: int, salt: str = "") -> list[str]:
+    return [hashlib.sha256(f"{salt}:{i}".encode()).hexdigest() for i in range(count)]
+
+
+def sides(splits: dict[str, Any]) -> dict[str, int]:
+    return dict(Counter(splits.values()))
+
+
+# --- The shares -----------------------------------------------------------------------------------------------
+
+
+def test_a_third_is_held_out_until_the_gate_can_speak_and_then_less_and_less() -> None:
+    assert held_out_wanted(30) == 40
+    assert shares_in_force(Tally(), 30).held_out == pytest.approx(1 / 3)
+    assert shares_in_force(Tally(120, 12, 40), 30).held_out == pytest.approx(1 / 3)
+    assert shares_in_force(Tally(300, 30, 80), 30).held_out == pytest.approx(0.1 + 7 / 60)
+    assert shares_in_force(Tally(10**6, 10**5, 10**5), 30).held_out == pytest.approx(0.1, abs=1e-3)
+
+
+def test_a_share_is_pulled_towards_what_is_missing_within_bounds() -> None:
+    # 30 prompts, 8 held out: two fewer than a third, so 1/3 + 2/10 of 1
+    assert shares_in_force(Tally(30, 3, 8), 30).held_out == pytest.approx(0.5)
+    assert shares_in_force(Tally(30, 3, 9), 30).held_out == pytest.approx(1 / 3 + 0.1)
+    assert shares_in_force(Tally(30, 3, 13), 30).held_out == pytest.approx(0.1)
+    assert shares_in_force(Tally(30, 2, 10), 30).evaluated == pytest.approx(0.2)
+    assert shares_in_force(Tally(30, 9, 10), 30).evaluated == pytest.approx(0.02)
+    # an agent of the days of one in ten: 200 rated prompts, 20 of them held out
+    assert shares_in_force(Tally(200, 20, 20), 30).held_out == 0.5
+
+
+def test_a_gate_that_asks_for_more_holds_out_a_third_for_longer() -> None:
+    assert held_out_wanted(90) == 120
+    assert shares_in_force(Tally(120, 12, 40), 90).held_out == pytest.approx(1 / 3)
+
+
+def test_the_upper_end_of_the_hashes_is_held_out_whatever_the_shares() -> None:
+    for tally in (Tally(), Tally(30, 3, 13), Tally(200, 20, 20), Tally(10**6, 10**5, 10**5)):
+        shares = shares_in_force(tally, 30)
+        assert split_drawn("e6666667" + "0" * 56, shares) == "holdout"
+        assert split_drawn("4cccccc0" + "0" * 56, shares) == "train"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_hundred_rated_prompts_are_enough_for_a_gate_and_leave_most_for_training(seed: int) -> None:
+    found = sides(splits_drawn({}, names(100, str(seed)), min_evidence=30))
+    assert 30 <= found["holdout"] <= 36
+    assert 6 <= found["eval"] <= 13
+
+
+def test_where_data_abound_a_tenth_is_held_out() -> None:
+    found = sides(splits_drawn({}, names(20_000), min_evidence=30))
+    # what is missing to a tenth falls as 1/held out: dn/dh = 1 / (0.1 + 9.33 / h)
+    assert 0.1 < found["holdout"] / 20_000 < 0.13
+    assert found["eval"] == pytest.approx(2000, abs=5)
+
+
+def test_a_prompt_of_which_nothing_was_said_stands_by_the_shares_of_those_with_a_word() -> None:
+    asked = names(3000, "asked")
+    few = sides(splits_drawn({}, names(30), asked=asked, min_evidence=30))
+    assert few["holdout"] == pytest.approx(1010, abs=80)
+    many = splits_drawn({}, names(3000), asked=asked, min_evidence=30)
+    assert sum(many[name] == "holdout" for name in asked) < 0.2 * 3000
+
+
+def test_what_is_known_stays_and_the_order_of_the_prompts_does_not_matter() -> None:
+    prompts = names(200)
+    first = splits_drawn({}, prompts[:80], min_evidence=30)
+    then = splits_drawn(first, prompts, min_evidence=30)
+    assert not first.keys() & then.keys()
+    assert splits_drawn(first, prompts[::-1], min_evidence=30) == then
+
+
+def test_how_many_more_prompts_it_takes_is_about_what_it_takes() -> None:
+    assert prompts_until(30, Tally(), 30) == 90
+    assert prompts_until(30, Tally(33, 3, 11), 30) == 57
+    assert prompts_until(30, Tally(120, 12, 40), 30) == 0
+    # one in ten of 200 was held out before: half of what comes now, until a third of all is near
+    assert prompts_until(30, Tally(200, 20, 20), 30) == 20
+    for seed in range(5):
+        prompts = names(600, f"more {seed}")
+        known = splits_drawn({}, prompts[:200], min_evidence=30)
+        more = prompts_until(100, Tally.of(known.values()), 30)
+        grown = splits_drawn(known, prompts[: 200 + more], min_evidence=30)
+        assert 90 <= sides({**known, **grown})["holdout"] <= 110
+
+
+# --- What is written down -------------------------------------------------------------------------------------
+
+
+def rate(number: int, agent: str = "helper") -> str:
+    messages = [{"role": "user", "content": f"question {number}"}]
+    for response, thumb in (("yes", "up"), ("no", "down")):
+        row = decision_record(agent=agent, messages=messages, response=response).row
+        rating_submit(decision=row, rater="ann", thumb=thumb)
+    return prompt_hash(agent, messages)
+
+
+def stored(agent: str = "helper") -> dict[str, str]:
+    return dict(PromptSplit.objects.filter(agent=agent).values_list("prompt_hash", "split"))
+
+
+@pytest.mark.django_db
+def test_a_dry_run_foretells_the_sides_and_writes_nothing() -> None:
+    for number in range(40):
+        rate(number)
+    plan = prepare_training_dataset("helper", dry_run=True)
+    assert get_training_stats("helper")["pairs"] == plan.counts
+    assert stored() == {}
+    made = prepare_training_dataset("helper")
+    assert made.counts == plan.counts
+    assert sides(stored()) == plan.counts
+    assert 11 <= made.counts["holdout"] <= 15
+
+
+@pytest.mark.django_db
+def test_a_prompt_never_changes_sides_while_feedback_grows() -> None:
+    before: dict[str, str] = {}
+    for start in range(0, 160, 20):
+        for number in range(start, start + 20):
+            rate(number)
+        prepare_training_dataset("helper")
+        now = stored()
+        assert {name: now[name] for name in before} == before
+        assert len(now) == start + 20
+        before = now
+    assert 45 <= sides(before)["holdout"] <= 57
+
+
+@pytest.mark.django_db
+def test_every_kind_of_dataset_has_a_prompt_on_the_same_side() -> None:
+    for number in range(30):
+        rate(number)
+    plans = {
+        kind: {
+            row["prompt_hash"]: row["split"]
+            for row in prepare_training_dataset("helper", kind, dry_run=True).rows()
+        }
+        for kind in ("pairs", "labels", "scores", "corrections", "groups", "prompts")
+    }
+    assert all(plan == plans["pairs"] for plan in plans.values())
+
+
+@pytest.mark.django_db
+def test_a_file_that_grows_moves_no_prompt(tmp_path: Path) -> None:
+    def file(count: int) -> Path:
+        rows = [{"prompt": f"q {i}", "chosen": f"a {i}", "rejected": f"b {i}"} for i in range(count)]
+        path = tmp_path / f"{count}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    small = prepare_training_dataset("helper", source="file", data_file=file(30))
+    known = {row["prompt_hash"]: row["split"] for row in small.rows()}
+    large = prepare_training_dataset("helper", source="file", data_file=file(400))
+    grown = {row["prompt_hash"]: row["split"] for row in large.rows()}
+    assert {name: grown[name] for name in known} == known
+    assert large.counts["holdout"] > 80
+
+
+@pytest.mark.django_db
+def test_another_agents_sides_and_settings_count_for_nothing() -> None:
+    GateSettings.objects.create(agent="strict", min_evidence=300)
+    few = splits_enter("helper", names(400, "helper"))
+    strict = splits_enter("strict", names(400, "strict"))
+    assert sides(strict)["holdout"] == pytest.approx(400 / 3, abs=6)
+    assert 90 < sides(few)["holdout"] < 125
+
+
+@pytest.mark.django_db
+def test_what_another_process_entered_a_moment_earlier_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = names(20)
+    import rl.splits as module
+
+    drawn = module.splits_drawn
+
+    def late(*arguments: Any, **more: Any) -> dict[str, Any]:
+        # between this process's look and its write, the other one has held all of them out
+        for name in prompts[:10]:
+            PromptSplit.objects.create(prompt_hash=name, agent="helper", split="holdout")
+        return drawn(*arguments, **more)
+
+    monkeypatch.setattr(module, "splits_drawn", late)
+    found = splits_enter("helper", prompts)
+    assert all(found[name] == "holdout" for name in prompts[:10])
+    assert found == splits_of("helper", prompts)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_workers_at_once_agree_on_every_prompt() -> None:
+    prompts = names(300)
+    found: list[dict[str, Any]] = []
+    gate = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        gate.wait()
+        found.append(splits_enter("helper", prompts[number * 40 : number * 40 + 180]))
+        connection.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    at_last = stored()
+    assert all(at_last[name] == split for one in found for name, split in one.items())
+
+
+@pytest.mark.django_db
+def test_the_migration_keeps_what_snapshots_of_before_had_and_can_be_run_again(ratchet_home: Path) -> None:
+    migration = importlib.import_module("rl.migrations.0013_prompt_split")
+
+    class Editor:
+        connection = connection
+
+    old = {name: split_by_hash(name) for name in names(50, "old")}
+    (ratchet_home / "old.jsonl").write_text(
+        "".join(json.dumps({"prompt_hash": name, "split": split}) + "\n" for name, split in old.items())
+    )
+    facts: dict[str, Any] = {"kind": "pairs", "sha256": "s", "feedback_count": 50}
+    Snapshot.objects.create(agent="old", path="old.jsonl", **facts)
+    rated = rate(1, "lost")
+    Snapshot.objects.create(agent="lost", path="gone.jsonl", **facts)
+    rate(1, "fresh")
+    migration.enter(apps, Editor)
+    assert stored("old") == old
+    assert stored("lost") == {rated: split_by_hash(rated)}
+    assert stored("fresh") == {}
+    # a lost table is made again out of the snapshots, those of the new rule too
+    for number in range(25):
+        rate(number, "fresh")
+    prepare_training_dataset("fresh")
+    before = {agent: stored(agent) for agent in ("old", "lost", "fresh")}
+    PromptSplit.objects.all().delete()
+    migration.enter(apps, Editor)
+    assert {agent: stored(agent) for agent in before} == before
+
+
+# --- What it is for -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_policies_that_are_no_better_do_not_get_through_while_the_holdout_grows(alike: bool) -> None:
+    """They know by heart whatever any of them was trained on. `benchmarks/split.py` has the share of 1,000 series."""
+    growth = Growth([60, 10, 200, 10, 10, 60, 40, 10], alike)
+    assert sum(promoted_at(growth, seed) is not None for seed in range(40)) <= 5
+
+
+def test_prompts_that_change_sides_would_let_them_through() -> None:
+    growth = Growth([60, 10, 200, 10, 10, 60, 40, 10])
+    assert sum(promoted_at(growth, seed, forgetful) is not None for seed in range(10)) >= 9
