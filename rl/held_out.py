@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 
@@ -9,12 +10,13 @@ from rl.datasets import DatasetRefused, messages_plain
 from rl.datasets.evidence import EvidenceSource
 from rl.datasets.making import PROMPTS_AT_ONCE, source_opened
 from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS
-from rl.examples import Example, Rewarded, examples_from_evidence
-from rl.judgements import split_of
+from rl.examples import Example, examples_from_evidence
+from rl.judgements import Split
 from rl.pairs import pairs_from_evidence
 from rl.recipes import DATASET_CONFIG
+from rl.splits import SourceSplits
 
-HOLDOUT = "holdout"
+HOLDOUT: Split = "holdout"
 
 
 def evidence_counts(agent: str) -> dict[str, int]:
@@ -28,12 +30,16 @@ def evidence_counts(agent: str) -> dict[str, int]:
         given = source_opened(agent, "db")
     except DatasetRefused:
         return counts
-    evidence = [item for item in given.evidence(Counter()) if split_of(item.prompt_hash) == HOLDOUT]
+    splits = SourceSplits(agent, dry_run=True)
+    for _ in itertools.chain(splits.judged(given.evidence(Counter())), splits.rewarded(given.rewarded())):
+        pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory
+    evidence = [item for item in given.evidence(Counter()) if splits(item.prompt_hash) == HOLDOUT]
+    rewarded = [item for item in given.rewarded() if splits(item.prompt_hash) == HOLDOUT]
     knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
-    scores = examples_from_evidence([*evidence, *_rewarded(given)], "scores").rows
-    demonstrations = examples_from_evidence(evidence, "corrections").rows
+    scores = examples_from_evidence([*evidence, *rewarded], "scores", splits).rows
+    demonstrations = examples_from_evidence(evidence, "corrections", splits).rows
     prompts = {
-        PAIRS: {pair.prompt_hash for pair in pairs_from_evidence(evidence, **knobs).rows},
+        PAIRS: {pair.prompt_hash for pair in pairs_from_evidence(evidence, splits, **knobs).rows},
         LABELS: _hashes(row for row in scores if kind_of(row.source) == LABELS),
         OUTCOMES: _hashes(row for row in scores if kind_of(row.source) == OUTCOMES),
         CORRECTIONS: _hashes(row for row in demonstrations if row.source != "ratings"),
@@ -45,10 +51,6 @@ def evidence_counts(agent: str) -> dict[str, int]:
 def kind_of(source: str) -> str:
     """The kind of evidence a scored response is, by the source of its row: `reward` where nobody gave a verdict."""
     return OUTCOMES if source == "reward" else LABELS
-
-
-def _rewarded(given: EvidenceSource) -> list[Rewarded]:
-    return [item for item in given.rewarded() if split_of(item.prompt_hash) == HOLDOUT]
 
 
 def _hashes(rows: Iterable[Example]) -> set[str]:
