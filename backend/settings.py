@@ -332,6 +332,9 @@ FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
 FEEDBACK_DECISION_FACTS = "rl.decision_facts.facts_of"
 # Dotted path of a callable {agent: prompt hashes} -> the training snapshots that hold these prompts.
 FEEDBACK_SNAPSHOTS_CONTAINING = "rl.forgetting.snapshots_containing"
+# Dotted path of a callable ({agent: prompt hashes}, since) -> what was trained on these prompts since then; empty: an
+# import is taken back without asking.
+FEEDBACK_TRAINED_ON = "rl.forgetting.trained_on"
 # Dotted path of a callable (decision ids): removes what else is kept of them, in the same transaction.
 FEEDBACK_FORGET = "rl.forgetting.decisions_forget"
 

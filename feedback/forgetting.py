@@ -1,4 +1,4 @@
-"""Removing what is known of one unit, a user or a session: the only place where feedback is deleted."""
+"""Removal of all that is known of one unit, a user or a session; only an import's undo deletes feedback besides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils.module_loading import import_string
 
-from feedback.models import Comparison, Decision, Lease, Outcome, Rating, Suggestion, Trace
+from feedback.models import Comparison, Decision, ImportBatch, Lease, Outcome, Rating, Suggestion, Trace
 
 CHUNK = 400
 """Ids named in one statement; a comparison names each twice, and SQLite takes 999 values."""
@@ -87,6 +87,8 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
         done.traces_emptied = len(shared)
         for chunk in _chunks([pk for pk in traces if pk not in shared]):
             done.traces += _remove(Trace.objects.filter(pk__in=chunk), dry_run)
+        if not dry_run:
+            _forget_refused(unit)
     prompts: dict[str, set[str]] = defaultdict(set)
     for _, agent, prompt in rows:
         prompts[agent].add(prompt)
@@ -125,6 +127,20 @@ def _emptied(
         return step
     kept: dict[str, Any] = {name: step[name] for name in KEPT_OF_STEP if name in step}
     return kept | {"forgotten": True}
+
+
+def _forget_refused(unit: str) -> None:
+    """Rows that an import refused are kept with a short piece of what they say: empty those that name the unit."""
+    for batch in ImportBatch.objects.exclude(refused=[]).only("pk", "refused"):
+        rows = [
+            {"line": row["line"], "key": "", "reason": "forgotten"}
+            if unit in str(row.get("reason", "")) or unit in str(row.get("key", ""))
+            else row
+            for row in batch.refused
+        ]
+        if rows != batch.refused:
+            batch.refused = rows
+            batch.save(update_fields=["refused"])
 
 
 def _remove(rows: QuerySet[Any], dry_run: bool) -> int:

@@ -6,15 +6,15 @@ import uuid
 from collections import ChainMap, Counter
 from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import Model, QuerySet
 
 from feedback.building import withdrawal_build
 from feedback.checks import DecisionUnknown, FeedbackConflict, FeedbackRefused
-from feedback.formats.records import ImportedComparison, Record
+from feedback.formats.records import Record
 from feedback.import_plans import Chain, Origin, Plan, Planner, Raters, Said, Word
-from feedback.import_report import ImportReport
+from feedback.import_report import REPEATED, ImportReport
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.services import counted, rating_change
 from feedback.statements import Standing, among, ratings_human_changes, rows_insert
@@ -40,6 +40,9 @@ class Batch:
     def __init__(self, origin: Origin, raters: Raters) -> None:
         self.report = ImportReport("", origin.format)
         self._planner = Planner(origin, raters, self.report)
+        self.attached: list[uuid.UUID] = []
+        """Decisions that were here before without their trace, and have it now."""
+        self._origin = origin
         self._traces: dict[uuid.UUID, Trace] = {}
         self._new = _New()
 
@@ -49,6 +52,7 @@ class Batch:
 
     def write(self, records: Sequence[Record]) -> None:
         """Raises IntegrityError where somebody else wrote one of the rows meanwhile; try again then."""
+        self.report.rows = len(records)
         plans = self._planner.plans(records)
         self._look_up(plans)
         # what speaks of a decision may stand before it
@@ -58,23 +62,48 @@ class Batch:
             except FeedbackRefused as error:
                 self._planner.refuse(plan.record, error)
             else:
-                if not added:
-                    self.report.skip("already here")
+                self._count_row(plan, added)
         self._insert()
+
+    def _count_row(self, plan: Plan, added: bool) -> None:
+        """Count the row of a plan as stored, as skipped, or as here already: before this file, or by a row above."""
+        if plan.skipped:
+            self.report.skip(plan.skipped)
+        elif added:
+            self.report.rows_stored += 1
+        elif self._is_repeated(plan):
+            self.report.skip(REPEATED)
+        else:
+            self.report.already_here += 1
+
+    def _is_repeated(self, plan: Plan) -> bool:
+        """Whether a row that adds nothing says what another row of this file said, rather than what was here before."""
+        if plan.trace is not None:
+            return self._brought_now(Trace, plan.trace.pk)
+        words: list[tuple[type[Model], uuid.UUID]] = [(type(one.row), one.row.pk) for one in plan.said]
+        rows = words or [(Decision, row.pk) for row in plan.decisions]
+        return bool(rows) and all(self._brought_now(model, pk) for model, pk in rows)
+
+    def _brought_now(self, model: type[Model], pk: uuid.UUID) -> bool:
+        before = self._here[model].get(pk)
+        return before is None or (before.batch is not None and before.batch == self._origin.batch)
 
     # --- What is there already -------------------------------------------------------------------------------
 
     def _look_up(self, plans: Sequence[Plan]) -> None:
         said = [one.row for plan in plans for one in plan.said]
         decisions = {row.pk for plan in plans for row in plan.decisions}
-        self._bodies: dict[type[Model], dict[uuid.UUID, str]] = {
-            model: _here(model, ids)
+        self._here: dict[type[Model], dict[uuid.UUID, _Stored]] = {
+            model: _stored(model, ids)
             for model, ids in (
                 (Decision, decisions),
                 (Trace, {plan.trace.pk for plan in plans if plan.trace}),
                 (Rating, {row.pk for row in said if isinstance(row, Rating)}),
                 (Comparison, {row.pk for row in said if isinstance(row, Comparison)}),
             )
+        }
+        self._bodies: dict[type[Model], dict[uuid.UUID, str]] = {
+            model: {pk: row.body_hash for pk, row in rows.items()} for model, rows in self._here.items()
         }
         known = self._bodies[Decision]
         outcomes = {row.pk for plan in plans for row, _ in plan.outcomes}
@@ -117,8 +146,6 @@ class Batch:
         self._outcomes |= outcomes
         self._new.outcomes += outcomes.values()
         self.report.outcomes += len(outcomes)
-        if isinstance(plan.record, ImportedComparison):
-            return bool(words) or not plan.said
         return bool(new or words or outcomes)
 
     def _take_trace(self, row: Trace) -> bool:
@@ -184,6 +211,9 @@ class Batch:
     def _insert(self) -> None:
         decisions = list(self._new.decisions.values())
         self.report.decisions, self.report.traces = len(decisions), len(self._traces)
+        self.report.agents = {row.agent for row in decisions} | {row.agent for row in self._traces.values()}
+        self.report.agents |= self._planner.agents_of(self._new.ratings, self._new.comparisons)
+        self._link()
         rows_insert(list(self._traces.values()))
         rows_insert(decisions)
         rows_insert(self._new.ratings)
@@ -194,6 +224,14 @@ class Batch:
             worth_again(row.pk, Standing(row.ratings_human, row.ratings_wanted))
         self._count()
 
+    def _link(self) -> None:
+        """Every new row knows the import that brought it."""
+        new = self._new
+        made = (self._traces.values(), new.decisions.values(), new.ratings, new.comparisons, new.outcomes)
+        for rows in made:
+            for row in rows:
+                row.import_batch_id = self._origin.batch
+
     def _attach(self) -> None:
         """A decision that was here before without its trace is now known to be of one."""
         traced = {
@@ -202,7 +240,8 @@ class Batch:
             if isinstance(built, Decision) and built.trace_id and built.pk in self._bodies[Decision]
         }
         alone = among(Decision.objects.filter(trace=None), "id", traced).values_list("pk", flat=True)
-        for pk in list(alone):
+        self.attached = list(alone)
+        for pk in self.attached:
             Decision.objects.filter(pk=pk, trace=None).update(trace=traced[pk])
 
     def _count(self) -> None:
@@ -222,10 +261,21 @@ def _heads(rows: QuerySet[M], column: str, ids: Collection[uuid.UUID]) -> Iterab
     return among(rows.filter(superseded_by__isnull=True).order_by(), column, ids) if ids else ()
 
 
-def _here(model: type[Model], ids: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:
-    """Of these ids those that rows have, with the hashes of what these say."""
-    rows = model._default_manager.order_by()
-    return dict(among(rows, "id", ids).values_list("pk", "body_hash")) if ids else {}
+class _Stored(NamedTuple):
+    """A row that is in the database: the hash of what it says, and the import that brought it."""
+
+    body_hash: str
+    batch: int | None
+
+
+def _stored(model: type[Model], ids: Collection[uuid.UUID]) -> dict[uuid.UUID, _Stored]:
+    """Of these ids those that rows have."""
+    if not ids:
+        return {}
+    rows = among(model._default_manager.order_by(), "id", ids)
+    return {
+        pk: _Stored(body, batch) for pk, body, batch in rows.values_list("pk", "body_hash", "import_batch_id")
+    }
 
 
 def _same(row: Any, before: str | None) -> bool:

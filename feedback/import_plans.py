@@ -49,6 +49,8 @@ class Origin:
     format: str
     agent: str | None
     """Whose decisions they become: the caller's choice."""
+    batch: int | None = None
+    """The import that the rows are of."""
 
     @property
     def agent_in_file(self) -> bool:
@@ -84,6 +86,8 @@ class Plan:
     trace: Trace | None = None
     needs: list[uuid.UUID] = field(default_factory=list)
     """Decisions it speaks of and does not bring."""
+    skipped: str = ""
+    """Why it says nothing beside the decisions it brings."""
 
 
 class Planner:
@@ -105,7 +109,14 @@ class Planner:
         return list(self._plans(records))
 
     def refuse(self, record: Record, error: FeedbackRefused) -> None:
-        self.report.refused.append(RowRefused(record.line, record.key, str(error)))
+        self.report.refuse(RowRefused(record.line, record.key, str(error)))
+
+    def agents_of(self, ratings: Iterable[Rating], comparisons: Iterable[Comparison]) -> set[str]:
+        """Whose decisions these speak of."""
+        spoken_of = {row.decision_id for row in ratings} | {row.left_id for row in comparisons}
+        by_run = {pk: subject for found in self._by_run.values() for pk, subject in found.items()}
+        known = ChainMap(self._by_id, by_run)
+        return {known[pk].agent for pk in spoken_of if pk in known}
 
     def _build_decisions(self, records: Sequence[Record]) -> None:
         traces = self._build_traces(records)
@@ -208,7 +219,7 @@ class Planner:
     def _plans(self, records: Sequence[Record]) -> Iterator[Plan]:
         for record in records:
             if isinstance(record, RowRefused):
-                self.report.refused.append(record)
+                self.report.refuse(record)
             elif isinstance(record, RowSkipped):
                 self.report.skip(record.reason)
             else:
@@ -252,7 +263,7 @@ class Planner:
                 plan.needs.append(sides[-1].pk)
         left, right = sides
         if left.pk == right.pk:
-            self.report.skip("both responses are the same: no preference")
+            plan.skipped = "both responses are the same: no preference"
             return
         preference = record.preference
         if not record.ordered and left.pk > right.pk:

@@ -12,6 +12,9 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
+from feedback.import_models import ImportBatch as ImportBatch
+from feedback.import_models import batch_index, batch_link
+
 SLUG_PATTERN = r"^[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?$"
 agent_slug = RegexValidator(
     SLUG_PATTERN, "An agent is a slug of 1 to 64 lower-case letters, digits, - and _, such as support-bot."
@@ -78,6 +81,23 @@ class AgentSettings(models.Model):
         return self.agent
 
 
+class AgentName(models.Model):
+    """The name an agent's prompts are hashed under, where it is not its slug.
+
+    A prompt's side of the split follows from its hash, and must not change with a new name: a renamed agent hashes
+    under its first slug for ever, and whoever takes that slug afterwards hashes under another text.
+    """
+
+    agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
+    hashed_as = models.CharField(max_length=80, unique=True)
+
+    class Meta:
+        ordering = ["agent"]
+
+    def __str__(self) -> str:
+        return f"{self.agent} (hashed as {self.hashed_as})"
+
+
 class Trace(models.Model):
     """What an agent did on the way: steps, tool calls with results and errors, tasks, as its collector sent them."""
 
@@ -89,11 +109,16 @@ class Trace(models.Model):
     started_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)
     body_hash = models.CharField(max_length=64, blank=True, editable=False)
+    import_batch = batch_link("traces")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
         ordering = ["-created_at", "-id"]
-        indexes = [models.Index(fields=["agent", "-created_at"]), models.Index(fields=["run_id"])]
+        indexes = [
+            models.Index(fields=["agent", "-created_at"]),
+            models.Index(fields=["run_id"]),
+            batch_index("trace_imported"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.agent} trace {str(self.id)[:8]}"
@@ -143,6 +168,7 @@ class Decision(models.Model):
         editable=False,
         help_text="SHA-256 of the write that made it: a retry or a clash?",
     )
+    import_batch = batch_link("decisions")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     # Derived, for the queue at a million rows; the only fields of a decision that ever change.
     ratings_human = models.PositiveSmallIntegerField(
@@ -186,6 +212,7 @@ class Decision(models.Model):
             models.Index(fields=["policy", "-created_at", "-id", "agent"], name="decision_newest_by_policy"),
             # the exposures of an experiment's arm
             models.Index(fields=["arm", "created_at"], condition=~Q(arm=""), name="decision_arm"),
+            batch_index("decision_imported", "-created_at", "-id"),
         ]
         constraints = [
             models.CheckConstraint(
@@ -227,6 +254,7 @@ class Rating(models.Model):
     )
     withdrawn = models.BooleanField(default=False, help_text="This row takes back the one it supersedes")
     body_hash = models.CharField(max_length=64, blank=True, editable=False)
+    import_batch = batch_link("ratings")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
@@ -234,6 +262,7 @@ class Rating(models.Model):
         indexes = [
             models.Index(fields=["rater", "-created_at"]),
             models.Index(fields=["-created_at"]),
+            batch_index("rating_imported"),
         ]
         constraints = [
             # together with the one-to-one `supersedes`, one unbroken chain per decision and rater, so that two
@@ -297,11 +326,16 @@ class Comparison(models.Model):
     )
     withdrawn = models.BooleanField(default=False)
     body_hash = models.CharField(max_length=64, blank=True, editable=False)
+    import_batch = batch_link("comparisons")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
         ordering = ["-created_at", "-id"]
-        indexes = [models.Index(fields=["rater", "-created_at"]), models.Index(fields=["-created_at"])]
+        indexes = [
+            models.Index(fields=["rater", "-created_at"]),
+            models.Index(fields=["-created_at"]),
+            batch_index("comparison_imported"),
+        ]
         constraints = [
             models.UniqueConstraint(
                 fields=["left", "right", "rater"],
@@ -334,11 +368,12 @@ class Outcome(models.Model):
     value = models.FloatField()
     at = models.DateTimeField(default=timezone.now, help_text="When it happened in the app")
     body_hash = models.CharField(max_length=64, blank=True, editable=False)
+    import_batch = batch_link("outcomes")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:
         ordering = ["-at", "-id"]
-        indexes = [models.Index(fields=["name", "-at"])]
+        indexes = [models.Index(fields=["name", "-at"]), batch_index("outcome_imported")]
         constraints = [models.CheckConstraint(condition=~Q(name=""), name="outcome_has_name")]
 
     def __str__(self) -> str:

@@ -297,9 +297,9 @@ def exported(name: str = "ratchet", selection: Selection | None = None) -> bytes
 
 
 def columns() -> list[dict[str, Any]]:
-    """Every column of every row, but for those that say how many ratings are wanted."""
+    """Every column of every row, but for the number of the import that brought it."""
     return [
-        row
+        {name: value for name, value in row.items() if name != "import_batch_id"}
         for model in (Trace, Decision, Rating, Comparison, Outcome)
         for row in model._default_manager.order_by("pk").values()
     ]

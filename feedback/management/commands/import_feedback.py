@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
 from feedback import formats, importing
-from feedback.import_report import ImportReport
-
-COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
+from feedback.formats.columns import ColumnMap
+from feedback.import_report import ImportReport, next_steps, total_of
 
 
 class Command(RatchetCommand):
     help = (
         "Read decisions and what people thought of them from files of other programs. A file is imported whole or not "
-        "at all; importing it again adds nothing. Example: manage.py import_feedback export.json --agent support-bot"
+        "at all; importing it again adds nothing; undo_import takes it back. An import that stores nothing, or leaves "
+        "out more than it stores, exits with 1. Example: manage.py import_feedback export.json --agent support-bot"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("files", nargs="+", metavar="FILE", help="JSON or JSON lines, gzipped or not.")
+        parser.add_argument(
+            "files",
+            nargs="+",
+            metavar="FILE",
+            help="JSON, JSON lines, CSV, TSV or Parquet; as it is, or compressed as gzip, zstd or zip.",
+        )
         parser.add_argument(
             "--format",
             default="auto",
@@ -42,9 +48,29 @@ class Command(RatchetCommand):
             ),
         )
         parser.add_argument(
+            "--map",
+            default="",
+            metavar="FIELD=COLUMN,...",
+            help=(
+                "Which column holds what (default: told by the columns' names); a name with dots is a path into a "
+                "row. Example: --map prompt=question,response=answer,rating=stars"
+            ),
+        )
+        parser.add_argument(
+            "--rater",
+            metavar="COLUMN",
+            help="The column that names the rater (default: told by its name). Example: --rater annotator",
+        )
+        parser.add_argument(
             "--ratings-file",
             metavar="F",
             help="The ratings, where the format keeps them in a second file. Example: --ratings-file ratings.json",
+        )
+        parser.add_argument(
+            "--licence",
+            default="",
+            metavar="NAME",
+            help="Licence of the data, kept with the import (default: none stated). Example: --licence CC-BY-4.0",
         )
         parser.add_argument(
             "--simulated",
@@ -63,52 +89,68 @@ class Command(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["ratings_file"] and len(options["files"]) > 1:
             raise CommandError("--ratings-file belongs to one FILE, found several; import them one by one")
+        columns = ColumnMap.parse(options["map"], options["rater"])
         reports: list[ImportReport] = []
         for file in options["files"]:
+            order = importing.ImportOrder(
+                Path(file),
+                format=options["format"],
+                agent=options["agent"],
+                ratings_path=Path(options["ratings_file"]) if options["ratings_file"] else None,
+                columns=columns or None,
+                simulated=options["simulated"],
+                skip_bad=options["skip_bad"],
+                licence=options["licence"],
+            )
             with self.bar(f"import {file}") as bar:
                 try:
-                    report = importing.file_import(
-                        file,
-                        format=options["format"],
-                        agent=options["agent"],
-                        ratings_path=options["ratings_file"],
-                        simulated=options["simulated"],
-                        skip_bad=options["skip_bad"],
-                        dry_run=options["dry_run"],
-                        progress=bar.update,
-                    )
+                    report = importing.order_import(order, dry_run=options["dry_run"], progress=bar.update)
                 except importing.ImportRefused as refusal:
-                    self._report_refusal([*reports, refusal.report], options)
+                    self._report([*reports, refusal.report], options)
                     raise
             reports.append(report)
-        return {**_total(reports), "dry_run": options["dry_run"]}
+        if problems := [report for report in reports if report.problem]:
+            self._report(reports, options)
+            raise CommandError(_refusal(problems))
+        return self._result(reports, options)
 
-    def _report_refusal(self, reports: list[ImportReport], options: dict[str, Any]) -> None:
-        """Every refused row, before the one line that says the file was refused."""
-        result = {**_total(reports), "dry_run": options["dry_run"]}
+    def _result(self, reports: list[ImportReport], options: dict[str, Any]) -> dict[str, Any]:
+        steps = dict.fromkeys(step for report in reports for step in next_steps(report))
+        headlines = {report.file: report.headline for report in reports}
+        return {
+            **total_of(reports),
+            "dry_run": options["dry_run"],
+            "next": list(steps),
+            "headlines": headlines,
+        }
+
+    def _report(self, reports: list[ImportReport], options: dict[str, Any]) -> None:
+        """The whole report, before the one line that says what is wrong with it."""
+        result = self._result(reports, options)
         if options["json"]:
             self.stdout.write(json.dumps(result, ensure_ascii=False))
         else:
             self.show(result)
 
     def show(self, result: dict[str, Any]) -> None:
-        done = "would be imported" if result["dry_run"] else "imported"
         for file in result["files"]:
-            counts = ", ".join(f"{file[name]} {name}" for name in COUNTS if file[name]) or "nothing"
-            self.stdout.write(f"{file['file']} ({file['format']}): {counts} {done}")
+            self.stdout.write(f"{file['file']} ({file['format']}): {result['headlines'][file['file']]}")
+            for note in file["notes"]:
+                self.stdout.write(f"  {note}")
             for reason, count in file["skipped_because"].items():
                 self.stdout.write(f"  skipped {count}: {reason}")
             for row in file["refused"]:
                 self.stdout.write(f"  refused line {row['line']} {row['key']}: {row['reason']}")
+            if (more := file["refused_count"] - len(file["refused"])) > 0:
+                self.stdout.write(f"  and {more:,} more refused rows")
+        for step in result["next"]:
+            self.stdout.write(f"Next: {step}")
 
 
-def _total(reports: list[ImportReport]) -> dict[str, Any]:
-    """One object over all files: counts added up, and each file on its own."""
-    files = [report.as_dict() for report in reports]
-    kinds = {report.format for report in reports}
-    return {
-        "format": kinds.pop() if len(kinds) == 1 else "several",
-        **{name: sum(file[name] for file in files) for name in (*COUNTS, "skipped")},
-        "refused": [row for file in files for row in file["refused"]],
-        "files": files,
-    }
+def _refusal(reports: list[ImportReport]) -> str:
+    """One line over the files that brought nothing, or less than was left out."""
+    lines = []
+    for report in reports:
+        why = "; ".join(f"{count} {reason}" for reason, count in report.skipped_because.most_common(3))
+        lines.append(f"{report.file}: {report.problem}{f' ({why})' if why else ''}")
+    return ". ".join(lines)

@@ -1,0 +1,64 @@
+"""List the imports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+from rich.table import Table
+
+from backend.command import RatchetCommand
+from feedback.imports import batch_shown, batches
+
+SHOWN = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
+
+
+class Command(RatchetCommand):
+    help = (
+        "List the files that were imported, newest first: what each brought, who imported it and when, and whether it "
+        "was undone. Example: manage.py imports --agent support-bot"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--agent",
+            default="",
+            metavar="SLUG",
+            help="Of this agent alone (default: of all). Example: --agent filer",
+        )
+        parser.add_argument(
+            "--limit",
+            type=int,
+            default=50,
+            metavar="N",
+            help="How many at most (default 50). Example: --limit 10",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        rows = batches(options["agent"])
+        return {
+            "count": rows.count(),
+            "imports": [batch_shown(row) for row in rows[: max(options["limit"], 1)]],
+        }
+
+    def show(self, result: dict[str, Any]) -> None:
+        if not result["imports"]:
+            self.stdout.write("Nothing was imported yet.")
+            self.stdout.write("Next: python manage.py import_feedback FILE --agent SLUG")
+            return
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for column in ("import", "file", "format", "agent", "brought", "by", "at", ""):
+            table.add_column(column)
+        for row in result["imports"]:
+            brought = ", ".join(
+                f"{row['counts'][name]:,} {name}" for name in SHOWN if row["counts"].get(name)
+            )
+            table.add_row(
+                str(row["batch"]), row["file"], row["format"], row["agent"] or "several", brought, row["actor"],
+                f"{row['created_at']:%Y-%m-%d %H:%M}", "undone" if row["undone_at"] else "",
+            )  # fmt: skip
+        self.console.print(table)
+        if (more := result["count"] - len(result["imports"])) > 0:
+            self.stdout.write(f"and {more:,} older ones (--limit {result['count']})")
+        self.stdout.write("Next: python manage.py undo_import N --dry-run, or the page /imports/")

@@ -1,0 +1,71 @@
+"""Take an import back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from feedback.import_undo import UndoRefused, import_undo, trained_words
+
+COUNTS = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
+
+
+class Command(RatchetCommand):
+    help = (
+        "Take an import back: its decisions, ratings, comparisons, outcomes and traces go; decisions that people rated "
+        "here since, or that another import added to, stay. Refused where something was trained on it, unless forced. "
+        "Example: manage.py undo_import 7 --dry-run"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "number", type=int, metavar="N", help="Number of the import, as `imports` lists it."
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="Count and list; remove nothing (default: remove)."
+        )
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="Take it back although something was trained on it (default: refuse). What was learnt stays learnt.",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            done = import_undo(
+                options["number"], actor="undo_import", dry_run=options["dry_run"], force=options["force"]
+            )
+        except UndoRefused as refusal:
+            if options["json"]:
+                found = refusal.undone.as_dict() if refusal.undone else {}
+                self.stdout.write(json.dumps({**found, "undone": False, "reason": str(refusal)}))
+            raise
+        return {**done.as_dict(), "undone": not done.dry_run}
+
+    def show(self, result: dict[str, Any]) -> None:
+        what = "Would take back" if result["dry_run"] else "Took back"
+        counts = ", ".join(f"{result[name]:,} {name}" for name in COUNTS if result[name]) or "nothing"
+        self.stdout.write(f"{what} import {result['batch']} ({result['file']}): {counts}")
+        if result["decisions_kept"]:
+            self.stdout.write(
+                f"  {result['decisions_kept']:,} of its decisions stay: people rated them here, or another import "
+                "added to them"
+            )
+        if result["trained_on"]:
+            self.stdout.write(f"  {trained_words(result['trained_on'])}")
+        if result["imports_since"]:
+            numbers = ", ".join(map(str, result["imports_since"]))
+            self.stdout.write(
+                f"  rows that import {numbers} found here already may have been these: import it again"
+            )
+        if result["dry_run"]:
+            forced = (
+                " --force" if result["trained_on"].get("runs") or result["trained_on"].get("labels") else ""
+            )
+            self.stdout.write(f"Next: python manage.py undo_import {result['batch']}{forced}")
+        else:
+            self.stdout.write("Next: python manage.py imports")
