@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from rl.agents.base import Agent, ChoiceAgent, Scenario
 from rl.examples import Rewarded
 from rl.judgements import Compared, Completion, Corrected, Evidence, Judged, Listed, rating_value
 from rl.models import RewardRecord
+from rl.rewards.rows import facts_of
 
 logger = logging.getLogger("rl.datasets")
 
@@ -45,6 +46,7 @@ REASONS: dict[str, str] = {
     "no_preference": "rows of the file that carry no preference (a prompt, a demonstration)",
     "beside_a_person": "simulated verdicts on responses that a person rated, where raters are weighted by reliability",
     "other_agent": "rows of the file that belong to another agent",
+    "repeated_prompt": "rows of a file of prompts whose prompt stands there before",
 }
 """Reasons for leaving something out beside those of rl.pairs, and what each number counts."""
 
@@ -56,6 +58,8 @@ class Prompt:
     messages: list[dict[str, Any]]
     state: Any = None
     tools: list[Any] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What verifiable rewards need: tests, the right answer."""
 
 
 class EvidenceSource(Protocol):
@@ -207,7 +211,9 @@ class DatabaseEvidence:
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
         ids = [self._spokesmen[prompt_hash][1] for prompt_hash in prompt_hashes]
         return {
-            fact.prompt_hash: Prompt(fact.messages, fact.state, fact.metadata.get("tools"))
+            fact.prompt_hash: Prompt(
+                fact.messages, fact.state, fact.metadata.get("tools"), facts_of(fact.metadata)
+            )
             for fact in selectors.prompt_facts(ids)
         }
 
@@ -335,7 +341,9 @@ class FileEvidence:
         prompt_hash = selectors.prompt_hash(self.agent, record.messages)
         known = self._prompts.get(prompt_hash)
         if known is None or known.state is None:
-            self._prompts[prompt_hash] = Prompt(record.messages, record.state, record.metadata.get("tools"))
+            self._prompts[prompt_hash] = Prompt(
+                record.messages, record.state, record.metadata.get("tools"), facts_of(record.metadata)
+            )
         completion = record.response
         if isinstance(completion, str):
             completion = completion_read(completion, record.metadata)

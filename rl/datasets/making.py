@@ -9,6 +9,7 @@ from typing import Any
 
 from feedback import selectors
 from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, FileEvidence, Prompt
+from rl.datasets.prompt_files import PromptFile, holds_prompts
 from rl.datasets.snapshots import DatasetRefused
 from rl.examples import (
     REWARDED,
@@ -34,8 +35,12 @@ def source_opened(
     data_file: str | Path | None = None,
     ratings_file: str | Path | None = None,
     file_format: str = "auto",
+    kind: str = "",
 ) -> EvidenceSource:
-    """What was rated here ("db") or stands in a file ("file"). Raises DatasetRefused for an agent nobody knows."""
+    """What was rated here ("db") or stands in a file ("file"); of the kind `prompts`, a file may hold prompts alone.
+
+    Raises DatasetRefused for an agent nobody knows, FormatRefused for a file that cannot be read.
+    """
     if source == "db":
         known = selectors.agents_known()
         if agent not in known:
@@ -49,6 +54,8 @@ def source_opened(
         raise DatasetRefused(f"a source is db or file, found {source!r}")
     if data_file is None:
         raise DatasetRefused("--source file needs --data-file FILE")
+    if kind == Snapshot.Kind.PROMPTS and file_format == "auto" and holds_prompts(Path(data_file)):
+        return PromptFile(agent, Path(data_file))
     ratings = None if ratings_file is None else Path(ratings_file)
     return FileEvidence(agent, Path(data_file), format=file_format, ratings_path=ratings)
 
@@ -124,8 +131,7 @@ def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, A
         "state": prompt.state,
         "simulated": pair.simulated,
     }
-    if prompt.tools:
-        row["tools"] = prompt.tools
+    row |= _known(prompt)
     if pair.split != "train":
         row |= {"preferred": list(pair.preferred), "dispreferred": list(pair.dispreferred)}
     return row
@@ -146,9 +152,13 @@ def _example_row(
         "state": prompt.state,
         "simulated": example.simulated,
     }
-    if prompt.tools:
-        row["tools"] = prompt.tools
-    return row
+    return row | _known(prompt)
+
+
+def _known(prompt: Prompt) -> dict[str, Any]:
+    """What a row says of its prompt beside the messages and the state, where there is anything."""
+    known = {"tools": prompt.tools, "facts": prompt.facts}
+    return {name: value for name, value in known.items() if value}
 
 
 def _as_messages(completion: Completion) -> list[dict[str, Any]]:

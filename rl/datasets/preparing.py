@@ -137,7 +137,7 @@ def prepare_training_dataset(
     }
     left_out: Counter[str] = Counter()
     try:
-        given = source_opened(agent, source, data_file, ratings_file, file_format)
+        given = source_opened(agent, source, data_file, ratings_file, file_format, kind)
         pairs = rows_made(given, kind, left_out, knobs, dry_run=dry_run)
         replayed = {}
         if replay is not None:

@@ -24,8 +24,8 @@ class RewardedCommand(TrainCommand):
             action="append",
             metavar="SPEC",
             help="What is rewarded, repeatable, the mean counts: model:RUN_OR_PATH (a reward model), agent, "
-            "code_execution, syntax, tool_success, task_completion, efficiency, format, learned, or a dotted path to a "
-            "function (default: agent). Example: --reward agent --reward model:17",
+            "answer, code_execution, syntax, tool_success, task_completion, efficiency, format, learned, or a dotted "
+            "path to a function (default: agent). Example: --reward agent --reward model:17",
         )
         defaults = ", ".join(
             f"{name} {getattr(recipe, self.kl_knob)}" for name, recipe in RECIPES[self.method].items()
@@ -41,7 +41,8 @@ class RewardedCommand(TrainCommand):
             type=Path,
             dest="data_file",
             metavar="F",
-            help="The same as --data-file. Example: --data prompts.jsonl",
+            help="The same as --data-file; prompts with their tests or answers will do. "
+            "Example: --data prompts.jsonl",
         )
 
     def _order(self, options: dict[str, Any]) -> TrainOrder:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl.rewards.answers import AnswerMatchReward
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, RewardValue
 from rl.rewards.code_execution import CodeExecutionReward
 from rl.rewards.efficiency import EfficiencyReward
@@ -65,6 +66,7 @@ def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
     """One reward function by name or dotted path."""
     known: dict[str, Callable[[], RewardFunction]] = {
         "agent": AgentReward,
+        "answer": AnswerMatchReward,
         "code_execution": lambda: CodeExecutionReward(enabled=code_execution),
         "syntax": SyntaxValidationReward,
         "tool_success": ToolSuccessReward,

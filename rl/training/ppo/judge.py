@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl.rewards.base import RewardFunction, RewardSample
+from rl.rewards.rows import row_sample
 from rl.training.ppo.rollout import Rollout
 from rl.training.result import TrainingFailed, TrainingRefused
 
@@ -54,13 +55,9 @@ class Judge:
         return Judgement([math.fsum(values) / len(values) for values in given], parts)
 
     def _sample(self, row: Mapping[str, Any], rollout: Rollout) -> RewardSample:
-        facts = {
-            "state": row.get("state"),
-            "tokens": len(rollout.item.response_ids),
-            "ended": rollout.ended,
-            **(row.get("facts") or {}),
-        }
-        return RewardSample(prompt=row["prompt"], response=rollout.text, agent=self.agent, facts=facts)
+        return row_sample(
+            row, rollout.text, self.agent, tokens=len(rollout.item.response_ids), ended=rollout.ended
+        )
 
     @staticmethod
     def _add(

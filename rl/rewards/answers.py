@@ -1,0 +1,142 @@
+"""Reward for the right answer: what a response gives as its answer, compared with what the prompt's facts say it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import string
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
+
+COLUMNS = ("answer", "answers", "final_answer", "solution_answer", "target")
+"""Facts that hold the right answer, the first that is there counts; a list holds several right ones."""
+
+MARKS = re.compile(
+    r"(?:####|(?:final |the )?answer(?: is)?\s*[:=]|final answer is|answer is)\s*(.+)", re.IGNORECASE
+)
+"""What stands before an answer in a response that explains itself: GSM8K's ####, `Answer:`, `the answer is`."""
+
+NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?(?:[eE][-+]?\d+)?%?")
+ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
+TOLERANCE = 1e-6
+"""Relative difference up to which two numbers are the same."""
+
+
+@dataclass(frozen=True)
+class AnswerMatchReward:
+    """2 where the response's answer is the right one, -2 where it is not; does not apply where none is known.
+
+    The answer of a response is what stands in its last \\boxed{...}, else behind its last mark (`####`, `Answer:`,
+    `the answer is`), else the whole response; where the right answer is a number and nothing is marked, the last number
+    of the response. Numbers are compared as numbers (1,000 is 1000.0, 1/2 is 0.5, 50% is 0.5); objects and lists as
+    JSON; texts without case, punctuation, articles and extra spaces (Rajpurkar et al. 2016, SQuAD). A response that
+    lists many answers gives one, the last.
+    """
+
+    name: str = "answer"
+
+    def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+        """One value per sample, in order; `detail` holds what was read as the answer, and what was expected."""
+        return [self._one(sample) for sample in samples]
+
+    def inapplicable(self, sample: RewardSample) -> str:
+        """Why no response to this prompt can be judged; empty where one can."""
+        return "" if _expected(sample) else f"the prompt has no right answer (facts: {', '.join(COLUMNS)})"
+
+    def _one(self, sample: RewardSample) -> RewardValue:
+        if why := self.inapplicable(sample):
+            return RewardValue(None, {"why": why})
+        expected = _expected(sample)
+        right = any(same_answer(sample.response, one) for one in expected)
+        detail = {"read": answer_of(sample.response, expected[0])[:200], "expected": str(expected[0])[:200]}
+        return RewardValue(RAW_HIGH if right else RAW_LOW, detail)
+
+
+def _expected(sample: RewardSample) -> list[Any]:
+    """The right answers, none where none is known."""
+    value = next((sample.facts[name] for name in COLUMNS if sample.facts.get(name) not in (None, "")), None)
+    if value is None:
+        return []
+    return (
+        value
+        if isinstance(value, list) and all(isinstance(one, (str, int, float)) for one in value)
+        else [value]
+    )
+
+
+def answer_of(response: str, expected: Any = "") -> str:
+    """The answer that a response gives, as text; `expected` says only whether a number is looked for."""
+    text = response.strip()
+    if boxed := _boxed(text):
+        return boxed
+    if marked := MARKS.findall(text):
+        return str(marked[-1]).strip()
+    if number_of(_final(expected)) is not None and number_of(text) is None:
+        numbers = [
+            found.group() for found in NUMBER.finditer(text) if any(c.isdigit() for c in found.group())
+        ]
+        return numbers[-1] if numbers else text
+    return text
+
+
+def same_answer(response: str, expected: Any) -> bool:
+    """Whether a response gives this answer."""
+    if isinstance(expected, (dict, list)):
+        try:
+            found = json.loads(answer_of(response))
+        except (ValueError, RecursionError):
+            return False
+        return type(found) is type(expected) and bool(found == expected)
+    right = _final(expected)
+    given = answer_of(response, expected)
+    wanted, number = number_of(right), number_of(given)
+    if wanted is not None:
+        return number is not None and math.isclose(number, wanted, rel_tol=TOLERANCE, abs_tol=1e-9)
+    return normal_answer(given) == normal_answer(right) != ""
+
+
+def _final(expected: Any) -> str:
+    """The right answer itself, where a column holds the way to it as well (GSM8K: reasoning, #### and the answer)."""
+    if isinstance(expected, bool):
+        return "true" if expected else "false"
+    text = str(expected).strip()
+    return text.rpartition("####")[2].strip() if "####" in text else _boxed(text) or text
+
+
+def _boxed(text: str) -> str:
+    """What stands in the last \\boxed{...}, its braces balanced; empty where there is none."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return ""
+    depth = 0
+    for at in range(start + 6, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[start + 7 : at].strip()
+    return ""
+
+
+def number_of(text: str) -> float | None:
+    """A text that is one number and nothing else, with units of money, thousands' commas, a fraction or percents."""
+    bare = text.strip().rstrip(".").strip("$€£ ").replace("−", "-")
+    if not bare or not NUMBER.fullmatch(bare) or not any(c.isdigit() for c in bare):
+        return None
+    share = bare.endswith("%")
+    try:
+        value = float(Fraction(bare.rstrip("%").replace(",", "")))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return value / 100 if share else value
+
+
+def normal_answer(text: str) -> str:
+    """A text without case, punctuation at its words' ends, articles and extra spaces."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    words = (word.strip(string.punctuation + "“”‘’«»") for word in ARTICLES.sub(" ", text).split())
+    return " ".join(word for word in words if word)
