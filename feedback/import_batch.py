@@ -181,6 +181,8 @@ class Batch:
                 _same(row, before)
             return None
         head = heads.get(one.chain)
+        if head is not None and not one.own_id and not one.withdrawn and head.body_hash == row.body_hash:
+            return None  # the same rater says the same again, in another export of the same tool
         if one.withdrawn:
             if head is None:
                 raise FeedbackRefused("takes back what was never said")

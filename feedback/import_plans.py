@@ -7,7 +7,10 @@ import uuid
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeAlias
+
+from django.db.models import QuerySet
 
 from feedback import formats
 from feedback.building import Subject, comparison_build, decision_build, outcome_build, rating_build
@@ -19,6 +22,7 @@ from feedback.formats.records import (
     ImportedRating,
     ImportedReference,
     ImportedTrace,
+    OutcomeReference,
     Record,
     RowRefused,
     RowSkipped,
@@ -176,7 +180,7 @@ class Planner:
         """Decisions that records name and do not bring: by id, or by the app's own name for its run."""
         names: set[str] = set()
         for record in records:
-            if isinstance(record, ImportedReference):
+            if isinstance(record, (ImportedReference, OutcomeReference)):
                 names.update(filter(None, (record.reference, *record.also)))
             elif isinstance(record, ImportedComparison):
                 names.update(str(side) for side in (record.left, record.right) if isinstance(side, uuid.UUID))
@@ -198,6 +202,30 @@ class Planner:
                 self._by_id.setdefault(built.pk, subject)
                 if built.run_id in names:
                     self._by_run.setdefault(built.run_id, {})[built.pk] = subject
+        self._by_trace = self._last_of_traces(
+            {name for name in names if name not in self._by_run and formats.uuid_of(name) not in self._by_id},
+            decisions,
+        )
+
+    def _last_of_traces(self, names: set[str], decisions: QuerySet[Decision]) -> dict[str, Subject]:
+        """The last decision of each trace that another tool recorded: what is said of a trace is said of its answer."""
+        last: dict[str, tuple[datetime, Subject]] = {}
+        stored: set[uuid.UUID] = set()
+
+        def take(name: Any, at: datetime, subject: Subject) -> None:
+            if name in names and (name not in last or (at, subject.pk) >= (last[name][0], last[name][1].pk)):
+                last[name] = (at, subject)
+
+        if names:
+            columns = ("pk", "agent", "prompt_hash", "created_at", "metadata__trace_id")
+            for row in decisions.filter(metadata__trace_id__in=sorted(names)).values_list(*columns):
+                take(row[4], row[3], Subject(*row[:3]))
+                stored.add(row[0])
+            for built in self.built.values():
+                if isinstance(built, Decision):
+                    take(built.metadata.get("trace_id"), built.created_at, _subject(built))
+        self.stored |= stored
+        return {name: subject for name, (_, subject) in last.items()}
 
     def _referred(self, *references: str) -> Subject:
         """The first reference that is known. Raises FeedbackRefused."""
@@ -212,8 +240,11 @@ class Planner:
                 )
             if same_run:
                 return same_run[0]
+            if reference in self._by_trace:
+                return self._by_trace[reference]
         raise DecisionUnknown(
-            f"no decision has the id or run_id {references[0]!r}; import the decisions first"
+            f"no decision has the id, run_id or trace_id {references[0]!r}; import the decisions first (the runs, "
+            "traces or calls this feedback was given on), then this file again"
         )
 
     def _plans(self, records: Sequence[Record]) -> Iterator[Plan]:
@@ -236,6 +267,10 @@ class Planner:
             subject = self._referred(record.reference, *record.also)
             plan.needs.append(subject.pk)
             plan.said.append(self._rating(subject, record.rating))
+        elif isinstance(record, OutcomeReference):
+            subject = self._referred(record.reference, *record.also)
+            plan.needs.append(subject.pk)
+            plan.outcomes.append((_outcome(subject.pk, record.outcome), record.outcome.at is not None))
         elif isinstance(record, ImportedComparison):
             self._plan_comparison(plan, record)
         elif isinstance(record, ImportedDecision):

@@ -134,7 +134,8 @@ OF_DECISIONS_ELSEWHERE = {
 
 def test_every_shape_is_tested() -> None:
     assert {*WRITTEN, *OF_DECISIONS_ELSEWHERE, "simulation-ratings"} == set(formats.SHAPES)
-    assert {format.shapes[0].name for format in formats.FORMATS.values()} == set(formats.FORMATS)
+    # a format without shapes is read and not written
+    assert all(format.shapes[0].name == name for name, format in formats.FORMATS.items() if format.shapes)
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -32,7 +32,9 @@ HERE = Path(__file__).parent / "formats"
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 TWO_FILES = {"simulation_ratings.json", "tensorzero_boolean_feedback.jsonl", "tensorzero_demonstration.jsonl"}
 EXAMPLES = sorted(
-    path.name for path in HERE.iterdir() if path.name not in TWO_FILES and "dataset_info" not in path.name
+    path.name
+    for path in HERE.iterdir()
+    if path.is_file() and path.name not in TWO_FILES and "dataset_info" not in path.name
 )
 
 

@@ -6,6 +6,7 @@ from feedback.formats.columns import ColumnMap as ColumnMap
 from feedback.formats.previews import preview as preview
 from feedback.formats.reading import FORMATS as FORMATS
 from feedback.formats.reading import SHAPES as SHAPES
+from feedback.formats.reading import decisions_before_feedback as decisions_before_feedback
 from feedback.formats.reading import detect as detect
 from feedback.formats.reading import named as named
 from feedback.formats.reading import read as read

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from feedback.formats.files import rows
 from feedback.formats.records import (
@@ -15,7 +16,9 @@ from feedback.formats.records import (
     ImportedComparison,
     ImportedDecision,
     ImportedRating,
+    ImportedReference,
     Message,
+    OutcomeReference,
     Record,
     RowError,
     RowRefused,
@@ -41,7 +44,7 @@ class Format:
     read: Callable[[Path, Path | None], Iterator[Record]]
     """Reads a file and, where the format has two, the file with its ratings."""
     shapes: tuple[Shape, ...]
-    """The kinds of file it is written as; the first one has the format's name."""
+    """The kinds of file it is written as; the first one has the format's name. None: it is read only."""
     two_files: bool = False
 
 
@@ -67,6 +70,43 @@ def each_row(path: Path, records: RowRecords) -> Iterator[Record]:
             yield from attempt(row.line, key_of(row.value), partial(records, row.value, row.line))
 
 
+def each_item(line: int, items: Any, what: str, records: RowRecords) -> Iterator[Record]:
+    """The records of every element of a list inside a row; one that cannot be read is refused and the next one read."""
+    for index, item in enumerate(list_of(items, what)):
+        where = f"{what}[{index}]"
+        if isinstance(item, Mapping):
+            yield from attempt(line, key_of(item) or where, partial(records, item, line))
+        else:
+            yield RowRefused(line, where, f"{where}: expected an object, found {shown(item)}")
+
+
+def decisions_first(path: Path, second: Path | None, records: RowRecords) -> Iterator[Record]:
+    """The records of one or two files, those that speak of decisions elsewhere after all others.
+
+    What a row refers to may stand in the other file, or on a later line: both are read again for such rows.
+    """
+    files = [path] if second is None else [path, second]
+    referring = False
+    for file in files:
+        for record in each_row(file, records):
+            if refers(record):
+                referring = True
+            elif isinstance(record, RowRefused) and file == second:
+                yield RowRefused(record.line, record.key, f"{second}: {record.reason}", record.broken)
+            else:
+                yield record
+    if referring:
+        for file in files:
+            yield from filter(refers, each_row(file, records))
+
+
+def refers(record: Record) -> bool:
+    """Whether a record speaks of a decision that it does not bring."""
+    if isinstance(record, ImportedComparison):
+        return isinstance(record.left, UUID) or isinstance(record.right, UUID)
+    return isinstance(record, (ImportedReference, OutcomeReference))
+
+
 def attempt(line: int, key: str, records: Callable[[], Iterable[Record]]) -> Iterator[Record]:
     """Records as they come, until one cannot be read: then a refusal in its place."""
     try:
@@ -77,7 +117,10 @@ def attempt(line: int, key: str, records: Callable[[], Iterable[Record]]) -> Ite
         yield RowRefused(line, key, "nested too deeply")
 
 
-KEYS = ("entry_id", "id", "_server_id", "message_tree_id", "messageId", "message_id", "EventId", "idx", "key")
+KEYS = (
+    "entry_id", "id", "_server_id", "message_tree_id", "messageId", "message_id", "EventId", "idx", "question_id",
+    "post_id", "request_id", "span_id", "trace_id", "key",
+)  # fmt: skip
 """What formats call their rows, as shown in a refusal."""
 
 

@@ -42,7 +42,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         raise RowError(
             "the conversations differ before the last Assistant turn: not two responses to the same prompt"
         )
-    yield from preference(line, key_of(row), _turns(prompt), chosen, rejected)
+    yield from preference(line, key_of(row), turns_of_text(prompt), chosen, rejected)
 
 
 def _split(value: Any, what: str) -> tuple[str, str]:
@@ -54,7 +54,7 @@ def _split(value: Any, what: str) -> tuple[str, str]:
     return prompt, response.strip()
 
 
-def _turns(prompt: str) -> list[Message]:
+def turns_of_text(prompt: str) -> list[Message]:
     before, *parts = TURN.split(prompt)
     if before.strip() or not parts:
         raise RowError("expected the conversation to start with a blank line and 'Human:'")

@@ -1,6 +1,8 @@
 """Langfuse scores: verdicts on traces that stand elsewhere, named by trace or observation.
 
-A decision is found by its id or its run_id: record the trace's id as one of them.
+Scores of the API, of the pages' export (with `authorUserName`) and of the blob storage's tables (snake case, no
+author). A decision is found by its id or its run_id, or as the last one of its trace: import the observations or
+traces first, or record the trace's id with the decision.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from feedback.formats.records import (
     ImportedReference,
     Record,
     RowError,
+    RowSkipped,
     list_of,
     mapping_of,
     shown,
@@ -33,19 +36,37 @@ TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "CORRECTION", "TEXT")
 def recognises(row: Mapping[str, Any]) -> bool:
     if isinstance(row.get("data"), list) and "meta" in row:
         return True
-    return has(row, "traceId", "name", "dataType")
+    return has(row, "traceId", "name", "dataType") or has(
+        row, "trace_id", "name", "data_type", "string_value"
+    )
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if "dataType" in row:
-        yield _score(row, line)
+        yield from _score(row, line)
+    elif "data_type" in row:
+        yield from _score({CAMEL.get(name, name): value for name, value in row.items()}, line)
+    else:
+        for index, item in enumerate(list_of(row.get("data"), "data")):
+            score = mapping_of(item, f"data[{index}]")
+            yield from attempt(line, key_of(score), partial(records, {"dataType": None, **score}, line))
+
+
+CAMEL = {
+    "trace_id": "traceId",
+    "observation_id": "observationId",
+    "session_id": "sessionId",
+    "data_type": "dataType",
+    "string_value": "stringValue",
+}
+"""A column of the blob storage's tables -> the name it has in the API and in the exports of the pages."""
+
+
+def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    key = key_of(row)
+    if not row.get("traceId") and not row.get("observationId"):
+        yield RowSkipped(line, key, "a score on a session or an experiment, not on a trace")
         return
-    for index, item in enumerate(list_of(row.get("data"), "data")):
-        score = mapping_of(item, f"data[{index}]")
-        yield from attempt(line, key_of(score), partial(records, {"dataType": None, **score}, line))
-
-
-def _score(row: Mapping[str, Any], line: int) -> ImportedReference:
     name = text_of(row.get("name"), "name", required=True)
     kind, value = row.get("dataType"), row.get("value")
     said: dict[str, Any] = {"tags": (name[:100],), "notes": text_of(row.get("comment") or "", "comment")}
@@ -66,14 +87,14 @@ def _score(row: Mapping[str, Any], line: int) -> ImportedReference:
         said["notes"] = text_of(row.get("stringValue") or value, "stringValue", required=True)
     else:
         raise RowError(f"dataType: expected one of {', '.join(TYPES)}; found {shown(kind)}")
-    author = row.get("authorUserId")
+    author = row.get("authorUserId") or row.get("authorUserName")
     source = text_of(row.get("source") or "API", "source")
     # scores of different names by one author are different questions, and none supersedes the other
     rater = f"{author if isinstance(author, str) and author else source.lower()}: {name}"
     target = row.get("observationId") or row.get("traceId")
-    return ImportedReference(
+    yield ImportedReference(
         line,
-        key_of(row),
+        key,
         text_of(target, "traceId", required=True),
         ImportedRating(
             rater=rater[:200],

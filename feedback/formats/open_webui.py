@@ -64,7 +64,7 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, f"feedback of type {shown(row.get('type'))}")
         return
     data, meta = mapping_of(row.get("data"), "data"), mapping_of(row.get("meta"), "meta")
-    rating = _rating(row, data)
+    rating = rating_of(row, data)
     own = text_of(meta.get("message_id"), "meta.message_id", required=True)
     chat = _messages(row.get("snapshot"))
     if own not in chat:
@@ -72,7 +72,7 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield ImportedReference(line, key, own, rating)
         return
     parent = str(chat[own].get("parentId"))
-    prompt = _before(chat, parent)
+    prompt = prompt_before(chat, parent)
     siblings = [
         name
         for name, message in chat.items()
@@ -109,7 +109,7 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             )
 
 
-def _rating(row: Mapping[str, Any], data: Mapping[str, Any]) -> ImportedRating:
+def rating_of(row: Mapping[str, Any], data: Mapping[str, Any]) -> ImportedRating:
     thumb = THUMBS.get(str(data.get("rating")))
     if thumb is None:
         raise RowError(f"data.rating: expected 1 or -1, found {shown(data.get('rating'))}")
@@ -140,7 +140,7 @@ def _messages(snapshot: Any) -> dict[str, Mapping[str, Any]]:
     return {name: mapping_of(message, f"snapshot message {name}") for name, message in messages.items()}
 
 
-def _before(chat: Mapping[str, Mapping[str, Any]], last: str) -> list[Message]:
+def prompt_before(chat: Mapping[str, Mapping[str, Any]], last: str) -> list[Message]:
     """The turns up to and with the one named, first one first."""
     turns: list[Message] = []
     seen: set[str] = set()

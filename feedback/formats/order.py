@@ -8,32 +8,67 @@ from __future__ import annotations
 from types import ModuleType
 
 from feedback.formats import (
+    alpacaeval,
+    arena,
     argilla,
+    capybara,
+    deepeval,
     feedback_collector,
+    flywheel,
+    helicone,
+    helpsteer,
     hh,
     label_studio,
     langfuse,
+    langfuse_traces,
+    langsmith,
     librechat,
+    litellm,
     llamafactory,
+    mlflow,
+    mtbench,
+    nectar,
     oasst,
     open_webui,
+    open_webui_chats,
     openai,
+    openai_evals,
+    openai_stored,
+    opik,
+    otlp,
     pandalm,
+    phoenix,
+    portkey,
+    promptfoo,
     ratchet,
+    shp,
     simulation,
     tensorzero,
     trl,
+    ultrafeedback,
     vw,
+    weave,
 )
 from feedback.formats.base import Format
 
 OWN: tuple[ModuleType, ...] = (ratchet, feedback_collector)
 """What we and our collector write."""
 
-TELEMETRY: tuple[ModuleType, ...] = ()
+TELEMETRY: tuple[ModuleType, ...] = (
+    otlp,
+    mlflow,
+    opik,
+    promptfoo,
+    deepeval,
+    openai_evals,
+    openai_stored,
+    weave,
+    langsmith,
+    phoenix,
+)
 """Traces, spans and evaluations of observability tools."""
 
-LOGS: tuple[ModuleType, ...] = ()
+LOGS: tuple[ModuleType, ...] = (helicone, litellm, portkey, flywheel)
 """Requests and responses of gateways."""
 
 CHOICES: tuple[ModuleType, ...] = (vw,)
@@ -41,7 +76,9 @@ CHOICES: tuple[ModuleType, ...] = (vw,)
 
 APPLICATIONS: tuple[ModuleType, ...] = (
     open_webui,
+    open_webui_chats,
     librechat,
+    langfuse_traces,
     langfuse,
     tensorzero,
     oasst,
@@ -50,7 +87,16 @@ APPLICATIONS: tuple[ModuleType, ...] = (
 )
 """Exports of chat and labelling applications."""
 
-DATA_SETS: tuple[ModuleType, ...] = ()
+DATA_SETS: tuple[ModuleType, ...] = (
+    mtbench,
+    arena,
+    helpsteer,
+    capybara,
+    shp,
+    ultrafeedback,
+    nectar,
+    alpacaeval,
+)
 """Published data sets with columns of their own."""
 
 TRAINING: tuple[ModuleType, ...] = (pandalm, hh, openai, llamafactory, trl)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from feedback.formats import llamafactory
-from feedback.formats.base import Format
+from feedback.formats.base import Format, refers
 from feedback.formats.columns import ColumnMap
 from feedback.formats.files import rows
 from feedback.formats.order import ORDER
-from feedback.formats.records import FormatRefused, Record, RowRefused
+from feedback.formats.records import FormatRefused, Record, RowRefused, RowSkipped
 from feedback.formats.writing import Shape
 
 FORMATS: dict[str, Format] = {format.name: format for format in ORDER}
@@ -118,3 +118,16 @@ def read(
             opened.__exit__(None, None, None)
 
     return records()
+
+
+def decisions_before_feedback(paths: Sequence[str | Path]) -> list[str | Path]:
+    """Files in the order to import them: those that only speak of decisions elsewhere after all others."""
+
+    def only_refers(path: str | Path) -> bool:
+        try:
+            said = (record for record in read(path) if not isinstance(record, (RowRefused, RowSkipped)))
+            return (first := next(said, None)) is not None and refers(first)
+        except FormatRefused:
+            return False  # importing it says why
+
+    return sorted(paths, key=only_refers) if len(paths) > 1 else list(paths)

@@ -131,10 +131,22 @@ class ImportedReference:
     line: int
     key: str
     reference: str
-    """A decision's id, or the run_id of exactly one decision."""
+    """A decision's id, the run_id of exactly one decision, or the trace whose last decision is meant (the `trace_id` in
+    its metadata)."""
     rating: ImportedRating
     also: tuple[str, ...] = ()
     """Where it may stand instead, when nothing has the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeReference:
+    """A measured number about a decision that stands elsewhere, named as ImportedReference names it."""
+
+    line: int
+    key: str
+    reference: str
+    outcome: ImportedOutcome
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +170,13 @@ class RowSkipped:
 
 
 Record: TypeAlias = (
-    ImportedDecision | ImportedComparison | ImportedTrace | ImportedReference | RowRefused | RowSkipped
+    ImportedDecision
+    | ImportedComparison
+    | ImportedTrace
+    | ImportedReference
+    | OutcomeReference
+    | RowRefused
+    | RowSkipped
 )
 
 
@@ -230,7 +248,7 @@ def _part_text(part: Any, what: str) -> str:
         return text_of(part, what)
     kind = mapping_of(part, what).get("type")
     if kind not in ("text", "input_text", "output_text"):
-        raise RowError(f"{what}: only text parts can be read, found one of type {shown(kind)}")
+        raise RowError(f"{what}: not_text: only text parts can be read, found one of type {shown(kind)}")
     return text_of(part.get("text"), f"{what}.text")
 
 

@@ -21,6 +21,7 @@ from feedback.formats.records import (
     ImportedRating,
     ImportedReference,
     ImportedTrace,
+    OutcomeReference,
     RowRefused,
     RowSkipped,
     completion_read,
@@ -265,7 +266,7 @@ class FileEvidence:
                 refused.append(record)
             elif isinstance(record, ImportedTrace):
                 pass  # what an agent did on the way says nothing of its responses
-            elif isinstance(record, (RowSkipped, ImportedReference)):
+            elif isinstance(record, (RowSkipped, ImportedReference, OutcomeReference)):
                 left_out["no_preference"] += 1
             elif isinstance(record, ImportedComparison):
                 if isinstance(record.left, uuid.UUID):

@@ -91,7 +91,7 @@ class Command(RatchetCommand):
             raise CommandError("--ratings-file belongs to one FILE, found several; import them one by one")
         columns = ColumnMap.parse(options["map"], options["rater"])
         reports: list[ImportReport] = []
-        for file in options["files"]:
+        for file in formats.decisions_before_feedback(options["files"]):
             order = importing.ImportOrder(
                 Path(file),
                 format=options["format"],

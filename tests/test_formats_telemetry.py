@@ -1,0 +1,401 @@
+"""Traces, calls, logs and evaluations of other tools: who said what of which answer."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from feedback.formats.records import ImportedDecision
+from feedback.importing import ImportRefused, file_import
+from feedback.models import Comparison, Decision, Outcome, Rating
+from tests.foreign import ASKED, BRIEF, GOOD, refusal, written
+from tests.foreign import read as read_example
+
+pytestmark = pytest.mark.django_db
+
+TOOLS = Path(__file__).parent / "formats" / "tools"
+BAD = "No idea."
+NORWAY = [{"role": "user", "content": "Do you ship to Norway?"}]
+DAYS = "Yes, in 3 to 5 working days."
+
+
+def read(name: str) -> list[Any]:
+    return read_example(f"tools/{name}")
+
+
+def rows_of(name: str) -> list[Any]:
+    return [json.loads(line) for line in (TOOLS / name).read_text("utf-8").splitlines()]
+
+
+def verdicts(decision: Decision) -> dict[str, tuple[Any, ...]]:
+    """What each rater said: thumb, score, correction, kind."""
+    return {
+        r.rater: (r.thumb, r.score, r.correction, r.rater_kind)
+        for r in Rating.objects.filter(decision=decision)
+    }
+
+
+# --- LangSmith --------------------------------------------------------------------------------------------
+
+
+def test_langsmith_runs_of_three_shapes_are_decisions() -> None:
+    first, second, third, _ = read("langsmith_runs.jsonl")
+    assert (first.messages, first.response, first.policy) == (ASKED, BAD, "shop-a")
+    assert str(first.id) == first.run_id == "00000000-0000-4000-8000-000000000001"
+    assert (first.tokens_in, first.tokens_out, first.latency_ms) == (12, 4, 1250.0)
+    assert second.messages == [{"role": "system", "content": "Be brief."}, *NORWAY]
+    assert second.response == DAYS
+    assert third.messages == [{"role": "user", "content": "Is the red lamp in stock?"}]
+    assert third.response == "Bananas are yellow."
+
+
+def test_langsmith_feedback_says_who_and_what() -> None:
+    file_import(TOOLS / "langsmith_runs.jsonl")
+    file_import(TOOLS / "langsmith_feedback.jsonl")
+    by_user, by_ann = (Decision.objects.get(run_id=f"00000000-0000-4000-8000-00000000000{n}") for n in (1, 2))
+    assert verdicts(by_user) == {"api: user_score": ("down", None, GOOD, "human")}
+    assert verdicts(by_ann) == {
+        "ann: correctness": ("up", None, None, "human"),
+        "ann: tone": ("", None, None, "human"),
+        "auto_eval: helpfulness": ("", 0.75, None, "simulated"),
+    }
+    assert Rating.objects.get(rater="ann: tone").tags == ["tone: polite"]
+
+
+def test_feedback_before_its_runs_is_refused_with_what_to_import_first() -> None:
+    with pytest.raises(ImportRefused, match=r"import the decisions first \(the runs, traces or calls"):
+        file_import(TOOLS / "langsmith_feedback.jsonl")
+    assert not Rating.objects.exists()
+    file_import(TOOLS / "langsmith_runs.jsonl")
+    assert file_import(TOOLS / "langsmith_feedback.jsonl").ratings == 5
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_runs_and_feedback_in_one_call_in_either_order(order: int) -> None:
+    runs, feedback = [TOOLS / "langsmith_runs.jsonl", TOOLS / "langsmith_feedback.jsonl"][::order]
+    report = file_import(runs, ratings_path=feedback)
+    assert (report.decisions, report.ratings, report.corrections) == (3, 5, 1)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_several_files_come_in_with_their_decisions_first(order: int) -> None:
+    files = [str(TOOLS / f"{name}.jsonl") for name in ("weave_calls", "weave_feedback")]
+    call_command("import_feedback", *files[::order], stdout=StringIO())
+    assert (Decision.objects.count(), Rating.objects.count()) == (2, 5)
+
+
+def test_feedback_on_the_root_of_a_trace_is_of_its_last_llm_run(tmp_path: Path) -> None:
+    run = rows_of("langsmith_runs.jsonl")[0]
+    root, first, last = (
+        run
+        | {
+            "id": f"00000000-0000-4000-8000-00000000010{n}",
+            "trace_id": "00000000-0000-4000-8000-000000000100",
+        }
+        | {
+            "start_time": f"2025-01-02T03:04:0{n}Z",
+            "run_type": "llm" if n else "chain",
+            "parent_run_id": n or None,
+        }
+        for n in range(3)
+    )
+    last["outputs"] = {"choices": [{"message": {"role": "assistant", "content": GOOD}}]}
+    feedback = rows_of("langsmith_feedback.jsonl")[1] | {"run_id": root["id"], "trace_id": root["id"]}
+    file_import(written(tmp_path / "runs.jsonl", [root, last, first]))
+    file_import(written(tmp_path / "feedback.jsonl", [feedback]))
+    assert Rating.objects.get().decision.response == GOOD
+    assert Decision.objects.count() == 2
+
+
+def test_langsmith_pairs_of_one_question_are_comparisons(tmp_path: Path) -> None:
+    runs = rows_of("langsmith_runs.jsonl")
+    for run in runs:
+        run |= {
+            "inputs": {"messages": ASKED},
+            "run_type": "llm",
+            "parent_run_id": None,
+            "trace_id": run["id"],
+        }
+    runs[3] |= {"outputs": {"output": "Perhaps."}, "error": None}
+    file_import(written(tmp_path / "runs.jsonl", runs))
+    report = file_import(TOOLS / "langsmith_feedback_pairwise.jsonl")
+    assert report.comparisons == 2
+    judged = {frozenset((c.left.response, c.right.response)): c for c in Comparison.objects.all()}
+    better = judged[frozenset((BAD, DAYS))]
+    assert {"left": better.left, "right": better.right}[better.preference].response == DAYS
+    assert judged[frozenset(("Bananas are yellow.", "Perhaps."))].preference == "tie"
+    assert better.rater == "ann"
+
+
+def test_a_langsmith_queue_says_which_files_hold_the_verdicts() -> None:
+    (queue,) = read("langsmith_annotation_queue.json")
+    assert "list_runs" in queue.reason
+    assert "list_feedback, keys correctness" in queue.reason
+
+
+# --- OpenAI -----------------------------------------------------------------------------------------------
+
+
+def test_stored_completions_get_their_prompts_from_the_other_file() -> None:
+    file_import(TOOLS / "openai_stored_completions.json", ratings_path=TOOLS / "openai_stored_messages.json")
+    decision = Decision.objects.get()
+    assert (decision.messages, decision.response, decision.run_id) == (BRIEF, BAD, "chatcmpl-1")
+    assert decision.metadata["stored"] == {"app": "shop", "user_rating": "down"}
+
+
+def test_a_stored_completion_alone_says_which_file_is_missing() -> None:
+    with pytest.raises(ImportRefused, match="bring the listing of its messages as --ratings-file"):
+        file_import(TOOLS / "openai_stored_completions.json")
+    with pytest.raises(
+        ImportRefused, match="listing of the completions with this file as its --ratings-file"
+    ):
+        file_import(TOOLS / "openai_stored_messages.json")
+
+
+def test_a_stored_completion_with_its_own_messages_is_a_decision_and_calls_a_tool(tmp_path: Path) -> None:
+    completion = json.loads((TOOLS / "openai_stored_completions.json").read_text())["data"][1]
+    file_import(written(tmp_path / "x.jsonl", [completion | {"messages": ASKED}]))
+    (message,) = json.loads(Decision.objects.get().response)
+    assert message["tool_calls"][0]["function"] == {"name": "stock", "arguments": '{"item":"red lamp"}'}
+
+
+def test_graders_of_an_eval_are_simulated_raters() -> None:
+    first, second = read("openai_eval_output_items.json")
+    assert (first.messages, first.response, first.policy) == (BRIEF, BAD, "gpt-4o-mini-2024-07-18")
+    assert [(r.rater, r.thumb, r.score, r.rater_kind) for r in first.ratings] == [
+        ("String Check Grader", "down", 0.0, "simulated")
+    ]
+    assert [(r.rater, r.thumb, r.score) for r in second.ratings] == [
+        ("helpfulness", "up", None),
+        ("polite", "up", 1.0),
+    ]
+    assert [(o.name, o.value) for o in second.outcomes] == [("helpfulness", 6.0)]
+    # the golden answer stands under a name of the user's own, and is no correction
+    assert first.metadata["datasource_item"]["reference"] == GOOD
+    assert all(r.correction is None for r in first.ratings)
+
+
+# --- Traces -----------------------------------------------------------------------------------------------
+
+
+def test_mlflow_assessments_are_thumbs_corrections_and_expectations() -> None:
+    for name in ("mlflow_traces.json", "mlflow_search_traces.jsonl"):
+        decision, skipped = read(name)
+        assert (decision.messages, decision.response, decision.run_id) == (ASKED, BAD, "tr-1")
+        satisfied, expected = decision.ratings
+        assert (satisfied.rater, satisfied.thumb, satisfied.notes) == (
+            "ann: user_satisfied",
+            "down",
+            "not helpful",
+        )
+        assert (expected.rater, expected.correction) == ("ann: expected_response", GOOD)
+        assert [(o.name, o.value) for o in decision.outcomes] == [("relevance", 4.0)]
+        assert decision.metadata["expectations"] == {"expected_facts": ["30 days", "receipt"]}
+        assert skipped.reason == "an assessment that was overridden"
+
+
+def test_phoenix_annotations_in_json_and_csv_say_the_same() -> None:
+    file_import(TOOLS / "phoenix_spans.json")
+    assert file_import(TOOLS / "phoenix_span_annotations.json").ratings == 4
+    first, second = Decision.objects.order_by("run_id")
+    assert first.messages == BRIEF
+    assert verdicts(first) == {
+        "api: user_feedback": ("down", None, None, "human"),
+        "judge-1: correctness": ("down", None, None, "simulated"),
+    }
+    assert verdicts(second)["VXNlcjox: quality"] == ("", 0.8, None, "human")
+    assert Rating.objects.get(rater="VXNlcjox: note").notes == "look again"
+
+
+def test_a_phoenix_image_is_refused_by_name(tmp_path: Path) -> None:
+    span = json.loads((TOOLS / "phoenix_spans.json").read_text())["data"][0]
+    part = "llm.input_messages.1.message.contents.0.message_content"
+    span["attributes"] |= {f"{part}.type": "image", f"{part}.image.image.url": "data:..."}
+    assert "not_text" in refusal(tmp_path, span, "phoenix")
+
+
+def test_weave_feedback_of_every_type_finds_its_call() -> None:
+    file_import(TOOLS / "weave_calls.jsonl")
+    file_import(TOOLS / "weave_feedback.jsonl")
+    first, second = Decision.objects.order_by("run_id")
+    assert verdicts(first) == {
+        "ann: reaction": ("down", None, None, "human"),
+        "ann: note": ("", None, None, "human"),
+    }
+    assert verdicts(second) == {
+        "relevance.relevant": ("up", None, None, "simulated"),
+        "relevance.score": ("", 0.9, None, "simulated"),
+        "ann: custom.correction": ("", None, DAYS, "human"),
+    }
+    assert [(o.name, o.value, o.decision) for o in Outcome.objects.all()] == [("quality", 4.0, second)]
+
+
+def test_a_scorers_score_inside_a_weave_call_counts_too(tmp_path: Path) -> None:
+    call, reaction = rows_of("weave_calls.jsonl")[0], rows_of("weave_feedback.jsonl")[0]
+    call["summary"]["weave"]["feedback"] = [reaction]
+    report = file_import(written(tmp_path / "x.jsonl", [call]))
+    assert (report.decisions, report.ratings) == (1, 1)
+    assert file_import(written(tmp_path / "y.jsonl", [reaction])).already_here == 1
+
+
+def test_opik_scores_of_several_people_are_read_one_by_one() -> None:
+    (decision,) = read("opik_trace.json")
+    assert (decision.agent, decision.messages, decision.response) == ("support", BRIEF, BAD)
+    said = {r.rater: (r.score, r.rater_kind, r.notes) for r in decision.ratings}
+    assert said == {
+        "ann@example.test: user_satisfied": (0.0, "human", "wrong"),
+        "ann@example.test: quality": (0.25, "human", "short"),
+        "bob@example.test: quality": (0.75, "human", ""),
+        # of hallucination less is better: the number is an outcome, the reason stays
+        "admin: hallucination": (None, "simulated", "Invented."),
+        "ann@example.test: comment": (None, "human", "please fix"),
+    }
+    assert [(o.name, o.value) for o in decision.outcomes] == [("hallucination", 0.9)]
+
+
+def test_otlp_spans_hold_messages_as_text_or_as_values() -> None:
+    decision, rating = read("otlp_genai_trace.json")
+    assert (decision.agent, decision.messages, decision.response) == ("support-bot", BRIEF, BAD)
+    assert (decision.policy, decision.tokens_in, decision.tokens_out) == ("shop-a-2025", 12, 4)
+    assert (decision.run_id, decision.latency_ms) == ("eee19b7ec3c1b174", 1000.0)
+    assert decision.created_at == datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert (rating.reference, rating.rating.thumb, rating.rating.notes) == (
+        "eee19b7ec3c1b174",
+        "down",
+        "wrong",
+    )
+    assert rating.rating.rater_kind == "simulated"
+
+
+def test_langfuse_scores_find_observations_and_the_last_generation_of_a_trace(tmp_path: Path) -> None:
+    early = rows_of("langfuse_blob_observations.jsonl")[0]
+    late = early | {"id": "o2", "start_time": "2025-01-02 03:04:07.100", "output": json.dumps(GOOD)}
+    file_import(written(tmp_path / "observations.jsonl", [late, early]))
+    file_import(TOOLS / "langfuse_blob_scores.jsonl")
+    first, last = Decision.objects.order_by("run_id")
+    assert (first.messages, first.response, last.response) == (BRIEF, BAD, GOOD)
+    assert verdicts(first) == {"annotation: quality": ("", 0.9, None, "human")}
+    assert verdicts(last) == {
+        "api: user-feedback": ("down", None, None, "human"),
+        "eval: tone": ("", None, None, "simulated"),
+        "annotation: remark": ("", None, None, "human"),
+    }
+
+
+def test_langfuse_score_columns_are_ratings_by_nobody_known() -> None:
+    first, second = read("langfuse_ui_traces.json")
+    assert (first.messages, first.response, first.unit) == (ASKED, BAD, "customer-7")
+    assert [(r.rater, r.thumb, r.score, r.tags) for r in first.ratings[:4]] == [
+        ("langfuse: user-feedback", "down", None, ("user-feedback",)),
+        ("langfuse: quality", "", 0.9, ("quality",)),
+        ("langfuse #2: quality", "", 0.7, ("quality",)),
+        ("langfuse: tone", "", None, ("tone: polite",)),
+    ]
+    assert (first.ratings[4].rater, first.ratings[4].notes) == ("ann@example.test: comment", "please fix")
+    assert (second.messages, second.response, second.ratings) == (NORWAY, DAYS, ())
+
+
+def test_of_an_observation_that_comes_again_the_latest_state_counts(tmp_path: Path) -> None:
+    row = rows_of("langfuse_blob_observations.jsonl")[0]
+    newer = row | {"output": json.dumps(GOOD), "updated_at": "2025-01-02 03:05:00.000"}
+    report = file_import(written(tmp_path / "x.jsonl", [newer, row]))
+    assert (report.decisions, report.skipped) == (1, 1)
+    assert Decision.objects.get().response == GOOD
+
+
+# --- Gateways ---------------------------------------------------------------------------------------------
+
+
+def test_a_flywheel_row_is_a_decision_of_its_workload() -> None:
+    first, second = read("flywheel_logs.jsonl")
+    assert (first.agent, first.messages, first.response, first.run_id) == (
+        "support-answer",
+        BRIEF,
+        BAD,
+        "chatcmpl-1",
+    )
+    assert second.agent == "support-tools"
+    assert second.response[0]["tool_calls"][0]["function"]["arguments"] == {"item": "red lamp"}
+    assert second.metadata["tools"][0]["function"]["name"] == "stock"
+
+
+def test_further_choices_are_candidates_and_no_turns(tmp_path: Path) -> None:
+    row = rows_of("flywheel_logs.jsonl")[0]
+    other = {"index": 1, "message": {"role": "assistant", "content": GOOD}}
+    row["response"]["choices"].insert(0, other)
+    file_import(written(tmp_path / "x.jsonl", [row]))
+    decision = Decision.objects.get()
+    assert (decision.response, decision.candidates) == (BAD, [BAD, GOOD])
+
+
+def test_litellm_prompts_stand_in_three_places() -> None:
+    stored, _, older, *_ = read("litellm_spend_logs.json")
+    (callback,) = read("litellm_standard_logging.jsonl")
+    assert (stored.messages, stored.response, stored.unit, stored.latency_ms) == (
+        BRIEF,
+        BAD,
+        "customer-7",
+        1250.0,
+    )
+    assert (older.messages, older.response) == (NORWAY, DAYS)
+    assert (callback.messages, callback.response, callback.latency_ms) == (BRIEF, BAD, 1250.0)
+
+
+def test_helicone_feedback_is_the_users_thumb() -> None:
+    first, second, *_ = read("helicone_requests.jsonl")
+    assert [(r.rater, r.thumb) for r in first.ratings] == [("customer-7", "down")]
+    assert [(r.thumb) for r in second.ratings] == ["up"]
+    assert [(o.name, o.value) for o in second.outcomes] == [("helpfulness", 90.0)]
+
+
+def test_a_portkey_row_is_a_decision_and_a_failed_one_is_not(tmp_path: Path) -> None:
+    (row,) = rows_of("portkey_logs.jsonl")
+    report = file_import(written(tmp_path / "x.jsonl", [row, row | {"is_success": 0}]))
+    assert (report.decisions, report.skipped_because) == (1, {"no response (error)": 1})
+    assert Decision.objects.get().latency_ms == 800.0
+
+
+# --- Evaluations and chats --------------------------------------------------------------------------------
+
+
+def test_a_persons_verdict_in_promptfoo_is_a_persons() -> None:
+    first, second, _ = read("promptfoo_results.json")
+    assert [(r.rater, r.thumb, r.rater_kind) for r in first.ratings] == [
+        ("contains: 30", "down", "simulated")
+    ]
+    assert second.messages == [{"role": "system", "content": "Be brief."}, *NORWAY]
+    assert [(r.rater, r.thumb, r.rater_kind, r.notes) for r in second.ratings][1] == (
+        "human",
+        "up",
+        "human",
+        "fine by me",
+    )
+
+
+def test_a_deepeval_metric_is_a_thumb_and_an_outcome_and_the_golden_answer_a_demonstration() -> None:
+    answered, golden, fine, conversation = (
+        r for r in read("deepeval_test_run.json") if isinstance(r, ImportedDecision)
+    )
+    assert [(r.rater, r.thumb, r.notes) for r in answered.ratings] == [
+        ("judge-1: Answer Relevancy", "down", "Says nothing.")
+    ]
+    assert (golden.response, golden.tags, golden.ratings) == (GOOD, ("demonstration",), ())
+    # toxicity 0.0 passed: no score of 0
+    assert [(r.thumb, r.score) for r in fine.ratings] == [("up", None), ("up", None)]
+    assert [(o.name, o.value) for o in fine.outcomes] == [("answer_relevancy", 1.0), ("toxicity", 0.0)]
+    assert (conversation.messages, conversation.response) == (NORWAY, DAYS)
+
+
+def test_open_webui_chats_hold_the_ratings_of_their_feedback_export() -> None:
+    bad, good, _ = read("open_webui_chats.json")
+    assert (bad.messages, bad.response, good.response, bad.unit) == (ASKED, BAD, GOOD, "c1")
+    assert [(r.rater, r.thumb, r.score, r.tags) for r in bad.ratings] == [
+        ("u1", "down", pytest.approx(1 / 9), ("returns",))
+    ]
+    assert [(r.rater, r.thumb) for r in good.ratings] == [("u1", "up")]
