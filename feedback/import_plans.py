@@ -171,7 +171,7 @@ class Planner:
         }
         return decision_build(
             **facts,
-            id=record.id or _content_id(facts),
+            id=record.id or _content_id(facts if record.event is None else facts | {"event": record.event}),
             created_at=record.created_at,
             trace=None if record.trace is None else Trace(pk=record.trace),
         )

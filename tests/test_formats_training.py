@@ -124,7 +124,6 @@ def test_a_text_prompt_beside_whole_conversations_repeats_their_turn(tmp_path: P
         "prompt": QUESTION,
         "chosen": [*ASKED, {"role": "assistant", "content": GOOD}],
         "rejected": [*ASKED, {"role": "assistant", "content": BAD}],
-        "score_chosen": 8.0,
     }
     record = one(tmp_path, row)
     assert isinstance(record, ImportedComparison)
@@ -147,8 +146,11 @@ def test_a_text_prompt_beside_whole_conversations_repeats_their_turn(tmp_path: P
             {"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "b"}]},
             "share no turn",
         ),
-        ({"prompt": "q", "completion": "a", "label": "yes"}, "label: expected true or false, found 'yes'"),
-        ({"prompt": "q", "completion": "a", "label": 1}, "label: expected true or false, found 1"),
+        (
+            {"prompt": "q", "completion": "a", "label": "yes"},
+            "label: expected true or false (1 or 0), found 'yes'",
+        ),
+        ({"prompt": "q", "completion": "a", "label": 2}, "label: expected true or false (1 or 0), found 2"),
         ({"prompt": [{"role": "user"}, 5], "completion": "a"}, r"prompt[1]: expected an object, found 5"),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "completion": "a"},

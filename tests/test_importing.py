@@ -242,7 +242,7 @@ def test_a_dry_run_counts_and_keeps_nothing(tmp_path: Path) -> None:
     assert file_import(path, agent="helper").counts == dry.counts
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("table_")])
 def test_odd_values_are_refused_row_by_row_and_the_rest_comes_in(name: str, tmp_path: Path) -> None:
     items = [row.value for row in rows(HERE / name) if isinstance(row, Row)]
     mutants = [put(item, place, odd) for item in items for place in places(item) for odd in ODD]

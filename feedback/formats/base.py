@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from feedback.formats.columns import IMAGES, ColumnMap, normal, verdicts_in
 from feedback.formats.files import rows
 from feedback.formats.records import (
     Completion,
@@ -26,6 +27,7 @@ from feedback.formats.records import (
     check_json,
     list_of,
     shown,
+    truth_of,
 )
 from feedback.formats.writing import Shape
 
@@ -46,6 +48,22 @@ class Format:
     shapes: tuple[Shape, ...]
     """The kinds of file it is written as; the first one has the format's name. None: it is read only."""
     two_files: bool = False
+    ratings_row: Callable[[Mapping[str, Any]], bool] = lambda row: False
+    """Whether a row can only be read with a row of the other file; of formats of two files."""
+    opened: Callable[[Path, ColumnMap | None], Opened] | None = None
+    """Looks through a whole file before it is read, with a map of its columns; of formats whose columns have no fixed
+    names."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file whose columns are known."""
+
+    records: Callable[[], Iterator[Record]]
+    notes: tuple[str, ...]
+    """What was decided about the file as a whole, as sentences for the report."""
+    field_of: Callable[[str], str | None]
+    """What a column is taken for; None where nothing is kept of it."""
 
 
 def row_format(
@@ -133,6 +151,22 @@ def key_of(row: Mapping[str, Any]) -> str:
     return ""
 
 
+def text_only(row: Mapping[str, Any]) -> None:
+    """Raises RowError for a row with a picture, sound or film beside its texts, naming the column."""
+    for name, value in row.items():
+        if value and normal(str(name)) in IMAGES:
+            raise RowError(f"{name}: holds an image, sound or film; only text can be read")
+
+
+def verdicts_read(row: Mapping[str, Any], used: Collection[str] = ()) -> None:
+    """Raises RowError for a row with a column that looks like a verdict and is not among those read, naming it."""
+    if unread := verdicts_in(row, used):
+        raise RowError(
+            f"{', '.join(unread[:10])}: looks like what somebody said of a response, and this format does not read it. "
+            f"Read the file with --format table, or leave it out with --map ignore={'+'.join(unread)}"
+        )
+
+
 def has(row: Mapping[str, Any], *keys: str) -> bool:
     return all(key in row for key in keys)
 
@@ -173,16 +207,17 @@ def judgement(
     *,
     metadata: dict[str, Any] | None = None,
 ) -> Iterator[Record]:
-    """One response called good or bad by somebody the file does not name."""
-    if not isinstance(label, bool):
-        raise RowError(f"{what}: expected true or false, found {shown(label)}")
+    """One response called good or bad by somebody the file does not name; 1 is good and 0 bad."""
+    good = truth_of(label)
+    if good is None:
+        raise RowError(f"{what}: expected true or false (1 or 0), found {shown(label)}")
     yield ImportedDecision(
         line=line,
         key=key,
         messages=messages,
         response=response,
         metadata=dict(metadata or {}),
-        ratings=(ImportedRating(thumb="up" if label else "down"),),
+        ratings=(ImportedRating(thumb="up" if good else "down"),),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -73,6 +73,12 @@ class ColumnMap:
     propensity: str | None = None
     reward: str | None = None
     """A measured outcome named reward."""
+    outcomes: str | None = None
+    """Measured outcomes: an object of numbers by their names."""
+    rater_kind: str | None = None
+    """human or simulated."""
+    ignore: str | None = None
+    """Columns that look like a verdict and are none, with + between them: `ignore=label+score_version`."""
     scale: Scale | None = None
     """Of `rating` or `score`, where its values do not say it: `rating=points:0..100`."""
     words: tuple[str, ...] = ()
@@ -150,3 +156,103 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
         else:
             return ABSENT
     return value
+
+
+# --- Usual names --------------------------------------------------------------------------------------------
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "instruction", "question", "query", "input", "user_message", "user_input", "user", "context"),
+    "messages": ("messages", "conversation", "conversations", "chat", "dialogue"),
+    "system": ("system", "system_prompt"),
+    "response": ("response", "answer", "output", "completion", "reply", "assistant", "generation", "model_output"),
+    "chosen": ("chosen",),
+    "rejected": ("rejected",),
+    "preferred": ("preferred", "preference", "winner", "choice", "better", "label", "vote"),
+    "thumb": ("thumb", "thumbs", "thumbs_up", "liked", "like"),
+    "stars": ("stars", "star", "star_rating", "stars_rating"),
+    "score": ("score",),
+    "rating": ("rating", "ratings_value", "feedback", "label", "vote", "verdict", "grade", "feedback_type", "kto_tag"),
+    "correction": (
+        "correction", "corrected", "corrected_response", "correct_response", "correct_answer", "edited_response",
+        "better_response", "improved_response", "rewrite",
+    ),
+    "notes": ("notes", "note", "comment", "comments", "remark", "remarks", "explanation", "rationale", "reason"),
+    "tags": ("tags", "tag"),
+    "rater": (
+        "rater", "annotator", "annotator_id", "rater_id", "evaluator", "labeler", "labeller", "reviewer", "author",
+        "user_id", "user",
+    ),
+    "id": ("id", "uuid", "decision_id", "prompt_id", "example_id", "question_id"),
+    "created_at": ("created_at", "timestamp", "created", "time", "date", "datetime"),
+    "agent": ("agent",),
+    "model": ("model", "policy", "model_name", "generator"),
+    "model_a": ("model_a", "model_1", "generator_1", "model_left"),
+    "model_b": ("model_b", "model_2", "generator_2", "model_right"),
+    "unit": ("unit", "session_id", "session"),
+    "run_id": ("run_id",),
+    "state": ("state",),
+    "candidates": ("candidates",),
+    "propensity": ("propensity", "propensity_score"),
+    "reward": ("reward",),
+    "outcomes": ("outcomes",),
+    "rater_kind": ("rater_kind",),
+}  # fmt: skip
+"""Field -> what its column is usually called, likeliest first; compared as `normal` writes them."""
+
+PAIR_STEMS = (
+    "response", "answer", "output", "completion", "reply", "generation", "assistant", "candidate", "option", "text", "",
+)  # fmt: skip
+PAIR_ENDS = (("a", "b"), ("1", "2"), ("left", "right"), ("one", "two"), ("first", "second"))
+PAIRS: tuple[tuple[str, str], ...] = tuple(
+    (f"{stem}{joint}{first}" if stem else first, f"{stem}{joint}{second}" if stem else second)
+    for stem in PAIR_STEMS
+    for joint in (("_", "") if stem else ("",))
+    for first, second in PAIR_ENDS
+    if stem or not first.isdigit()
+) + tuple((f"{first}_{stem}", f"{second}_{stem}") for stem in PAIR_STEMS[:-1] for first, second in PAIR_ENDS)
+"""What the columns of two responses are called: response_a and response_b, output_1 and output_2, left and right."""
+
+IMAGES = ("image", "images", "image_url", "image_path", "video", "videos", "audio", "audios")
+"""Columns of what is no text."""
+
+_VERDICTS = frozenset({
+    "thumb", "thumbs", "rating", "ratings", "rated", "label", "labels", "feedback", "score", "scores", "stars", "star",
+    "vote", "votes", "upvote", "upvotes", "downvote", "downvotes", "annotator", "annotators", "annotation",
+    "annotations", "rater", "raters", "verdict", "verdicts", "preference", "preferred", "winner", "grade", "grades",
+    "graded", "liked", "like", "likes", "dislike", "dislikes", "disliked", "judgment", "judgement", "approval",
+    "reward", "rewards", "correction", "corrections",
+})  # fmt: skip
+_TRUE_OR_FALSE = frozenset({
+    "good", "bad", "ok", "correct", "wrong", "helpful", "unhelpful", "harmful", "accepted", "rejected", "approved",
+    "passed", "success", "failed", "satisfied", "solved", "resolved", "kto", "chosen",
+})  # fmt: skip
+_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def normal(name: str) -> str:
+    """A column's name in lower case, with one underscore for spaces, dashes and dots, without a byte order mark."""
+    return re.sub(r"[\s\-./]+", "_", name.lstrip("\ufeff").strip().lower()).strip("_")
+
+
+def is_verdict(name: str, value: Any = None) -> bool:
+    """Whether a column's name says that it holds what somebody thought of a response, or who thought it.
+
+    value: one of its values; of true and false more names are verdicts (`helpful`, `correct`).
+    """
+    words = set(normal(_HUMPS.sub("_", name)).split("_"))
+    return bool(words & _VERDICTS) or (isinstance(value, bool) and bool(words & _TRUE_OR_FALSE))
+
+
+def verdicts_in(row: Mapping[str, Any], used: Collection[str] = ()) -> list[str]:
+    """The columns of a row that look like a verdict, say something, and are not among those used."""
+    return [
+        name
+        for name, value in row.items()
+        if name not in used and value is not None and value != "" and is_verdict(name, value)
+    ]
+
+
+def header_known(names: Iterable[str]) -> bool:
+    """Whether at least two of these columns have a name we know."""
+    known = {name for names in NAMES.values() for name in names} | {name for pair in PAIRS for name in pair}
+    return sum(normal(name.strip().strip('"')) in known for name in names) >= 2

@@ -1,17 +1,19 @@
-"""Reads rows from JSON lines, JSON arrays and JSON documents, gzipped too, in bounded memory, knowing each line."""
+"""Reads rows from JSON lines, JSON arrays and documents, CSV, TSV and Parquet, compressed too, in bounded memory."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from feedback.formats.columns import header_known
+from feedback.formats.compression import PARQUET, ZIP, opened, suffix_of
+from feedback.formats.parquet import parquet_rows
 from feedback.formats.records import FormatRefused, RowRefused
+from feedback.formats.records import Row as Row
+from feedback.formats.tables import SAMPLE, delimiter_of, table_rows
 
 CHUNK = 1 << 20
 """Characters read at once from a JSON array."""
@@ -19,47 +21,51 @@ CHUNK = 1 << 20
 MAX_ROW = 64 << 20
 """Longest row, in characters: what is longer is no row but a file of another kind."""
 
+TABLES = {".csv": None, ".tsv": "\t", ".tab": "\t"}
+"""Endings of tables, and the delimiter where the ending says it."""
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One JSON value of a file and the line it starts on, from 1."""
-
-    line: int
-    value: Any
+JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
 
 
-def rows(path: Path) -> Iterator[Row | RowRefused]:
-    """The rows of a file: lines of JSON lines, elements of a JSON array, or the one object of a JSON document.
+def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
+    """The rows of a file: lines of JSON lines, elements of a JSON array, the one object of a JSON document, or the rows
+    of a table (CSV, TSV, Parquet) as objects of their columns.
 
-    A line that is not JSON is a refused row; the lines after it can still be read. Raises FormatRefused where the
-    file cannot be opened, is not UTF-8, or is an array or document with a fault in it, naming line and column.
+    name: what errors call the file; its path if empty. A line that is not JSON is a refused row; the lines after it can
+    still be read. Raises FormatRefused where the file cannot be opened, is not UTF-8, is of a kind that is not read, or
+    is an array or document with a fault in it, naming line and column.
     """
+    name = name or str(path)
     try:
-        with _opened(path) as file:
+        with opened(path, name) as file:
+            head = file.read(len(ZIP))
+            file.seek(0)
+            if head == ZIP:
+                raise FormatRefused(f"{name}: a zip archive within an archive is not read; unpack it first")
+            if head == PARQUET:
+                yield from parquet_rows(file, name)
+                return
             start = _first_character(file)
             if start == "":
-                raise FormatRefused(f"{path}: expected rows of JSON, found an empty file")
+                raise FormatRefused(f"{name}: expected rows of JSON or a table, found an empty file")
             if start == "[":
-                yield from _array(path, io.TextIOWrapper(file, "utf-8-sig"))
+                yield from _array(name, io.TextIOWrapper(file, "utf-8-sig"))
+            elif start != "{" and (suffix_of(path.name) in TABLES or _is_table(path, file)):
+                yield from table_rows(file, name, TABLES.get(suffix_of(path.name)))
+            elif start != "{" and suffix_of(path.name) not in JSON_ENDINGS:
+                raise FormatRefused(
+                    f"{name}: expected JSON, or a table whose first line names its columns (prompt, response, ...), "
+                    f"found a text that starts with {start!r}; tables of other names are called .csv or .tsv"
+                )
             elif _is_document(path, file):
-                yield from _document(path, file)
+                yield from _document(name, file)
             else:
-                yield from _lines(path, file)
+                yield from _lines(name, file)
     except UnicodeDecodeError as error:
         raise FormatRefused(
-            f"{path}: expected UTF-8 text, found the byte 0x{error.object[error.start]:02x} ({error.reason}); "
+            f"{name}: expected UTF-8 text, found the byte 0x{error.object[error.start]:02x} ({error.reason}); "
             "convert it to UTF-8 first"
         ) from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FormatRefused(f"{path}: the gzip file is damaged or cut short: {error}") from error
-    except OSError as error:
-        raise FormatRefused(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def _opened(path: Path) -> IO[bytes]:
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if zipped else path.open("rb")  # type: ignore[return-value]
 
 
 def _first_character(file: IO[bytes]) -> str:
@@ -70,6 +76,17 @@ def _first_character(file: IO[bytes]) -> str:
     return chr(head[0]) if head else ""
 
 
+def _is_table(path: Path, file: IO[bytes]) -> bool:
+    """Whether a file whose name does not say so starts with a header that names a prompt, a response or a verdict."""
+    if suffix_of(path.name) in JSON_ENDINGS:
+        return False
+    start = file.read(SAMPLE)
+    file.seek(0)
+    encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    first = start.decode(encoding, "replace").partition("\n")[0]
+    return header_known(first.split(delimiter_of(first)))
+
+
 def _constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
@@ -77,13 +94,13 @@ def _constant(name: str) -> Any:
 _decoder = json.JSONDecoder(parse_constant=_constant)
 
 
-def _lines(path: Path, file: IO[bytes]) -> Iterator[Row | RowRefused]:
+def _lines(name: str, file: IO[bytes]) -> Iterator[Row | RowRefused]:
     number = 0
     while data := file.readline(MAX_ROW):
         number += 1
         if len(data) == MAX_ROW:
             raise FormatRefused(
-                f"{path} line {number}: longer than {MAX_ROW >> 20} MiB; expected one row a line"
+                f"{name} line {number}: longer than {MAX_ROW >> 20} MiB; expected one row a line"
             )
         if number == 1:
             data = data.removeprefix(b"\xef\xbb\xbf")
@@ -104,7 +121,7 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[Row | RowRefused]:
 
 def _is_document(path: Path, file: IO[bytes]) -> bool:
     """Whether a file that starts with { is one object over several lines, rather than a row a line."""
-    if path.name.removesuffix(".gz").endswith(".jsonl"):
+    if suffix_of(path.name) == ".jsonl":
         return False
     first = b""
     while not first.strip() and (line := file.readline(MAX_ROW)):
@@ -118,25 +135,25 @@ def _is_document(path: Path, file: IO[bytes]) -> bool:
     return not rest
 
 
-def _document(path: Path, file: IO[bytes]) -> Iterator[Row]:
+def _document(name: str, file: IO[bytes]) -> Iterator[Row]:
     text = file.read(MAX_ROW).decode("utf-8-sig")
     if file.read(1):
-        raise FormatRefused(f"{path}: one JSON object of more than {MAX_ROW >> 20} MiB; expected rows")
+        raise FormatRefused(f"{name}: one JSON object of more than {MAX_ROW >> 20} MiB; expected rows")
     try:
         yield Row(1, _decoder.decode(text))
     except json.JSONDecodeError as error:
         raise FormatRefused(
-            f"{path} line {error.lineno} column {error.colno}: not JSON: {error.msg}"
+            f"{name} line {error.lineno} column {error.colno}: not JSON: {error.msg}"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise FormatRefused(f"{path}: not JSON: {error}") from error
+        raise FormatRefused(f"{name}: not JSON: {error}") from error
 
 
 class _Window:
     """A stretch of a long text, of which the beginning is forgotten while the line numbers go on."""
 
-    def __init__(self, path: Path, file: IO[str]) -> None:
-        self.path, self.file = path, file
+    def __init__(self, name: str, file: IO[str]) -> None:
+        self.name, self.file = name, file
         self.text, self.at, self.line, self.column = "", 0, 1, 1
         self.ended = False
 
@@ -170,12 +187,12 @@ class _Window:
             self.more()
 
     def refused(self, fault: str) -> FormatRefused:
-        return FormatRefused(f"{self.path} line {self.line} column {self.column}: not JSON: {fault}")
+        return FormatRefused(f"{self.name} line {self.line} column {self.column}: not JSON: {fault}")
 
 
-def _array(path: Path, file: IO[str]) -> Iterator[Row]:
+def _array(name: str, file: IO[str]) -> Iterator[Row]:
     """The elements of a JSON array one after the other; one element and a megabyte of text in memory."""
-    window = _Window(path, file)
+    window = _Window(name, file)
     window.skip_space()
     window.advance(window.at + 1)
     first = True

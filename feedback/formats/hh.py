@@ -55,6 +55,7 @@ def _split(value: Any, what: str) -> tuple[str, str]:
 
 
 def turns_of_text(prompt: str) -> list[Message]:
+    """The turns of a text in which each starts with a blank line and Human: or Assistant:. Raises RowError."""
     before, *parts = TURN.split(prompt)
     if before.strip() or not parts:
         raise RowError("expected the conversation to start with a blank line and 'Human:'")

@@ -21,8 +21,11 @@ from feedback.formats.base import (
     judgement,
     key_of,
     preference,
+    text_only,
     tools_of,
+    verdicts_read,
 )
+from feedback.formats.columns import is_verdict, verdicts_in
 from feedback.formats.records import (
     FormatRefused,
     ImportedComparison,
@@ -36,6 +39,7 @@ from feedback.formats.records import (
     mapping_of,
     shown,
     text_of,
+    truth_of,
 )
 from feedback.formats.writing import (
     Line,
@@ -108,10 +112,14 @@ class Layout:
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
+    verdict = _verdict_column(row)
+    verdict = verdict if isinstance(row.get(verdict or ""), bool) else None
+    if verdicts_in(row, used=("chosen", "rejected", verdict or "")):
+        return False
     if has(row, "conversations"):
         return True
-    if isinstance(row.get("messages"), list) and _verdict_column(row) is not None:
-        return True
+    if isinstance(row.get("messages"), list) and verdict is not None:
+        return not {"response", "completion", "output"} & set(row)
     return has(row, "instruction") and (has(row, "chosen", "rejected") or "output" in row)
 
 
@@ -166,7 +174,10 @@ def _guessed(row: Mapping[str, Any]) -> Layout:
 
 
 def _verdict_column(row: Mapping[str, Any]) -> str | None:
-    found = [key for key, value in row.items() if isinstance(value, bool)]
+    """The one column whose values are true and false, and whose name says that it is a verdict."""
+    found = [key for key, value in row.items() if isinstance(value, bool) and is_verdict(key, value)]
+    # in a file of which other rows say true or false, 1 and 0 say the same
+    found = found or [key for key in ("kto_tag", "label") if truth_of(row.get(key)) is not None]
     return found[0] if len(found) == 1 else None
 
 
@@ -174,7 +185,10 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     described = _layout(path)
 
     def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        text_only(row)
         layout = described or _guessed(row)
+        if described is None:
+            verdicts_read(row, used=("chosen", "rejected", layout.columns.get("kto_tag", "")))
         yield from _sharegpt(row, line, layout) if layout.sharegpt else _alpaca(row, line, layout)
 
     yield from each_row(path, records)

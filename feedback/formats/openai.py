@@ -6,7 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedback.formats.base import demonstration, has, key_of, preference, row_format, tools_of
+from feedback.formats.base import (
+    demonstration,
+    has,
+    key_of,
+    preference,
+    row_format,
+    text_only,
+    tools_of,
+    verdicts_read,
+)
+from feedback.formats.columns import verdicts_in
 from feedback.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -28,13 +38,15 @@ from feedback.formats.writing import (
     turns_of,
 )
 
+ANSWERS = {"response", "completion", "answer", "output", "chosen", "rejected"}
+
 
 def recognises(row: Mapping[str, Any]) -> bool:
     if has(row, "input", "preferred_output", "non_preferred_output"):
         return True
-    # a column of true and false beside the messages is a verdict: that is LLaMA-Factory's kto
-    return isinstance(row.get("messages"), list) and not any(
-        isinstance(value, bool) for key, value in row.items() if key != "parallel_tool_calls"
+    # an answer beside the messages makes them its prompt, and what looks like a verdict must not be passed over
+    return isinstance(row.get("messages"), list) and not (
+        ANSWERS & set(row) or verdicts_in(row, used=("messages",))
     )
 
 
@@ -51,6 +63,8 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             metadata=tools_of(asked, "input.tools"),
         )
         return
+    text_only(row)
+    verdicts_read(row)
     messages, metadata = messages_of(row.get("messages"), "messages"), tools_of(row)
     weights = [message.pop("weight", 1) for message in messages]
     found = False

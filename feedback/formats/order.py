@@ -25,6 +25,7 @@ from feedback.formats import (
     librechat,
     litellm,
     llamafactory,
+    llamafactory_v1,
     mlflow,
     mtbench,
     nectar,
@@ -41,8 +42,10 @@ from feedback.formats import (
     portkey,
     promptfoo,
     ratchet,
+    scored_pairs,
     shp,
     simulation,
+    table,
     tensorzero,
     trl,
     ultrafeedback,
@@ -96,13 +99,14 @@ DATA_SETS: tuple[ModuleType, ...] = (
     ultrafeedback,
     nectar,
     alpacaeval,
+    scored_pairs,
 )
 """Published data sets with columns of their own."""
 
-TRAINING: tuple[ModuleType, ...] = (pandalm, hh, openai, llamafactory, trl)
+TRAINING: tuple[ModuleType, ...] = (pandalm, hh, llamafactory_v1, openai, llamafactory, trl)
 """Files that training programs read."""
 
-PLAIN: tuple[ModuleType, ...] = (simulation,)
+PLAIN: tuple[ModuleType, ...] = (simulation, table)
 """Rows of a prompt, a response and what was said of it, whatever else they hold: last."""
 
 ORDER: tuple[Format, ...] = tuple(

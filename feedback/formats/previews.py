@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from feedback.formats.columns import ColumnMap
+from feedback.formats.archives import Member, unpacked
+from feedback.formats.columns import ColumnMap, is_verdict
 from feedback.formats.files import rows
-from feedback.formats.reading import readings
-from feedback.formats.records import RowRefused
+from feedback.formats.reading import Reading, readings
+from feedback.formats.records import FormatRefused, RowRefused
 
 SHOWN = 80
 """Characters of a value shown."""
@@ -24,7 +26,8 @@ class ColumnSeen:
     name: str
     samples: tuple[str, ...]
     field: str | None = None
-    """The field of ColumnMap it is read as; None where the format reads it its own way or does not read it."""
+    """The field it is read as, or the kind of verdict (thumb, stars, score); None where the format has names of its own
+    for its columns, or nothing is kept of it."""
     ignored: bool = False
     """Whether nothing of it is kept."""
     verdict: bool = False
@@ -37,6 +40,7 @@ class Preview:
 
     name: str
     format: str
+    """Name of the format; empty where none knows it."""
     title: str
     columns: tuple[ColumnSeen, ...]
     notes: tuple[str, ...] = ()
@@ -46,26 +50,50 @@ class Preview:
 
 
 def preview(path: str | Path, columns: ColumnMap | None = None, rows_shown: int = 5) -> tuple[Preview, ...]:
-    """What each file at a path would be read as; nothing is stored. Raises FormatRefused as `readings`."""
-    with readings(path, columns=columns) as files:
-        return tuple(
-            Preview(
-                file.name, file.format.name, file.format.title, _columns(file.path, rows_shown), file.notes
-            )
-            for file in files
+    """What each file at a path would be read as; nothing is stored.
+
+    What only a map of columns can cure is a `problem` beside the columns there are. Raises FormatRefused for a
+    file whose rows cannot be read.
+    """
+    try:
+        with readings(path, columns=columns) as files:
+            return tuple(_preview(file, rows_shown) for file in files)
+    except FormatRefused as error:
+        with unpacked(Path(path)) as archive:
+            return tuple(_unread(member, str(error), rows_shown) for member in archive.members)
+
+
+def _preview(file: Reading, count: int) -> Preview:
+    field_of = file.opened.field_of if file.opened else None
+    seen = tuple(
+        ColumnSeen(
+            name,
+            samples,
+            field_of(name) if field_of else None,
+            field_of is not None and field_of(name) is None,
+            is_verdict(name),
         )
+        for name, samples in _samples(file.path, file.name, count).items()
+    )
+    return Preview(file.name, file.format.name, file.format.title, seen, file.notes)
 
 
-def _columns(path: Path, count: int) -> tuple[ColumnSeen, ...]:
+def _unread(member: Member, problem: str, count: int) -> Preview:
+    samples = _samples(member.path, member.name, count)
+    seen = tuple(ColumnSeen(name, texts, verdict=is_verdict(name)) for name, texts in samples.items())
+    return Preview(member.name, "", "", seen, problem=problem)
+
+
+def _samples(path: Path, name: str, count: int) -> dict[str, tuple[str, ...]]:
     seen: dict[str, list[str]] = {}
-    for row in islice(rows(path), count):
+    for row in islice(rows(path, name), count):
         if isinstance(row, RowRefused) or not isinstance(row.value, Mapping):
             continue
-        for name, value in row.value.items():
-            seen.setdefault(str(name), []).append(_text(value))
-    return tuple(ColumnSeen(name, tuple(samples)) for name, samples in seen.items())
+        for column, value in row.value.items():
+            seen.setdefault(str(column), []).append(_text(value))
+    return {column: tuple(texts) for column, texts in seen.items()}
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

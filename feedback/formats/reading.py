@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
-from feedback.formats import llamafactory
-from feedback.formats.base import Format, refers
+from feedback.formats.archives import Member, unpacked
+from feedback.formats.base import Format, Opened, refers
 from feedback.formats.columns import ColumnMap
 from feedback.formats.files import rows
 from feedback.formats.order import ORDER
+from feedback.formats.recognition import format_of
 from feedback.formats.records import FormatRefused, Record, RowRefused, RowSkipped
 from feedback.formats.writing import Shape
 
@@ -23,8 +25,8 @@ SHAPES: dict[str, Shape] = {shape.name: shape for format in ORDER for shape in f
 _READ_AS: dict[str, Format] = {shape.name: format for format in ORDER for shape in format.shapes} | FORMATS
 """What was written under a name is read under it, too."""
 
-SAMPLE = 20
-"""Rows looked at to recognise a format."""
+MAX_REFUSED = 10_000
+"""Refused rows of a file after which it is given up, where they are most of its rows."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,30 @@ class Reading:
     """Where it lies; of a member of an archive a temporary place."""
     format: Format
     ratings_path: Path | None = None
-    columns: ColumnMap | None = None
     notes: tuple[str, ...] = ()
     """What was decided about the file as a whole (which scale its ratings have), as sentences for the report."""
+    opened: Opened | None = None
 
     def records(self) -> Iterator[Record]:
-        """What the file says, row after row: decisions, comparisons, ratings, and rows refused or skipped."""
-        return self.format.read(self.path, self.ratings_path)
+        """What the file says, row after row: decisions, comparisons, ratings, and rows refused or skipped.
+
+        Raises FormatRefused where reading cannot go on, or nearly all of very many rows are refused.
+        """
+        refused = 0
+        try:
+            found = self.opened.records() if self.opened else self.format.read(self.path, self.ratings_path)
+            for number, record in enumerate(found, 1):
+                if isinstance(record, RowRefused):
+                    refused += 1
+                    if refused > MAX_REFUSED and refused * 2 > number:
+                        raise FormatRefused(
+                            f"{self.path}: given up after {refused:,} refused rows of {number:,}, the last one line "
+                            f"{record.line}: {record.reason}. Is it a file of {self.format.title}? Say another --format"
+                        )
+                yield record
+        except FormatRefused as error:
+            # what lies in a temporary place is called as the user knows it
+            raise FormatRefused(str(error).replace(str(self.path), self.name)) from error
 
 
 @contextmanager
@@ -59,34 +78,77 @@ def readings(
     have two. columns: which column holds what, for tables and plain rows. Raises FormatRefused.
     """
     path = Path(path)
-    chosen = named(detect(path, columns) if format == "auto" else format)
-    if ratings_path is not None and not chosen.two_files:
-        two = ", ".join(f.name for f in FORMATS.values() if f.two_files)
+    asked = None if format == "auto" else named(format)
+    with unpacked(path) as archive:
+        files = [_reading(member, asked, columns) for member in archive.members]
+        if archive.left_out:
+            note = (
+                f"left out of the archive, being neither JSON nor a table: {', '.join(archive.left_out[:20])}"
+            )
+            files[0] = replace(files[0], notes=(*files[0].notes, note))
+        if ratings_path is not None:
+            files = [_with_ratings(file, Path(ratings_path)) for file in files]
+        else:
+            files = _paired(files)
+        yield tuple(files)
+
+
+def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) -> Reading:
+    chosen = asked or format_of(member.path, member.name, columns)
+    if columns and chosen.opened is None:
+        with_map = ", ".join(format.name for format in ORDER if format.opened is not None)
         raise FormatRefused(
-            f"{path}: format {chosen.name} keeps ratings in the same file; a ratings file goes with {two}"
+            f"{member.name}: format {chosen.name} has columns of fixed names; a map goes with --format {with_map}"
         )
-    yield (Reading(str(path), path, chosen, None if ratings_path is None else Path(ratings_path), columns),)
+    try:
+        opened = chosen.opened(member.path, columns) if chosen.opened else None
+    except FormatRefused as error:
+        raise FormatRefused(str(error).replace(str(member.path), member.name)) from error
+    return Reading(member.name, member.path, chosen, notes=opened.notes if opened else (), opened=opened)
+
+
+def _with_ratings(file: Reading, ratings_path: Path) -> Reading:
+    if not file.format.two_files:
+        two = ", ".join(f.name for f in ORDER if f.two_files)
+        raise FormatRefused(
+            f"{file.name}: format {file.format.name} keeps ratings in the same file; a ratings file goes with {two}"
+        )
+    return replace(file, ratings_path=ratings_path)
+
+
+def _paired(files: Sequence[Reading]) -> list[Reading]:
+    """Files in the order they are read in: what others refer to first; two that belong together as one."""
+    if len(files) == 1:
+        return list(files)
+    late = {file.name for file in files if _refers(file)}
+    found = [file for file in files if file.name not in late] + [file for file in files if file.name in late]
+    for format in {file.format.name: file.format for file in files}.values():
+        same = [file for file in found if file.format is format]
+        if format.two_files and len(same) == 2 and same[0].name not in late:
+            first, second = same
+            found[found.index(first)] = replace(first, ratings_path=second.path)
+            found.remove(second)
+    return found
+
+
+def _refers(file: Reading) -> bool:
+    """Whether a file speaks of decisions that stand elsewhere: its first record does, or its rows are ratings."""
+    for row in islice(rows(file.path, file.name), 100):
+        if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
+            if file.format.ratings_row(row.value):
+                return True
+            break
+    some = (record for record in file.records() if not isinstance(record, (RowRefused, RowSkipped)))
+    return (first := next(some, None)) is not None and refers(first)
 
 
 def detect(path: str | Path, columns: ColumnMap | None = None) -> str:
-    """The name of the format a file is of. Raises FormatRefused where it cannot be read or no format knows it."""
-    path = Path(path)
-    if llamafactory.names_file(path):
-        return llamafactory.FORMAT.name
-    seen: list[str] = []
-    for number, row in enumerate(rows(path)):
-        if number == SAMPLE:
-            break
-        if isinstance(row, RowRefused) or not isinstance(row.value, Mapping):
-            continue
-        for format in ORDER:
-            if format.recognises(row.value):
-                return format.name
-        seen = seen or [str(key)[:40] for key in list(row.value)[:12]]
-    found = f"found rows with {', '.join(seen)}" if seen else "found no row that is a JSON object"
-    raise FormatRefused(
-        f"{path}: of no known format: {found}. Say which with --format {'|'.join(FORMATS)}; docs/formats.md shows each"
-    )
+    """The name of the format a file is of, of an archive that of its first file.
+
+    Raises FormatRefused where it cannot be read or no format knows it.
+    """
+    with unpacked(Path(path)) as archive:
+        return format_of(archive.members[0].path, archive.members[0].name, columns).name
 
 
 def named(name: str) -> Format:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,9 @@ class ImportedDecision:
     """The trace it was taken in: one of the file's, before it, or one recorded before."""
     ratings: tuple[ImportedRating, ...] = ()
     outcomes: tuple[ImportedOutcome, ...] = ()
+    event: str | None = None
+    """The line (and place in it) of a log whose events have no ids: part of what the decision's id is made from, so
+    that equal events are different ones, and the same ones when the file is read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,14 @@ class RowSkipped:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One value of a file (JSON, or the cells of a table by their columns) and the line it starts on, from 1."""
+
+    line: int
+    value: Any
+
+
 Record: TypeAlias = (
     ImportedDecision
     | ImportedComparison
@@ -201,6 +213,51 @@ def completion_read(response: str, metadata: Mapping[str, Any]) -> Completion:
 # --- Reading values that others wrote ----------------------------------------------------------------------
 
 
+class Cell(str):
+    """The text of a cell of CSV or TSV, which has no types: numbers, lists and objects may be read out of it."""
+
+    __slots__ = ()
+
+
+DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+
+
+def json_of(value: Any) -> Any:
+    """The value of a text that is JSON of a list or an object, as tools put one JSON into another; else the value."""
+    if isinstance(value, str) and value[:1] + value.rstrip()[-1:] in ("[]", "{}"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def number_in(text: str) -> float | None:
+    """The number a text is, `0,25` as `0.25`; None where it is none, infinite or no number (NaN)."""
+    text = text.strip()
+    if DECIMAL_COMMA.fullmatch(text):
+        text = text.replace(",", ".")
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and "_" not in text else None
+
+
+_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+def truth_of(value: Any) -> bool | None:
+    """true or false, said as such, as 1 or 0, or in a cell as a word; None where it is neither."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and isinstance(value, Cell):
+        return {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}.get(
+            value.strip().lower()
+        )
+    return bool(value) if isinstance(value, (int, float)) and value in (0, 1) else None
+
+
 def shown(value: Any) -> str:
     """A value as it is shown in an error: short."""
     text = repr(value)
@@ -208,12 +265,16 @@ def shown(value: Any) -> str:
 
 
 def mapping_of(value: Any, what: str) -> Mapping[str, Any]:
+    """An object, in a cell as JSON. Raises RowError."""
+    value = json_of(value) if isinstance(value, Cell) else value
     if not isinstance(value, Mapping):
         raise RowError(f"{what}: expected an object, found {shown(value)}")
     return value
 
 
 def list_of(value: Any, what: str) -> Sequence[Any]:
+    """A list, in a cell as JSON. Raises RowError."""
+    value = json_of(value) if isinstance(value, Cell) else value
     if not isinstance(value, list):
         raise RowError(f"{what}: expected a list, found {shown(value)}")
     return value
@@ -231,7 +292,7 @@ def text_of(value: Any, what: str, *, required: bool = False) -> str:
         raise RowError(f"{what}: holds a lone surrogate at character {error.start}") from None
     if required and not value.strip():
         raise RowError(f"{what}: is empty")
-    return value
+    return str(value)
 
 
 def content_of(value: Any, what: str) -> str:
@@ -301,6 +362,8 @@ def completion_of(value: Any, what: str, *, required: bool = False) -> Completio
 
 def number_of(value: Any, what: str) -> float:
     """A finite number. Raises RowError."""
+    if isinstance(value, Cell):
+        value = number_in(value) if number_in(value) is not None else value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RowError(f"{what}: expected a number, found {shown(value)}")
     try:
@@ -319,6 +382,8 @@ def time_of(value: Any, what: str) -> datetime | None:
     try:
         if isinstance(value, bool):
             raise ValueError(value)
+        if isinstance(value, Cell) and (number := number_in(value)) is not None and abs(number) >= 1e8:
+            value = number  # seconds or milliseconds: 1e8 s is in 1973, and what is less may be a date without dashes
         if isinstance(value, (int, float)):
             # 1e11 seconds is the year 5138: whatever is above it counts milliseconds
             return datetime.fromtimestamp(value / 1000 if abs(value) > 1e11 else value, tz=UTC)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedback.formats.base import Format, each_row, key_of
+from feedback.formats.base import Format, each_row, key_of, thumb_of
 from feedback.formats.files import rows
 from feedback.formats.kept import Kept
 from feedback.formats.records import (
@@ -41,7 +41,12 @@ RESPONSES = ("response", "answer")
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
-    return "entry_id" in row
+    # a rating of another kind than up and down is a plain row's
+    return "entry_id" in row and (row.get("rating") is None or bool(thumb_of(row["rating"])))
+
+
+def ratings_row(row: Mapping[str, Any]) -> bool:
+    return not {"prompt", "messages", *RESPONSES} & set(row)
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
@@ -192,4 +197,12 @@ SHAPES = (
     Shape("simulation-ratings", "ratings of entries", (View.RATED,), one_by_one(_rated), "array"),
 )  # fmt: skip
 
-FORMAT = Format("simulation", "simulation entries and ratings", recognises, read, SHAPES, two_files=True)
+FORMAT = Format(
+    "simulation",
+    "simulation entries and ratings",
+    recognises,
+    read,
+    SHAPES,
+    two_files=True,
+    ratings_row=ratings_row,
+)

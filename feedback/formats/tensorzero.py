@@ -57,6 +57,10 @@ def recognises(row: Mapping[str, Any]) -> bool:
     return has(row, "target_id", "value") or has(row, "inference_id", "value", "id")
 
 
+def ratings_row(row: Mapping[str, Any]) -> bool:
+    return "function_name" not in row
+
+
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     if ratings_path is None:
         yield from each_row(path, _records)
@@ -364,4 +368,12 @@ SHAPES = (
     *(Shape(f"tensorzero-{kind}", title, (View.RATED,), _feedback_rows(kind)) for kind, title in TABLES.items()),
 )  # fmt: skip
 
-FORMAT = Format("tensorzero", "TensorZero inferences and feedback", recognises, read, SHAPES, two_files=True)
+FORMAT = Format(
+    "tensorzero",
+    "TensorZero inferences and feedback",
+    recognises,
+    read,
+    SHAPES,
+    two_files=True,
+    ratings_row=ratings_row,
+)

@@ -13,8 +13,11 @@ from feedback.formats.base import (
     key_of,
     preference,
     row_format,
+    text_only,
     tools_of,
+    verdicts_read,
 )
+from feedback.formats.columns import verdicts_in
 from feedback.formats.records import (
     Completion,
     ImportedComparison,
@@ -26,6 +29,7 @@ from feedback.formats.records import (
     completion_of,
     messages_of,
     text_of,
+    truth_of,
 )
 from feedback.formats.writing import (
     Line,
@@ -47,16 +51,20 @@ from feedback.formats.writing import (
 
 def recognises(row: Mapping[str, Any]) -> bool:
     if has(row, "chosen", "rejected"):
-        return not has(row, "conversations") and not isinstance(row["chosen"], Mapping)
-    return "prompt" in row and ("completion" in row or set(row) <= {"prompt", "tools"})
+        alike = not has(row, "conversations") and not isinstance(row["chosen"], Mapping)
+        return alike and not verdicts_in(row, used=("chosen", "rejected"))
+    if "prompt" not in row or verdicts_in(row, used=("prompt", "completion", "label")):
+        return False
+    labelled = "label" not in row or truth_of(row["label"]) is not None
+    return set(row) <= {"prompt", "tools"} or ("completion" in row and labelled)
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key, metadata = key_of(row), tools_of(row)
-    if row.get("images") or row.get("image"):
-        raise RowError("images: only text can be read")
+    text_only(row)
+    verdicts_read(row, used=("chosen", "rejected", "label" if "completion" in row else ""))
     if has(row, "chosen", "rejected"):
-        messages, chosen, rejected = _preference(row)
+        messages, chosen, rejected = preference_parts(row)
         yield from preference(line, key, messages, chosen, rejected, metadata=metadata)
         return
     messages = messages_of(row.get("prompt"), "prompt")
@@ -70,8 +78,12 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield demonstration(line, key, messages, completion, metadata=metadata)
 
 
-def _preference(row: Mapping[str, Any]) -> tuple[list[Message], Completion, Completion]:
-    chosen, rejected, prompt = row["chosen"], row["rejected"], row.get("prompt")
+def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion, Completion]:
+    """Prompt, chosen and rejected response of a row; where no prompt is given apart, what both begin with is it.
+
+    Raises RowError.
+    """
+    chosen, rejected, prompt = (row.get(name) for name in ("chosen", "rejected", "prompt"))
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise RowError("chosen and rejected: expected two texts or two lists of messages, found one of each")
     if prompt is not None and isinstance(prompt, list) >= isinstance(chosen, list):
