@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import dj_database_url
-import yaml
 from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 from django.urls import reverse_lazy
 from dotenv import load_dotenv
+
+from backend.operator_file import OperatorFileError, operator_file
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 load_dotenv(BASE_DIR / ".env")
@@ -40,34 +40,20 @@ def _number(name: str, default: float, low: float, high: float) -> float:
 
 # --- Where things lie -------------------------------------------------------------------------------------
 RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or BASE_DIR / "var").expanduser().resolve()
-RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or "bundled"
+# Where Hugging Face's libraries keep what they fetched, so that a plan can look at a model's shape without them
+HF_HUB_CACHE = Path(
+    os.environ.get("HF_HUB_CACHE")
+    or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"
+)
 RATCHET_PROFILE = os.environ.get("RATCHET_PROFILE") or "auto"
-CONFIG_SECTIONS = (
-    "feedback", "reward_model", "ppo", "grpo", "dpo", "kto", "sft", "continuous_learning", "ab_testing",
-)  # fmt: skip
-
-
-def _config(path: str) -> dict[str, dict[str, Any]]:
-    """The operator's YAML file of knobs, section -> {knob: value}; the knobs themselves are checked where used."""
-    if not path:
-        return {}
-    try:
-        found = yaml.safe_load(Path(path).expanduser().read_text("utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ImproperlyConfigured(
-            f"RATCHET_CONFIG ({path}) must be a readable YAML file: {error}"
-        ) from error
-    if not isinstance(found, dict) or not all(
-        section in CONFIG_SECTIONS and isinstance(knobs, dict) for section, knobs in found.items()
-    ):
-        raise ImproperlyConfigured(
-            f"RATCHET_CONFIG ({path}) must hold sections of knobs named {', '.join(CONFIG_SECTIONS)}; "
-            f"found {sorted(found) if isinstance(found, dict) else type(found).__name__}"
-        )
-    return found
-
-
-RATCHET_CONFIG = _config(os.environ.get("RATCHET_CONFIG") or "")
+try:
+    _operator = operator_file(os.environ.get("RATCHET_CONFIG") or "")
+except OperatorFileError as error:
+    raise ImproperlyConfigured(str(error)) from error
+# Section -> {knob: value}, and section -> the base model that is trained there
+RATCHET_CONFIG = _operator.sections
+RATCHET_BASE_MODELS = _operator.base_models
+RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or _operator.base_model or "bundled"
 
 
 def _version() -> str:
@@ -82,7 +68,7 @@ RATCHET_VERSION = _version()
 LLAMA_CPP_PATH = os.environ.get("LLAMA_CPP_PATH") or ""
 OLLAMA_HOST = os.environ.get("OLLAMA_HOST") or ""
 OLLAMA_MODEL_FAST = os.environ.get("OLLAMA_MODEL_FAST") or ""
-ENABLE_ONLINE_LEARNING = _flag("ENABLE_ONLINE_LEARNING", False)
+ENABLE_ONLINE_LEARNING = _flag("ENABLE_ONLINE_LEARNING", bool(_operator.enabled))
 ENABLE_CODE_EXECUTION = _flag("ENABLE_CODE_EXECUTION", False)
 
 TRAIN_LAUNCHER = shlex.split(os.environ.get("TRAIN_LAUNCHER") or "")
@@ -230,16 +216,7 @@ WHITENOISE_USE_FINDERS = True
 def _rates(knobs: dict[str, Any]) -> dict[str, str]:
     """Requests per scope and caller that one server process takes; `throttle_<scope>` in RATCHET_CONFIG changes one."""
     rates = {"ingest": "60000/min", "rate": "60000/min", "read": "6000/min", "operate": "120/min"}
-    for name, rate in knobs.items():
-        scope = name.removeprefix("throttle_")
-        if scope == name:
-            continue
-        if scope not in rates or not re.fullmatch(r"[1-9]\d*/(s|sec|min|hour|day)", str(rate)):
-            raise ImproperlyConfigured(
-                f"RATCHET_CONFIG: expected throttle_{'|'.join(rates)} such as 600/min, found {name}: {rate!r}"
-            )
-        rates[scope] = str(rate)
-    return rates
+    return {scope: str(knobs.get(f"throttle_{scope}", rate)) for scope, rate in rates.items()}
 
 
 REST_FRAMEWORK: dict[str, Any] = {
@@ -343,6 +320,13 @@ FEEDBACK_FORGET = "rl.forgetting.decisions_forget"
 FEEDBACK_REWARDS = "rl.reward_records.raw_rewards"
 # Dotted path of a callable (decisions, least raw reward) -> those of them that earned as much, for searches.
 FEEDBACK_REWARDED = "rl.reward_records.rewarded_at_least"
+
+# An agent's settings where it has no row in the admin: fields of feedback.models.AgentSettings.
+FEEDBACK_AGENT_DEFAULTS = {
+    name: value
+    for name, value in RATCHET_CONFIG.get("feedback", {}).items()
+    if not name.startswith("throttle_")
+}
 
 # Seconds a process may go by what it read of API keys and of agents' settings: a revoked key ends within them.
 FEEDBACK_REMEMBER_S = 5.0

@@ -6,6 +6,8 @@ import hashlib
 import uuid
 from collections import defaultdict
 
+from django.conf import settings
+
 from feedback.models import AgentSettings, Decision
 from feedback.remembered import Remembered
 from feedback.statements import among
@@ -19,7 +21,11 @@ _settings: Remembered[AgentSettings] = Remembered()
 def agent_settings(agent: str) -> AgentSettings:
     """An agent's settings, or the defaults where it has no row; a change is seen within FEEDBACK_REMEMBER_S seconds."""
     return _settings.get(
-        agent, lambda: AgentSettings.objects.filter(agent=agent).first() or AgentSettings(agent=agent)
+        agent,
+        lambda: (
+            AgentSettings.objects.filter(agent=agent).first()
+            or AgentSettings(agent=agent, **settings.FEEDBACK_AGENT_DEFAULTS)
+        ),
     )
 
 

@@ -75,6 +75,14 @@ class TrainOrder:
         return {"why": self.why, "notes": [self.why]} if self.why else {}
 
 
+def base_model_for(order: TrainOrder) -> str:
+    """The base model an order trains: its own, else the one RATCHET_CONFIG names for its method, else
+    RATCHET_BASE_MODEL."""
+    return str(
+        order.base_model or settings.RATCHET_BASE_MODELS.get(order.method) or settings.RATCHET_BASE_MODEL
+    )
+
+
 def run_enqueue(order: TrainOrder) -> TrainingRun:
     """Enter a run that another process trains later, by `train_queued`: what the web process does, without torch.
 
@@ -86,7 +94,7 @@ def run_enqueue(order: TrainOrder) -> TrainingRun:
         agent=order.agent,
         result=order.said,
         method=order.method,
-        base_model=order.base_model or settings.RATCHET_BASE_MODEL,
+        base_model=base_model_for(order),
         config=order.config or "",
         recipe=order.knobs,
         asked_by=order.actor,
@@ -149,6 +157,9 @@ def runs_reclaim() -> list[TrainingRun]:
         held = TrainingRun.objects.filter(pk=run.pk, status=Status.RUNNING, worker=run.worker)
         if run.cancel_requested:
             held.update(status=Status.CANCELLED, finished_at=timezone.now())
+        elif run.stage_of is not None:
+            gone = f"{run.worker} is gone; run {run.stage_of.pk} goes on with it"
+            held.update(status=Status.FAILED, finished_at=timezone.now(), reason=gone)
         elif run.asked_by and run.dispatched_at is None:
             # trained by a command in somebody's terminal: theirs to resume
             held.update(
@@ -172,7 +183,8 @@ def runs_redispatch() -> list[TrainingRun]:
     if TrainingRun.objects.filter(status=Status.RUNNING).exists():
         return []
     before = timezone.now() - REDISPATCH_AFTER
-    lost = TrainingRun.objects.filter(status=Status.QUEUED).filter(
+    # a stage is trained by the run that needs it
+    lost = TrainingRun.objects.filter(status=Status.QUEUED, stage_of=None).filter(
         Q(dispatched_at__isnull=True) | Q(dispatched_at__lt=before)
     )
     found = []
@@ -309,7 +321,9 @@ class RunListener:
         if (timezone.now() - self.beat_at).total_seconds() >= HEARTBEAT_S or step == total:
             self.beat_at = timezone.now()
             TrainingRun.objects.filter(pk=self.run.pk).update(steps_done=step, heartbeat_at=self.beat_at)
-            if TrainingRun.objects.filter(pk=self.run.pk, cancel_requested=True).exists():
+            # a stage ends with the run that needs it
+            asked = (self.run.pk, self.run.stage_of_id)
+            if TrainingRun.objects.filter(pk__in=asked, cancel_requested=True).exists():
                 self.stop.set()
 
     def on_note(self, text: str) -> None:

@@ -13,7 +13,7 @@ from django.db import transaction
 from rl import registry
 from rl.cards import card_write
 from rl.jobs import run_finish, run_folder
-from rl.models import Policy, TrainingRun
+from rl.models import Policy, RewardModelVersion, TrainingRun
 
 if TYPE_CHECKING:
     from rl.training.result import TrainResult
@@ -91,14 +91,19 @@ def figures_of(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
     }
 
 
-def train_report(run: TrainingRun, result: TrainResult, policy: Policy | None) -> dict[str, Any]:
+def train_report(
+    run: TrainingRun, result: TrainResult, policy: Policy | None, judge: RewardModelVersion | None = None
+) -> dict[str, Any]:
     snapshot = run.snapshot
     return {
         "run": run.pk,
         "method": run.method,
         "status": result.status,
         "policy": policy.name if policy else None,
-        "checkpoint": result.checkpoint,
+        "reward_model": judge.name if judge else None,
+        "ranking": judge.ranking if judge else None,
+        "reward": run.recipe.get("reward"),
+        "checkpoint": str(registry.home_path(judge.path)) if judge else result.checkpoint,
         "agent": run.agent,
         "why": run.result.get("why", ""),
         "base_model": run.base_model,

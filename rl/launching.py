@@ -32,10 +32,10 @@ class Launch:
         self.first = processes.main
         self._said = False
 
-    def lead(self, run_id: int, *, resume: bool) -> None:
-        """The first process begins this run, and the others with it."""
-        self._said = True
-        self.processes.agree((run_id, resume))
+    def lead(self, run_id: int, *, resume: bool, more: bool = False) -> None:
+        """The first process begins this run, and the others with it. more: another run of this launch follows it."""
+        self._said = not more
+        self.processes.agree((run_id, resume, more))
 
     def give_up(self) -> None:
         """The first process will begin no run: without a word the others would wait for ever."""
@@ -43,9 +43,10 @@ class Launch:
             self._said = True
             self.processes.agree(None)
 
-    def follow(self) -> tuple[int, bool]:
-        """The run another process leads, and whether it is resumed. Raises RunRefused where it began none."""
-        told: tuple[int, bool] | None = self.processes.agree(None)
+    def follow(self) -> tuple[int, bool, bool]:
+        """The run another process leads, whether it is resumed, and whether another one follows it. Raises RunRefused
+        where it began none."""
+        told: tuple[int, bool, bool] | None = self.processes.agree(None)
         if told is None:
             raise RunRefused("the first process of this launch began no run; it has said why")
         return told

@@ -19,11 +19,11 @@ from feedback.selectors import agents_known
 from feedback.services import decision_record, rating_submit
 from rl import jobs, registry, watching
 from rl.buffer import buffer_size, feedback_take
-from rl.choosing import method_chosen
 from rl.experiments import clock as experiment_clock
 from rl.learner_config import learner_config, learner_settings, retrain_knobs
 from rl.methods import method_named
 from rl.models import LearnerSettings, TrainingRun
+from rl.orders import order_automatic
 from rl.recipes import DATASET_CONFIG
 
 logger = logging.getLogger("rl.online")
@@ -110,14 +110,15 @@ class OnlineLearner:
             raise LearnerRefused(f"{self.agent}: {reason}")
         if size == 0:
             raise LearnerRefused(f"{self.agent}: there is no feedback that was not learnt from")
-        chosen = method_chosen(self.agent, wanted.method)
-        method = chosen.method
-        if not method_named(method).policy or method_named(method).rewarded:
-            raise LearnerRefused(
-                f"{self.agent}: {method} needs a person to name its rewards; set another method"
-            )
-        knobs = retrain_knobs(wanted, method)
-        order = jobs.TrainOrder(self.agent, method, knobs=knobs, actor=jobs.LEARNER, why=chosen.why)
+        order = order_automatic(
+            self.agent,
+            wanted.method,
+            actor=jobs.LEARNER,
+            base_model=settings.RATCHET_BASE_MODELS.get("continuous_learning"),
+        )
+        if not method_named(order.method).policy:
+            raise LearnerRefused(f"{self.agent}: {order.method} makes no policy; set another method")
+        order.knobs.update({**retrain_knobs(wanted, order.method), **order.knobs})
         try:
             with transaction.atomic():
                 run = jobs.run_enqueue(order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,15 @@ from django.db import transaction
 from django.utils import timezone
 
 from feedback.selectors import agents_known, feedback_counts
+from rl.choosing import method_chosen
 from rl.datasets import DatasetRefused, prepare_training_dataset
-from rl.jobs import RunRefused, TrainOrder, run_dispatch, run_enqueue
-from rl.methods import dataset_kind
+from rl.jobs import RunRefused, TrainOrder, base_model_for, run_dispatch, run_enqueue
+from rl.memory_estimate import MemoryEstimate, memory_estimate
+from rl.methods import dataset_kind, method_named
 from rl.models import TrainingRun
 from rl.recipes import DATASET_CONFIG, Recipe, recipe_named
+from rl.reward_models import reward_model_order, reward_model_valid
+from rl.rewards.named import AUTO
 from rl.scores import score_summaries
 
 SECONDS_PER_STEP = 0.5
@@ -36,61 +41,94 @@ class TooLittleFeedback(ValueError):
 
 
 @dataclass(frozen=True)
-class OrderEstimate:
-    """What an order would come to."""
+class StageEstimate:
+    """One stage of an order: a reward model that is trained first, or the policy itself."""
 
-    feedback_count: int
-    pairs: int
+    method: str
+    samples: int
     """Training rows the feedback makes, of the kind the method is fed; 0 where `refused` says why not."""
     steps: int
     minutes: float
-    by: str
-    """What the time was worked out from."""
-    score_mean: float | None
-    score_std: float | None
+    minutes_by: str
+    memory: MemoryEstimate
     config: str
     base_model: str
     recipe: dict[str, Any]
     refused: str
 
 
+@dataclass(frozen=True)
+class OrderEstimate:
+    """What an order would come to: its stages, one after the other, the policy's last."""
+
+    feedback_count: int
+    score_mean: float | None
+    score_std: float | None
+    stages: tuple[StageEstimate, ...]
+    reward_model: str = ""
+    """The registered reward model that an order with the reward `auto` would use; empty where one is trained first."""
+
+    @property
+    def policy(self) -> StageEstimate:
+        return self.stages[-1]
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def minutes(self) -> float:
+        return sum(stage.minutes for stage in self.stages)
+
+    @property
+    def refused(self) -> str:
+        return next((stage.refused for stage in self.stages if stage.refused), "")
+
+
 def order_estimate(order: TrainOrder) -> OrderEstimate:
-    """Steps and minutes of an order, without loading anything that trains.
+    """Steps, minutes and memory of an order, without loading anything that trains.
 
     Raises TooLittleFeedback below DATASET_CONFIG["min_samples"] ratings and comparisons, RecipeError.
     """
     count, needed = feedback_counts(order.agent).feedback, int(DATASET_CONFIG["min_samples"])
     if count < needed:
         raise TooLittleFeedback(order.agent, count, needed)
+    stages, reward_model = [_stage(order)], ""
+    if AUTO in str(stages[0].recipe.get("reward", "")).split(","):
+        judge = reward_model_valid(order.agent)
+        reward_model = judge.name if judge else ""
+        if judge is None:
+            stages.insert(0, _stage(reward_model_order(order.agent)))
+    score = score_summaries(order.agent, [timezone.now()])[0]
+    return OrderEstimate(count, score.mean, score.std, tuple(stages), reward_model)
+
+
+def _stage(order: TrainOrder) -> StageEstimate:
     earlier = _earlier(order)
     config = order.config or (earlier.config if earlier else "") or "cpu"
     recipe: Recipe = recipe_named(order.method, config, settings.RATCHET_CONFIG.get(order.method)).with_knobs(
         **order.knobs
     )
-    refused, pairs = "", 0
+    kind, refused, samples = dataset_kind(order.method, recipe.as_dict()), "", 0
     try:
         prepared = prepare_training_dataset(
-            order.agent,
-            kind=dataset_kind(order.method, recipe.as_dict()),
-            max_samples=order.max_samples,
-            dry_run=True,
+            order.agent, kind=kind, max_samples=order.max_samples, dry_run=True
         )
-        pairs = prepared.counts["train"]
+        samples = prepared.counts["train"]
     except DatasetRefused as refusal:
         refused = str(refusal)
-    steps = recipe.steps(pairs)
+    steps = recipe.steps(samples)
     seconds, by = _seconds_per_step(earlier)
-    score = score_summaries(order.agent, [timezone.now()])[0]
-    return OrderEstimate(
-        feedback_count=count,
-        pairs=pairs,
+    base_model = base_model_for(order)
+    return StageEstimate(
+        method=order.method,
+        samples=samples,
         steps=steps,
         minutes=steps * seconds / 60,
-        by=by,
-        score_mean=score.mean,
-        score_std=score.std,
+        minutes_by=by,
+        memory=memory_estimate(base_model, recipe.as_dict(), 2 if kind in ("pairs", "labels") else 1),
         config=config,
-        base_model=order.base_model or settings.RATCHET_BASE_MODEL,
+        base_model=base_model,
         recipe=recipe.as_dict(),
         refused=refused,
     )
@@ -101,7 +139,7 @@ def _earlier(order: TrainOrder) -> TrainingRun | None:
     runs = TrainingRun.objects.filter(
         status=TrainingRun.Status.SUCCEEDED,
         method=order.method,
-        base_model=order.base_model or settings.RATCHET_BASE_MODEL,
+        base_model=base_model_for(order),
         steps_done__gt=0,
     )
     return runs.filter(agent=order.agent).first() or runs.first()
@@ -117,8 +155,32 @@ def _seconds_per_step(earlier: TrainingRun | None) -> tuple[float, str]:
     )
 
 
-def order_place(order: TrainOrder) -> TrainingRun:
+def order_automatic(
+    agent: str,
+    wanted: str = "auto",
+    *,
+    knobs: Mapping[str, Any] | None = None,
+    rewards: bool = True,
+    **more: Any,
+) -> TrainOrder:
+    """An order by the method that was asked for, or the one that fits the feedback (`auto`), with why and the knobs it
+    needs; `knobs` lie over these. `more` are further fields of TrainOrder.
+
+    rewards: PPO and GRPO that nobody named a reward for, here or in RATCHET_CONFIG, learn from the reward model `auto`.
+    Raises RecipeError for an unknown method.
+    """
+    chosen = method_chosen(agent, wanted)
+    own = {**chosen.knobs, **(knobs or {})}
+    named = "reward" in own or "reward" in settings.RATCHET_CONFIG.get(chosen.method, {})
+    if rewards and method_named(chosen.method).rewarded and not named and own.get("mode") != "logged":
+        own["reward"] = AUTO
+    return TrainOrder(agent, chosen.method, knobs=own, why=chosen.why, **more)
+
+
+def order_place(order: TrainOrder, *, follow: bool = False) -> TrainingRun:
     """Enter a run and hand it to the worker (`manage.py qcluster`). Both or neither.
+
+    follow: judge the policy it makes when it is done, and do what the gate and the agent's learner settings say.
 
     Raises TooLittleFeedback, DatasetRefused where the feedback makes no dataset, RecipeError.
     """
@@ -127,7 +189,10 @@ def order_place(order: TrainOrder) -> TrainingRun:
         raise DatasetRefused(estimate.refused)
     with transaction.atomic():
         run = run_enqueue(order)
+        if follow:
+            TrainingRun.objects.filter(pk=run.pk).update(follow_up=TrainingRun.FollowUp.WANTED)
         run_dispatch(run)
+    run.refresh_from_db()
     return run
 
 

@@ -11,15 +11,17 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from rl import deploying, evaluations, exports, registry
+from rl import deploying, evaluations, exports, registry, runs
 from rl.cards import card_write
 from rl.datasets import DatasetRefused
 from rl.gate_sheets import Sheet
 from rl.jobs import RunRefused, pulse
 from rl.judging import comparison_newest, rival_name
-from rl.learner_config import learner_settings
+from rl.learner_config import learner_settings, retrain_knobs
+from rl.methods import method_named
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.notices import notify
+from rl.orders import order_automatic
 from rl.retention import policies_prune
 
 logger = logging.getLogger("rl.pipeline")
@@ -57,6 +59,8 @@ class Outcome:
     exported: list[str] = field(default_factory=list)
     deployed: str = ""
     pruned: list[str] = field(default_factory=list)
+    next_step: str = ""
+    """What a person does now, as a command or an address."""
 
 
 def run_follow(run_id: int, progress: Progress | None = None) -> Outcome:
@@ -91,8 +95,68 @@ def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = No
         _deployed(policy, outcome)
     card_write(policy)
     outcome.pruned = [gone.name for gone in policies_prune(policy.agent, actor=ACTOR)]
+    outcome.next_step = _next_step(policy, outcome)
     _tell(policy, outcome)
     return outcome
+
+
+@dataclass
+class TrainingPipeline:
+    """The whole way from an agent's feedback to a policy that answers, in this process.
+
+    `TrainingPipeline("support-bot", method="rlhf").run_full_pipeline()` trains, judges, gates, exports and deploys by
+    the agent's learner settings. `method` is that of `run_pipeline --method`; an empty `base_model` is the one settings
+    name. Raises what refuses (DatasetRefused, RecipeError, RunRefused, TrainingRefused) or fails.
+    """
+
+    agent: str
+    base_model: str | None = None
+    method: str = "auto"
+    config: str | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
+    actor: str = "run_pipeline"
+
+    def run_full_pipeline(self, progress: Progress | None = None) -> Outcome:
+        """Train, then everything that follows. A run that was stopped is resumed with `train_<method> --resume`."""
+        trained = self.train(progress)
+        if trained["status"] != "succeeded":
+            raise RunRefused(f"run {trained['run']} was {trained['status']}; resume it")
+        return self.follow(trained, progress)
+
+    def train(self, progress: Progress | None = None) -> dict[str, Any]:
+        """The training report, as the training commands print it with --json."""
+        order = order_automatic(
+            self.agent,
+            self.method,
+            knobs=self.knobs,
+            rewards=False,
+            config=self.config,
+            base_model=self.base_model,
+            actor=self.actor,
+        )
+        if not method_named(order.method).policy:
+            raise RunRefused(f"{order.method} makes no policy; train it with: manage.py train_{order.method}")
+        order.knobs.update({**retrain_knobs(learner_settings(self.agent), order.method), **order.knobs})
+        return runs.train(order, progress)
+
+    def follow(self, trained: dict[str, Any], progress: Progress | None = None) -> Outcome:
+        """Judge, gate, export and deploy what a training made."""
+        policy = Policy.objects.get(name=trained["policy"])
+        return policy_follow(policy, Wishes.of(learner_settings(self.agent)), progress)
+
+
+def _next_step(policy: Policy, outcome: Outcome) -> str:
+    stage = str(policy.stage)
+    if stage == Policy.Stage.CHAMPION:
+        return f"ask it: POST /v1/chat/completions with model {policy.agent}, see docs/gateway.md"
+    if stage == Policy.Stage.CHALLENGER:
+        return f"an experiment decides: python manage.py experiment create --help, with arm {policy.name}"
+    if outcome.passed:
+        return f"python manage.py policy promote {policy.name}"
+    return (
+        f"rate more at /rate/?agent={policy.agent} and train again; python manage.py policy show {policy.name} "
+        "lists what was judged"
+    )
 
 
 def _judged(policy: Policy, to: str, outcome: Outcome, progress: Progress | None) -> Sheet | None:

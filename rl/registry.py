@@ -110,7 +110,8 @@ def policy_register(
 def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> None:
     """Put an evaluation's figures on its policy."""
     summary = {
-        key: evaluation.figures.get(key) for key in ("preference_accuracy", "valid_rate", "average_reward")
+        key: evaluation.figures.get(key)
+        for key in ("preference_accuracy", "valid_rate", "average_reward", "reward_std")
     }
     if comparison := evaluation.figures.get("comparison"):
         summary["against"] = comparison["against"]

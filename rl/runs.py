@@ -21,6 +21,7 @@ from rl.jobs import (
     RunListener,
     RunRefused,
     TrainOrder,
+    base_model_for,
     pulse,
     run_claim,
     run_finish,
@@ -33,10 +34,17 @@ from rl.keeping import figures_of, policy_enter, result_keep, train_report
 from rl.launching import Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.methods import dataset_kind, method_named
-from rl.models import LabelRun, TrainingRun
+from rl.models import TrainingRun
 from rl.recipes import BASE, RECIPES, Recipe, RecipeError, recipe_named
 from rl.replay import Replay
-from rl.rewards.named import LEARNED, RewardRefused, rewards_named
+from rl.reward_models import (
+    RewardModelRefused,
+    reward_model_enter,
+    reward_model_judge,
+)
+from rl.reward_stage import StageStopped, reward_model_settle, waits_for_reward_model
+from rl.reward_specs import rewards_located
+from rl.rewards.named import RewardRefused
 from rl.starting import start_located, start_settled
 
 if TYPE_CHECKING:
@@ -79,7 +87,7 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
     hardware = hardware_detect()
     config, recipe = recipe_for(order, hardware)
     prepared = _prepare(order, recipe, _new(order), dry_run=True)
-    base_model = order.base_model or settings.RATCHET_BASE_MODEL
+    base_model = base_model_for(order)
     expected = _named(method_named(order.method).estimate)(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
     )
@@ -130,7 +138,7 @@ def _run_enter(order: TrainOrder, hardware: Hardware) -> TrainingRun:
         method=order.method,
         asked_by=order.actor,
         snapshot=prepared.snapshot,
-        base_model=order.base_model or settings.RATCHET_BASE_MODEL,
+        base_model=base_model_for(order),
         config=config,
         recipe=recipe.as_dict(),
         seed=recipe.seed,
@@ -159,7 +167,9 @@ def _settle(run: TrainingRun, hardware: Hardware) -> None:
             run.snapshot = _prepare(order, recipe, new).snapshot
             run.hardware, run.code_version = hardware.as_dict(), code_version()
             run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
-    except (DatasetRefused, RecipeError, RewardRefused, RunRefused, registry.RegistryRefused) as refusal:
+    except (
+        DatasetRefused, RecipeError, RewardRefused, RewardModelRefused, RunRefused, registry.RegistryRefused
+    ) as refusal:  # fmt: skip
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
@@ -201,8 +211,10 @@ def _train_beside(launch: Launch, hardware: Hardware) -> NoReturn:
     """A further process of a launch: its share of the arithmetic, and not a word to database, log or screen."""
     from rl.training.progress import Silent
 
-    run_id, resume = launch.follow()
-    _furnace(TrainingRun.objects.get(pk=run_id), hardware, Silent(), resume=resume)
+    more = True
+    while more:
+        run_id, resume, more = launch.follow()
+        _furnace(TrainingRun.objects.get(pk=run_id), hardware, Silent(), resume=resume)
     raise Beside(f"run {run_id} is the first process's to report")
 
 
@@ -242,32 +254,44 @@ def _run_claimed(
     *,
     actor: str,
     resume: bool = False,
+    is_stage: bool = False,
 ) -> dict[str, Any]:
+    """Train a run this process holds, and enter what it makes. is_stage: another run of this launch follows it."""
     from rl.training.result import TrainingRefused
 
     folder = run_folder(run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with run_log(folder / "train.log"), stop_signals() as stop:
-            launch.lead(run.pk, resume=resume)
+            if waits_for_reward_model(run):
+                _reward_model_first(run, hardware, progress, launch)
+            launch.lead(run.pk, resume=resume, more=is_stage)
             result = _furnace(run, hardware, RunListener(run, stop, progress), resume=resume)
             result_keep(run, result)
-        policy = None
+        policy, judge = None, None
+        if result.status != "cancelled" and run.method == "reward_model":
+            judge = reward_model_enter(run, result, actor=actor, **figures_of(run, result))
         if result.status != "cancelled" and method_named(run.method).policy:
             policy = policy_enter(run, result, actor=actor)
     except KeyboardInterrupt:
         run_finish(run, Status.CANCELLED, reason="stopped by Ctrl-C before the first checkpoint")
         raise
-    except (TrainingRefused, DatasetRefused, RunRefused, registry.RegistryRefused) as refusal:
+    except StageStopped as stopped:
+        return _stopped_in_stage(run, stopped)
+    except (
+        TrainingRefused,
+        DatasetRefused,
+        RewardModelRefused,
+        RunRefused,
+        registry.RegistryRefused,
+    ) as refusal:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
         _ended(run, error)
         raise
-    if policy is None and result.status != "cancelled":
-        run_finish(
-            run, Status.SUCCEEDED, **figures_of(run, result)
-        )  # a judge of answers, which nobody serves
+    if judge is not None:
+        reward_model_judge(judge, actor=actor, hardware=hardware)
     elif policy is None:
         run.refresh_from_db()
         where = f"stopped at step {result.steps} of {result.total_steps}"
@@ -276,7 +300,34 @@ def _run_claimed(
         else:
             said = f"{run.reason}, " if run.cancel_requested else ""
             run_finish(run, Status.CANCELLED, reason=f"{said}{where}", **figures_of(run, result))
-    return train_report(run, result, policy)
+    return train_report(run, result, policy, judge)
+
+
+def _reward_model_first(
+    run: TrainingRun, hardware: Hardware, progress: ProgressCallback | None, launch: Launch
+) -> None:
+    """The reward model of a run whose reward is `auto`: found, gone on with, or trained as a run of its own."""
+
+    def trained(stage: TrainingRun) -> dict[str, Any]:
+        resume = stage.status != Status.QUEUED
+        stage = run_claim(stage.pk, resume=resume)
+        return _run_claimed(
+            stage, hardware, progress, launch, actor=stage.asked_by, resume=resume, is_stage=True
+        )
+
+    reward_model_settle(run, lambda order: _run_enter(order, hardware), trained)
+
+
+def _stopped_in_stage(run: TrainingRun, stopped: StageStopped) -> dict[str, Any]:
+    """End a run whose first stage was stopped: back to the workers, or cancelled; either can be gone on with."""
+    run.refresh_from_db()
+    if run.dispatched_at is not None and not run.cancel_requested and not stopped.cancelled:
+        run_interrupt(run, reason=str(stopped))
+    else:
+        said = f"{run.reason}, " if run.cancel_requested else ""
+        run_finish(run, Status.CANCELLED, reason=f"{said}{stopped}")
+    return {"run": run.pk, "method": run.method, "status": "cancelled", "policy": None, "agent": run.agent,
+            "why": run.result.get("why", ""), "steps": 0, "total_steps": run.steps_total}  # fmt: skip
 
 
 def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, resume: bool) -> TrainResult:
@@ -317,48 +368,6 @@ def _named(path: str) -> Any:
     """What `module:name` stands for in the training room."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def rewards_located(specs: str, agent: str) -> str:
-    """Reward specs with `model:RUN` made `model:FOLDER`, the folder that run left its reward model in, and `learned`
-    made `learned:FOLDER`, where the agent's newest label model lies.
-
-    Raises RunRefused for a run that does not exist or left no reward model, and where nothing was learnt from labels;
-    RewardRefused for a name nobody knows.
-    """
-    from rl.training.result import ResultError, TrainResult
-
-    located = []
-    for spec in specs.split(","):
-        kind, _, name = spec.strip().partition(":")
-        if kind == "code_execution" and not settings.ENABLE_CODE_EXECUTION:
-            raise RunRefused(
-                "--reward code_execution runs what a model wrote and is off: set ENABLE_CODE_EXECUTION=true, see "
-                "docs/rewards.md"
-            )
-        if spec.strip() == LEARNED:
-            labels = LabelRun.objects.filter(agent=agent).exclude(path="").order_by("-pk").first()
-            if labels is None:
-                raise RunRefused(
-                    f"--reward learned: nothing was learnt from ratings of {agent} yet; run "
-                    f"`manage.py auto_label --agent {agent}` first"
-                )
-            spec = f"{LEARNED}:{registry.home_path(labels.path)}"
-        if kind == "model" and name.isdigit():
-            run = TrainingRun.objects.filter(pk=int(name), method="reward_model").first()
-            if run is None:
-                raise RunRefused(
-                    f"--reward {spec}: run {name} trained no reward model; see `manage.py train_reward_model`"
-                )
-            try:
-                spec = f"model:{TrainResult.load(run_folder(run) / 'result.json').checkpoint}"
-            except ResultError as error:
-                raise RunRefused(
-                    f"--reward {spec}: run {name} is {run.status} and left no model ({error})"
-                ) from error
-        located.append(spec.strip())
-    rewards_named(located, code_execution=settings.ENABLE_CODE_EXECUTION)
-    return ",".join(located)
 
 
 def code_version() -> str:

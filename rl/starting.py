@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from django.conf import settings
-
 from rl import registry
-from rl.jobs import RunRefused, TrainOrder
+from rl.jobs import RunRefused, TrainOrder, base_model_for
 from rl.recipes import BASE, CHAMPION, Recipe
 
 
@@ -17,7 +15,7 @@ def start_settled(order: TrainOrder, recipe: Recipe) -> Recipe:
     wanted = recipe.as_dict().get("start_from", BASE)
     if wanted == BASE:
         return recipe
-    base_model = order.base_model or settings.RATCHET_BASE_MODEL
+    base_model = base_model_for(order)
     if wanted == CHAMPION:
         champion = registry.champion_of(order.agent)
         fits = champion is not None and champion.base_model == base_model

@@ -24,7 +24,8 @@ from rl.labelling import REWARD_MODEL, LabelsRefused, Row, _stacked, auto_label,
 from rl.models import LabelRun
 from rl.rewards.base import RewardSample
 from rl.rewards.named import RewardRefused, reward_named
-from rl.runs import RunRefused, rewards_located
+from rl.jobs import RunRefused
+from rl.reward_specs import rewards_located
 from rl.training.labels import LabelModel, LearnedReward, embeddings, figures_of, label_fit, logits, margins
 from rl.training.policy import load_policy
 from rl.training.ppo.named import rewards_of

@@ -17,11 +17,10 @@ from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs, registry
-from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_found, run_shown
-from rl.choosing import method_chosen
-from rl.jobs import TrainOrder
+from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_found, run_shown, text
 from rl.models import Policy, TrainingRun
 from rl.online import OnlineLearner
+from rl.orders import order_automatic
 from rl.selectors import share_of
 
 NAME = parameter("name", {"type": "string"}, "The policy's name, such as widgets-v480", where="path")
@@ -67,7 +66,7 @@ class Promote(ApiView):
     )
     def post(self, request: Request, name: str) -> Response:
         facts = object_in(request.data, required=(), optional=("to", "force", "reason"))
-        to, reason = _text(facts, "to") or "champion", _text(facts, "reason")
+        to, reason = text(facts, "to") or "champion", text(facts, "reason")
         if to not in ("challenger", "champion"):
             raise Refused(
                 "to: expected challenger or champion", fields={"to": "expected challenger or champion"}
@@ -96,7 +95,7 @@ class Rollback(ApiView):
         body_required=False,
     )
     def post(self, request: Request, name: str) -> Response:
-        reason = _text(object_in(request.data, required=(), optional=("reason",)), "reason")
+        reason = text(object_in(request.data, required=(), optional=("reason",)), "reason")
         policy = _policy(name)
         if policy.stage != Policy.Stage.CHAMPION:
             raise Refused(
@@ -139,14 +138,12 @@ class Runs(ApiView):
         knobs = {} if facts.get("knobs") is None else facts["knobs"]
         if not isinstance(knobs, dict):
             raise Refused("knobs: expected an object", fields={"knobs": "expected an object"})
-        agent = agent_checked(_text(facts, "agent"))
+        agent = agent_checked(text(facts, "agent"))
         with orders_refused():
-            chosen = method_chosen(agent, _text(facts, "method") or "auto")
-            order = TrainOrder(
+            order = order_automatic(
                 agent,
-                chosen.method,
-                why=chosen.why,
-                config=_text(facts, "config") or None,
+                text(facts, "method") or "auto",
+                config=text(facts, "config") or None,
                 knobs=knobs,
                 actor=grant_of(request).who,
             )
@@ -185,14 +182,6 @@ class Online(ApiView):
     def get(self, request: Request, agent: str) -> Response:
         parameters(request, ())
         return Response(OnlineLearner(agent_checked(agent)).get_status())
-
-
-def _text(facts: dict[str, Any], name: str) -> str:
-    """A text or null, which is empty. Refuses anything else."""
-    value = "" if facts.get(name) is None else facts[name]
-    if not isinstance(value, str) or "\x00" in value:
-        raise Refused(f"{name}: expected text", fields={name: "expected text"})
-    return value
 
 
 def _policy(name: str) -> Policy:

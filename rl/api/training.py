@@ -18,11 +18,13 @@ from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl.datasets import DatasetRefused
 from rl.jobs import TrainOrder
+from rl.methods import dataset_kind, method_named
 from rl.models import Policy, TrainingRun
-from rl.orders import OrderEstimate, order_estimate, order_place
+from rl.orders import OrderEstimate, order_automatic, order_estimate, order_place
 from rl.recipes import RecipeError
+from rl.reward_specs import reward_model_of
 from rl.scores import score_summaries
-from rl.selectors import run_get, run_series
+from rl.selectors import run_get, run_series, share_of
 
 AGENT = parameter("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Whose", where="path")
 
@@ -50,8 +52,9 @@ class Policies(ApiView):
                     "createdAt": policy.created_at.isoformat(),
                     "metrics": {
                         "feedbackCount": policy.feedback_count,
-                        "rewardMean": score.mean,
-                        "rewardStd": score.std,
+                        **_reward(policy),
+                        "scoreMean": score.mean,
+                        "scoreStd": score.std,
                     },
                 }
                 for policy, score in zip(found, scores, strict=True)
@@ -73,13 +76,19 @@ class TrainPolicy(ApiView):
         tag="policies",
         operation="policies_train",
         body_required=False,
-        description="Runs are trained by `manage.py qcluster`, one after the other.",
+        description="Runs are trained by `manage.py qcluster`, one after the other. The policy is then judged on "
+        "held-out feedback, and promoted where the gate opens.",
     )
     def post(self, request: Request, agent: str) -> Response:
-        facts = object_in(request.data, required=(), optional=("dryRun", "maxSteps", "learningRate"))
-        order = TrainOrder(agent_checked(agent), knobs=_knobs(facts), actor=grant_of(request).who)
+        facts = object_in(
+            request.data, required=(), optional=("dryRun", "maxSteps", "learningRate", "method")
+        )
+        knobs, method = _knobs(facts), text(facts, "method") or "auto"
         with orders_refused():
-            return Response(_plan(order_estimate(order))) if flag(facts, "dryRun") else placed(order)
+            order = order_automatic(agent_checked(agent), method, knobs=knobs, actor=grant_of(request).who)
+            if flag(facts, "dryRun"):
+                return Response(_plan(order, order_estimate(order)))
+            return placed(order, follow=method_named(order.method).policy)
 
 
 class RunOne(ApiView):
@@ -137,21 +146,46 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e9 < value < 1e9
 
 
-def _plan(estimate: OrderEstimate) -> dict[str, Any]:
+def text(facts: dict[str, Any], name: str) -> str:
+    """A text or null, which is empty. Refuses anything else."""
+    value = "" if facts.get(name) is None else facts[name]
+    if not isinstance(value, str) or "\x00" in value:
+        raise Refused(f"{name}: expected text", fields={name: "expected text"})
+    return value
+
+
+def _plan(order: TrainOrder, estimate: OrderEstimate) -> dict[str, Any]:
+    policy = estimate.policy
     return {
         "status": "dry_run",
         "feedbackCount": estimate.feedback_count,
-        "pairs": estimate.pairs,
+        "method": policy.method,
+        "why": order.why,
+        "samples": policy.samples,
+        "pairs": policy.samples if dataset_kind(policy.method, policy.recipe) == "pairs" else 0,
         "estimatedSteps": estimate.steps,
         "estimatedTimeMinutes": round(estimate.minutes, 3),
-        "estimatedBy": estimate.by,
+        "estimatedBy": policy.minutes_by,
+        "estimatedMemoryGb": max((stage.memory.gb or 0.0 for stage in estimate.stages), default=0.0) or None,
+        "estimatedMemoryBy": policy.memory.by,
+        "stages": [
+            {
+                "method": stage.method,
+                "samples": stage.samples,
+                "estimatedSteps": stage.steps,
+                "estimatedTimeMinutes": round(stage.minutes, 3),
+                "estimatedMemoryGb": stage.memory.gb,
+            }
+            for stage in estimate.stages
+        ],
+        "rewardModel": estimate.reward_model or None,
         "scoreMean": estimate.score_mean,
         "scoreStd": estimate.score_std,
         "modelConfig": {
-            "baseModel": estimate.base_model,
-            "method": "dpo",
-            "preset": estimate.config,
-            **estimate.recipe,
+            "baseModel": policy.base_model,
+            "method": policy.method,
+            "preset": policy.config,
+            **policy.recipe,
         },
         "refused": estimate.refused,
     }
@@ -166,9 +200,9 @@ def orders_refused() -> Iterator[None]:
         raise Refused(str(refusal)) from refusal
 
 
-def placed(order: TrainOrder) -> Response:
-    """202 with the run that was queued, and where it is."""
-    run = order_place(order)
+def placed(order: TrainOrder, *, follow: bool = False) -> Response:
+    """202 with the run that was queued, and where it is. follow: its policy is judged when it is trained."""
+    run = order_place(order, follow=follow)
     return Response(run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
 
 
@@ -188,6 +222,9 @@ def run_shown(run: TrainingRun) -> dict[str, Any]:
         "method": run.method,
         "status": "trained" if done else str(run.status),
         "reason": run.reason,
+        "why": run.result.get("why", ""),
+        "stage_of": run.stage_of_id,
+        "reward": run.recipe.get("reward"),
         "asked_by": run.asked_by,
         "follow_up": run.follow_up,
         "steps_done": run.steps_done,
@@ -205,16 +242,26 @@ def _trained(run: TrainingRun) -> dict[str, Any]:
         return {}
     learnt_from = run.snapshot.created_at if run.snapshot else policy.created_at
     score = score_summaries(run.agent, [max(learnt_from, run.created_at)])[0]
+    judge = reward_model_of(run)
     return {
         "policyId": policy.name,
         "version": _version(policy),
         "modelPath": policy.adapter_path,
-        "rewardModelPath": None,
+        "rewardModelPath": judge.path if judge else None,
+        "rewardModel": judge.name if judge else None,
         "feedbackCount": policy.feedback_count,
         "trainingSteps": run.steps_done,
-        "rewardMean": score.mean,
-        "rewardStd": score.std,
+        **_reward(policy),
+        "scoreMean": score.mean,
+        "scoreStd": score.std,
     }
+
+
+def _reward(policy: Policy) -> dict[str, float | None]:
+    """The policy's own held-out reward, mean and sample standard deviation over the prompts it answered; null until it
+    was judged."""
+    reward, std = share_of(policy.metrics, "average_reward"), policy.metrics.get("reward_std")
+    return {"rewardMean": reward.value if reward else None, "rewardStd": std}
 
 
 def _version(policy: Policy) -> str:

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from rl.experiments.allocation import BASE, RAMP, ArmPlan, Assignment, ExperimentPlan, Plan, group_place
 from rl.models import Arm, Experiment, ExperimentEvent, Policy
+from rl.recipes import AB_TESTING_KNOBS
 
 Status = Experiment.Status
 Kind = ExperimentEvent.Kind
@@ -157,17 +158,12 @@ def experiment_create(
     return experiment
 
 
-KNOBS = (
-    "ramp", "allocation", "floor", "group_reserve", "metric", "goal", "alpha", "tuning", "min_units",
-    "guardrails", "slices", "on_win",
-)  # fmt: skip
-"""Fields of a new experiment that an operator's file may set."""
-
-
 def _configured() -> dict[str, Any]:
     given: dict[str, Any] = django_settings.RATCHET_CONFIG.get("ab_testing", {})
-    if unknown := sorted(set(given) - set(KNOBS)):
-        raise ExperimentRefused(f"ab_testing: no knob {unknown[0]!r}; there are {', '.join(KNOBS)}")
+    if unknown := sorted(set(given) - set(AB_TESTING_KNOBS)):
+        raise ExperimentRefused(
+            f"ab_testing: no knob {unknown[0]!r}; there are {', '.join(AB_TESTING_KNOBS)}"
+        )
     return given
 
 

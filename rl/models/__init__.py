@@ -13,6 +13,8 @@ from rl.models.policies import Artifact as Artifact
 from rl.models.policies import Evaluation as Evaluation
 from rl.models.policies import Policy as Policy
 from rl.models.policies import PolicyEvent as PolicyEvent
+from rl.models.reward_models import RewardModelEvent as RewardModelEvent
+from rl.models.reward_models import RewardModelVersion as RewardModelVersion
 from rl.models.rewards import RewardRecord as RewardRecord
 from rl.models.rewards import RewardSettings as RewardSettings
 from rl.models.runs import RunMetric as RunMetric

@@ -102,6 +102,14 @@ class TrainingRun(models.Model):
         help_text="Judging, promoting, exporting, deploying its policy",
     )
     follow_ups = models.PositiveSmallIntegerField(default=0, help_text="Times that was begun")
+    stage_of = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="stages",
+        help_text="The run that needed this one first: its reward model was trained here",
+    )
     result = models.JSONField(
         default=dict, help_text="Final figures, without the histories (those are in result.json)"
     )

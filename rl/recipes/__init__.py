@@ -12,6 +12,7 @@ from rl.recipes.grpo import GRPO_CONFIG as GRPO_CONFIG
 from rl.recipes.grpo import GRPORecipe as GRPORecipe
 from rl.recipes.kto import KTO_CONFIG as KTO_CONFIG
 from rl.recipes.kto import KTORecipe as KTORecipe
+from rl.recipes.loop import AB_TESTING_KNOBS as AB_TESTING_KNOBS
 from rl.recipes.loop import DATASET_CONFIG as DATASET_CONFIG
 from rl.recipes.loop import ONLINE_LEARNING_CONFIG as ONLINE_LEARNING_CONFIG
 from rl.recipes.named import RECIPES as RECIPES

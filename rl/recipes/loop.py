@@ -31,3 +31,10 @@ ONLINE_LEARNING_CONFIG: dict[str, Any] = {
 }
 """When an agent learns by itself and what happens then (docs/online-learning.md); the section `continuous_learning` of
 RATCHET_CONFIG lies over it, the agent's row in the admin over both."""
+
+
+AB_TESTING_KNOBS = (
+    "ramp", "allocation", "floor", "group_reserve", "metric", "goal", "alpha", "tuning", "min_units",
+    "guardrails", "slices", "on_win",
+)  # fmt: skip
+"""Fields of a new experiment that the section `ab_testing` of RATCHET_CONFIG may set."""

@@ -23,9 +23,13 @@ LEARNED = "learned"
 """The reward learnt from people's ratings; the training room opens its folder, `learned:FOLDER`, itself too."""
 
 
+AUTO = "auto"
+"""The agent's reward model: the registered one that still holds, else one trained when the run begins."""
+
+
 def opened_in_training(spec: str) -> bool:
     """Whether a spec is a trained model, which only the training room can open."""
-    return spec == LEARNED or spec.startswith((MODEL, f"{LEARNED}:"))
+    return spec in (LEARNED, AUTO) or spec.startswith((MODEL, f"{LEARNED}:"))
 
 
 class RewardRefused(ValueError):
@@ -83,7 +87,7 @@ def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
         raise RewardRefused(f"reward {spec} is a trained model, which works in training alone")
     if "." not in spec:
         raise RewardRefused(
-            f"no reward {spec!r}; known are {', '.join(known)}, learned, model:RUN_OR_PATH, or the dotted path of a "
+            f"no reward {spec!r}; known are {', '.join(known)}, learned, auto, model:RUN_OR_PATH, or the dotted path of a "
             f"function"
         )
     return _users_own(spec)

@@ -9,3 +9,6 @@ from rl.statistics.intervals import mcnemar_unconditional as mcnemar_uncondition
 from rl.statistics.intervals import mean_interval as mean_interval
 from rl.statistics.intervals import paired_difference as paired_difference
 from rl.statistics.intervals import wilson_interval as wilson_interval
+from rl.statistics.ranking import Ranking as Ranking
+from rl.statistics.ranking import concordance as concordance
+from rl.statistics.ranking import concordance_difference as concordance_difference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -226,6 +227,7 @@ def _figures(side: _Side) -> dict[str, Any]:
         "preference_accuracy_length_normalised": wilson_interval(per_token, len(side.scores)).as_dict(),
         "valid_rate": wilson_interval(valid, len(side.problems)).as_dict(),
         "average_reward": mean_interval(side.rewards, bounds=(0.0, 1.0)).as_dict(),
+        "reward_std": statistics.stdev(side.rewards) if len(side.rewards) > 1 else None,
     }
 
 

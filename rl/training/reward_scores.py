@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,20 @@ class RewardModel:
                 for i, value in zip(rows, self.model(**batch).logits[:, 0].float().tolist(), strict=True):
                     found[i] = value
         return found
+
+    def row_scores(
+        self, rows: Sequence[Mapping[str, Any]], max_completion_length: int = 512
+    ) -> list[list[float]]:
+        """The head's number for each response of each row: of pairs the chosen one's and the rejected one's, of single
+        responses the one. Raises ValueError for rows of another shape."""
+        sides = ("chosen", "rejected") if rows and "chosen" in rows[0] else ("completion",)
+        columns = [
+            self.scores_encoded(
+                self.encoder.column(rows, side, self.facts["max_length"], max_completion_length)
+            )
+            for side in sides
+        ]
+        return [list(found) for found in zip(*columns, strict=True)]
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
         """As a reward function: raw rewards in [-2, 2], see `to_raw`."""

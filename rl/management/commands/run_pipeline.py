@@ -8,11 +8,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from rl import pipeline, runs
-from rl.choosing import method_chosen
-from rl.jobs import TrainOrder
-from rl.learner_config import learner_settings, retrain_knobs
-from rl.models import Policy
+from rl import pipeline
+from rl.learner_config import learner_settings
+from rl.models import Policy, TrainingRun
 from rl.orders import agent_for
 
 
@@ -31,17 +29,31 @@ class Command(RatchetCommand):
             "--method",
             default="auto",
             metavar="M",
-            help="dpo, kto, sft, grpo, ppo, or auto (default): dpo, kto or sft by what the feedback holds, and says "
-            "why. Example: --method dpo",
+            help="dpo, kto, sft, grpo, ppo, rlhf (a reward model, then PPO), or auto (default): by what the feedback "
+            "holds, and says why. Example: --method rlhf",
+        )
+        parser.add_argument(
+            "--model",
+            metavar="NAME_OR_PATH",
+            help="Base model: a Hugging Face name or a folder (default: the one of RATCHET_CONFIG's section, else "
+            "RATCHET_BASE_MODEL). Example: --model bundled",
         )
         parser.add_argument(
             "--reward",
             action="append",
             metavar="SPEC",
-            help="What grpo and ppo reward, repeatable (default: the preset's). Example: --reward agent",
+            help="What grpo and ppo reward, repeatable; auto is the agent's reward model, trained first where there is "
+            "none (default: the preset's). Example: --reward auto",
         )
         parser.add_argument(
             "--config", metavar="NAME", help="Preset (default: by the machine). Example: --config cpu"
+        )
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="KNOB=VALUE",
+            help="A knob of the recipe; repeatable. Example: --set max_steps=20",
         )
         parser.add_argument(
             "--deploy-ollama",
@@ -59,41 +71,50 @@ class Command(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["run"] is not None:
             with self.bar("judging") as bar:
-                return asdict(pipeline.run_follow(options["run"], bar.update))
-        agent = agent_for(options["agent"], from_file=False)
-        chosen = method_chosen(agent, options["method"])
-        wanted = learner_settings(agent)
-        knobs = retrain_knobs(wanted, chosen.method)
-        if options["reward"]:
-            knobs["reward"] = ",".join(options["reward"])
-        order = TrainOrder(
-            agent,
-            chosen.method,
+                outcome = pipeline.run_follow(options["run"], bar.update)
+            run = TrainingRun.objects.get(pk=options["run"])
+            return {"training": {"run": run.pk, "why": run.result.get("why", "")}, **asdict(outcome)}
+        whole = pipeline.TrainingPipeline(
+            agent_for(options["agent"], from_file=False),
+            base_model=options["model"],
+            method=options["method"],
             config=options["config"],
-            actor="run_pipeline",
-            why=chosen.why,
-            knobs=knobs,
+            knobs=self.knobs_of(options),
         )
         with self.bar("training") as bar:
-            trained = runs.train(order, bar.update)
+            trained = whole.train(bar.update)
         if trained["status"] != "succeeded":
             raise CommandError(
                 f"run {trained['run']} was {trained['status']}; go on with: "
-                f"python manage.py train_{order.method} --resume {trained['run']}"
+                f"python manage.py train_{trained['method']} --resume {trained['run']}, then "
+                f"python manage.py run_pipeline --run {trained['run']}"
             )
-        wishes = pipeline.Wishes.of(wanted)
-        policy = Policy.objects.get(name=trained["policy"])
         with self.bar("judging") as bar:
-            outcome = pipeline.policy_follow(policy, wishes, bar.update)
+            outcome = whole.follow(trained, bar.update)
         if options["deploy_ollama"] and outcome.passed and not outcome.deployed.startswith("ollama"):
             with self.bar("deploying") as bar:
                 outcome.deployed = pipeline.policy_deploy(
-                    policy, actor="run_pipeline", to_ollama=True, progress=bar.update
+                    Policy.objects.get(name=outcome.policy),
+                    actor="run_pipeline",
+                    to_ollama=True,
+                    progress=bar.update,
                 )
         return {"training": trained, **asdict(outcome)}
 
+    @staticmethod
+    def knobs_of(options: dict[str, Any]) -> dict[str, Any]:
+        knobs: dict[str, Any] = {}
+        for assignment in options["set"]:
+            knob, separator, value = assignment.partition("=")
+            if not separator:
+                raise CommandError(f"--set takes knob=value, found {assignment!r}")
+            knobs[knob.strip()] = value.strip()
+        if options["reward"]:
+            knobs["reward"] = ",".join(options["reward"])
+        return knobs
+
     def show(self, result: dict[str, Any]) -> None:
-        if why := result["training"]["why"]:
+        if why := result["training"].get("why"):
             self.stdout.write(why)
         for verdict in result["sheet"].get("verdicts", []):
             self.stdout.write(f"{verdict['outcome']:>14}  {verdict['rule']}: {verdict['words']}")
@@ -103,3 +124,4 @@ class Command(RatchetCommand):
             + "".join(f"\n{path}" for path in result["exported"])
             + (f"\nanswers: {result['deployed']}" if result["deployed"] else "")
         )
+        self.stdout.write(f"Next: {result['next_step']}")

@@ -14,7 +14,7 @@ import torch
 from peft import get_peft_model
 
 from rl.recipes import GRPORecipe, PPORecipe
-from rl.rewards.named import MODEL
+from rl.rewards.named import AUTO, MODEL
 from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
 from rl.training.estimates import (
     HELD_OUT_SHARE,
@@ -77,7 +77,7 @@ def ppo(
     networks = 2 if recipe.value_backbone == "adapter" else 1
     per_step = recipe.batch_size / size
     looked_at = _looked_at(recipe, len(rows), steps)
-    models = sum(spec.strip().startswith(MODEL) for spec in recipe.reward.split(","))
+    models = sum(spec.strip().startswith((MODEL, AUTO)) for spec in recipe.reward.split(","))
     work = Work(
         rows=len(rows),
         steps=steps,
@@ -116,7 +116,7 @@ def grpo(
     answers = _answers(base_model, shape, recipe, ids, at_once, recipe.num_generations, hardware)
     micros = batches(answers.items, recipe.batch_size)
     looked_at = _looked_at(recipe, len(rows), steps)
-    models = sum(spec.strip().startswith(MODEL) for spec in recipe.reward.split(","))
+    models = sum(spec.strip().startswith((MODEL, AUTO)) for spec in recipe.reward.split(","))
     fresh = trained / recipe.num_iterations
     alone = sum(len(i.prompt_ids) + len(i.response_ids) for i in micros[0])
     packed = sum(map(len, {tuple(i.prompt_ids) for i in micros[0]})) + sum(

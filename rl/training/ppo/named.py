@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl.rewards.base import RewardFunction
-from rl.rewards.named import LEARNED, MODEL, rewards_named
+from rl.rewards.named import AUTO, LEARNED, MODEL, rewards_named
 from rl.training.labels import LearnedReward
 from rl.training.ppo.reward_role import SharedRewardModel, fits
 from rl.training.ppo.shared_base import SharedBase
@@ -31,6 +31,11 @@ def rewards_of(specs: str, base: SharedBase | None = None) -> list[RewardFunctio
                     functions.append(RewardModel.load(path))
             elif name.startswith(f"{LEARNED}:"):
                 functions.append(LearnedReward.load(name.removeprefix(f"{LEARNED}:")))
+            elif name == AUTO:
+                raise TrainingRefused(
+                    "reward auto is the agent's registered reward model: run the training by command, which finds or "
+                    "trains it, or name a folder with model:FOLDER"
+                )
             elif name == LEARNED:
                 raise TrainingRefused(
                     "reward learned needs the folder of a label model: learned:FOLDER, or run the training by command, "

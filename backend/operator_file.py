@@ -1,0 +1,184 @@
+"""Read the operator's YAML file of knobs (RATCHET_CONFIG) and check every key: what has no effect is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl.recipes import AB_TESTING_KNOBS, ONLINE_LEARNING_CONFIG, RECIPES, RecipeError
+
+WRAPPER = "rlhf"
+"""One top key below which everything may stand."""
+
+SWITCHES = ("enabled", "base_model")
+"""Keys beside the sections."""
+
+SCOPES = ("ingest", "rate", "read", "operate")
+LEARNER_CHOICES: dict[str, tuple[str, ...]] = {
+    "method": ("auto", "rlhf", *(slug for slug in RECIPES if slug != "reward_model")),
+    "start_from": ("base", "champion"),
+    "gate": ("champion", "challenger", "none"),
+}
+
+
+class OperatorFileError(ValueError):
+    """A file that cannot be read, or a key or value in it that means nothing; the message names the key."""
+
+
+@dataclass(frozen=True)
+class OperatorFile:
+    """What the file says, by where it counts."""
+
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Section -> {knob: value}, without the base models."""
+    base_models: dict[str, str] = field(default_factory=dict)
+    """Method or `continuous_learning` -> the base model trained there."""
+    base_model: str = ""
+    """Base model where nothing else names one; empty where the file does not say."""
+    enabled: bool | None = None
+    """Whether agents retrain by themselves; None where the file does not say."""
+
+
+def operator_file(path: str) -> OperatorFile:
+    """The file's content, checked; an empty path is an empty file. Raises OperatorFileError."""
+    if not path:
+        return OperatorFile()
+    try:
+        found = yaml.safe_load(Path(path).expanduser().read_text("utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OperatorFileError(f"RATCHET_CONFIG ({path}) must be a readable YAML file: {error}") from error
+    try:
+        return operator_settings(found)
+    except OperatorFileError as error:
+        raise OperatorFileError(f"RATCHET_CONFIG ({path}): {error}") from error
+
+
+def operator_settings(found: Any) -> OperatorFile:
+    """The settings in a parsed file: sections at the top, or all of them below `rlhf`. Raises OperatorFileError."""
+    if not isinstance(found, dict):
+        raise OperatorFileError(
+            f"expected sections of knobs ({', '.join(SECTIONS)}), found {type(found).__name__}"
+        )
+    if WRAPPER in found:
+        if beside := sorted(map(str, set(found) - {WRAPPER})):
+            raise OperatorFileError(f"{beside[0]} stands beside {WRAPPER}: put everything below {WRAPPER}")
+        found = found[WRAPPER] or {}
+        if not isinstance(found, dict):
+            raise OperatorFileError(f"{WRAPPER}: expected sections of knobs, found {type(found).__name__}")
+    sections: dict[str, dict[str, Any]] = {}
+    base_models: dict[str, str] = {}
+    for name, knobs in found.items():
+        if name in SWITCHES:
+            continue
+        if name not in SECTIONS:
+            raise OperatorFileError(
+                f"no section {name!r}; there are {', '.join(SECTIONS)}, and the keys {', '.join(SWITCHES)}"
+            )
+        if not isinstance(knobs, dict):
+            raise OperatorFileError(f"{name}: expected knobs, found {type(knobs).__name__}")
+        own = dict(knobs)
+        if "base_model" in own and (name in RECIPES or name == "continuous_learning"):
+            base_models[name] = _text(f"{name}.base_model", own.pop("base_model"))
+        SECTIONS[name](name, own)
+        sections[name] = own
+    enabled = found.get("enabled")
+    if enabled is not None and not isinstance(enabled, bool):
+        raise OperatorFileError(f"enabled: expected true or false, found {enabled!r}")
+    base_model = _text("base_model", found["base_model"]) if "base_model" in found else ""
+    return OperatorFile(sections, base_models, base_model, enabled)
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise OperatorFileError(f"{key}: expected a Hugging Face name or a folder, found {value!r}")
+    return value
+
+
+def _known(section: str, knobs: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...]) -> None:
+    if unknown := sorted(map(str, set(knobs) - set(known))):
+        raise OperatorFileError(f"{section}: no knob {unknown[0]!r}; there are {', '.join(known)}")
+
+
+def _recipe(section: str, knobs: Mapping[str, Any]) -> None:
+    """A method's knobs: known by name, and allowed by at least one preset, over which they are laid."""
+    fault: RecipeError | None = None
+    for preset in RECIPES[section].values():
+        try:
+            preset.with_knobs(**knobs)
+        except RecipeError as error:
+            fault = fault or error
+        else:
+            return
+    raise OperatorFileError(f"{section}: {fault}")
+
+
+def _share(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 32_767
+
+
+FEEDBACK: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "collection_rate": (_share, "a share from 0 to 1"),
+    "ratings_wanted": (_count, "a whole number of at least 1"),
+    "overlap_share": (_share, "a share from 0 to 1"),
+    "overlap_ratings": (_count, "a whole number of at least 1"),
+    "aggregation": (lambda value: value in ("majority", "dawid_skene"), "majority or dawid_skene"),
+    **{
+        f"throttle_{scope}": (
+            lambda value: bool(re.fullmatch(r"[1-9]\d*/(s|sec|min|hour|day)", str(value))),
+            "a rate such as 600/min",
+        )
+        for scope in SCOPES
+    },
+}
+"""Knob of `feedback` -> whether a value is allowed, and what is."""
+
+
+def _feedback(section: str, knobs: Mapping[str, Any]) -> None:
+    _known(section, knobs, FEEDBACK)
+    for name, value in knobs.items():
+        allowed, words = FEEDBACK[name]
+        if not allowed(value):
+            raise OperatorFileError(f"{section}.{name}: expected {words}, found {value!r}")
+
+
+def _learner(section: str, knobs: Mapping[str, Any]) -> None:
+    """The learner's knobs: of the type of their default, and one of the choices where there are such."""
+    _known(section, knobs, {**ONLINE_LEARNING_CONFIG, "base_model": ""})
+    for name, value in knobs.items():
+        default = ONLINE_LEARNING_CONFIG[name]
+        if choices := LEARNER_CHOICES.get(name):
+            fits, words = value in choices, f"one of {', '.join(choices)}"
+        elif isinstance(default, bool):
+            fits, words = isinstance(value, bool), "true or false"
+        elif name == "replay_share":
+            fits, words = _share(value), "a share from 0 to 1"
+        elif isinstance(default, int):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            fits, words = whole and value >= (0 if name.startswith("keep_") else 1), "a whole number above 0"
+        else:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            fits, words = number and value > 0, "a number above 0"
+        if not fits:
+            raise OperatorFileError(f"{section}.{name}: expected {words}, found {value!r}")
+
+
+def _experiments(section: str, knobs: Mapping[str, Any]) -> None:
+    _known(section, knobs, AB_TESTING_KNOBS)  # their values are checked with the experiment they make
+
+
+SECTIONS: dict[str, Callable[[str, Mapping[str, Any]], None]] = {
+    "feedback": _feedback,
+    **dict.fromkeys(("reward_model", "ppo", "grpo", "dpo", "kto", "sft"), _recipe),
+    "continuous_learning": _learner,
+    "ab_testing": _experiments,
+}
+"""Section -> the check of its knobs."""
