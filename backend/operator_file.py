@@ -1,4 +1,4 @@
-"""Read the operator's YAML file of knobs (RATCHET_CONFIG) and check every key: what has no effect is refused by name."""
+"""Read the operator's YAML file of knobs (RATCHET_CONFIG) and check every key: what has no effect is refused."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ class RunListener:
             self.beat_at = timezone.now()
             TrainingRun.objects.filter(pk=self.run.pk).update(steps_done=step, heartbeat_at=self.beat_at)
             # a stage ends with the run that needs it
-            asked = (self.run.pk, self.run.stage_of_id)
+            asked = [self.run.pk, self.run.stage_of_id or self.run.pk]
             if TrainingRun.objects.filter(pk__in=asked, cancel_requested=True).exists():
                 self.stop.set()
 

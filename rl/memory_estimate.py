@@ -56,8 +56,8 @@ def memory_estimate(base_model: str, recipe: dict[str, Any], sides: int) -> Memo
     total = (weights + lora + kept) / GB + PROCESS_GB
     return MemoryEstimate(
         round(total, 2),
-        f"at most: {weights / GB:.2f} GB weights, {lora / GB:.2f} adapter and optimiser, {kept / GB:.2f} of a micro-batch "
-        f"at full length ({tokens:,} tokens), {PROCESS_GB:g} the process itself",
+        f"at most: {weights / GB:.2f} GB weights, {lora / GB:.2f} adapter and optimiser, {kept / GB:.2f} of a "
+        f"micro-batch at full length ({tokens:,} tokens), {PROCESS_GB:g} the process itself",
     )
 
 

@@ -95,10 +95,10 @@ def order_estimate(order: TrainOrder) -> OrderEstimate:
         raise TooLittleFeedback(order.agent, count, needed)
     stages, reward_model = [_stage(order)], ""
     if AUTO in str(stages[0].recipe.get("reward", "")).split(","):
-        judge = reward_model_valid(order.agent)
+        judge = reward_model_valid(order.agent, base_model_for(order))
         reward_model = judge.name if judge else ""
         if judge is None:
-            stages.insert(0, _stage(reward_model_order(order.agent)))
+            stages.insert(0, _stage(reward_model_order(order.agent, base_model_for(order))))
     score = score_summaries(order.agent, [timezone.now()])[0]
     return OrderEstimate(count, score.mean, score.std, tuple(stages), reward_model)
 

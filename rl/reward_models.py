@@ -18,7 +18,7 @@ from django.db import IntegrityError, transaction
 from feedback.selectors import feedback_counts
 from rl.choosing import method_chosen
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
-from rl.jobs import TrainOrder, base_model_for, run_finish
+from rl.jobs import TrainOrder, run_finish
 from rl.keeping import file_sha256
 from rl.methods import OBJECTIVE_KINDS
 from rl.models import RewardModelEvent, RewardModelVersion, Snapshot, TrainingRun
@@ -74,21 +74,34 @@ def reward_model_champion(agent: str) -> RewardModelVersion | None:
     return RewardModelVersion.objects.filter(agent=agent, stage=Stage.CHAMPION).first()
 
 
-def reward_model_valid(agent: str) -> RewardModelVersion | None:
+def reward_model_valid(agent: str, base_model: str) -> RewardModelVersion | None:
     """The agent's champion where it may be used as it is: its files are whole, it was trained on the base model that
-    would be taken now, and the feedback has not outgrown it. None where one is to be trained first."""
+    would be taken now for a policy on `base_model`, and the feedback has not outgrown it. None where one is to be
+    trained first."""
     champion = reward_model_champion(agent)
     if champion is None or fault_of(champion):
         return None
     fresh = feedback_counts(agent).feedback <= STALE_AFTER * champion.feedback_count
-    same = champion.base_model == base_model_for(TrainOrder(agent, "reward_model"))
+    same = champion.base_model == _base_model(base_model)
     return champion if fresh and same and beats_a_coin(champion.ranking) else None
 
 
-def reward_model_order(agent: str, *, actor: str = "rlhf") -> TrainOrder:
-    """What trains a reward model on the feedback an agent has, by the objective that fits it."""
+def reward_model_order(agent: str, base_model: str, *, actor: str = "rlhf") -> TrainOrder:
+    """What trains a reward model for a policy on `base_model`, by the objective that fits the agent's feedback."""
     chosen = method_chosen(agent, "reward_model")
-    return TrainOrder(agent, chosen.method, knobs=chosen.knobs, why=chosen.why, actor=actor)
+    return TrainOrder(
+        agent,
+        chosen.method,
+        base_model=_base_model(base_model),
+        knobs=chosen.knobs,
+        why=chosen.why,
+        actor=actor,
+    )
+
+
+def _base_model(policy: str) -> str:
+    """The base of a reward model: the one RATCHET_CONFIG names for it, else the policy's, which it then shares."""
+    return str(settings.RATCHET_BASE_MODELS.get("reward_model") or policy)
 
 
 def fault_of(version: RewardModelVersion) -> str:
@@ -108,13 +121,31 @@ def reward_model_folder(version: RewardModelVersion) -> Path:
     return home_path(version.path)
 
 
+def reward_model_shown(version: RewardModelVersion) -> dict[str, Any]:
+    """A reward model as commands and the API answer it."""
+    return {
+        "name": version.name,
+        "agent": version.agent,
+        "stage": str(version.stage),
+        "run": version.run_id,
+        "base_model": version.base_model,
+        "objective": version.objective,
+        "architecture": version.architecture,
+        "feedback_count": version.feedback_count,
+        "ranking": version.ranking,
+        "better_than_a_coin": beats_a_coin(version.ranking),
+        "created_at": version.created_at.isoformat(),
+    }
+
+
 # --- Entering and judging one -------------------------------------------------------------------------------
 
 
 def reward_model_enter(
-    run: TrainingRun, result: TrainResult, *, actor: str, **figures: Any
+    run: TrainingRun, result: TrainResult, figures: dict[str, Any], *, actor: str
 ) -> RewardModelVersion:
-    """Copy a finished reward model to its place, register it and end its run in one transaction."""
+    """Copy a finished reward model to its place, register it and end its run, with `figures` as fields of its row, in
+    one transaction."""
     snapshot = run.snapshot
     assert snapshot is not None  # a run without a dataset trains nothing
     name = _name_next(run.agent, snapshot.feedback_count)
@@ -224,7 +255,7 @@ def ranking_of(
     prompts = [str(row["prompt_hash"]) for row in rows]
     scores = [score for (score,) in own]
     found = concordance(values, scores, prompts)
-    share = {**found.share.as_dict(), "what": what, "compared": found.compared}
+    share = {**found.share.as_dict(), "n": len(rows), "what": what, "compared": found.compared}
     if other is None:
         return _Ranked(share)
     difference = concordance_difference(values, scores, [score for (score,) in other], prompts)
@@ -247,6 +278,12 @@ def ranking_words(ranking: dict[str, Any]) -> str:
         return f"nothing could be ranked: {ranking.get('n', 0)} {what}"
     share = f"{100 * ranking['value']:.0f} % ({100 * ranking['low']:.0f} to {100 * ranking['high']:.0f})"
     return f"ranks {share} of {ranking['n']} {what} as people did"
+
+
+def difference_words(difference: dict[str, float]) -> str:
+    """A difference of shares in percentage points, with its interval."""
+    value, low, high = (100 * difference[name] for name in ("value", "low", "high"))
+    return f"{value:+.0f} points ({low:+.0f} to {high:+.0f})"
 
 
 # --- Moving one ---------------------------------------------------------------------------------------------
@@ -274,11 +311,7 @@ def gate_fault(version: RewardModelVersion) -> str:
         return f"it was not compared with the champion {champion.name}: manage.py reward_model judge {version.name}"
     difference = ranking.get("difference")
     if not difference or difference["low"] <= 0:
-        found = (
-            f"{100 * difference['value']:+.0f} points ({100 * difference['low']:+.0f} to {100 * difference['high']:+.0f})"
-            if difference
-            else "nothing to compare"
-        )
+        found = difference_words(difference) if difference else "nothing to compare"
         return f"it is not shown to rank better than {champion.name} on the same {ranking['n']} rows: {found}"
     return ""
 

@@ -50,7 +50,7 @@ def reward_model_settle(
     it. Raises RunRefused where the reward model ranks held-out feedback no better than a coin, StageStopped where its
     training was stopped.
     """
-    found = reward_model_valid(run.agent)
+    found = reward_model_valid(run.agent, run.base_model)
     if found is None:
         _stage_train(run, enter, train)
         found = reward_model_champion(run.agent)
@@ -71,7 +71,7 @@ def _stage_train(
 ) -> None:
     stage = run.stages.filter(method="reward_model").exclude(status=Status.REFUSED).order_by("-pk").first()
     if stage is None:
-        stage = enter(reward_model_order(run.agent, actor=f"run {run.pk}"))
+        stage = enter(reward_model_order(run.agent, run.base_model, actor=f"run {run.pk}"))
         TrainingRun.objects.filter(pk=stage.pk).update(stage_of=run)
         stage.refresh_from_db()
     if stage.status != Status.SUCCEEDED:
@@ -93,6 +93,6 @@ def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:
     said = f"{newest.name} {ranking_words(newest.ranking)}" if newest else "none was trained"
     return (
         f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than a coin ({said}; the 95 % "
-        f"interval must lie above 50 %): rate more at /rate/?agent={run.agent}, or learn from the ratings directly with "
-        f"--method auto"
+        f"interval must lie above 50 %): rate more at /rate/?agent={run.agent}, or learn from the ratings "
+        f"directly with --method auto"
     )

@@ -42,8 +42,8 @@ from rl.reward_models import (
     reward_model_enter,
     reward_model_judge,
 )
-from rl.reward_stage import StageStopped, reward_model_settle, waits_for_reward_model
 from rl.reward_specs import rewards_located
+from rl.reward_stage import StageStopped, reward_model_settle, waits_for_reward_model
 from rl.rewards.named import RewardRefused
 from rl.starting import start_located, start_settled
 
@@ -270,7 +270,7 @@ def _run_claimed(
             result_keep(run, result)
         policy, judge = None, None
         if result.status != "cancelled" and run.method == "reward_model":
-            judge = reward_model_enter(run, result, actor=actor, **figures_of(run, result))
+            judge = reward_model_enter(run, result, figures_of(run, result), actor=actor)
         if result.status != "cancelled" and method_named(run.method).policy:
             policy = policy_enter(run, result, actor=actor)
     except KeyboardInterrupt:

@@ -149,7 +149,14 @@ def test_serving_knows_neither_torch_nor_runs() -> None:
     assert offences("rl.serving", {*TORCH, "rl.training", "rl.export", "rl.runs"}) == []
 
 
-DOORS = ["rl.runs", "rl.evaluations", "rl.exports", "rl.labelling"]
+DOORS = [
+    "rl.runs",
+    "rl.evaluations",
+    "rl.exports",
+    "rl.labelling",
+    "rl.reward_models",
+    "rl.reward_specs",
+]
 
 
 def test_only_the_doors_open_the_furnace_and_only_inside_functions() -> None:

@@ -20,12 +20,12 @@ from feedback.services import decision_record, rating_submit
 from feedback.suggestions import suggestion_of, suggestion_settle
 from rl.agents import widgets
 from rl.holdout import split_by_hash
+from rl.jobs import RunRefused
 from rl.labelling import REWARD_MODEL, LabelsRefused, Row, _stacked, auto_label, rated_rows
 from rl.models import LabelRun
+from rl.reward_specs import rewards_located
 from rl.rewards.base import RewardSample
 from rl.rewards.named import RewardRefused, reward_named
-from rl.jobs import RunRefused
-from rl.reward_specs import rewards_located
 from rl.training.labels import LabelModel, LearnedReward, embeddings, figures_of, label_fit, logits, margins
 from rl.training.policy import load_policy
 from rl.training.ppo.named import rewards_of

@@ -99,16 +99,50 @@ def test_fewer_than_ten_samples_are_refused_with_their_count(operator: ApiClient
     assert not TrainingRun.objects.exists()
 
 
-def test_ratings_that_make_no_pairs_are_planned_with_the_reason_and_not_trained(operator: ApiClient) -> None:
-    rate(12, pairs=False)
+def test_sixteen_single_scores_are_planned_by_the_method_that_hears_them(operator: ApiClient) -> None:
+    rate(16, pairs=False)
     plan = operator.post(TRAIN, {"dryRun": True}).json()
-    assert (plan["feedbackCount"], plan["estimatedSteps"]) == (12, 0)
-    assert "0 pairs" in plan["refused"]
+    assert (plan["feedbackCount"], plan["method"], plan["refused"], plan["pairs"]) == (16, "kto", "", 0)
+    assert plan["why"].startswith("auto took kto: ")
+    assert plan["samples"] > 8
+    assert plan["estimatedSteps"] > 0
+    assert plan["modelConfig"]["method"] == "kto"
+    # the bundled model's 3.9 million numbers of four bytes, and what a run keeps beside them
+    assert 1.5 < plan["estimatedMemoryGb"] < 8
+    assert "weights" in plan["estimatedMemoryBy"]
     response = operator.post(TRAIN, {})
+    assert (response.status_code, response.json()["method"]) == (202, "kto")
+
+
+def test_a_method_that_the_feedback_cannot_feed_is_planned_with_the_reason_and_not_trained(
+    operator: ApiClient,
+) -> None:
+    rate(12, pairs=False)
+    plan = operator.post(TRAIN, {"dryRun": True, "method": "dpo"}).json()
+    assert (plan["feedbackCount"], plan["estimatedSteps"], plan["method"]) == (12, 0, "dpo")
+    assert "0 pairs" in plan["refused"]
+    response = operator.post(TRAIN, {"method": "dpo"})
     assert response.status_code == 400
     assert "0 pairs" in error_of(response)["message"]
     assert not TrainingRun.objects.exists()
     assert not OrmQ.objects.exists()
+
+
+def test_rlhf_is_planned_as_its_two_stages(operator: ApiClient) -> None:
+    rate(40)
+    plan = operator.post(TRAIN, {"dryRun": True, "method": "rlhf"}).json()
+    assert [stage["method"] for stage in plan["stages"]] == ["reward_model", "ppo"]
+    assert plan["estimatedSteps"] == sum(stage["estimatedSteps"] for stage in plan["stages"])
+    assert (plan["method"], plan["modelConfig"]["reward"], plan["rewardModel"]) == ("ppo", "auto", None)
+    run = operator.post(TRAIN, {"method": "rlhf"}).json()
+    assert (run["method"], run["reward"], run["follow_up"]) == ("ppo", "auto", "wanted")
+
+
+def test_an_unknown_method_is_refused_with_those_there_are(operator: ApiClient) -> None:
+    rate(12)
+    response = operator.post(TRAIN, {"method": "banana"})
+    assert response.status_code == 400
+    assert "no method 'banana'" in error_of(response)["message"]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +159,7 @@ def test_ratings_that_make_no_pairs_are_planned_with_the_reason_and_not_trained(
         ({"learningRate": -1}, "learningRate"),
         ({"learningRate": 2}, "learningRate"),
         ({"learning_rate": 0.1}, "learning_rate"),
+        ({"method": 3}, "method"),
     ],
     ids=str,
 )
@@ -172,7 +207,11 @@ def test_a_run_shows_its_history_and_then_its_policy(operator: ApiClient) -> Non
         "rewardModelPath": None,
     }
     assert (shown["feedbackCount"], shown["trainingSteps"]) == (12, 10)
-    assert shown["rewardMean"] == pytest.approx(0.55)
+    assert shown["scoreMean"] == pytest.approx(0.55)
+    assert (shown["rewardMean"], shown["rewardStd"]) == (None, None)  # not judged yet
+    Policy.objects.update(metrics={"average_reward": {"value": 0.7, "n": 3}, "reward_std": 0.25})
+    shown = operator.get(f"/api/runs/{run.pk}/").json()
+    assert (shown["rewardMean"], shown["rewardStd"]) == (0.7, 0.25)
 
 
 @pytest.mark.parametrize("pk", ["77", str(2**63), "9" * 40])
@@ -188,14 +227,18 @@ def test_policies_are_listed_with_what_raters_had_said_by_then(operator: ApiClie
     rate(4, agent="other")
     row = decision_record(agent="support-bot", messages="q", response="r").row
     rating_submit(decision=row, rater="ada", stars=5)
-    second = policy("support-bot-v3", 3)
+    second = policy(
+        "support-bot-v3", 3, metrics={"average_reward": {"value": 0.4, "n": 4}, "reward_std": 0.1}
+    )
     listed = operator.get("/api/policies/support-bot").json()
     assert [set(entry) for entry in listed] == [{"id", "agentId", "version", "createdAt", "metrics"}] * 2
     assert [(entry["id"], entry["version"]) for entry in listed] == [(second.name, "v3"), (first.name, "v2")]
     assert [entry["metrics"]["feedbackCount"] for entry in listed] == [3, 2]
-    assert listed[1]["metrics"]["rewardMean"] == pytest.approx(0.55)
-    assert listed[0]["metrics"]["rewardMean"] == pytest.approx((0.9 + 0.2 + 1.0) / 3)
-    assert listed[0]["metrics"]["rewardStd"] == pytest.approx(statistics.stdev([0.9, 0.2, 1.0]))
+    assert listed[1]["metrics"]["scoreMean"] == pytest.approx(0.55)
+    assert listed[0]["metrics"]["scoreMean"] == pytest.approx((0.9 + 0.2 + 1.0) / 3)
+    assert listed[0]["metrics"]["scoreStd"] == pytest.approx(statistics.stdev([0.9, 0.2, 1.0]))
+    rewards = [(entry["metrics"]["rewardMean"], entry["metrics"]["rewardStd"]) for entry in listed]
+    assert rewards == [(0.4, 0.1), (None, None)]
 
 
 def test_an_agent_without_policies_has_an_empty_list(operator: ApiClient) -> None:

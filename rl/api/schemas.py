@@ -29,6 +29,12 @@ def _all_of(properties: dict[str, Schema]) -> Schema:
 SHARE: Schema = _all_of({"value": NUMBER, "low": NUMBER, "high": NUMBER, "n": WHOLE})
 """A share with its 95 % interval."""
 
+METHOD: Schema = {
+    "type": ["string", "null"],
+    "default": "auto",
+    "description": "dpo, kto, sft, ppo, grpo, rlhf (a reward model, then PPO), or auto: by the feedback found",
+}
+
 RUN = {
     "id": {"type": "integer"},
     "agent": TEXT,
@@ -38,6 +44,9 @@ RUN = {
         "enum": ["queued", "running", "trained", "failed", "refused", "cancelled"],
     },
     "reason": {**TEXT, "description": "Why it was refused, failed or cancelled"},
+    "why": {**TEXT, "description": "Why this method, where something chose it"},
+    "stage_of": {"type": ["integer", "null"], "description": "The run that needed this one first"},
+    "reward": {"type": ["string", "null"], "description": "What PPO and GRPO reward"},
     "asked_by": {**TEXT, "description": "A person, a key, a command or `online learner`"},
     "follow_up": {
         "type": "string",
@@ -54,11 +63,17 @@ TRAINED = {
     "policyId": TEXT,
     "version": TEXT,
     "modelPath": TEXT,
-    "rewardModelPath": {"type": ["string", "null"], "description": "null: DPO needs no reward model"},
+    "rewardModelPath": {"type": ["string", "null"], "description": "null: it learnt without a reward model"},
+    "rewardModel": {"type": ["string", "null"], "description": "Its name in the registry of reward models"},
     "feedbackCount": WHOLE,
     "trainingSteps": WHOLE,
-    "rewardMean": {**MAYBE_NUMBER, "description": "Of the ratings it learnt from, in [0, 1]"},
-    "rewardStd": MAYBE_NUMBER,
+    "rewardMean": {
+        **MAYBE_NUMBER,
+        "description": "Of the policy's own answers to held-out prompts; null until it was judged",
+    },
+    "rewardStd": {**MAYBE_NUMBER, "description": "Sample standard deviation of the same"},
+    "scoreMean": {**MAYBE_NUMBER, "description": "Of the ratings it learnt from, in [0, 1]"},
+    "scoreStd": MAYBE_NUMBER,
 }
 
 CHAT: Schema = {
@@ -129,7 +144,13 @@ COMPONENTS: dict[str, Schema] = {
             "version": TEXT,
             "createdAt": TIME,
             "metrics": _all_of(
-                {"feedbackCount": WHOLE, "rewardMean": MAYBE_NUMBER, "rewardStd": MAYBE_NUMBER}
+                {
+                    "feedbackCount": WHOLE,
+                    "rewardMean": MAYBE_NUMBER,
+                    "rewardStd": MAYBE_NUMBER,
+                    "scoreMean": MAYBE_NUMBER,
+                    "scoreStd": MAYBE_NUMBER,
+                }
             ),
         }
     ),
@@ -139,6 +160,7 @@ COMPONENTS: dict[str, Schema] = {
             "dryRun": {"type": ["boolean", "null"], "default": False},
             "maxSteps": {"type": ["integer", "null"], "minimum": 1, "maximum": 1_000_000},
             "learningRate": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
+            "method": METHOD,
         },
         "additionalProperties": False,
     },
@@ -146,10 +168,33 @@ COMPONENTS: dict[str, Schema] = {
         {
             "status": {"type": "string", "enum": ["dry_run"]},
             "feedbackCount": WHOLE,
-            "pairs": {**WHOLE, "description": "Training pairs this feedback makes"},
+            "method": {**TEXT, "description": "What would be trained"},
+            "why": {**TEXT, "description": "Why this method"},
+            "samples": {**WHOLE, "description": "Training rows this feedback makes for it"},
+            "pairs": {**WHOLE, "description": "The same where the method learns from pairs, else 0"},
             "estimatedSteps": WHOLE,
             "estimatedTimeMinutes": {"type": "number", "minimum": 0},
             "estimatedBy": TEXT,
+            "estimatedMemoryGb": {
+                **MAYBE_NUMBER,
+                "description": "At the peak, at most; null where the base model is not on this machine",
+            },
+            "estimatedMemoryBy": TEXT,
+            "stages": listed(
+                _all_of(
+                    {
+                        "method": TEXT,
+                        "samples": WHOLE,
+                        "estimatedSteps": WHOLE,
+                        "estimatedTimeMinutes": NUMBER,
+                        "estimatedMemoryGb": MAYBE_NUMBER,
+                    }
+                )
+            ),
+            "rewardModel": {
+                "type": ["string", "null"],
+                "description": "The registered reward model it would learn from, where it needs one and one holds",
+            },
             "scoreMean": {**MAYBE_NUMBER, "description": "Of the ratings that stand, in [0, 1]"},
             "scoreStd": MAYBE_NUMBER,
             "modelConfig": {"type": "object", "additionalProperties": True},
@@ -194,7 +239,7 @@ COMPONENTS: dict[str, Schema] = {
         "required": ["agent"],
         "properties": {
             "agent": TEXT,
-            "method": {"type": ["string", "null"], "default": "auto"},
+            "method": METHOD,
             "config": {"type": ["string", "null"], "description": "A preset; by the machine where left out"},
             "knobs": {"type": ["object", "null"], "additionalProperties": True},
         },

@@ -87,8 +87,8 @@ def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
         raise RewardRefused(f"reward {spec} is a trained model, which works in training alone")
     if "." not in spec:
         raise RewardRefused(
-            f"no reward {spec!r}; known are {', '.join(known)}, learned, auto, model:RUN_OR_PATH, or the dotted path of a "
-            f"function"
+            f"no reward {spec!r}; known are {', '.join(known)}, learned, auto, model:RUN_OR_PATH, or the dotted path "
+            "of a function"
         )
     return _users_own(spec)
 

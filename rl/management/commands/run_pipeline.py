@@ -9,7 +9,6 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
 from rl import pipeline
-from rl.learner_config import learner_settings
 from rl.models import Policy, TrainingRun
 from rl.orders import agent_for
 

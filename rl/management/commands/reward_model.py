@@ -1,0 +1,85 @@
+"""The registry of reward models from a terminal: list, show, judge, promote, retire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from backend.command import RatchetCommand
+from rl import reward_models
+from rl.models import RewardModelVersion
+from rl.reward_models import ranking_words
+
+
+class Command(RatchetCommand):
+    help = (
+        "Look at reward models, judge them on held-out feedback and move them. Examples: manage.py reward_model list; "
+        "manage.py reward_model judge widgets-rm-v480; manage.py reward_model promote widgets-rm-v480"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "action",
+            choices=["list", "show", "judge", "promote", "retire"],
+            help="What to do. Example: list",
+        )
+        parser.add_argument("name", nargs="?", help="A reward model. Example: widgets-rm-v480")
+        parser.add_argument(
+            "--agent", metavar="SLUG", help="List only this agent's. Example: --agent widgets"
+        )
+        parser.add_argument(
+            "--force", action="store_true", help="Past the gate; needs --reason, kept for ever."
+        )
+        parser.add_argument("--reason", default="", help='Why. Example: --reason "the raters changed"')
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        action, name, actor = options["action"], options["name"], "reward_model"
+        if (action == "list") != (name is None):
+            raise CommandError(
+                f"reward_model {action} takes {'no name' if action == 'list' else 'one name'}, found {name or 'none'}"
+            )
+        if action == "list":
+            rows = RewardModelVersion.objects.order_by("agent", "-pk")
+            if options["agent"]:
+                rows = rows.filter(agent=options["agent"])
+            return {"reward_models": [reward_models.reward_model_shown(row) for row in rows]}
+        found = reward_models.reward_model_get(name)
+        if action == "judge":
+            found = reward_models.reward_model_judge(found, actor=actor)
+        elif action == "promote":
+            found = reward_models.reward_model_promote(
+                found, actor=actor, reason=options["reason"], force=options["force"]
+            )
+        elif action == "retire":
+            found = reward_models.reward_model_retire(found, actor=actor, reason=options["reason"])
+        return {
+            **reward_models.reward_model_shown(found),
+            "sha256": found.sha256,
+            "path": found.path,
+            "events": [
+                {"at": event.created_at.isoformat(), "kind": event.kind, "actor": event.actor, "reason": event.reason}
+                for event in found.events.all()
+            ],
+        }  # fmt: skip
+
+    def show(self, result: dict[str, Any]) -> None:
+        if result.get("reward_models") == []:
+            self.stdout.write(
+                "No reward models yet. Train one: python manage.py train_reward_model --agent SLUG"
+            )
+        for row in result.get("reward_models", []):
+            self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {ranking_words(row['ranking'])}")
+        if "name" in result:
+            self.stdout.write(f"{result['name']} is {result['stage']}: it {ranking_words(result['ranking'])}")
+            for event in result["events"]:
+                self.stdout.write(
+                    f"  {event['at'][:16]}  {event['kind']:<10} {event['actor']}: {event['reason']}"
+                )
+            agent, name = result["agent"], result["name"]
+            self.stdout.write(
+                f"Next: python manage.py run_pipeline --agent {agent} --method rlhf"
+                if result["stage"] == "champion"
+                else f"Next: python manage.py reward_model judge {name}"
+            )

@@ -1,0 +1,113 @@
+"""`auto`: the method that fits the evidence found, and why; and the objective of a reward model."""
+
+from __future__ import annotations
+
+import pytest
+
+from feedback.services import comparison_submit, decision_record, rating_submit
+from rl.choosing import method_chosen
+
+pytestmark = pytest.mark.django_db
+
+AGENT = "support-bot"
+
+
+def decided(prompt: str, response: str) -> object:
+    return decision_record(agent=AGENT, messages=prompt, response=response).row
+
+
+def rated(prompt: str, response: str, **said: object) -> None:
+    rating_submit(decision=decided(prompt, response), rater="ada", **said)  # type: ignore[arg-type]
+
+
+def test_single_thumbs_are_heard_by_kto() -> None:
+    for n in range(40):
+        rated(f"q{n}", f"r{n}", thumb="up" if n % 3 else "down")
+    chosen = method_chosen(AGENT)
+    assert chosen.method == "kto"
+    assert "no pairs enough" in chosen.why
+
+
+def test_sixteen_scores_one_to_a_prompt_are_heard_by_kto() -> None:
+    for n in range(16):
+        rated(f"q{n}", f"r{n}", score=0.9 if n % 2 else 0.2)
+    assert method_chosen(AGENT).method == "kto"
+
+
+def test_two_answers_to_each_prompt_are_pairs() -> None:
+    for n in range(40):
+        rated(f"q{n}", "good", stars=5)
+        rated(f"q{n}", "bad", stars=1)
+    chosen = method_chosen(AGENT)
+    assert chosen.method == "dpo"
+    assert "pairs to train on" in chosen.why
+
+
+def test_many_thumbs_with_few_pairs_are_not_left_to_the_pairs() -> None:
+    """Of 200 thumbs on 20 prompts, 15 pairs hold 30 responses: every prompt is in a pair, most responses are not."""
+    for n in range(15):
+        left, right = decided(f"q{n}", "left"), decided(f"q{n}", "right")
+        comparison_submit(left=left, right=right, preference="left", rater="bob")  # type: ignore[arg-type]
+    for n in range(200):
+        rated(f"other {n}", f"r{n}", thumb="up" if n % 2 else "down")
+    chosen = method_chosen(AGENT)
+    assert chosen.method == "kto", chosen.why
+    assert "of them in pairs" in chosen.why
+
+
+def test_corrections_are_imitated_and_not_only_preferred() -> None:
+    for n in range(40):
+        rated(f"q{n}", "bad", thumb="down", correction=f"what I would have said to {n}")
+    chosen = method_chosen(AGENT)
+    assert chosen.method == "sft"
+    assert "responses that people wrote" in chosen.why
+
+
+def test_a_few_corrections_beside_many_preferences_do_not_decide() -> None:
+    for n in range(40):
+        rated(f"q{n}", "good", thumb="up")
+        rated(f"q{n}", "bad", thumb="down", **({"correction": f"better {n}"} if n < 12 else {}))
+    assert method_chosen(AGENT).method == "dpo"
+
+
+def test_liked_responses_alone_are_imitated() -> None:
+    for n in range(20):
+        rated(f"q{n}", f"r{n}", thumb="up")
+    assert method_chosen(AGENT).method == "sft"
+
+
+def test_scores_on_one_side_of_neutral_that_nobody_likes_go_through_a_reward_model() -> None:
+    for n in range(30):
+        rated(f"q{n}", f"r{n}", score=0.1 + 0.01 * n)
+    chosen = method_chosen(AGENT)
+    assert (chosen.method, chosen.knobs) == ("ppo", {"reward": "auto"})
+    assert chosen.why.startswith("auto took rlhf: ")
+
+
+def test_rlhf_is_ppo_against_the_reward_model_found() -> None:
+    assert method_chosen(AGENT, "rlhf").knobs == {"reward": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("values", "objective"),
+    [([{"thumb": "up"}, {"thumb": "down"}], "binary"), ([{"score": 0.8}, {"score": 0.3}], "regression")],
+)
+def test_a_reward_models_objective_is_taken_from_the_feedback(
+    values: list[dict[str, object]], objective: str
+) -> None:
+    for n in range(30):
+        rated(f"q{n}", f"r{n}", **values[n % 2])
+    chosen = method_chosen(AGENT, "reward_model")
+    assert (chosen.method, chosen.knobs) == ("reward_model", {"objective": objective})
+
+
+def test_pairs_make_the_objective_pairwise() -> None:
+    for n in range(30):
+        rated(f"q{n}", "good", score=0.9)
+        rated(f"q{n}", "bad", score=0.2)
+    assert method_chosen(AGENT, "reward_model").knobs == {"objective": "pairwise"}
+
+
+def test_an_objective_that_is_configured_stands(settings: object) -> None:
+    settings.RATCHET_CONFIG = {"reward_model": {"objective": "binary"}}  # type: ignore[attr-defined]
+    assert method_chosen(AGENT, "reward_model").knobs == {}

@@ -1,0 +1,134 @@
+"""RLHF as one method: a reward model from the feedback found, judged on the holdout, then PPO against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedback.services import decision_record, rating_submit
+from rl import jobs, reward_stage, runs
+from rl.jobs import RunRefused
+from rl.models import RewardModelVersion, TrainingRun
+from rl.rewards.named import AUTO
+from tests.tiny import tiny_model
+
+pytestmark = [pytest.mark.django_db, pytest.mark.training]
+
+JUDGE = {
+    "batch_size": 16, "learning_rate": 5e-3, "lora_r": 4, "lora_alpha": 8, "max_length": 96, "epochs": 5,
+    "warmup_ratio": 0.0,
+}  # fmt: skip
+PPO = {
+    "batch_size": 4, "mini_batch_size": 4, "ppo_epochs": 1, "lora_r": 2, "lora_alpha": 4, "max_length": 96,
+    "max_new_tokens": 6, "max_steps": 1, "reward": AUTO, "eval_prompts": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("base") / "llama"))
+
+
+def thumbs(n: int, *, taste: bool = True) -> None:
+    """n thumbs on single answers: people like what names a chart; without a taste, thumbs tell nothing."""
+    for index in range(n):
+        good = index % 2 == 0
+        row = decision_record(
+            agent="planner", messages=f"how did revenue change over week {index}",
+            response="line_chart" if good == taste or (not taste and index % 4 < 2) else "table",
+        ).row  # fmt: skip
+        rating_submit(decision=row, rater="ada", thumb="up" if good else "down")
+
+
+def order(base: str, **changes: Any) -> jobs.TrainOrder:
+    return jobs.TrainOrder("planner", "ppo", "cpu", base, {**PPO, **changes})
+
+
+def test_thumbs_become_a_judge_a_policy_learns_from(base: str, settings: Any, ratchet_home: Path) -> None:
+    settings.RATCHET_CONFIG = {"reward_model": JUDGE}
+    thumbs(160)
+    report = runs.train(order(base))
+    run = TrainingRun.objects.get(pk=report["run"])
+    stage = run.stages.get()
+    judge = RewardModelVersion.objects.get()
+    assert (stage.method, stage.status, stage.recipe["objective"], stage.stage_of) == (
+        "reward_model", "succeeded", "binary", run,
+    )  # fmt: skip
+    assert (judge.stage, judge.run, judge.base_model) == ("champion", stage, base)
+    assert judge.ranking["what"] == "labels"
+    assert judge.ranking["low"] > 0.5
+    assert (ratchet_home / judge.path / "reward_model.json").is_file()
+    assert report["reward"] == run.recipe["reward"] == f"model:{judge.name}"
+    assert f"reward auto: {judge.name}, which ranks" in report["why"]
+    assert report["policy"] == "planner-v160"
+    # the second run finds it, and trains none
+    again = runs.train(order(base))
+    assert TrainingRun.objects.get(pk=again["run"]).stages.count() == 0
+    assert RewardModelVersion.objects.count() == 1
+
+
+def test_a_coin_is_refused_as_a_reward_with_its_n(base: str, settings: Any) -> None:
+    settings.RATCHET_CONFIG = {"reward_model": {**JUDGE, "max_steps": 1}}
+    thumbs(120, taste=False)
+    with pytest.raises(
+        RunRefused, match=r"ranks held-out feedback better than a coin .* of \d+ held-out thumbs"
+    ):
+        runs.train(order(base))
+    run = TrainingRun.objects.get(method="ppo")
+    assert (run.status, run.stages.get().status) == ("refused", "succeeded")
+    assert "rate more at /rate/?agent=planner" in run.reason
+
+
+def test_a_run_killed_in_its_first_stage_goes_on_with_it(
+    base: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RATCHET_CONFIG = {"reward_model": {**JUDGE, "save_steps": 10}}
+    thumbs(120)
+    steps: list[int] = []
+    stop = jobs.RunListener.should_stop
+    monkeypatch.setattr(
+        jobs.RunListener, "should_stop", lambda self: self.run.method == "reward_model" and len(steps) > 14
+    )
+    tell = jobs.RunListener.on_step
+    monkeypatch.setattr(
+        jobs.RunListener,
+        "on_step",
+        lambda self, step, total: (steps.append(step), tell(self, step, total))[1],
+    )
+    report = runs.train(order(base))
+    run = TrainingRun.objects.get(pk=report["run"])
+    assert (report["status"], run.status, run.stages.get().status) == ("cancelled", "cancelled", "cancelled")
+    monkeypatch.setattr(jobs.RunListener, "should_stop", stop)
+    done = len(steps)
+    report = runs.train_resume(run.pk, actor="test")
+    run.refresh_from_db()
+    assert (report["status"], run.status, run.stages.get().status) == ("succeeded", "succeeded", "succeeded")
+    assert steps[done] > steps[0], "the stage went on from its checkpoint"
+    assert RewardModelVersion.objects.count() == 1
+
+
+def test_a_stage_ends_with_the_run_that_is_cancelled() -> None:
+    parent = TrainingRun.objects.create(agent="a", method="ppo", base_model="b", status="running")
+    stage = TrainingRun.objects.create(
+        agent="a", method="reward_model", base_model="b", status="running", stage_of=parent
+    )
+    TrainingRun.objects.filter(pk=parent.pk).update(cancel_requested=True)
+    import threading
+
+    stop = threading.Event()
+    jobs.RunListener(stage, stop, None).on_step(5, 5)
+    assert stop.is_set()
+
+
+def test_a_stage_whose_worker_died_is_left_to_its_run() -> None:
+    parent = TrainingRun.objects.create(agent="a", method="ppo", base_model="b", recipe={"reward": AUTO})
+    stage = TrainingRun.objects.create(
+        agent="a", method="reward_model", base_model="b", status="running", stage_of=parent, worker="gone:1:1",
+        asked_by=f"run {parent.pk}",
+    )  # fmt: skip
+    assert reward_stage.waits_for_reward_model(parent)
+    assert jobs.runs_reclaim() == []
+    stage.refresh_from_db()
+    assert (stage.status, stage.reason) == ("failed", f"gone:1:1 is gone; run {parent.pk} goes on with it")
