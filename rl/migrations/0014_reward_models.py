@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0012_label_runs'),
+        ("rl", "0013_prompt_split"),
     ]
 
     operations = [
