@@ -37,7 +37,7 @@ def thumbs(n: int, *, taste: bool = True) -> None:
         good = index % 2 == 0
         row = decision_record(
             agent="planner", messages=f"how did revenue change over week {index}",
-            response="line_chart" if good == taste or (not taste and index % 4 < 2) else "table",
+            response="line_chart" if (good if taste else index % 4 < 2) else "table",
         ).row  # fmt: skip
         rating_submit(decision=row, rater="ada", thumb="up" if good else "down")
 

@@ -104,7 +104,7 @@ def test_sixteen_single_scores_are_planned_by_the_method_that_hears_them(operato
     plan = operator.post(TRAIN, {"dryRun": True}).json()
     assert (plan["feedbackCount"], plan["method"], plan["refused"], plan["pairs"]) == (16, "kto", "", 0)
     assert plan["why"].startswith("auto took kto: ")
-    assert plan["samples"] > 8
+    assert plan["samples"] > 5
     assert plan["estimatedSteps"] > 0
     assert plan["modelConfig"]["method"] == "kto"
     # the bundled model's 3.9 million numbers of four bytes, and what a run keeps beside them
