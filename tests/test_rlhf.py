@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feedback.services import decision_record, rating_submit
-from rl import jobs, reward_stage, runs
+from rl import jobs, reward_models, reward_stage, runs
 from rl.jobs import RunRefused
 from rl.models import RewardModelVersion, TrainingRun
 from rl.rewards.named import AUTO
@@ -31,13 +31,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_model(tmp_path_factory.mktemp("base") / "llama"))
 
 
-def thumbs(n: int, *, taste: bool = True) -> None:
-    """n thumbs on single answers: people like what names a chart; without a taste, thumbs tell nothing."""
+def thumbs(n: int) -> None:
+    """n thumbs on single answers: people like what names a chart."""
     for index in range(n):
         good = index % 2 == 0
         row = decision_record(
             agent="planner", messages=f"how did revenue change over week {index}",
-            response="line_chart" if (good if taste else index % 4 < 2) else "table",
+            response="line_chart" if good else "table",
         ).row  # fmt: skip
         rating_submit(decision=row, rater="ada", thumb="up" if good else "down")
 
@@ -69,9 +69,12 @@ def test_thumbs_become_a_judge_a_policy_learns_from(base: str, settings: Any, ra
     assert RewardModelVersion.objects.count() == 1
 
 
-def test_a_coin_is_refused_as_a_reward_with_its_n(base: str, settings: Any) -> None:
+def test_a_coin_is_refused_as_a_reward_with_its_n(
+    base: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward_models, "_scores", lambda model, rows, hardware: [[0.0]] * len(rows))
     settings.RATCHET_CONFIG = {"reward_model": {**JUDGE, "max_steps": 1}}
-    thumbs(120, taste=False)
+    thumbs(60)
     with pytest.raises(
         RunRefused, match=r"ranks held-out feedback better than a coin .* of \d+ held-out thumbs"
     ):
