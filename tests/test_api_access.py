@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 from django.contrib.staticfiles import finders
-from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from rest_framework.settings import api_settings
 
+from backend.operator_file import OperatorFileError, operator_settings
 from backend.rest.access import SCOPES, ScopeThrottle
 from backend.rest.views import WRITES_AND_READS, ApiView
 from backend.settings import _rates
@@ -199,8 +199,8 @@ def test_rates_are_set_in_the_file_of_knobs() -> None:
     assert _rates({"throttle_read": "7/min"})["read"] == "7/min"
     assert _rates({})["ingest"] == django_settings.REST_FRAMEWORK["DEFAULT_THROTTLE_RATES"]["ingest"]
     for knobs in ({"throttle_read": "7"}, {"throttle_write": "7/min"}, {"throttle_read": "0/min"}):
-        with pytest.raises(ImproperlyConfigured, match="throttle_"):
-            _rates(knobs)
+        with pytest.raises(OperatorFileError, match="throttle_"):
+            operator_settings({"feedback": knobs})
 
 
 # --- One shape for everything that is wrong -----------------------------------------------------------------
