@@ -7,7 +7,7 @@ from typing import Any
 
 from rl import registry
 from rl.models import Policy, PolicyEvent, TrainingRun
-from rl.selectors import Share, share_of
+from rl.selectors import Headline, Share, headline_of, share_of
 
 KNOBS = (
     "learning_rate", "epochs", "max_steps", "batch_size", "beta", "loss", "lora_r", "lora_alpha", "max_length",
@@ -96,14 +96,23 @@ def _figures(policy: Policy) -> list[str]:
     if not metrics:
         return ["Not evaluated yet."]
     rows = [
-        f"- preference accuracy: {_share(share_of(metrics, 'preference_accuracy'))}",
+        _headline(headline_of(metrics)),
         f"- valid answers: {_share(share_of(metrics, 'valid_rate'))}",
     ]
-    if difference := share_of(metrics, "difference"):
-        rows.append(
-            f"- against {metrics.get('against')}: {difference.points} points [{difference.points_interval}]"
-        )
+    found = headline_of(metrics)
+    if found is not None and found.gain:
+        gain = f"- against {metrics.get('against')}: {found.gain} [{found.gain_interval}]"
+        rows.append(gain.replace("\u202f", " "))
     return rows
+
+
+def _headline(found: Headline | None) -> str:
+    if found is None:
+        return "- nothing tells better from worse in what was held out"
+    interval = f" [{found.interval}]" if found.interval else ""
+    prompts = f", n = {found.figure.n}" if found.figure.n else ""
+    text = f"- {found.title.lower()}: {found.text}{interval}{prompts} ({found.explanation})"
+    return text.replace("\u202f", " ")
 
 
 def _gate(policy: Policy) -> list[str]:
@@ -131,9 +140,9 @@ def _limits(policy: Policy, run: TrainingRun | None) -> list[str]:
         limits.append(
             "- Part of the feedback is simulated: the figures say nothing of people to that extent."
         )
-    accuracy = share_of(policy.metrics, "preference_accuracy")
-    if accuracy is not None and accuracy.n is not None and accuracy.n < 100:
-        limits.append(f"- Only {accuracy.n} held-out pairs: small losses would not have shown.")
+    found = headline_of(policy.metrics)
+    if found is not None and found.figure.n is not None and found.figure.n < 100:
+        limits.append(f"- Only {found.figure.n} {found.of}: small losses would not have shown.")
     return limits
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl.evidence_kinds import PAIRS
 from rl.models import Evaluation, Policy, TrainingRun
-from rl.selectors import share_of
+from rl.selectors import headline_of, share_of
 
 EXAMPLES = 8
 """Prompts whose answers are shown side by side."""
@@ -63,6 +64,8 @@ def _recipe(run: TrainingRun | None) -> dict[str, Any]:
 
 def _figures(policy: Policy) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    if (leading := headline_of(policy.metrics)) is not None and leading.kind != PAIRS:
+        found[leading.title.lower()] = leading.text + (f" [{leading.interval}]" if leading.interval else "")
     for name in ("preference_accuracy", "valid_rate", "average_reward"):
         share = share_of(policy.metrics, name)
         said = None
@@ -72,9 +75,9 @@ def _figures(policy: Policy) -> dict[str, Any]:
         elif share is not None:
             said = f"{share.percent}{f' [{share.interval}]' if share.interval else ''}"
         found[name.replace("_", " ")] = said
-    if difference := share_of(policy.metrics, "difference"):
+    if leading is not None and leading.gain:
         found["gain when judged"] = (
-            f"{difference.points} points over {policy.metrics.get('against')} [{difference.points_interval}]"
+            f"{leading.gain} over {policy.metrics.get('against')} [{leading.gain_interval}]"
         )
     found["stage"] = str(policy.stage)
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,13 @@ from django.conf import settings
 from feedback.selectors import raters_by_prompt
 from rl import registry
 from rl.agents import get_agent
-from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
+from rl.datasets import DatasetRefused, snapshot_rows
+from rl.evidence_kinds import PAIRS
 from rl.gate_sheets import NEWER, OLDER
+from rl.held_out import HeldOut, held_out_of_database, held_out_of_file, held_out_of_snapshot, trained_prompts
+from rl.judging import gate_bounds, gate_difference
 from rl.logged_choices import logged_choices, off_policy
-from rl.models import Evaluation, GoldenCase, Policy, Snapshot
+from rl.models import Evaluation, GoldenCase, Policy
 from rl.runs import hardware_detect
 from rl.serving.routing import serving_settings
 from rl.statistics import Difference
@@ -35,7 +39,7 @@ class EvaluationRefused(ValueError):
 
 @dataclass(frozen=True)
 class EvaluationOrder:
-    """What to judge: a registered policy or a checkpoint folder; on which pairs; against what."""
+    """What to judge: a registered policy or a checkpoint folder; on which evidence; against what."""
 
     policy: str | None = None
     checkpoint: Path | None = None
@@ -52,11 +56,12 @@ class EvaluationOrder:
 def evaluate(
     order: EvaluationOrder, progress: Callable[[int, int, str], None] | None = None
 ) -> dict[str, Any]:
-    """Figures of a policy on pairs it never trained on, with their 95 % intervals; stored as an Evaluation row.
+    """Figures of a policy on evidence it never trained on, with their 95 % intervals; stored as an Evaluation row.
 
     Raises EvaluationRefused, DatasetRefused, RegistryRefused and the furnace's PolicyLoadError.
     """
-    from rl.training.evaluate import evaluate_policy, golden_check, kl_to_base
+    from rl.training.evaluate import evaluate_policy, kl_to_base
+    from rl.training.evaluate_answers import golden_check
     from rl.training.policy import load_policy
 
     if (order.policy is None) == (order.checkpoint is None):
@@ -68,7 +73,8 @@ def evaluate(
     policy = registry.policy_get(order.policy) if order.policy else None
     rival = registry.policy_get(order.compare) if order.compare else None
     agent = order.agent or (policy.agent if policy else None) or _agent_of(order.checkpoint)
-    rows, snapshot, seen = _held_out(order, policy, agent)
+    bounds = gate_bounds(agent)
+    held_out = _held_out(order, policy, agent, bounds.min_evidence)
     hardware = hardware_detect()
 
     def load(adapter: Path | None, base_model: str) -> LoadedPolicy:
@@ -91,20 +97,22 @@ def evaluate(
     loaded = load(adapter, base_model)
     figures = evaluate_policy(
         loaded,
-        rows,
+        held_out.rows.get(PAIRS, ()),
         agent=get_agent(agent),
+        others={kind: rows for kind, rows in held_out.rows.items() if kind != PAIRS},
+        needed=bounds.min_evidence,
         against=against,
         max_samples=order.max_samples,
         progress=(lambda done, total: progress(done, total, "")) if progress else None,
     )
-    evidence = figures.pop("evidence", {})
+    evidence = figures.pop("held_out", {})
     if evidence:
         figures["comparison"]["against"] = rival.name if rival else "base"
         answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
         evidence["kl"] = figures["kl"] = kl_to_base(loaded, answers)
         if cases := golden_cases(agent):
             evidence["golden"] = golden_check(loaded, get_agent(agent), cases)
-        _say_more(evidence["cases"], agent, rival)
+        _say_more([*evidence["cases"], *itertools.chain(*evidence["others"].values())], agent, rival)
     figures["off_policy"], difference = _off_policy(agent, loaded, against)
     if evidence and difference is not None:
         evidence["off_policy"] = difference.as_dict()
@@ -112,8 +120,8 @@ def evaluate(
         "policy": policy.name if policy else str(order.checkpoint),
         "agent": agent,
         "base_model": base_model,
-        "seen_in_training": seen,
-        "simulated_share": sum(bool(row.get("simulated")) for row in rows) / len(rows),
+        "seen_in_training": held_out.seen,
+        "simulated_share": _simulated(held_out.rows.get(figures["carried_by"], ())),
         **figures,
     }
     evaluation = Evaluation.objects.create(
@@ -122,12 +130,15 @@ def evaluate(
         checkpoint="" if policy else str(order.checkpoint),
         base_model=base_model,
         against=rival.name if rival else "base" if order.compare_base else "",
-        snapshot=snapshot,
+        snapshot=held_out.snapshot,
         split="file" if order.test_data else "holdout",
         samples=figures["samples"],
         figures=figures,
         evidence=evidence,
     )
+    if order.test_data is None and (gated := gate_difference(evaluation)) is not None:
+        figures["comparison"]["gate"] = gated
+        evaluation.save(update_fields=["figures"])
     if policy is not None and order.test_data is None:
         registry.policy_evaluated(policy, evaluation, actor=order.actor)
     return {"evaluation": evaluation.pk, **figures}
@@ -171,41 +182,42 @@ def _say_more(cases: list[dict[str, Any]], agent: str, rival: Policy | None) -> 
             case["slices"].append(OLDER if case["prompt_hash"] in known else NEWER)
 
 
-def _held_out(
-    order: EvaluationOrder, policy: Policy | None, agent: str
-) -> tuple[list[dict[str, Any]], Snapshot | None, int]:
-    """The pairs to judge on, the snapshot they stand in, and how many were left out because training saw them.
+def _held_out(order: EvaluationOrder, policy: Policy | None, agent: str, needed: int) -> HeldOut:
+    """The rows to judge on, the snapshot they stand in, and how many were left out because training saw them.
 
     A file is used whole, less the prompts this policy was trained on. Otherwise the holdout: of the policy's own
     file where it learned from one, else of all the feedback there is now.
     """
     own = policy.run.snapshot if policy and policy.run else None
     if order.test_data is not None:
-        prepared = prepare_training_dataset(
-            agent, source="file", data_file=order.test_data, min_samples=1, for_training=False, dry_run=True
-        )
-        trained = {row["prompt_hash"] for row in snapshot_rows(own, "train")} if own else set()
-        rows = [row for split in ("train", "eval", "holdout") for row in prepared.rows(split)]
-        unseen = [row for row in rows if row["prompt_hash"] not in trained]
-        if not unseen:
+        found = held_out_of_file(agent, order.test_data, trained_prompts(own))
+        if not found.rows and found.seen:
             raise EvaluationRefused(
-                f"all {len(rows)} pairs of {order.test_data} have prompts the policy was trained on; "
+                f"all {found.seen} rows of {order.test_data} have prompts the policy was trained on; "
                 "give a file it never saw"
             )
-        return unseen, None, len(rows) - len(unseen)
-    if own is not None and own.query.get("source") == "file":
-        snapshot = own
+        nowhere = f"{order.test_data} holds nothing to judge by"
+        next_step = "give pairs, ratings, scores or corrections: see docs/evaluate.md"
+    elif own is not None and own.query.get("source") == "file":
+        found = held_out_of_snapshot(own)
+        nowhere = f"the file that {policy and policy.name} was trained on holds no prompt out"
+        next_step = "give --test-data FILE"
     else:
-        prepared = prepare_training_dataset(agent, min_samples=1, for_training=False)
-        assert prepared.snapshot is not None  # only a dry run has none
-        snapshot = prepared.snapshot
-    rows = list(snapshot_rows(snapshot, "holdout"))
-    if not rows:
-        raise EvaluationRefused(
-            f"no held-out pairs for agent {agent}: about a third of the first rated prompts are held out, and none "
-            f"of these makes a pair; rate more at /rate/?agent={agent}, or give --test-data FILE"
+        found = held_out_of_database(agent, needed)
+        nowhere = (
+            f"no held-out evidence for agent {agent}: about a third of the first rated prompts are held out, and none "
+            "of these has a verdict, a preference or a correction"
         )
-    return rows, snapshot, 0
+        next_step = f"rate more at /rate/?agent={agent}, or give --test-data FILE"
+    if not found.rows:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.most_common(4) if count)
+        raise EvaluationRefused(f"{nowhere}{f' (left out: {reasons})' if reasons else ''}; {next_step}")
+    return found
+
+
+def _simulated(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Share of rows that simulated raters had a part in."""
+    return sum(bool(row.get("simulated")) for row in rows) / max(len(rows), 1)
 
 
 def _agent_of(checkpoint: Path | None) -> str:

@@ -6,8 +6,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+from rl.evidence_kinds import PAIRS
 from rl.statistics import Difference
 
 PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
@@ -66,12 +67,31 @@ class GateBounds:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One held-out prompt: whether each side held the preferred response for more likely."""
+    """One held-out prompt judged on both sides: right or wrong, or a figure of which more is better."""
 
-    own: bool
-    other: bool
+    own: float
+    other: float
     slices: tuple[str, ...] = ()
     raters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """One held-out answer with its value, in [0, 1], and how far the policy moved it.
+
+    shift: log p(answer | prompt) of the policy minus that of its rival, per token. Not summed: a policy that only made
+    every token less likely would then look better wherever people like short answers.
+    """
+
+    prompt: str
+    value: float
+    shift: float
+    slices: tuple[str, ...] = ()
+    raters: tuple[str, ...] = ()
+
+
+Item: TypeAlias = Case | Rated
+"""One piece of held-out evidence of any kind."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,7 @@ class Evidence:
 
     against: str
     cases: Sequence[Case]
+    """Pairs: whether each side held the preferred response for more likely."""
     answered: Sequence[Answered] = ()
     kl: float | None = None
     golden: Sequence[Golden] = ()
@@ -109,6 +130,13 @@ class Evidence:
     """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""
     attempt: int = 1
     """Which attempt on this holdout this is, from 1."""
+    others: Mapping[str, Sequence[Item]] = field(default_factory=dict)
+    """Evidence of the kinds beside pairs (rl.evidence_kinds.KINDS)."""
+    barred: Mapping[str, str] = field(default_factory=dict)
+    """Kind -> why it may not carry the accuracy rule: a reward model judges what was trained on it."""
+
+    def items(self, kind: str) -> Sequence[Item]:
+        return self.cases if kind == PAIRS else self.others.get(kind, ())
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,29 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import scipy
-
+from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS, lead_kind
+from rl.gate_effects import (
+    MEASURES,
+    Effect,
+    TableEffect,
+    amount,
+    binomial_luck,
+    effect_of,
+    prompts_of,
+)
 from rl.gate_sheets import (
     NOT_APPLICABLE,
     OLDER,
     PASSED,
     REFUSED,
-    Case,
     Evidence,
     GateBounds,
     GateError,
+    Item,
     Sheet,
     Verdict,
 )
-from rl.statistics import mcnemar_unconditional, mean_interval, paired_difference
+from rl.statistics import Difference, mean_interval
 
 CHALLENGER, CHAMPION = "challenger", "champion"
 """What a gate may open to. A champion must be better; a challenger must not be worse, as live traffic decides on."""
@@ -57,115 +65,164 @@ def attempt_number(looked_at: Sequence[int], samples: int) -> int:
     return max(len(looked_at) - small, 1) + (REMEMBERED if small else 0)
 
 
-def points(share: float) -> str:
-    return f"{100 * share:+.1f} points"
-
-
-def _table(cases: Sequence[Case]) -> tuple[int, int, int, int]:
-    """Both right, own alone, other alone, neither."""
-    own_only = sum(case.own and not case.other for case in cases)
-    other_only = sum(case.other and not case.own for case in cases)
-    both = sum(case.own and case.other for case in cases)
-    return both, own_only, other_only, len(cases) - both - own_only - other_only
-
-
-def _luck(wins: int, losses: int) -> float:
-    """Chance of so many wins or more among the discordant pairs of two equal policies (exact binomial)."""
-    return float(scipy.stats.binom.sf(wins - 1, wins + losses, 0.5)) if wins + losses else 1.0
-
-
 # --- The rules ----------------------------------------------------------------------------------------------
+
+COUNTED = {
+    PAIRS: "",
+    LABELS: " with thumbs, stars or scores",
+    CORRECTIONS: " with answers that people wrote",
+    TESTS: " with tests",
+    OUTCOMES: " with outcomes",
+    REWARDS: " that reward functions apply to",
+}
+"""Kind of evidence -> what its held-out prompts have."""
+
+
+def lead_of(evidence: Evidence, bounds: GateBounds) -> str:
+    """The kind of evidence that carries the accuracy rule: see `rl.evidence_kinds.lead_kind`."""
+    counts = {kind: prompts_of(evidence.items(kind)) for kind in KINDS if kind not in evidence.barred}
+    return lead_kind(counts, bounds.min_evidence)
 
 
 def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """Enough held-out prompts to say anything."""
-    found = len(evidence.cases)
-    figures = {"prompts": found, "needed": bounds.min_evidence}
+    lead = lead_of(evidence, bounds)
+    found = prompts_of(evidence.items(lead))
+    counts = {kind: n for kind in KINDS if (n := prompts_of(evidence.items(kind)))}
+    figures = {"prompts": found, "needed": bounds.min_evidence, "kind": lead, "kinds": counts}
+    words = f"{found} held-out prompts{COUNTED[lead]} were judged"
+    if barred := [f"{kind} do not count: {why}" for kind, why in evidence.barred.items()]:
+        words += f" ({'; '.join(barred)})"
     if found < bounds.min_evidence:
-        return Verdict(
-            "evidence",
-            REFUSED,
-            f"{found} held-out prompts were judged, {bounds.min_evidence} are needed",
-            figures,
-            waits=True,
-        )
-    return Verdict("evidence", PASSED, f"{found} held-out prompts were judged", figures)
+        words += f", {bounds.min_evidence} are needed"
+        return Verdict("evidence", REFUSED, words, figures, waits=True)
+    return Verdict("evidence", PASSED, words, figures)
 
 
 def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """Better than the champion on the same prompts, beyond the luck of repeated attempts (challenger: not worse).
 
-    The lower bound is Newcombe's of the paired difference at one-sided confidence 1 - alpha_k; the exact unconditional
-    test must agree that it is no chance, because at small alpha_k the bound is only approximate.
+    Judged on the kind of evidence that leads (`lead_of`). The lower bound is that of the paired difference at one-sided
+    confidence 1 - alpha_k; the exact test of the kind must agree that it is no chance, because at small alpha_k the
+    bound is only approximate. Pairs, tests: Newcombe's bound, the exact unconditional test. Labels and outcomes: the
+    bound and the studentised permutation test of their concordance. Figures: Student's bound, the sign-flip test.
     """
-    if not evidence.cases:
+    lead = lead_of(evidence, bounds)
+    items = evidence.items(lead)
+    if not items:
         return Verdict("accuracy", REFUSED, "no held-out prompt was judged on both sides", waits=True)
-    both, wins, losses, neither = _table(evidence.cases)
+    effect = effect_of(lead, items)
+    if effect is None:
+        n = prompts_of(items)
+        return Verdict(
+            "accuracy", REFUSED,
+            f"the answers to {n} held-out prompts were all rated alike: nothing tells better from worse",
+            {"kind": lead, "n": n}, waits=True,
+        )  # fmt: skip
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
-    found = paired_difference(both, wins, losses, neither, confidence=1 - 2 * alpha)
-    luck = mcnemar_unconditional(wins, losses, len(evidence.cases))
-    figures = {
-        **found.as_dict(),
-        "accuracy": (both + wins) / len(evidence.cases),
-        "against_accuracy": (both + losses) / len(evidence.cases),
-        "n": len(evidence.cases), "wins": wins, "losses": losses, "p": luck,
-        "attempt": evidence.attempt, "alpha": alpha, "margin": bounds.margin,
+    bound = gate_interval(effect, evidence, bounds)
+    luck = effect.better(alpha)
+    own, other = effect.sides
+    figures: dict[str, Any] = {
+        **bound.as_dict(),
+        "kind": lead, "unit": effect.unit, "confidence": 1 - 2 * alpha,
+        "accuracy": own, "against_accuracy": other,
+        "n": effect.n, "p": luck, "attempt": evidence.attempt, "alpha": alpha, "margin": bounds.margin,
     }  # fmt: skip
-    said = f"{points(found.value)} in preference accuracy against {evidence.against}"
+    if isinstance(effect, TableEffect):
+        figures |= {"wins": effect.wins, "losses": effect.losses}
+    gain = f"{amount(effect, bound.value)} {MEASURES[lead]} against {evidence.against}"
     if to == CHALLENGER:
-        worse = _luck(losses, wins) <= bounds.alpha
-        words = f"worse than {evidence.against}: {said}" if worse else f"not worse: {said}"
+        worse = effect.worse(bounds.alpha) <= bounds.alpha
+        words = f"worse than {evidence.against}: {gain}" if worse else f"not worse: {gain}"
         return Verdict("accuracy", REFUSED if worse else PASSED, words, figures)
-    bound = f"lower bound {points(found.low)} at attempt {evidence.attempt} on this holdout"
-    if found.low > bounds.margin and luck <= alpha:
-        return Verdict("accuracy", PASSED, f"{said}, {bound}", figures)
+    limit = f"lower bound {amount(effect, bound.low)} at attempt {evidence.attempt} on this holdout"
+    if bound.low > bounds.margin and luck <= alpha:
+        return Verdict("accuracy", PASSED, f"{gain}, {limit}", figures)
     return Verdict(
-        "accuracy", REFUSED, f"no gain beyond chance is shown: {said}, {bound}, must be above {points(bounds.margin)}",
+        "accuracy", REFUSED,
+        f"no gain beyond chance is shown: {gain}, {limit}, must be above {amount(effect, bounds.margin)}",
         figures, waits=True,
     )  # fmt: skip
+
+
+def gate_interval(effect: Effect, evidence: Evidence, bounds: GateBounds) -> Difference:
+    """The interval of an effect whose lower end the accuracy rule asks about: two-sided, 1 - 2 alpha_k."""
+    return effect.interval(1 - 2 * alpha_of_attempt(bounds.alpha, evidence.attempt))
+
+
+def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """No other kind of evidence with enough prompts shows a loss beyond chance; the 5 % are shared among them."""
+    lead = lead_of(evidence, bounds)
+    effects = {
+        kind: effect
+        for kind in KINDS
+        if kind != lead
+        and prompts_of(evidence.items(kind)) >= bounds.min_evidence
+        and (effect := effect_of(kind, evidence.items(kind))) is not None
+    }
+    if not effects:
+        return Verdict(
+            "other_evidence", NOT_APPLICABLE,
+            f"no other kind of evidence has {bounds.min_evidence} held-out prompts",
+        )  # fmt: skip
+    level = 0.05 / len(effects)
+    figures, lost = {}, []
+    for kind, effect in effects.items():
+        p = effect.worse(level)
+        figures[kind] = {**effect.interval(0.95).as_dict(), "n": effect.n, "unit": effect.unit, "p": p}
+        if effect.value < 0 and p <= level:
+            lost.append(f"{amount(effect, effect.value)} {MEASURES[kind]} over {effect.n} prompts")
+    if lost:
+        return Verdict("other_evidence", REFUSED, f"worse by other evidence: {'; '.join(lost)}", figures)
+    said = ", ".join(f"{amount(effect, effect.value)} {MEASURES[kind]}" for kind, effect in effects.items())
+    return Verdict("other_evidence", PASSED, f"no loss beyond chance by other evidence: {said}", figures)
 
 
 def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """The gain is not one rater's alone.
 
     It is where the prompts of the others show none beyond chance, and they lost, or gained surely less than that rater
-    (one-sided exact test of Fisher on the wins and losses of the two groups, 5 %). Fewer prompts alone are no reproach.
+    (one-sided test of two groups, 5 %; of wins and losses Fisher's exact one). Fewer prompts alone are no reproach.
     """
-    known = [case for case in evidence.cases if case.raters]
+    lead = lead_of(evidence, bounds)
+    items = evidence.items(lead)
+    known = [item for item in items if item.raters]
     if not known:
         return Verdict("raters", NOT_APPLICABLE, "it is not known who judged the held-out prompts")
     count: dict[str, int] = {}
-    for case in known:
-        for rater in set(case.raters):
+    for item in known:
+        for rater in set(item.raters):
             count[rater] = count.get(rater, 0) + 1
     frequent = [rater for rater, n in count.items() if n > bounds.max_rater_share * len(known)]
     if len(count) < 2:
         return Verdict("raters", NOT_APPLICABLE, "all held-out prompts were judged by one rater")
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
-    _, all_wins, all_losses, _ = _table(known)
-    if mcnemar_unconditional(all_wins, all_losses, len(known)) > alpha:
+    whole = effect_of(lead, known, items)
+    if whole is None or whole.better(alpha) > alpha:
         return Verdict(
             "raters", NOT_APPLICABLE, "there is no gain beyond chance yet that could rest on one rater"
         )
     figures: dict[str, Any] = {"raters": len(count), "without": {}}
     alone = []
     for rater in sorted(frequent):
-        rest = [case for case in known if rater not in case.raters]
-        if len(rest) < bounds.min_evidence:
+        rest = [item for item in known if rater not in item.raters]
+        if prompts_of(rest) < bounds.min_evidence:
             continue  # too few others to contradict
-        _, wins, losses, _ = _table(rest)
-        left = (wins - losses) / len(rest)
-        figures["without"][rater] = left
-        table = [[all_wins - wins, all_losses - losses], [wins, losses]]
-        unlike = float(scipy.stats.fisher_exact(table, alternative="greater").pvalue) <= 0.05
-        if mcnemar_unconditional(wins, losses, len(rest)) > alpha and (wins <= losses or unlike):
+        left = effect_of(lead, rest, items)
+        theirs = effect_of(lead, [one for one in known if rater in one.raters], items)
+        if left is None:
+            continue
+        figures["without"][rater] = left.value
+        unlike = theirs is not None and theirs.above(left) <= 0.05
+        if left.better(alpha) > alpha and (left.value <= 0 or unlike):
             alone.append((rater, left))
     if alone:
         rater, left = alone[0]
         return Verdict(
             "raters", REFUSED,
             f"the gain rests on one rater: without {rater}'s {count[rater]} of {len(known)} prompts it is "
-            f"{points(left)}",
+            f"{amount(left, left.value)}",
             figures,
         )  # fmt: skip
     return Verdict("raters", PASSED, "the gain stands without any one frequent rater", figures)
@@ -198,7 +255,7 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         return Verdict("valid", PASSED, said, figures)
     losses = sum(one.other_valid and not one.valid for one in evidence.answered)
     wins = sum(one.valid and not one.other_valid for one in evidence.answered)
-    return Verdict("valid", REFUSED, said, figures, waits=_luck(losses, wins) > 0.05)
+    return Verdict("valid", REFUSED, said, figures, waits=binomial_luck(losses, wins) > 0.05)
 
 
 def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
@@ -215,51 +272,62 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
 
     The 5 % of chance are shared among the slices (Bonferroni): of thirty, one or two would look broken by luck.
     """
-    slices: dict[str, list[Case]] = {}
-    for case in evidence.cases:
-        for name in case.slices:
+    lead = lead_of(evidence, bounds)
+    slices: dict[str, list[Item]] = {}
+    for item in evidence.items(lead):
+        for name in item.slices:
             if name == OLDER:
                 continue  # a rule of its own
-            slices.setdefault(name, []).append(case)
-    judged = {name: cases for name, cases in slices.items() if len(cases) >= bounds.min_slice}
+            slices.setdefault(name, []).append(item)
+    whole = evidence.items(lead)
+    large = {name: items for name, items in slices.items() if prompts_of(items) >= bounds.min_slice}
+    judged = {
+        name: effect for name, items in large.items() if (effect := effect_of(lead, items, whole)) is not None
+    }
     if not judged:
         return Verdict("slices", NOT_APPLICABLE, f"no slice has {bounds.min_slice} held-out prompts")
     figures, broken = {}, []
-    for name, cases in sorted(judged.items()):
-        _, wins, losses, _ = _table(cases)
-        change = (wins - losses) / len(cases)
-        figures[name] = {"value": change, "n": len(cases)}
-        if change < -bounds.max_slice_loss and _luck(losses, wins) <= 0.05 / len(judged):
-            broken.append((change, name, len(cases)))
+    for name, effect in sorted(judged.items()):
+        figures[name] = {"value": effect.value, "n": effect.n}
+        level = 0.05 / len(judged)
+        if effect.value < -bounds.max_slice_loss and effect.worse(level) <= level:
+            broken.append((effect.value, name, effect))
     if broken:
-        change, name, n = min(broken)
+        change, name, effect = min(broken, key=lambda one: one[:2])
         others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         return Verdict(
-            "slices", REFUSED, f"worse on slice {name}: {points(change)} over {n} prompts{others}", figures
+            "slices",
+            REFUSED,
+            f"worse on slice {name}: {amount(effect, change)} over {effect.n} prompts{others}",
+            figures,
         )
     return Verdict("slices", PASSED, f"none of {len(judged)} slices is worse", figures)
 
 
 def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """What the champion's time knew is still known: no loss beyond chance on held-out prompts with older feedback."""
-    known = [case for case in evidence.cases if OLDER in case.slices]
-    if len(known) < bounds.min_slice:
+    lead = lead_of(evidence, bounds)
+    known = [item for item in evidence.items(lead) if OLDER in item.slices]
+    effect = effect_of(lead, known, evidence.items(lead))
+    n = prompts_of(known)
+    if n < bounds.min_slice or effect is None:
         return Verdict(
             "forgetting",
             NOT_APPLICABLE,
-            f"{len(known)} held-out prompts have feedback that {evidence.against} knew, {bounds.min_slice} are asked",
+            f"{n} held-out prompts have feedback that {evidence.against} knew, {bounds.min_slice} are asked",
         )
-    both, wins, losses, neither = _table(known)
-    found = paired_difference(both, wins, losses, neither)
-    own, other = (both + wins) / len(known), (both + losses) / len(known)
+    own, other = effect.sides
+    p = effect.worse()
     figures = {
-        **found.as_dict(), "n": len(known), "accuracy": own, "against_accuracy": other, "p": _luck(losses, wins),
+        **effect.interval(0.95).as_dict(), "n": n, "accuracy": own, "against_accuracy": other, "p": p,
     }  # fmt: skip
-    said = (
-        f"on {len(known)} prompts with older feedback {100 * own:.1f} % are right, {100 * other:.1f} % of "
-        f"{evidence.against}'s"
-    )
-    if losses > wins and _luck(losses, wins) <= 0.05:
+    said = f"{amount(effect, effect.value)} {MEASURES[lead]} on {n} prompts with older feedback"
+    if isinstance(effect, TableEffect):
+        said = (
+            f"on {n} prompts with older feedback {100 * own:.1f} % are right, {100 * other:.1f} % of "
+            f"{evidence.against}'s"
+        )
+    if effect.value < 0 and p <= 0.05:
         return Verdict("forgetting", REFUSED, f"it forgot: {said}", figures)
     return Verdict("forgetting", PASSED, said, figures)
 
@@ -309,6 +377,7 @@ Rule = Callable[[Evidence, GateBounds, str], Verdict]
 RULES: tuple[Rule, ...] = (
     rule_evidence,
     rule_accuracy,
+    rule_other_evidence,
     rule_raters,
     rule_reward,
     rule_valid,

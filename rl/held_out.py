@@ -4,19 +4,142 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from rl.datasets import DatasetRefused, messages_plain
+from rl.datasets import (
+    DatasetRefused,
+    DatasetTooSmall,
+    messages_plain,
+    prepare_training_dataset,
+    snapshot_rows,
+)
 from rl.datasets.evidence import EvidenceSource
 from rl.datasets.making import PROMPTS_AT_ONCE, source_opened
-from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS
+from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, lead_kind
 from rl.examples import Example, examples_from_evidence
-from rl.judgements import Split
+from rl.judgements import SPLITS, Split
+from rl.models import Snapshot
 from rl.pairs import pairs_from_evidence
 from rl.recipes import DATASET_CONFIG
 from rl.splits import SourceSplits
 
 HOLDOUT: Split = "holdout"
+
+Rows = list[dict[str, Any]]
+
+DATASETS: dict[str, str] = {
+    PAIRS: Snapshot.Kind.PAIRS,
+    LABELS: Snapshot.Kind.SCORES,
+    OUTCOMES: Snapshot.Kind.SCORES,
+    CORRECTIONS: Snapshot.Kind.CORRECTIONS,
+}
+"""Kind of evidence -> the kind of dataset its rows stand in."""
+
+
+@dataclass
+class HeldOut:
+    """Held-out rows by kind of evidence."""
+
+    rows: dict[str, Rows] = field(default_factory=dict)
+    snapshot: Snapshot | None = None
+    """Where the rows of the kind that carries the accuracy rule are kept; None for a file that is only judged on."""
+    seen: int = 0
+    """Rows left out because their prompts were trained on."""
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def counts(self) -> dict[str, int]:
+        """Distinct prompts of each kind."""
+        return {kind: len({row["prompt_hash"] for row in rows}) for kind, rows in self.rows.items()}
+
+
+def held_out_of_database(agent: str, needed: int) -> HeldOut:
+    """Everything held out that was recorded here; the kind that leads is written as a snapshot, the others are not."""
+    found = HeldOut()
+    source_opened(agent, "db")  # an agent nobody knows is refused by name
+    found.rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out)
+    if found.rows:
+        lead = lead_kind(found.counts(), needed)
+        prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
+        found.snapshot = prepared.snapshot
+    return found
+
+
+def held_out_of_file(agent: str, path: Path, trained: Iterable[str] = ()) -> HeldOut:
+    """A whole file as held-out evidence, less the prompts (hashes) that were trained on. Raises DatasetRefused."""
+    found = HeldOut()
+    trained = set(trained)
+    rows = _rows_by_kind(agent, SPLITS, found.left_out, source="file", data_file=path)
+    for kind, whole in rows.items():
+        unseen = [row for row in whole if row["prompt_hash"] not in trained]
+        found.seen += len(whole) - len(unseen)
+        if unseen:
+            found.rows[kind] = unseen
+    return found
+
+
+def held_out_of_snapshot(snapshot: Snapshot) -> HeldOut:
+    """What the dataset a policy was trained on holds out. Raises DatasetRefused where its file is gone or changed."""
+    rows = list(snapshot_rows(snapshot, HOLDOUT))
+    return HeldOut(rows=_sorted_by_kind(str(snapshot.kind), rows), snapshot=snapshot)
+
+
+def trained_prompts(snapshot: Snapshot | None) -> set[str]:
+    """Hashes of the prompts a dataset shows in training."""
+    return {row["prompt_hash"] for row in snapshot_rows(snapshot, "train")} if snapshot is not None else set()
+
+
+def _rows_by_kind(
+    agent: str, splits: Sequence[str], left_out: Counter[str], **source: Any
+) -> dict[str, Rows]:
+    """The rows of every kind in these splits. Raises DatasetRefused for what cannot be read."""
+    found: dict[str, Rows] = {}
+    for dataset in dict.fromkeys(DATASETS.values()):
+        try:
+            prepared = prepare_training_dataset(
+                agent, dataset, min_samples=1, for_training=False, dry_run=True, **source
+            )
+        except DatasetTooSmall:
+            continue
+        rows = [row for row in prepared.rows() if row["split"] in splits]
+        found |= _sorted_by_kind(dataset, rows)
+        left_out.update(prepared.left_out)
+    return found
+
+
+def _sorted_by_kind(dataset: str, rows: Rows) -> dict[str, Rows]:
+    """Rows of one kind of dataset as evidence: kind -> rows, kinds without a row left out."""
+    found: dict[str, Rows] = {}
+    for row in rows:
+        if dataset == Snapshot.Kind.PAIRS:
+            found.setdefault(PAIRS, []).append(row)
+        elif dataset == Snapshot.Kind.SCORES:
+            found.setdefault(kind_of(row["source"]), []).append(row)
+        elif dataset == Snapshot.Kind.LABELS:
+            found.setdefault(LABELS, []).append({**row, "score": float(row["label"])})
+        elif dataset == Snapshot.Kind.CORRECTIONS:
+            if row["source"] != "ratings":  # what was only liked is evidence as a label
+                found.setdefault(CORRECTIONS, []).append(row)
+        elif dataset == Snapshot.Kind.GROUPS:
+            rated = zip(row["completions"], row["rewards"], strict=True)
+            found.setdefault(kind_of(row["source"]), []).extend(
+                {**row, "completion": completion, "score": reward} for completion, reward in rated
+            )
+    return {kind: single for kind, some in found.items() if (single := _single_texts(some))}
+
+
+def _single_texts(rows: Rows) -> Rows:
+    """The rows whose responses are one text or one message: a turn with tools in it is not scored as a whole."""
+    sides = ("chosen", "rejected", "completion")
+    return [row for row in rows if all(_is_single(row[side]) for side in sides if side in row)]
+
+
+def _is_single(completion: Any) -> bool:
+    if isinstance(completion, str):
+        return True
+    return len(completion) == 1 and isinstance(completion[0].get("content"), str)
 
 
 def evidence_counts(agent: str) -> dict[str, int]:

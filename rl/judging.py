@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl.gate_effects import effect_of, items_of
 from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Golden, Sheet
-from rl.gates import CHAMPION, attempt_number, gate_judge
+from rl.gates import CHAMPION, alpha_of_attempt, attempt_number, gate_interval, gate_judge, lead_of
 from rl.models import Evaluation, GateSettings, Policy
 from rl.statistics import Difference
 
@@ -53,6 +54,8 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
             Case(case["own"], case["other"], tuple(case["slices"]), tuple(case.get("raters", ())))
             for case in stored.get("cases", ())
         ],
+        others={kind: items_of(items) for kind, items in stored.get("others", {}).items()},
+        barred=stored.get("barred", {}),
         answered=[
             Answered(
                 one["valid"],
@@ -69,6 +72,26 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         off_policy=Difference(**off_policy) if off_policy else None,
         attempt=attempt_of(evaluation),
     )
+
+
+def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
+    """What a policy is ahead by in the evidence that leads, with the interval whose lower end the gate asks about.
+
+    {"value", "low", "high", "unit", "kind", "confidence", "attempt"}; None where both sides were not judged. Pages,
+    cards and commands show this one, so that there is one lower bound.
+    """
+    evidence, bounds = evidence_of(evaluation), gate_bounds(evaluation.agent)
+    lead = lead_of(evidence, bounds)
+    effect = effect_of(lead, evidence.items(lead))
+    if effect is None:
+        return None
+    return {
+        **gate_interval(effect, evidence, bounds).as_dict(),
+        "unit": effect.unit,
+        "kind": lead,
+        "confidence": 1 - 2 * alpha_of_attempt(bounds.alpha, evidence.attempt),
+        "attempt": evidence.attempt,
+    }
 
 
 def attempt_of(evaluation: Evaluation) -> int:

@@ -11,7 +11,8 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from rl.gate_sheets import Sheet
-from rl.judging import policy_judge, rival_name
+from rl.headlines import headline
+from rl.judging import gate_difference, policy_judge, rival_name
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.serving import preparation
 
@@ -109,14 +110,17 @@ def policy_register(
 
 def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> None:
     """Put an evaluation's figures on its policy."""
-    summary = {
-        key: evaluation.figures.get(key)
-        for key in ("preference_accuracy", "valid_rate", "average_reward", "reward_std")
-    }
-    if comparison := evaluation.figures.get("comparison"):
+    figures = evaluation.figures
+    names = ("preference_accuracy", "valid_rate", "average_reward", "reward_std")
+    summary = {key: figures.get(key) for key in names}
+    if (leading := headline(figures)) is not None:
+        summary["headline"] = leading
+        # a figure of its own name, so that it can be followed over versions
+        summary[leading["kind"]] = {part: leading.get(part) for part in ("value", "low", "high", "n")}
+    if comparison := figures.get("comparison"):
         summary["against"] = comparison["against"]
-        summary["against_preference_accuracy"] = comparison["preference_accuracy"]
-        summary["difference"] = comparison["difference"]
+        summary["against_preference_accuracy"] = comparison.get("preference_accuracy")
+        summary["difference"] = gate_difference(evaluation) or comparison["difference"]
         summary["p_value"] = comparison["p_value"]
     with transaction.atomic():
         Policy.objects.filter(pk=policy.pk).update(metrics=summary)

@@ -12,7 +12,7 @@ from django.db import transaction
 from rl import registry
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.online import learner_settings
-from rl.selectors import share_of
+from rl.selectors import headline_of
 
 logger = logging.getLogger("rl.retention")
 
@@ -28,8 +28,8 @@ def policies_kept(agent: str) -> dict[int, str]:
         kept[policy.pk] = "one of the newest"
 
     def accuracy(policy: Policy) -> float:
-        share = share_of(policy.metrics, "preference_accuracy")
-        return share.value if share else -1.0
+        found = headline_of(policy.metrics)
+        return found.figure.value if found is not None and found.share else -1.0
 
     for policy in sorted(policies, key=lambda p: (-accuracy(p), -p.pk))[: wanted.keep_best]:
         kept[policy.pk] = "one of the best"

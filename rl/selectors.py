@@ -16,6 +16,8 @@ from rl.agents.base import AgentFacts
 from rl.buffer import buffer_sizes_lately
 from rl.drawings.curves import Versions, versions_of
 from rl.drawings.lineage import Descent, Lineage, lineage_of
+from rl.evidence_kinds import LABELS, OUTCOMES, PAIRS, TESTS
+from rl.headlines import EXPLANATIONS, TITLES
 from rl.learner_config import learner_defaults
 from rl.models import Artifact, Evaluation, Experiment, LearnerSettings, Policy, PolicyEvent, TrainingRun
 
@@ -86,6 +88,94 @@ def share_of(figures: Mapping[str, Any], name: str) -> Share | None:
     return Share(float(found)) if _is_number(found) else None
 
 
+@dataclass(frozen=True)
+class Headline:
+    """The figure that leads an evaluation, and what the policy gained by it."""
+
+    kind: str
+    title: str
+    explanation: str
+    unit: str
+    """`points` for a share, else the unit of the figure."""
+    figure: Share
+    against: Share | None
+    difference: Share | None
+    confidence: float
+    """Of the interval of the difference: the gate's, so that its lower end is the gate's bound."""
+
+    @property
+    def share(self) -> Share | None:
+        """The figure where it is a share, as it can be drawn."""
+        return self.figure if self.unit == "points" else None
+
+    @property
+    def text(self) -> str:
+        return self._amount(self.figure.value)
+
+    @property
+    def of(self) -> str:
+        """What it was judged on."""
+        return "held-out pairs" if self.kind == PAIRS else "held-out prompts"
+
+    @property
+    def interval(self) -> str:
+        if self.figure.low is None or self.figure.high is None:
+            return ""
+        if self.unit == "points":
+            return self.figure.interval
+        return f"{self.figure.low:.3f} to {self.figure.high:.3f}"
+
+    @property
+    def against_text(self) -> str:
+        return self._amount(self.against.value) if self.against else ""
+
+    @property
+    def gain(self) -> str:
+        if self.difference is None:
+            return ""
+        if self.unit == "points":
+            return f"{self.difference.points} points"
+        return f"{self.difference.value:+.3f} {self.unit}"
+
+    @property
+    def gain_interval(self) -> str:
+        """The interval of the gain, with its confidence where that is not 95 %."""
+        found = self.difference
+        if found is None or found.low is None or found.high is None:
+            return ""
+        both = found.points_interval if self.unit == "points" else f"{found.low:+.3f} to {found.high:+.3f}"
+        if abs(self.confidence - 0.95) < 1e-9:
+            return both
+        return f"{both}, {100 * self.confidence:.1f}\u202f% interval"
+
+    def _amount(self, value: float) -> str:
+        return Share(value).percent if self.unit == "points" else f"{value:.3f} {self.unit}"
+
+
+def headline_of(metrics: Mapping[str, Any]) -> Headline | None:
+    """The leading figure out of a policy's metrics; of one judged before kinds were told apart, its preference
+    accuracy."""
+    found = metrics.get("headline")
+    stored = found if isinstance(found, Mapping) else {}
+    kind = stored.get("kind", PAIRS)
+    figure = share_of(metrics, "headline") or share_of(metrics, "preference_accuracy")
+    if figure is None:
+        return None
+    against = share_of(stored, "against") if stored else share_of(metrics, "against_preference_accuracy")
+    gated = metrics.get("difference")
+    confidence = gated.get("confidence", 0.95) if isinstance(gated, Mapping) else 0.95
+    return Headline(
+        kind=kind,
+        title=TITLES[kind],
+        explanation=EXPLANATIONS[kind],
+        unit=stored.get("unit", "points"),
+        figure=figure,
+        against=against,
+        difference=share_of(metrics, "difference"),
+        confidence=confidence,
+    )
+
+
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -126,17 +216,9 @@ class AgentCard:
         )
 
     @property
-    def accuracy(self) -> Share | None:
-        return share_of(self.policy.metrics, "preference_accuracy") if self.policy else None
-
-    @property
-    def against(self) -> Share | None:
-        """Preference accuracy of what the policy was compared to, on the same prompts."""
-        return share_of(self.policy.metrics, "against_preference_accuracy") if self.policy else None
-
-    @property
-    def difference(self) -> Share | None:
-        return share_of(self.policy.metrics, "difference") if self.policy else None
+    def headline(self) -> Headline | None:
+        """The figure that leads its policy's newest evaluation."""
+        return headline_of(self.policy.metrics) if self.policy else None
 
 
 NO_FEEDBACK = FeedbackCounts(
@@ -202,7 +284,11 @@ VERSIONS_SHOWN = 20
 """Newest versions drawn."""
 
 
-FIGURES = (("preference_accuracy", "Preference accuracy", True), ("average_reward", "Average reward", False))
+FIGURES = (
+    ("preference_accuracy", "Preference accuracy", True),
+    *((kind, TITLES[kind], True) for kind in (LABELS, OUTCOMES, TESTS)),
+    ("average_reward", "Average reward", False),
+)
 """What is drawn over versions: the figure's name, its title, and whether it is shown in percent."""
 
 
@@ -283,9 +369,7 @@ class PolicyOverview:
     events: list[PolicyEvent]
     evaluations: list[Evaluation]
     artifacts: list[Artifact]
-    accuracy: Share | None
-    against: Share | None
-    difference: Share | None
+    headline: Headline | None
     valid_rate: Share | None
     average_reward: float | None
     p_value: float | None
@@ -306,9 +390,7 @@ def policy_overview(policy: Policy) -> PolicyOverview:
         events=list(policy.events.all()[:EVENTS_SHOWN]),
         evaluations=list(policy.evaluations.all()[:EVENTS_SHOWN]),
         artifacts=list(policy.artifacts.all()),
-        accuracy=share_of(metrics, "preference_accuracy"),
-        against=share_of(metrics, "against_preference_accuracy"),
-        difference=share_of(metrics, "difference"),
+        headline=headline_of(metrics),
         valid_rate=share_of(metrics, "valid_rate"),
         average_reward=reward if _is_number(reward) else None,
         p_value=p_value if _is_number(p_value) else None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rl.models import Policy, TrainingRun
 from rl.recipes import DATASET_CONFIG
-from rl.selectors import AgentCard, share_of
+from rl.selectors import AgentCard, headline_of
 
 DONE, NOW, OPEN, FAULT = "done", "now", "open", "fault"
 """How a station is drawn: passed, being worked at or the next to reach, not reached, stopped there."""
@@ -42,7 +42,7 @@ def stations_of(card: AgentCard) -> Stations:
         "decisions": card.counts.decisions > 0,
         "ratings": card.newest is not None or card.counts.feedback >= needed(),
         "training": card.newest is not None,
-        "judged": card.accuracy is not None,
+        "judged": card.headline is not None,
         "answers": card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION,
     }
     first = next((name for name, done in reached.items() if not done), None)
@@ -68,7 +68,7 @@ def step_next(card: AgentCard) -> Step:
         return Step("look", f"The newest training was {run.status}; its page says why.")
     if newest is None:
         return Step("train", "There are ratings enough for a first training.")
-    if share_of(newest.metrics, "preference_accuracy") is None:
+    if headline_of(newest.metrics) is None:
         return Step("judge", f"{newest.name} was not judged on held-out prompts yet.", newest.name)
     refused = newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.closed
     if newest.stage == Policy.Stage.CANDIDATE and not refused:

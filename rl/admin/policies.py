@@ -19,14 +19,24 @@ from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, admin_link
 from rl import registry
-from rl.admin.shown import ByAgent, ByAgentOfPolicy, share_shown
+from rl.admin.shown import ByAgent, ByAgentOfPolicy
+from rl.headlines import headline
 from rl.models import (
     Artifact,
     Evaluation,
     Policy,
     PolicyEvent,
 )
-from rl.selectors import policy_overview, share_of
+from rl.selectors import headline_of, policy_overview
+
+
+def _headline_shown(metrics: dict[str, Any]) -> str:
+    """The figure that leads, with its interval and what it is of."""
+    found = headline_of(metrics)
+    if found is None:
+        return "–"
+    return f"{found.text}{f' [{found.interval}]' if found.interval else ''} {found.title.lower()}"
+
 
 STAGE_COLOURS = {
     "candidate": "info",
@@ -78,16 +88,16 @@ class PolicyAdmin(FactAdmin):
     def staged(self, policy: Policy) -> str:
         return policy.stage
 
-    @display(description="accuracy [95 %]")
+    @display(description="judged [95 %]")
     def accuracy(self, policy: Policy) -> str:
-        return share_shown(policy.metrics, "preference_accuracy")
+        return _headline_shown(policy.metrics)
 
-    @display(description="gain, points [95 %]")
+    @display(description="gain")
     def gain(self, policy: Policy) -> str:
-        difference = share_of(policy.metrics, "difference")
-        if difference is None:
+        found = headline_of(policy.metrics)
+        if found is None or not found.gain:
             return "–"
-        return f"{difference.points} [{difference.points_interval}] over {policy.metrics.get('against', '?')}"
+        return f"{found.gain} [{found.gain_interval}] over {policy.metrics.get('against', '?')}"
 
     @display(description="parent", ordering="parent__name")
     def parent_link(self, policy: Policy) -> SafeString | str:
@@ -162,9 +172,10 @@ class EvaluationAdmin(FactAdmin):
     def subject(self, evaluation: Evaluation) -> SafeString | str:
         return admin_link(evaluation.policy) if evaluation.policy else evaluation.checkpoint
 
-    @display(description="preference accuracy [95 %]")
+    @display(description="judged [95 %]")
     def accuracy(self, evaluation: Evaluation) -> str:
-        return share_shown(evaluation.figures, "preference_accuracy")
+        leading = headline(evaluation.figures)
+        return _headline_shown({"headline": leading} if leading else evaluation.figures)
 
 
 @admin.register(PolicyEvent)

@@ -206,6 +206,7 @@ def policy_shown(policy: Policy) -> dict[str, Any]:
         "base_model": policy.base_model,
         "feedback_count": policy.feedback_count,
         "preference_accuracy": accuracy.value if accuracy else None,
+        "judged": policy.metrics.get("headline"),
         "against": policy.metrics.get("against"),
         "created_at": policy.created_at.isoformat(),
     }

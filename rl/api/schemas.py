@@ -211,7 +211,15 @@ COMPONENTS: dict[str, Schema] = {
             },
             "base_model": TEXT,
             "feedback_count": WHOLE,
-            "preference_accuracy": {**MAYBE_NUMBER, "description": "On held-out pairs, in [0, 1]"},
+            "preference_accuracy": {
+                **MAYBE_NUMBER,
+                "description": "On held-out pairs, in [0, 1]; null where it was judged on other evidence",
+            },
+            "judged": {
+                "type": ["object", "null"],
+                "description": "The figure its newest evaluation leads with: kind of evidence, title, unit, value, "
+                "low, high, n, and against",
+            },
             "against": {"type": ["string", "null"], "description": "What it was compared to"},
             "created_at": TIME,
         }

@@ -16,6 +16,7 @@ from feedback.formats.records import FormatRefused
 from rl.datasets.making import rows_made, rows_sampled, rows_with_prompts, source_opened
 from rl.datasets.snapshots import (
     DatasetRefused,
+    DatasetTooSmall,
     file_keep,
     rows_write,
     snapshot_of,
@@ -216,7 +217,7 @@ def _check_enough(
         else "give a larger file, or lower --min-samples"
     )
     short = f"{need} needed" if found < need else "none of them in the train split"
-    raise DatasetRefused(
+    raise DatasetTooSmall(
         f"{found} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"
     )
 

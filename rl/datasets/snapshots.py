@@ -21,6 +21,10 @@ class DatasetRefused(ValueError):
     """Feedback that cannot become the dataset asked for; the message says what was found and what to do next."""
 
 
+class DatasetTooSmall(DatasetRefused):
+    """Fewer rows of the kind than asked for."""
+
+
 @contextmanager
 def temporary_file(folder: Path) -> Iterator[IO[bytes]]:
     """A new file in the folder, gone again unless it was kept; says what to do where it cannot be written."""

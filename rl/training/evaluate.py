@@ -1,45 +1,55 @@
-"""Is a policy better? Preference accuracy, valid answers and reward on held-out pairs, alone or against another."""
+"""Is a policy better? Figures on held-out evidence of every kind, and of its answers, alone or against another."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from rl.agents.base import Agent, InvalidResponse, Message
+from rl.agents.base import Agent, Message
+from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, lead_kind
+from rl.gate_sheets import GateBounds
 from rl.statistics import mcnemar_exact, mean_interval, paired_difference, wilson_interval
-from rl.training.encoding import prompt_messages, response_text
+from rl.training.evaluate_answers import (
+    AnswerJudge,
+    HeldOutPrompt,
+    Reward,
+    Rows,
+    errors_of,
+    held_out_prompts,
+    slices_of,
+)
+from rl.training.evaluate_evidence import (
+    CHECKED,
+    GENERATED,
+    Check,
+    OtherEvidence,
+    Scored,
+    agreement_check,
+    answered_evidence,
+    rated_evidence,
+    response_of,
+    rows_scored,
+    side_figure,
+    written_evidence,
+)
 from rl.training.policy import Generation, LoadedPolicy, generate
 from rl.training.result import TrainingRefused
 from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses
-
-Reward = Callable[[Mapping[str, Any], str], float]
-"""(held-out row, generated answer) -> reward in [0, 1]."""
-
-MAX_ERRORS = 20
-"""Sample errors kept."""
 
 CHUNK = 64
 """Pairs or prompts worked on between two calls of `progress`."""
 
 
 @dataclass
-class _Prompt:
-    """One distinct held-out prompt and what people thought of the responses to it."""
-
-    messages: list[Message]
-    row: Mapping[str, Any]
-    liked: list[str] = field(default_factory=list)
-    disliked: list[str] = field(default_factory=list)
-
-
-@dataclass
 class _Side:
-    """What one policy did with the held-out pairs."""
+    """What one policy did with the held-out evidence."""
 
     scores: list[tuple[ResponseScore, ResponseScore]]
+    """Of the pairs."""
+    responses: list[ResponseScore]
+    """Of the rated and written answers, in the order of `rows_scored`."""
     answers: list[Generation]
     problems: list[str | None]
     """Per answer, why it is not valid."""
@@ -52,9 +62,13 @@ class _Side:
 
 def evaluate_policy(
     policy: LoadedPolicy,
-    pairs: Sequence[Mapping[str, Any]],
+    pairs: Sequence[Mapping[str, Any]] = (),
     *,
     agent: Agent,
+    others: Rows | None = None,
+    checks: Mapping[str, Check] | None = None,
+    barred: Mapping[str, str] | None = None,
+    needed: int = GateBounds.min_evidence,
     against: LoadedPolicy | str | None = None,
     max_samples: int | None = None,
     generate_samples: int = 64,
@@ -62,120 +76,153 @@ def evaluate_policy(
     batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate on held-out rows {"prompt", "chosen", "rejected", "state"?}; JSON-serialisable.
+    """Evaluate on held-out pairs {"prompt", "chosen", "rejected", "state"?} and other evidence; JSON-serialisable.
 
     - preference_accuracy: share of pairs where log p(chosen | prompt) > log p(rejected | prompt), summed over the
-      tokens, not length-normalised; a tie counts as not preferred. Beside it the same per token.
+      tokens, not length-normalised; a tie counts as not preferred. Beside it the same per token. None without a pair.
     - valid_rate: share of greedy answers, one to each of the first `generate_samples` distinct prompts, that the
       agent can act on; with a row's `state`, the choice must also be one it lists.
     - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function: 1 for an answer
       people preferred for that prompt, 0 for one they only rejected or that is not valid, 0.5 for any other.
     - ground_truth: share of answers that are right, over the prompts whose right answer the agent knows, or None.
+    - evidence: per kind (rl.evidence_kinds.KINDS) its figures; `carried_by` names the kind that carries the
+      comparison: see `lead_kind`, with `needed` prompts and without the kinds that are `barred` (with the reason why).
+
+    others: kind -> rows. labels and outcomes: {"prompt", "completion", "score"}; corrections: {"prompt", "completion"};
+    tests and rewards: {"prompt"}, whose answers `checks[kind]` gives values. `max_samples` limits each kind.
 
     Shares are {"value", "low", "high", "n"} with 95 % intervals: Wilson for shares, Student's t for the reward.
     `against` is "base" (the same model without its adapter) or another policy; both then get the same prompts, and
-    `comparison` holds the other's figures, the paired difference (Newcombe) and the exact McNemar p. `progress` is
-    called with (done, total) work items. With a comparison, `evidence` holds what a gate asks: `cases`, one per pair,
-    and `answers`, one per prompt asked. Raises TrainingRefused without a pair.
+    `comparison` holds the other's figures and the paired difference with its p-value: of pairs Newcombe's and the exact
+    McNemar test, of other kinds as in `rl.gate_effects`. `progress` is called with (done, total) work items. With a
+    comparison, `held_out` holds what a gate asks: `cases`, one per pair, `others`, the items of each other kind, and
+    `answers`, one per prompt asked. Raises TrainingRefused without evidence.
     """
     rows = list(pairs)[:max_samples]
-    if not rows:
-        raise TrainingRefused("expected at least one held-out pair to evaluate on, found none")
+    more = {kind: list(found)[:max_samples] for kind, found in (others or {}).items() if found}
+    if not rows and not more:
+        raise TrainingRefused(
+            "expected at least one held-out pair or rated answer to evaluate on, found none"
+        )
     if isinstance(against, str) and against != "base":
         raise ValueError(f"expected against='base' or a loaded policy, found {against!r}")
+    for kind in GENERATED:
+        if kind in more and kind not in (checks or {}):
+            raise ValueError(f"expected a check for the answers to {kind} prompts, found none")
     try:
-        prompts = _prompts(rows)
+        prompts = held_out_prompts({PAIRS: rows, **more})
+        scored = rows_scored(more, agent)
+        for number, (_, row) in enumerate(scored):
+            response_of(row, number)
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
-    asked = prompts[: max(generate_samples, 0)]
+    work = _Work(
+        rows, scored, _asked(prompts, more, agent, generate_samples), AnswerJudge(agent, reward), batch_size
+    )
+    base_needed = any(kind in (LABELS, OUTCOMES) for kind, _ in scored) and policy.adapter is not None
     sides = 2 if against is not None else 1
-    tick = _Ticker(progress, sides * (len(rows) + len(asked)))
+    extra = len(scored) if base_needed and against != "base" else 0
+    tick = _Ticker(progress, sides * work.size + extra)
     head_check(policy)
-    judge = _Judge(agent, reward)
-    own = _side(policy, rows, asked, judge, batch_size, tick)
+    own, other, name = _side(policy, work, tick), None, ""
+    if isinstance(against, LoadedPolicy):
+        head_check(against)
+        other, name = _side(against, work, tick), against.adapter or against.base_model
+    elif against is not None:
+        with policy.without_adapter():
+            other, name = _side(policy, work, tick), "base"
+    base = own.responses if not base_needed else None
+    if against == "base" and other is not None:
+        base = other.responses
+    elif base_needed:
+        with policy.without_adapter():
+            base = _responses(policy, work, tick)
+    assert base is not None
+    evidence = _other_evidence(work, more, checks or {}, own, other, base)
+    counts = {PAIRS: len(rows)} | {kind: one.figures["prompts"] for kind, one in evidence.items()}
+    lead = lead_kind({kind: n for kind, n in counts.items() if kind not in (barred or {})}, needed)
     outcome: dict[str, Any] = {
         "base_model": policy.base_model,
-        "samples": len(rows),
-        "prompts_answered": len(asked),
+        "samples": len(rows) if lead == PAIRS else len(evidence[lead].stored) if lead in evidence else 0,
+        "prompts_answered": len(work.asked),
         **_figures(own),
         "length_normalised": False,
-        "ground_truth": judge.ground_truth(asked, own.answers),
-        "truncated": sum(score.truncated for pair in own.scores for score in pair),
-        "errors": _errors(rows, asked, own, judge),
+        "carried_by": lead,
+        "evidence": _evidence_figures(rows, own, other, evidence, barred or {}),
+        "ground_truth": work.judge.ground_truth(work.asked, own.answers),
+        "truncated": sum(score.truncated for pair in own.scores for score in pair)
+        + sum(score.truncated for score in own.responses),
+        "errors": errors_of(rows, own.scores, work.asked, own.answers, work.judge),
     }
-    if against is not None:
-        if isinstance(against, LoadedPolicy):
-            head_check(against)
-            other, name = (
-                _side(against, rows, asked, judge, batch_size, tick),
-                against.adapter or against.base_model,
-            )
-        else:
-            with policy.without_adapter():
-                other, name = _side(policy, rows, asked, judge, batch_size, tick), "base"
-        outcome["comparison"] = _comparison(name, own, other)
-        outcome["comparison"]["ground_truth"] = judge.ground_truth(asked, other.answers)
-        outcome["evidence"] = _evidence(rows, asked, own, other)
+    if other is not None:
+        outcome["comparison"] = _comparison(name, own, other, lead, evidence)
+        outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.asked, other.answers)
+        outcome["held_out"] = _held_out(work, own, other, evidence)
     return outcome
 
 
-def _prompts(rows: Sequence[Mapping[str, Any]]) -> list[_Prompt]:
-    """Distinct prompts in the order of their first pair."""
-    found: dict[str, _Prompt] = {}
-    for number, row in enumerate(rows):
-        messages = prompt_messages(row, number)
-        key = json.dumps(messages, sort_keys=True)
-        prompt = found.setdefault(key, _Prompt(messages, row))
-        prompt.liked.append(response_text(row, "chosen", number))
-        prompt.disliked.append(response_text(row, "rejected", number))
-    return list(found.values())
+@dataclass
+class _Work:
+    """What every side is asked."""
+
+    rows: Sequence[Mapping[str, Any]]
+    scored: Sequence[Scored]
+    asked: Sequence[HeldOutPrompt]
+    judge: AnswerJudge
+    batch_size: int
+
+    @property
+    def size(self) -> int:
+        return len(self.rows) + len(self.scored) + len(self.asked)
 
 
-class _Judge:
-    """Decides whether an answer is valid, the same as another, right, and what it is worth."""
+def _asked(
+    prompts: Sequence[HeldOutPrompt], rows: Rows, agent: Agent, generate_samples: int
+) -> list[HeldOutPrompt]:
+    """The prompts that are answered: the first of all, and those whose answers themselves are evidence."""
+    first = list(prompts[: max(generate_samples, 0)])
+    if generate_samples <= 0:
+        return first
+    known = {prompt.key for prompt in first}
+    kinds = [*GENERATED, *([CORRECTIONS] if agent.structured else [])]
+    for kind in kinds:
+        keys = {prompt.key for prompt in held_out_prompts({kind: rows.get(kind, ())})}
+        wanted = [prompt for prompt in prompts if prompt.key in keys][:CHECKED]
+        first += [prompt for prompt in wanted if prompt.key not in known]
+        known |= {prompt.key for prompt in wanted}
+    return first
 
-    def __init__(self, agent: Agent, reward: Reward | None) -> None:
-        self.agent, self.custom = agent, reward
 
-    def problem(self, prompt: _Prompt, answer: Generation) -> str | None:
-        try:
-            self.agent.parse(answer.text, prompt.row.get("state"))
-        except InvalidResponse as error:
-            ending = " (cut at the length limit)" if answer.finish_reason == "length" else ""
-            return f"{error}{ending}"
-        return None
-
-    def action(self, response: str) -> Any:
-        """What a response does: two texts that do the same are the same answer."""
-        if self.agent.structured:
-            try:
-                return json.dumps(self.agent.parse(response), sort_keys=True)
-            except InvalidResponse:
-                pass  # compared as text: it can only equal itself
-        return response.strip()
-
-    def opinion(self, prompt: _Prompt, answer: str) -> float:
-        done = self.action(answer)
-        liked = done in {self.action(response) for response in prompt.liked}
-        disliked = done in {self.action(response) for response in prompt.disliked}
-        return 0.5 if liked == disliked else float(liked)
-
-    def reward(self, prompt: _Prompt, answer: str, problem: str | None) -> float:
-        if self.custom is not None:
-            return float(self.custom(prompt.row, answer))
-        return 0.0 if problem is not None else self.opinion(prompt, answer)
-
-    def ground_truth(
-        self, prompts: Sequence[_Prompt], answers: Sequence[Generation]
-    ) -> dict[str, Any] | None:
-        right = known = 0
-        for prompt, answer in zip(prompts, answers, strict=True):
-            state = prompt.row.get("state")
-            truth = self.agent.ground_truth(state) if state is not None else None
-            if truth:
-                known += 1
-                right += self.action(answer.text) in {self.action(response) for response in truth}
-        return wilson_interval(right, known).as_dict() if known else None
+def _other_evidence(
+    work: _Work,
+    rows: Rows,
+    checks: Mapping[str, Check],
+    own: _Side,
+    other: _Side | None,
+    base: Sequence[ResponseScore],
+) -> dict[str, OtherEvidence]:
+    """Evidence of every kind beside pairs. Alone, rated answers are compared with the base, the others with nothing."""
+    found: dict[str, OtherEvidence] = {}
+    for kind in dict.fromkeys(kind for kind, _ in work.scored):
+        at = [i for i, (one, _) in enumerate(work.scored) if one == kind]
+        of = [work.scored[i][1] for i in at]
+        mine, plain = [own.responses[i] for i in at], [base[i] for i in at]
+        theirs = [other.responses[i] for i in at] if other is not None else plain
+        if kind == CORRECTIONS:
+            found[kind] = written_evidence(of, mine, theirs if other is not None else mine)
+        else:
+            found[kind] = rated_evidence(kind, of, mine, theirs, plain)
+    answered = {prompt.key: i for i, prompt in enumerate(work.asked)}
+    for kind in KINDS:
+        if kind in found or kind not in rows:
+            continue
+        wanted = [one for one in held_out_prompts({kind: rows[kind]}) if one.key in answered]
+        at = [answered[prompt.key] for prompt in wanted]
+        check = agreement_check(wanted, work.judge) if kind == CORRECTIONS else checks[kind]
+        texts = [own.answers[i].text for i in at]
+        against = [other.answers[i].text for i in at] if other is not None else texts
+        found[kind] = answered_evidence(kind, wanted, texts, against, check)
+    return found
 
 
 class _Ticker:
@@ -188,19 +235,14 @@ class _Ticker:
             self.progress(self.done, self.total)
 
 
-def _side(
-    policy: LoadedPolicy,
-    rows: Sequence[Mapping[str, Any]],
-    asked: Sequence[_Prompt],
-    judge: _Judge,
-    batch_size: int,
-    tick: _Ticker,
-) -> _Side:
+def _side(policy: LoadedPolicy, work: _Work, tick: _Ticker) -> _Side:
+    rows, asked, judge, batch_size = work.rows, work.asked, work.judge, work.batch_size
     scores: list[tuple[ResponseScore, ResponseScore]] = []
     for start in range(0, len(rows), CHUNK):
         part = rows[start : start + CHUNK]
         scores += score_pairs(policy, part, batch_size=batch_size)
         tick(len(part))
+    responses = _responses(policy, work, tick)
     answers: list[Generation] = []
     for start in range(0, len(asked), CHUNK):
         chunk = asked[start : start + CHUNK]
@@ -216,62 +258,96 @@ def _side(
         judge.reward(prompt, answer.text, problem)
         for prompt, answer, problem in zip(asked, answers, problems, strict=True)
     ]
-    return _Side(scores, answers, problems, rewards)
+    return _Side(scores, responses, answers, problems, rewards)
+
+
+def _responses(policy: LoadedPolicy, work: _Work, tick: _Ticker) -> list[ResponseScore]:
+    found: list[ResponseScore] = []
+    for start in range(0, len(work.scored), CHUNK):
+        items = [response_of(row, 0) for _, row in work.scored[start : start + CHUNK]]
+        found += score_responses(policy, items, batch_size=work.batch_size)
+        tick(len(items))
+    return found
 
 
 def _figures(side: _Side) -> dict[str, Any]:
     per_token = sum(chosen.mean_logp > rejected.mean_logp for chosen, rejected in side.scores)
     valid = sum(problem is None for problem in side.problems)
+    accuracy = {
+        "preference_accuracy": sum(side.prefers),
+        "preference_accuracy_length_normalised": per_token,
+    }
+    n = len(side.scores)
     return {
-        "preference_accuracy": wilson_interval(sum(side.prefers), len(side.scores)).as_dict(),
-        "preference_accuracy_length_normalised": wilson_interval(per_token, len(side.scores)).as_dict(),
+        **{name: wilson_interval(right, n).as_dict() if n else None for name, right in accuracy.items()},
         "valid_rate": wilson_interval(valid, len(side.problems)).as_dict(),
         "average_reward": mean_interval(side.rewards, bounds=(0.0, 1.0)).as_dict(),
         "reward_std": statistics.stdev(side.rewards) if len(side.rewards) > 1 else None,
     }
 
 
-def _comparison(name: str, own: _Side, other: _Side) -> dict[str, Any]:
+def _pairs_difference(own: _Side, other: _Side) -> dict[str, Any]:
     verdicts = list(zip(own.prefers, other.prefers, strict=True))
     both, neither = verdicts.count((True, True)), verdicts.count((False, False))
     b, c = verdicts.count((True, False)), verdicts.count((False, True))
-    gains = [mine - theirs for mine, theirs in zip(own.rewards, other.rewards, strict=True)]
     return {
-        "against": name,
-        **_figures(other),
         "difference": paired_difference(both, b, c, neither).as_dict(),
         "p_value": mcnemar_exact(b, c),
         "b": b,
         "c": c,
+    }
+
+
+def _comparison(
+    name: str, own: _Side, other: _Side, lead: str, evidence: Mapping[str, OtherEvidence]
+) -> dict[str, Any]:
+    """The other side's figures; difference and p-value are of the kind that carries the comparison."""
+    gains = [mine - theirs for mine, theirs in zip(own.rewards, other.rewards, strict=True)]
+    if lead in evidence:
+        figures = evidence[lead].figures
+        carried = {part: figures.get(part) for part in ("difference", "p_value", "unit")}
+    else:
+        carried = _pairs_difference(own, other) if own.scores else {"difference": None, "p_value": None}
+        carried["unit"] = "points"
+    return {
+        "against": name,
+        **_figures(other),
+        "kind": lead,
+        **carried,
         "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
     }
 
 
-SHORT_CHARS, LONG_CHARS = 400, 2000
-"""Prompts below and from which a slice of short and of long prompts begins."""
-
-TOPICS = ("topic", "category", "intent")
-"""Keys of a state that name what the prompt is about."""
-
-
-def slices_of(row: Mapping[str, Any]) -> list[str]:
-    """What kinds of case a held-out pair is: its tags, topic, prompt length, and which response is longer."""
-    found = [f"tag:{tag}" for tag in dict.fromkeys(row.get("tags") or ())]
-    state = row.get("state")
-    if isinstance(state, Mapping):
-        found += [f"topic:{state[key]}" for key in TOPICS if isinstance(state.get(key), str)]
-    length = sum(len(message["content"]) for message in prompt_messages(row, 0))
-    found.append(f"prompt:{'short' if length < SHORT_CHARS else 'medium' if length < LONG_CHARS else 'long'}")
-    chosen, rejected = (len(response_text(row, side, 0)) for side in ("chosen", "rejected"))
-    if max(chosen, rejected) > 1.2 * min(chosen, rejected):
-        found.append("preferred:longer" if chosen > rejected else "preferred:shorter")
+def _evidence_figures(
+    rows: Sequence[Mapping[str, Any]],
+    own: _Side,
+    other: _Side | None,
+    evidence: Mapping[str, OtherEvidence],
+    barred: Mapping[str, str],
+) -> dict[str, dict[str, Any]]:
+    """Per kind that there is, its figures; of one side alone where nothing is compared."""
+    found: dict[str, dict[str, Any]] = {}
+    if rows:
+        n = len(rows)
+        pairs: dict[str, Any] = {"prompts": n, "unit": "points", "value": sum(own.prefers) / n}
+        if other is not None:
+            pairs |= {"against_value": sum(other.prefers) / n, **_pairs_difference(own, other)}
+        found[PAIRS] = pairs
+    for kind in KINDS:
+        if kind in evidence:
+            figures = dict(evidence[kind].figures)
+            if other is None and kind not in (LABELS, OUTCOMES):
+                figures = {"prompts": figures["prompts"]}
+            if kind not in (LABELS, OUTCOMES):
+                figures["own"] = side_figure(kind, evidence[kind].stored, "own")
+            found[kind] = figures
+        if kind in found and kind in barred:
+            found[kind]["barred"] = barred[kind]
     return found
 
 
-def _evidence(
-    rows: Sequence[Mapping[str, Any]], asked: Sequence[_Prompt], own: _Side, other: _Side
-) -> dict[str, Any]:
-    """Per pair and per answer what both sides did: what the gate's rules are asked about."""
+def _held_out(work: _Work, own: _Side, other: _Side, evidence: Mapping[str, OtherEvidence]) -> dict[str, Any]:
+    """Per item of evidence and per answer what both sides did: what the gate's rules are asked about."""
     return {
         "cases": [
             {
@@ -280,8 +356,9 @@ def _evidence(
                 "other": theirs,
                 "slices": slices_of(row),
             }
-            for row, mine, theirs in zip(rows, own.prefers, other.prefers, strict=True)
+            for row, mine, theirs in zip(work.rows, own.prefers, other.prefers, strict=True)
         ],
+        "others": {kind: one.stored for kind, one in evidence.items()},
         "answers": [
             {
                 "prompt_hash": prompt.row.get("prompt_hash", ""),
@@ -293,7 +370,7 @@ def _evidence(
                 "reward": own.rewards[i],
                 "other_reward": other.rewards[i],
             }
-            for i, prompt in enumerate(asked)
+            for i, prompt in enumerate(work.asked)
         ],
     }
 
@@ -310,52 +387,3 @@ def kl_to_base(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Message], 
     own, base = score_responses(policy, items), score_responses(policy, items, adapter=False)
     tokens = sum(score.tokens for score in own)
     return sum(mine.logp - theirs.logp for mine, theirs in zip(own, base, strict=True)) / max(tokens, 1)
-
-
-def golden_check(
-    policy: LoadedPolicy, agent: Agent, cases: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Answer each {"name", "messages", "state"?, "accepted", "forbidden"} greedily and say whether it is right.
-
-    Right is an answer the agent can act on that does what one of `accepted` does (any, where there are none) and
-    nothing that `forbidden` lists.
-    """
-    answers = generate(policy, [case["messages"] for case in cases], max_new_tokens=agent.max_new_tokens)
-    judge, found = _Judge(agent, None), []
-    for case, answer in zip(cases, answers, strict=True):
-        prompt = _Prompt(list(case["messages"]), case)
-        done, why = judge.action(answer.text), judge.problem(prompt, answer) or ""
-        if not why and case["accepted"] and done not in {judge.action(text) for text in case["accepted"]}:
-            why = "not one of the accepted answers"
-        if not why and done in {judge.action(text) for text in case["forbidden"]}:
-            why = "a forbidden answer"
-        found.append({"name": case["name"], "passed": not why, "answer": answer.text, "why": why})
-    return found
-
-
-def _errors(
-    rows: Sequence[Mapping[str, Any]], asked: Sequence[_Prompt], side: _Side, judge: _Judge
-) -> list[dict[str, Any]]:
-    """Sample errors, the gravest kind first: answers that are not valid, answers people rejected, wrong preferences."""
-    invalid, rejected, misjudged = [], [], []
-    for prompt, answer, problem in zip(asked, side.answers, side.problems, strict=True):
-        error = {
-            "prompt": prompt.messages[-1]["content"],
-            "answer": answer.text,
-            "expected": prompt.liked[0],
-        }
-        if problem is not None:
-            invalid.append({**error, "reason": f"not a valid answer: {problem}"})
-        elif judge.opinion(prompt, answer.text) == 0.0:
-            rejected.append({**error, "reason": "people rejected this answer"})
-    for number, (row, (good, bad)) in enumerate(zip(rows, side.scores, strict=True)):
-        if not good.logp > bad.logp:
-            misjudged.append(
-                {
-                    "prompt": prompt_messages(row, number)[-1]["content"],
-                    "answer": response_text(row, "rejected", number),
-                    "expected": response_text(row, "chosen", number),
-                    "reason": f"holds the rejected response {bad.logp - good.logp:.2f} nats more likely",
-                }
-            )
-    return [*invalid, *rejected, *misjudged][:MAX_ERRORS]

@@ -33,10 +33,10 @@ from rl.models import (
 )
 from rl.online import learner_settings
 from rl.reward_records import RewardsRefused, reward_plan
-from rl.selectors import NO_FEEDBACK, policy_versions, share_of
+from rl.selectors import FIGURES, NO_FEEDBACK, headline_of, policy_versions, share_of
 
 RUNS_SHOWN = 5
-CHARTS = (("preference_accuracy", "Preference accuracy"), ("average_reward", "Average reward"))
+CHARTS = tuple((figure, title) for figure, title, _ in FIGURES)
 
 SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
     (AgentSettings, "agent", "Collecting and rating"),
@@ -69,7 +69,7 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         "buffer": buffer_sizes_lately().get(slug, 0),
         "learner": learner_settings(slug),
         "champion": champion,
-        "accuracy": share_of(champion.metrics, "preference_accuracy") if champion else None,
+        "headline": headline_of(champion.metrics) if champion else None,
         "policies": policies[::-1][:RUNS_SHOWN],
         "charts": [
             c for figure, title in CHARTS if (c := policy_versions(policies, figure, title)) is not None

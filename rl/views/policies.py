@@ -15,7 +15,7 @@ from rl import registry
 from rl.comparing import policy_diff
 from rl.drawings.sheets import sheet_lines
 from rl.models import Policy, PolicyEvent
-from rl.selectors import policy_charts, policy_lineage, policy_overview, share_of
+from rl.selectors import headline_of, policy_charts, policy_lineage, policy_overview, share_of
 from rl.views.off_policy import off_policy_shown
 
 NEWEST = 50
@@ -59,8 +59,7 @@ def _beside(found: list[Policy]) -> str:
 def _row(policy: Policy) -> dict[str, Any]:
     return {
         "policy": policy,
-        "accuracy": share_of(policy.metrics, "preference_accuracy"),
-        "difference": share_of(policy.metrics, "difference"),
+        "headline": headline_of(policy.metrics),
         "against": policy.metrics.get("against"),
         "reward": share_of(policy.metrics, "average_reward"),
     }

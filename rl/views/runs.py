@@ -22,7 +22,7 @@ from rl.jobs import run_log_tail
 from rl.models import TrainingRun
 from rl.orders import order_place
 from rl.pairs import REASONS as PAIR_REASONS
-from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest, share_of
+from rl.selectors import agent_cards, headline_of, run_eta_s, run_get, run_series, runs_newest
 from rl.turning import stations_of, step_next
 
 RUNS_PER_PAGE = 30
@@ -111,8 +111,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "run": found,
             "curves": curves,
             "policy": policy,
-            "accuracy": share_of(policy.metrics, "preference_accuracy") if policy else None,
-            "against": share_of(policy.metrics, "against_preference_accuracy") if policy else None,
+            "headline": headline_of(policy.metrics) if policy else None,
             "left_out": _left_out(found),
             "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
             "eta": run_eta_s(found),

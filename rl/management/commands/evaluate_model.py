@@ -11,6 +11,9 @@ from rich.table import Table
 
 from backend.command import RatchetCommand
 from rl import evaluations
+from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
+from rl.gate_effects import MEASURES as MEASURED
+from rl.headlines import TITLES
 
 
 class Command(RatchetCommand):
@@ -24,15 +27,15 @@ class Command(RatchetCommand):
         add = parser.add_argument
         add("--policy", metavar="NAME", help="A registered policy. Example: --policy widgets-v312")
         add("--checkpoint", type=Path, metavar="DIR", help="An adapter folder instead of a policy.")
-        add("--agent", metavar="SLUG", help="Whose held-out pairs to use (default: the policy's agent).")
+        add("--agent", metavar="SLUG", help="Whose held-out feedback to use (default: the policy's agent).")
         add(
             "--test-data",
             type=Path,
             metavar="F",
-            help="Pairs from a file (any known format) instead of the holdout.",
+            help="Feedback of any kind from a file (any known format) instead of the holdout.",
         )
-        add("--compare-base", action="store_true", help="Judge the base model on the same pairs too.")
-        add("--compare", metavar="POLICY", help="Judge another policy on the same pairs too.")
+        add("--compare-base", action="store_true", help="Judge the base model on the same evidence too.")
+        add("--compare", metavar="POLICY", help="Judge another policy on the same evidence too.")
         add(
             "--base-model",
             metavar="NAME_OR_PATH",
@@ -49,7 +52,7 @@ class Command(RatchetCommand):
             default="none",
             help="Load the base in 4-bit (default none).",
         )
-        add("--max-samples", type=int, metavar="N", help="At most so many pairs (default: all).")
+        add("--max-samples", type=int, metavar="N", help="At most so many rows of each kind (default: all).")
         add(
             "--output",
             type=Path,
@@ -78,12 +81,16 @@ class Command(RatchetCommand):
         return result
 
     def show(self, result: dict[str, Any]) -> None:
+        self.stdout.write(evidence_text(result))
         comparison = result.get("comparison")
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("held out")
         table.add_column(result["policy"], justify="right")
         if comparison:
             table.add_column(comparison["against"], justify="right")
+        for kind, figures in result["evidence"].items():
+            if kind != PAIRS:
+                table.add_row(TITLES[kind].lower(), *kind_cells(figures, bool(comparison)))
         for key, label in MEASURES.items():
             cells = [share_text(result.get(key))]
             if comparison:
@@ -91,22 +98,26 @@ class Command(RatchetCommand):
             if any(cells):
                 table.add_row(label, *cells)
         self.console.print(table)
+        for kind in (LABELS, OUTCOMES):
+            if known := result["evidence"].get(kind, {}).get("probability_liked"):
+                self.stdout.write(knowledge_text(known))
         if result["simulated_share"]:
             self.stdout.write(
-                f"{100 * result['simulated_share']:.0f} % of these pairs come from SIMULATED ratings."
+                f"{100 * result['simulated_share']:.0f} % of this evidence comes from SIMULATED ratings."
             )
+        for kind, figures in result["evidence"].items():
+            if figures.get("barred"):
+                self.stdout.write(f"WARNING: {kind} do not count for the gate: {figures['barred']}.")
         if comparison:
             self.stdout.write(verdict(result))
         self.stdout.write(off_policy_text(result["off_policy"]))
         if result["seen_in_training"]:
-            self.stdout.write(
-                f"{result['seen_in_training']:,} pairs left out: their prompts were trained on."
-            )
+            self.stdout.write(f"{result['seen_in_training']:,} rows left out: their prompts were trained on.")
 
 
 MEASURES = {
     "preference_accuracy": "preference accuracy",
-    "preference_accuracy_normalised": "... per token",
+    "preference_accuracy_length_normalised": "... per token",
     "valid_rate": "valid answers",
     "ground_truth": "agrees with the known answer",
     "average_reward": "average reward",
@@ -134,16 +145,64 @@ def off_policy_text(found: dict[str, Any]) -> str:
     return f"{said}. {'Careful: ' + '; '.join(warnings) + '.' if warnings else ''}".strip()
 
 
-def verdict(result: dict[str, Any]) -> str:
-    """Whether the comparison shows a gain, in one sentence with its figures."""
-    comparison = result["comparison"]
-    difference = comparison["difference"]
-    points = (
-        f"{100 * difference['value']:+.1f} points [{100 * difference['low']:+.1f}, {100 * difference['high']:+.1f}], "
-        f"exact McNemar p = {comparison['p_value']:.2g}"
+def evidence_text(result: dict[str, Any]) -> str:
+    """Which evidence carries the judgement, of how many prompts, and why not pairs."""
+    lead, evidence = result["carried_by"], result["evidence"]
+    prompts = evidence.get(lead, {}).get("prompts", 0)
+    if lead == PAIRS:
+        return f"Judged on {prompts:,} held-out pairs, each of its own prompt."
+    pairs = evidence.get(PAIRS, {}).get("prompts", 0)
+    none = f"only {pairs:,} of the held-out prompts have" if pairs else "no held-out prompt has"
+    return (
+        f"{result['agent']}: {none} two answers of which one is preferred, so there "
+        f"{'are too few' if pairs else 'are no'} pairs to compare. Judged on {lead} instead, {KINDS[lead]}: "
+        f"{prompts:,} held-out prompts."
     )
-    if difference["low"] > 0:
-        return f"Better than {comparison['against']}: {points}."
-    if difference["high"] < 0:
-        return f"WORSE than {comparison['against']}: {points}."
-    return f"No gain over {comparison['against']} is shown: {points}; the interval includes zero."
+
+
+def kind_cells(figures: dict[str, Any], compared: bool) -> list[str]:
+    """The figure of a kind on either side."""
+    own = figures.get("concordance") or figures.get("own")
+    if figures.get("unit", "points") == "points":
+        cells = [share_text(own)]
+        other = figures.get("against_value")
+        return [*cells, f"{100 * other:.1f} %" if other is not None else ""] if compared else cells
+    cells = [f"{own['value']:.3f} [{own['low']:.3f}, {own['high']:.3f}] n={own['n']:,}"] if own else [""]
+    return [*cells, f"{figures['against_value']:.3f} {figures['unit']}"] if compared else cells
+
+
+def knowledge_text(known: dict[str, Any]) -> str:
+    """How well it knows what people like, as one figure with its interval."""
+    difference = known["log_loss_difference"]
+    return (
+        f"As a calibrated probability of being liked: log-loss {known['log_loss']:.3f} nats an answer (a coin 0.693), "
+        f"{known['against_log_loss']:.3f} for the other; difference {difference['value']:+.3f} "
+        f"[{difference['low']:+.3f}, {difference['high']:+.3f}], below 0 is better."
+        if difference["low"] is not None
+        else f"As a calibrated probability of being liked: log-loss {known['log_loss']:.3f} nats an answer."
+    )
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """Whether the comparison shows a gain, in one sentence with its figures: by the gate's interval where it has
+    one."""
+    comparison = result["comparison"]
+    difference, gate = comparison["difference"], comparison.get("gate")
+    against = comparison["against"]
+    if difference is None:
+        return f"No gain over {against} can be shown: all held-out answers were rated alike."
+    found = gate or difference
+    scale, unit = (100.0, "points") if comparison["unit"] == "points" else (1.0, comparison["unit"])
+    form = "+.1f" if scale == 100 else "+.3f"
+    value, low, high = (format(scale * found[part], form) for part in ("value", "low", "high"))
+    confidence = gate["confidence"] if gate else 0.95
+    figures = (
+        f"{value} {unit} {MEASURED[comparison['kind']]} [{low}, {high}] ({100 * confidence:.1f} % interval"
+        f"{', the one the gate asks about at attempt ' + str(gate['attempt']) if gate else ''}), "
+        f"{'exact McNemar ' if comparison['kind'] == PAIRS else ''}p = {comparison['p_value']:.2g}"
+    )
+    if found["low"] > 0:
+        return f"Better than {against}: {figures}."
+    if found["high"] < 0:
+        return f"WORSE than {against}: {figures}."
+    return f"No gain over {against} is shown: {figures}; the interval includes zero."

@@ -10,7 +10,7 @@ from backend.command import RatchetCommand
 from rl import registry
 from rl.comparing import policy_diff
 from rl.models import Policy
-from rl.selectors import policy_overview, share_of
+from rl.selectors import headline_of, policy_overview, share_of
 
 
 class Command(RatchetCommand):
@@ -86,8 +86,7 @@ class Command(RatchetCommand):
         if result.get("policies") == []:
             self.stdout.write("No policies yet. Train one: python manage.py train_dpo --agent SLUG")
         for row in result.get("policies", []):
-            accuracy = row["preference_accuracy"]
-            figure = f"{100 * accuracy:.1f} %" if accuracy is not None else "not judged"
+            figure = row["judged_text"] or "not judged"
             self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {figure}")
         for name, value in result.items():
             if name != "policies":
@@ -95,12 +94,14 @@ class Command(RatchetCommand):
 
 
 def _shown(policy: Policy) -> dict[str, Any]:
-    accuracy = share_of(policy.metrics, "preference_accuracy")
+    accuracy, leading = share_of(policy.metrics, "preference_accuracy"), headline_of(policy.metrics)
     return {
         "name": policy.name,
         "agent": policy.agent,
         "stage": str(policy.stage),
         "feedback_count": policy.feedback_count,
         "preference_accuracy": accuracy.value if accuracy else None,
+        "judged": policy.metrics.get("headline"),
+        "judged_text": f"{leading.text} {leading.title.lower()}" if leading else "",
         "against": policy.metrics.get("against"),
     }

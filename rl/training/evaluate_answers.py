@@ -1,0 +1,192 @@
+"""Generated answers on held-out prompts: the prompts, whether an answer is valid, right, or what people preferred."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl.agents.base import Agent, InvalidResponse, Message
+from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS
+from rl.judgements import NEUTRAL
+from rl.statistics import wilson_interval
+from rl.training.encoding import prompt_messages, response_text
+from rl.training.policy import Generation, LoadedPolicy, generate
+from rl.training.scoring import ResponseScore
+
+Reward = Callable[[Mapping[str, Any], str], float]
+"""(held-out row, generated answer) -> reward in [0, 1]."""
+
+MAX_ERRORS = 20
+"""Sample errors kept."""
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Kind of evidence (rl.evidence_kinds.KINDS) -> its held-out rows."""
+
+
+@dataclass
+class HeldOutPrompt:
+    """One distinct held-out prompt and what people thought of the responses to it."""
+
+    messages: list[Message]
+    row: Mapping[str, Any]
+    liked: list[str] = field(default_factory=list)
+    disliked: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    """Responses that people wrote themselves."""
+
+    @property
+    def key(self) -> str:
+        return prompt_key(self.messages)
+
+
+def prompt_key(messages: Sequence[Message]) -> str:
+    """What two prompts have in common where they are the same."""
+    return json.dumps(messages, sort_keys=True)
+
+
+def held_out_prompts(rows: Rows) -> list[HeldOutPrompt]:
+    """Distinct prompts in the order of their first row, pairs before the other kinds. Raises ValueError."""
+    found: dict[str, HeldOutPrompt] = {}
+
+    def prompt_of(row: Mapping[str, Any], number: int) -> HeldOutPrompt:
+        messages = prompt_messages(row, number)
+        return found.setdefault(prompt_key(messages), HeldOutPrompt(messages, row))
+
+    for kind, kind_rows in rows.items():
+        for number, row in enumerate(kind_rows):
+            prompt = prompt_of(row, number)
+            if kind == PAIRS:
+                prompt.liked.append(response_text(row, "chosen", number))
+                prompt.disliked.append(response_text(row, "rejected", number))
+            elif kind == CORRECTIONS:
+                prompt.written.append(response_text(row, "completion", number))
+            elif kind in (LABELS, OUTCOMES):
+                side = prompt.liked if row["score"] > NEUTRAL else prompt.disliked
+                if row["score"] != NEUTRAL:
+                    side.append(response_text(row, "completion", number))
+    return list(found.values())
+
+
+class AnswerJudge:
+    """Decides whether an answer is valid, the same as another, right, and what it is worth."""
+
+    def __init__(self, agent: Agent, reward: Reward | None) -> None:
+        self.agent, self.custom = agent, reward
+
+    def problem(self, prompt: HeldOutPrompt, answer: Generation) -> str | None:
+        try:
+            self.agent.parse(answer.text, prompt.row.get("state"))
+        except InvalidResponse as error:
+            ending = " (cut at the length limit)" if answer.finish_reason == "length" else ""
+            return f"{error}{ending}"
+        return None
+
+    def action(self, response: str) -> Any:
+        """What a response does: two texts that do the same are the same answer."""
+        if self.agent.structured:
+            try:
+                return json.dumps(self.agent.parse(response), sort_keys=True)
+            except InvalidResponse:
+                pass  # compared as text: it can only equal itself
+        return response.strip()
+
+    def opinion(self, prompt: HeldOutPrompt, answer: str) -> float:
+        done = self.action(answer)
+        liked = done in {self.action(response) for response in [*prompt.liked, *prompt.written]}
+        disliked = done in {self.action(response) for response in prompt.disliked}
+        return 0.5 if liked == disliked else float(liked)
+
+    def reward(self, prompt: HeldOutPrompt, answer: str, problem: str | None) -> float:
+        if self.custom is not None:
+            return float(self.custom(prompt.row, answer))
+        return 0.0 if problem is not None else self.opinion(prompt, answer)
+
+    def ground_truth(
+        self, prompts: Sequence[HeldOutPrompt], answers: Sequence[Generation]
+    ) -> dict[str, Any] | None:
+        right = known = 0
+        for prompt, answer in zip(prompts, answers, strict=True):
+            state = prompt.row.get("state")
+            truth = self.agent.ground_truth(state) if state is not None else None
+            if truth:
+                known += 1
+                right += self.action(answer.text) in {self.action(response) for response in truth}
+        return wilson_interval(right, known).as_dict() if known else None
+
+
+SHORT_CHARS, LONG_CHARS = 400, 2000
+"""Prompts below and from which a slice of short and of long prompts begins."""
+
+TOPICS = ("topic", "category", "intent")
+"""Keys of a state that name what the prompt is about."""
+
+
+def slices_of(row: Mapping[str, Any]) -> list[str]:
+    """What kinds of case a held-out row is: its tags, topic, prompt length, and of a pair which response is longer."""
+    found = [f"tag:{tag}" for tag in dict.fromkeys(row.get("tags") or ())]
+    state = row.get("state")
+    if isinstance(state, Mapping):
+        found += [f"topic:{state[key]}" for key in TOPICS if isinstance(state.get(key), str)]
+    length = sum(len(message["content"]) for message in prompt_messages(row, 0))
+    found.append(f"prompt:{'short' if length < SHORT_CHARS else 'medium' if length < LONG_CHARS else 'long'}")
+    if "chosen" in row:
+        chosen, rejected = (len(response_text(row, side, 0)) for side in ("chosen", "rejected"))
+        if max(chosen, rejected) > 1.2 * min(chosen, rejected):
+            found.append("preferred:longer" if chosen > rejected else "preferred:shorter")
+    return found
+
+
+def golden_check(
+    policy: LoadedPolicy, agent: Agent, cases: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Answer each {"name", "messages", "state"?, "accepted", "forbidden"} greedily and say whether it is right.
+
+    Right is an answer the agent can act on that does what one of `accepted` does (any, where there are none) and
+    nothing that `forbidden` lists.
+    """
+    answers = generate(policy, [case["messages"] for case in cases], max_new_tokens=agent.max_new_tokens)
+    judge, found = AnswerJudge(agent, None), []
+    for case, answer in zip(cases, answers, strict=True):
+        prompt = HeldOutPrompt(list(case["messages"]), case)
+        done, why = judge.action(answer.text), judge.problem(prompt, answer) or ""
+        if not why and case["accepted"] and done not in {judge.action(text) for text in case["accepted"]}:
+            why = "not one of the accepted answers"
+        if not why and done in {judge.action(text) for text in case["forbidden"]}:
+            why = "a forbidden answer"
+        found.append({"name": case["name"], "passed": not why, "answer": answer.text, "why": why})
+    return found
+
+
+def errors_of(
+    rows: Sequence[Mapping[str, Any]],
+    scores: Sequence[tuple[ResponseScore, ResponseScore]],
+    asked: Sequence[HeldOutPrompt],
+    answers: Sequence[Generation],
+    judge: AnswerJudge,
+) -> list[dict[str, Any]]:
+    """Sample errors, the gravest kind first: answers that are not valid, answers people rejected, wrong preferences."""
+    invalid, rejected, misjudged = [], [], []
+    for prompt, answer in zip(asked, answers, strict=True):
+        problem = judge.problem(prompt, answer)
+        error = {
+            "prompt": prompt.messages[-1]["content"],
+            "answer": answer.text,
+            "expected": next(iter([*prompt.written, *prompt.liked]), ""),
+        }
+        if problem is not None:
+            invalid.append({**error, "reason": f"not a valid answer: {problem}"})
+        elif judge.opinion(prompt, answer.text) == 0.0:
+            rejected.append({**error, "reason": "people rejected this answer"})
+    for number, (row, (good, bad)) in enumerate(zip(rows, scores, strict=True)):
+        if not good.logp > bad.logp:
+            misjudged.append(
+                {
+                    "prompt": prompt_messages(row, number)[-1]["content"],
+                    "answer": response_text(row, "rejected", number),
+                    "expected": response_text(row, "chosen", number),
+                    "reason": f"holds the rejected response {bad.logp - good.logp:.2f} nats more likely",
+                }
+            )
+    return [*invalid, *rejected, *misjudged][:MAX_ERRORS]
