@@ -121,6 +121,8 @@ SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _flag("SECURE_COOKIES", False)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 10 * 1024 * 1024
 # Of a file given to the import page; the command takes any size
 FEEDBACK_UPLOAD_MAX_BYTES = 50 * 1024 * 1024
+# And of its rows: a small archive may unpack to many
+FEEDBACK_UPLOAD_MAX_ROWS = 500_000
 
 # --- Applications -----------------------------------------------------------------------------------------
 INSTALLED_APPS = [
@@ -312,6 +314,9 @@ FEEDBACK_SNAPSHOTS_CONTAINING = "rl.forgetting.snapshots_containing"
 # Dotted path of a callable ({agent: prompt hashes}, since) -> what was trained on these prompts since then; empty: an
 # import is taken back without asking.
 FEEDBACK_TRAINED_ON = "rl.forgetting.trained_on"
+# Dotted path of the module that renames and deletes what else is kept of an agent, as
+# feedback.agent_changes.AgentKeeper; empty: nothing but rows is.
+FEEDBACK_AGENT_KEEPER = "rl.agent_keeper"
 # Dotted path of a callable (decision ids): removes what else is kept of them, in the same transaction.
 FEEDBACK_FORGET = "rl.forgetting.decisions_forget"
 

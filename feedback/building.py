@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from django.utils import timezone
 
+from feedback.agent_names import name_hashed, prompt_hash
 from feedback.checks import Check, FeedbackRefused, shown
 from feedback.collection import ratings_wanted
 from feedback.models import (
@@ -22,7 +23,6 @@ from feedback.models import (
     Rating,
     Thumb,
     Trace,
-    prompt_hash,
 )
 from feedback.worth import policy_doubt
 
@@ -101,7 +101,7 @@ def decision_build(
         trace_id=trace.pk if trace else None,
         prompt_hash=asked,
         # the prompt, by far the longest of it, is in there already
-        body_hash=body_hash({**values, "messages": asked}),
+        body_hash=body_hash({**values, "agent": name_hashed(values["agent"]), "messages": asked}),
         ratings_wanted=ratings_wanted(values["agent"], key),
         asking_worth=policy_doubt(values["candidates"], values["propensity"]),
         created_at=at or timezone.now(),

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import secrets
-import shutil
-import time
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
-from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
@@ -23,30 +19,27 @@ from django.views.decorators.http import require_POST, require_safe
 from feedback import formats
 from feedback.exported import Selection
 from feedback.exporting import ExportReport, export_stream, filename, media_type
+from feedback.formats.columns import FIELDS
+from feedback.formats.previews import Preview
 from feedback.formats.records import FormatRefused
-from feedback.importing import ImportRefused, file_import
+from feedback.import_report import COUNTS, ImportReport
+from feedback.importing import MAX_LICENCE, ImportRefused, order_import
 from feedback.models import SLUG_PATTERN
 from feedback.roles import SCOPE_PERMISSIONS
 from feedback.selectors import agents_known
+from feedback.uploads import Upload, columns_chosen, columns_read, columns_shown, upload_keep, uploads_sweep
 
 UPLOAD_KEY = "import_upload"
-"""Where a session remembers what it uploaded: {token, file, ratings, ...options}."""
-KEPT_S = 3600
-"""Seconds an upload waits for its import."""
+"""Where a session remembers what it uploaded, as `Upload.as_dict`."""
 SHOWN = 100
 """Refused rows that the page lists."""
-COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
-
-
-def _uploads() -> Path:
-    folder: Path = settings.RATCHET_HOME / "uploads"
-    return folder
 
 
 @csrf_exempt  # the size is looked at before the body is read; _imports checks the token
 @never_cache
 def imports(request: HttpRequest) -> HttpResponse:
-    """GET asks for a file; POST takes one, tries it and shows what it would bring."""
+    """GET asks for a file; POST takes one (or another map of the columns of the one taken), tries it and shows what it
+    would bring."""
     limit = settings.FEEDBACK_UPLOAD_MAX_BYTES
     if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
         fault = (
@@ -64,7 +57,7 @@ def imports(request: HttpRequest) -> HttpResponse:
 @permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
 def _imports(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
-        return _tried(request)
+        return _again(request) if request.POST.get("token") else _taken(request)
     if request.method not in ("GET", "HEAD"):
         return HttpResponse(status=405, headers={"Allow": "GET, HEAD, POST"})
     return _form(request)
@@ -77,51 +70,116 @@ def _form(request: HttpRequest, *, fault: str = "", status: int = 200) -> HttpRe
         "agents": agents_known(),
         "given": request.POST,
         "limit_mb": settings.FEEDBACK_UPLOAD_MAX_BYTES >> 20,
+        "max_licence": MAX_LICENCE,
     }
     return render(request, "feedback/import.html", context, status=status)
 
 
-def _tried(request: HttpRequest) -> HttpResponse:
+def _taken(request: HttpRequest) -> HttpResponse:
+    """Take a file."""
     _forget(request)
     file, ratings = request.FILES.get("file"), request.FILES.get("ratings")
     if file is None:
         return _form(request, fault="Expected a file, found none: choose one.", status=400)
-    upload: dict[str, Any] = {
-        "token": secrets.token_urlsafe(16),
-        "format": request.POST.get("format") or "auto",
-        "agent": request.POST.get("agent", "").strip(),
-        "simulated": request.POST.get("simulated") == "on",
-    }
-    if upload["agent"] and not re.fullmatch(SLUG_PATTERN, upload["agent"]):
+    agent, licence = request.POST.get("agent", "").strip(), request.POST.get("licence", "").strip()
+    if agent and not re.fullmatch(SLUG_PATTERN, agent):
         return _form(request, fault="Agent: expected a slug such as support-bot.", status=400)
-    folder = _uploads() / upload["token"]
-    folder.mkdir(parents=True)
-    upload["file"] = _kept(folder, "file", file)
-    upload["ratings"] = _kept(folder, "ratings", ratings) if ratings else ""
+    if len(licence) > MAX_LICENCE or not licence.isprintable():
+        return _form(
+            request, fault=f"Licence: expected a name of at most {MAX_LICENCE} characters.", status=400
+        )
+    upload = upload_keep(
+        file,
+        ratings,
+        format=request.POST.get("format") or "auto",
+        agent=agent,
+        licence=licence,
+        simulated=request.POST.get("simulated") == "on",
+    )
+    return _tried(request, upload)
+
+
+def _again(request: HttpRequest) -> HttpResponse:
+    """Try the file that was taken with another map of its columns."""
+    upload = _kept(request)
+    if upload is None:
+        return _form(request, fault=GONE, status=400)
+    plain = replace(upload, columns={}, scale="")
     try:
-        report = file_import(**_asked(upload), skip_bad=True, dry_run=True)
+        previews = plain.previews()
+        chosen = columns_chosen(previews, request.POST)
     except FormatRefused as refusal:
-        shutil.rmtree(folder)
-        return _form(request, fault=_named(str(refusal), upload), status=400)
-    request.session[UPLOAD_KEY] = upload
-    found = report.as_dict()
+        return _tried(request, upload, fault=upload.without_paths(str(refusal)))
+    scale = request.POST.get("scale", "").strip()
+    unchanged = chosen == columns_read(previews) and not scale
+    return _tried(request, plain if unchanged else replace(plain, columns=chosen, scale=scale))
+
+
+GONE = "This upload is no longer here: choose the file again."
+
+
+def _tried(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResponse:
+    """Read the file without storing anything, and show what it would bring; or why it cannot be read, with a form for
+    its columns where a map may cure it."""
+    report: ImportReport | None = None
+    previews: tuple[Preview, ...] = ()
+    try:
+        previews = replace(upload, columns={}, scale="").previews()
+        if not fault:
+            order = upload.order(actor=request.user.get_username(), skip_bad=True)
+            report = order_import(order, dry_run=True)
+    except FormatRefused as refusal:
+        fault = upload.without_paths(str(refusal))
+    if fault and not columns_shown(previews):
+        uploads_sweep(upload.token)
+        return _form(request, fault=fault, status=400)
+    request.session[UPLOAD_KEY] = upload.as_dict()
     context = {
         "upload": upload,
-        "name": file.name,
-        "format": formats.FORMATS[report.format].title,
+        "name": upload.name,
+        "fault": fault,
+        "notes": list(dict.fromkeys(note for preview in previews for note in preview.notes)),
+        "members": [preview.name for preview in previews] if len(previews) > 1 else [],
+        **_columns(upload, previews),
+        **(_brought(upload, report) if report else {"any": False}),
+    }
+    return render(request, "feedback/import_tried.html", context, status=400 if fault else 200)
+
+
+def _brought(upload: Upload, report: ImportReport) -> dict[str, Any]:
+    """What a dry run came to, for the page."""
+    found = report.as_dict()
+    known = formats.FORMATS.get(report.format)
+    return {
+        "format": known.title if known else "Several formats",
+        "problem": report.problem,
+        "already_here": report.already_here,
+        "rows": report.rows,
+        "earlier": report.earlier,
         "counts": [(name, found[name]) for name in COUNTS if found[name]],
         "skipped": report.skipped_because.most_common(),
-        "refused": [(row, _named(row.reason, upload)) for row in sorted(report.refused, key=_line)[:SHOWN]],
-        "refused_count": len(report.refused),
-        "more": max(len(report.refused) - SHOWN, 0),
-        "any": any(found[name] for name in COUNTS),
+        "refused": [(row, upload.without_paths(row.reason)) for row in report.refused[:SHOWN]],
+        "refused_count": report.refused_count,
+        "more": max(report.refused_count - SHOWN, 0),
+        "notes": [upload.without_paths(note) for note in report.notes],
+        "any": report.rows_stored > 0 or report.stored > 0,
     }
-    return render(request, "feedback/import_tried.html", context)
 
 
-def _line(row: Any) -> int:
-    line: int = row.line
-    return line
+def _columns(upload: Upload, previews: tuple[Preview, ...]) -> dict[str, Any]:
+    """The first rows as a table, with what each column is read as."""
+    columns = columns_shown(previews)
+    chosen = {column: name for name, column in upload.columns.items()}
+    rows = max((len(column.samples) for column in columns), default=0)
+    return {
+        "columns": [(column, chosen.get(column.name) if chosen else column.field) for column in columns],
+        "fields": FIELDS,
+        "is_mapped": bool(chosen),
+        "first_rows": [
+            [column.samples[row] if row < len(column.samples) else "" for column in columns]
+            for row in range(rows)
+        ],
+    }
 
 
 @login_required
@@ -129,58 +187,36 @@ def _line(row: Any) -> int:
 @require_POST
 def import_do(request: HttpRequest) -> HttpResponse:
     """Import what this session uploaded and tried."""
-    upload = request.session.get(UPLOAD_KEY)
-    if not upload or upload["token"] != request.POST.get("token") or not Path(upload["file"]).exists():
-        return _form(request, fault="This upload is no longer here: choose the file again.", status=400)
+    upload = _kept(request)
+    if upload is None:
+        return _form(request, fault=GONE, status=400)
+    skip_bad = request.POST.get("skip_bad") == "on"
     try:
-        report = file_import(**_asked(upload), skip_bad=request.POST.get("skip_bad") == "on")
+        report = order_import(upload.order(actor=request.user.get_username(), skip_bad=skip_bad))
     except (FormatRefused, ImportRefused) as refusal:
-        return _form(request, fault=_named(str(refusal), upload), status=400)
+        return _form(request, fault=upload.without_paths(str(refusal)), status=400)
     finally:
         _forget(request)
-    found = report.as_dict()
-    counts = ", ".join(f"{found[name]} {name}" for name in COUNTS if found[name]) or "nothing new"
-    left_out = f"; {len(report.refused)} rows were left out" if report.refused else ""
-    messages.success(request, f"Imported {counts}{left_out}.")
-    return redirect("import")
+    if report.batch is None:
+        return _form(
+            request, fault=f"{upload.name}: {report.headline}.", status=400 if report.problem else 200
+        )
+    left_out = f"; {report.refused_count} rows were left out" if report.refused_count else ""
+    note = messages.warning if report.problem else messages.success
+    note(request, f"{upload.name}: {report.headline}{left_out}.")
+    return redirect("import-one", number=report.batch)
 
 
-def _asked(upload: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "path": upload["file"],
-        "format": upload["format"],
-        "agent": upload["agent"] or None,
-        "ratings_path": upload["ratings"] or None,
-        "simulated": upload["simulated"],
-    }
-
-
-def _kept(folder: Path, name: str, file: UploadedFile) -> str:
-    """Keep an upload under a name of ours: its own says nothing that reading needs but its ending."""
-    ending = "".join(suffix for suffix in Path(file.name or "").suffixes[-2:] if suffix in ENDINGS)
-    path = folder / f"{name}{ending}"
-    with path.open("wb") as kept:
-        for chunk in file.chunks():
-            kept.write(chunk)
-    return str(path)
-
-
-ENDINGS = (".json", ".jsonl", ".gz")
-
-
-def _named(text: str, upload: dict[str, Any]) -> str:
-    """A refusal without the path that the file has here."""
-    return text.replace(upload["ratings"] or "\0", "ratings file").replace(upload["file"], "file")
+def _kept(request: HttpRequest) -> Upload | None:
+    """The upload of this session that the form names."""
+    upload = Upload.of(request.session.get(UPLOAD_KEY) or {})
+    return upload if upload is not None and upload.token == request.POST.get("token") else None
 
 
 def _forget(request: HttpRequest) -> None:
     """Remove this session's upload, and those that nobody came back for."""
-    request.session.pop(UPLOAD_KEY, None) if request.method == "POST" else None
-    folders = list(_uploads().iterdir()) if _uploads().is_dir() else []
-    own = request.POST.get("token")
-    for folder in folders:
-        if folder.name == own or folder.stat().st_mtime < time.time() - KEPT_S:
-            shutil.rmtree(folder, ignore_errors=True)
+    kept = request.session.pop(UPLOAD_KEY, None) or {}
+    uploads_sweep(str(kept.get("token", "")) or "-")
 
 
 @login_required

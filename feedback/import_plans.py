@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from django.db.models import QuerySet
 
 from feedback import formats
+from feedback.agent_names import name_hashed
 from feedback.building import Subject, comparison_build, decision_build, outcome_build, rating_build
 from feedback.checks import DecisionUnknown, FeedbackRefused
 from feedback.formats.records import (
@@ -169,9 +170,12 @@ class Planner:
             "metadata": metadata,
             "source": record.source or self.origin.format,
         }
+        identity = {**facts, "agent": name_hashed(facts["agent"])}
+        if record.event is not None:
+            identity["event"] = record.event
         return decision_build(
             **facts,
-            id=record.id or _content_id(facts if record.event is None else facts | {"event": record.event}),
+            id=record.id or _content_id(identity),
             created_at=record.created_at,
             trace=None if record.trace is None else Trace(pk=record.trace),
         )

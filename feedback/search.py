@@ -31,17 +31,21 @@ def decisions_found(
     since: datetime | None = None,
     until: datetime | None = None,
     q: str = "",
+    batch: int | None = None,
 ) -> QuerySet[Decision]:
     """Decisions that match everything asked for, in no particular order.
 
     tag: one the app gave the decision. rated: whether a rating stands, simulated ones included. since: recorded at or
-    after; until: before. q: text anywhere in the prompt or the response, upper and lower case alike.
+    after; until: before. q: text anywhere in the prompt or the response, upper and lower case alike. batch: number of
+    the import that brought it.
     """
     found = Decision.objects.order_by()
     if agent:
         found = found.filter(agent=agent)
     if policy:
         found = found.filter(policy=policy)
+    if batch is not None:
+        found = found.filter(import_batch=batch)
     if since is not None:
         found = found.filter(created_at__gte=since)
     if until is not None:
@@ -84,6 +88,8 @@ class Narrowed:
     since: date | None = None
     until: date | None = None
     """The last day that counts."""
+    batch: int | None = None
+    """Number of the import that brought it."""
 
     def decisions(self) -> QuerySet[Decision]:
         return decisions_found(
@@ -92,6 +98,7 @@ class Narrowed:
             tag=self.tag,
             since=_midnight(self.since) if self.since else None,
             until=_midnight(self.until + timedelta(days=1)) if self.until else None,
+            batch=self.batch,
         )
 
     @property
@@ -117,6 +124,7 @@ def narrowed_of(given: Mapping[str, str]) -> Narrowed:
         tag=check.text("tag", given.get("tag", "").strip(), limit=100),
         since=_day(check, "since", given.get("since", "")),
         until=_day(check, "until", given.get("until", "")),
+        batch=batch_asked(check, given.get("batch", "")),
     )
     check.done("search")
     return found
@@ -128,6 +136,16 @@ def _day(check: Check, name: str, text: str) -> date | None:
     except ValueError:
         check.fields[name] = f"expected a day such as 2026-11-21, found {shown(text)}"
         return None
+
+
+def batch_asked(check: Check, text: str) -> int | None:
+    """The number of an import as an address says it; None where it says none."""
+    if not text:
+        return None
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        check.fields["batch"] = f"expected the number of an import, found {shown(text)}"
+        return None
+    return int(text)
 
 
 def _midnight(day: date) -> datetime:

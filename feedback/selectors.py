@@ -21,9 +21,9 @@ from django.db.models import (
 )
 from django.utils import timezone
 
+from feedback.agent_names import prompt_hash as prompt_hash
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import Comparison, Decision, RaterKind, Rating
-from feedback.models import prompt_hash as prompt_hash
 from feedback.remembered import Believed
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from feedback.agent_names import name_hashed
 from feedback.building import body_hash, decision_build, identity_of
 from feedback.checks import Check, FeedbackRefused
 from feedback.collection import is_collected
@@ -115,7 +116,9 @@ def _checked(
         finished_at=check.time("finished_at", finished_at),
     )
     names = ("agent", "run_id", "steps", "metadata", "started_at", "finished_at")
-    trace.body_hash = body_hash({name: getattr(trace, name) for name in names}) if not check.fields else ""
+    if not check.fields:
+        body = {name: getattr(trace, name) for name in names}
+        trace.body_hash = body_hash({**body, "agent": name_hashed(trace.agent)})
     return trace
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from feedback import agreement_views, explorer_views, file_views, pair_views, views
+from feedback import agent_views, agreement_views, explorer_views, file_views, import_views, pair_views, views
 
 urlpatterns = [
     path("rate/", views.rate, name="rate"),
@@ -17,8 +17,12 @@ urlpatterns = [
     path("decisions/<uuid:pk>/", explorer_views.decision, name="decision"),
     path("import/", file_views.imports, name="import"),
     path("import/do/", file_views.import_do, name="import-do"),
+    path("imports/", import_views.imports, name="imports"),
+    path("imports/<int:number>/", import_views.import_one, name="import-one"),
+    path("imports/<int:number>/undo/", import_views.import_take_back, name="import-undo"),
     path("export/", file_views.exports, name="export"),
     path("export/file/", file_views.export_file, name="export-file"),
+    path("agents/<str:slug>/change/", agent_views.agent_change, name="agent-change"),
     path("agreement/", agreement_views.agreement, name="agreement"),
     path("accounts/link/<str:uid>/<str:token>/", views.link_signin, name="signin-link"),
 ]

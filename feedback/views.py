@@ -144,7 +144,7 @@ def filter_context(
         "all_agents": query(within.but(agent="")),
         "policies": policies_known() if reads else None,
         "narrowed": [
-            (name, value, query(within.but(**{name: None if name in ("since", "until") else ""})))
+            (name, value, query(within.but(**{name: "" if name in ("policy", "tag") else None})))
             for name, value in within.parts.items()
             if name != "agent"
         ],

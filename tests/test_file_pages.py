@@ -10,9 +10,9 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from feedback import file_views
+from feedback import uploads
 from feedback.formats import SHAPES
-from feedback.models import Comparison, Decision, Rating
+from feedback.models import Comparison, Decision, ImportBatch, Rating
 from feedback.services import decision_record, rating_submit
 from tests.api_client import person
 
@@ -39,7 +39,7 @@ def upload(client: Client, *rows: Any, name: str = "x.jsonl", **more: Any) -> An
 
 
 def go_on(client: Client, tried: Any, **more: Any) -> Any:
-    return client.post("/import/do/", {"token": tried.context["upload"]["token"], **more}, follow=True)
+    return client.post("/import/do/", {"token": tried.context["upload"].token, **more}, follow=True)
 
 
 def test_an_upload_is_tried_and_then_imported(operator: Client, ratchet_home: Path) -> None:
@@ -50,7 +50,10 @@ def test_an_upload_is_tried_and_then_imported(operator: Client, ratchet_home: Pa
     assert "Nothing is stored yet" in page
     assert Decision.objects.count() == 0
     done = go_on(operator, tried)
-    assert "Imported 2 decisions, 1 comparisons." in done.content.decode()
+    batch = ImportBatch.objects.get()
+    assert f"x.jsonl: 2 decisions, 1 comparison imported (import {batch.pk})." in done.content.decode()
+    assert done.redirect_chain == [(f"/imports/{batch.pk}/", 302)]
+    assert (batch.file, batch.actor, batch.agent) == ("x.jsonl", "the-operator", "helper")
     assert Comparison.objects.get().left.agent == "helper"
     assert list((ratchet_home / "uploads").iterdir()) == []
 
@@ -74,10 +77,15 @@ def test_a_file_of_no_known_format_is_refused_without_our_paths(operator: Client
     tried = upload(operator, {"colour": "<red>"}, name="../../<b>.jsonl")
     page = tried.content.decode()
     assert tried.status_code == 400
-    assert "file: of no known format: found rows with colour" in page
+    assert "&lt;b&gt;.jsonl: of no known format" in page
+    assert "colour" in page
     assert str(ratchet_home) not in page
     assert "<b>" not in page
-    assert list((ratchet_home / "uploads").iterdir()) == []
+    assert "<red>" not in page
+    # its columns may be named, and another upload takes its place
+    assert tried.context["columns"][0][0].name == "colour"
+    upload(operator, "no object")
+    assert len(list((ratchet_home / "uploads").iterdir())) <= 1
 
 
 def test_ratings_may_be_a_second_file(operator: Client) -> None:
@@ -91,10 +99,10 @@ def test_ratings_may_be_a_second_file(operator: Client) -> None:
 def test_an_upload_belongs_to_who_made_it_and_is_used_once(operator: Client) -> None:
     tried = upload(operator, PAIR)
     other = client_of("admin")
-    assert other.post("/import/do/", {"token": tried.context["upload"]["token"]}).status_code == 400
+    assert other.post("/import/do/", {"token": tried.context["upload"].token}).status_code == 400
     assert operator.post("/import/do/", {"token": "another"}).status_code == 400
     go_on(operator, upload(operator, PAIR))
-    assert operator.post("/import/do/", {"token": tried.context["upload"]["token"]}).status_code == 400
+    assert operator.post("/import/do/", {"token": tried.context["upload"].token}).status_code == 400
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(operator: Client, settings: Any) -> None:
@@ -120,17 +128,126 @@ def test_uploads_need_the_forms_token() -> None:
 
 def test_what_nobody_came_back_for_is_removed(operator: Client, ratchet_home: Path, monkeypatch: Any) -> None:
     upload(operator, PAIR)
-    monkeypatch.setattr(file_views, "KEPT_S", -1)
+    monkeypatch.setattr(uploads, "KEPT_S", -1)
     upload(operator, PAIR)
     assert len(list((ratchet_home / "uploads").iterdir())) == 1
 
 
-@pytest.mark.parametrize("path", ["/import/", "/import/do/", "/export/", "/export/file/"])
+PATHS = [
+    "/import/",
+    "/import/do/",
+    "/export/",
+    "/export/file/",
+    "/imports/",
+    "/imports/1/",
+    "/imports/1/undo/",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_only_operators_open_these_pages(path: str) -> None:
-    ask = Client().post if path.endswith("do/") else Client().get
+    posted = path.endswith(("do/",))
+    ask = Client().post if posted else Client().get
     assert ask(path).status_code == 302
     rater = client_of("rater")
-    assert (rater.post(path) if path.endswith("do/") else rater.get(path)).status_code == 403
+    assert (rater.post(path) if posted else rater.get(path)).status_code == 403
+
+
+# --- Which column holds what ------------------------------------------------------------------------------
+
+TABLE = {"subject": "What is late?", "text": "The parcel.", "mark": "4", "who": "ann"}
+
+
+def again(client: Client, tried: Any, **columns: str) -> Any:
+    """Press "Try it with these columns": the selects as they stand, but for those given by the column's name."""
+    chosen = {
+        f"column-{number}": columns.get(column.name, field or "")
+        for number, (column, field) in enumerate(tried.context["columns"])
+    }
+    scale = columns.get("scale", "")
+    return client.post("/import/", {"token": tried.context["upload"].token, "scale": scale, **chosen})
+
+
+def test_a_file_whose_columns_nobody_knows_is_read_by_the_map_of_the_form(operator: Client) -> None:
+    rows = [{**TABLE, "mark": mark} for mark in ("4", "5", "1")]
+    tried = upload(operator, *rows, agent="helper", licence="CC0")
+    assert tried.status_code == 400
+    assert [column.name for column, _ in tried.context["columns"]] == list(TABLE)
+    assert tried.context["first_rows"][0] == list(TABLE.values())
+    mapped = again(operator, tried, subject="prompt", text="response", mark="stars", who="rater")
+    assert mapped.status_code == 200
+    assert dict(mapped.context["counts"])["ratings"] == 3
+    assert [field for _, field in mapped.context["columns"]] == ["prompt", "response", "stars", "rater"]
+    go_on(operator, mapped)
+    # one rater of one decision: the last word stands
+    assert list(Rating.objects.filter(superseded_by=None).values_list("rater", "stars")) == [("ann", 1)]
+    batch = ImportBatch.objects.get()
+    assert batch.licence == "CC0"
+    assert batch.options["columns"] == {
+        "prompt": "subject", "response": "text", "stars": "mark", "rater": "who",
+    }  # fmt: skip
+
+
+def test_one_field_for_two_columns_is_refused_with_both(operator: Client) -> None:
+    tried = upload(operator, TABLE)
+    twice = again(operator, tried, subject="prompt", text="prompt")
+    assert twice.status_code == 400
+    assert "prompt: chosen for the columns subject and text; choose one" in twice.content.decode()
+    strange = again(operator, tried, subject="__class__")
+    assert "expected one of" in strange.content.decode()
+    assert again(Client(), tried).status_code == 302
+    assert client_of("admin").post("/import/", {"token": tried.context["upload"].token}).status_code == 400
+
+
+def test_nothing_stored_is_told_from_here_already(operator: Client) -> None:
+    go_on(operator, upload(operator, PAIR))
+    here = upload(operator, PAIR).content.decode()
+    assert f"import {ImportBatch.objects.get().pk}</a>" in here
+    assert "all 1 row was here already" in here
+    nothing = upload(operator, {"prompt": "only a prompt"}, format="trl").content.decode()
+    assert "Nothing could be stored of 1 row" in nothing
+    assert "here already" not in nothing
+
+
+# --- The imports ------------------------------------------------------------------------------------------
+
+
+def test_imports_are_listed_and_shown_with_their_report(operator: Client) -> None:
+    assert "Nothing was imported yet" in operator.get("/imports/").content.decode()
+    go_on(operator, upload(operator, PAIR, BAD, agent="helper", licence="MIT"), skip_bad="on")
+    batch = ImportBatch.objects.get()
+    page = operator.get("/imports/?agent=helper").content.decode()
+    assert "x.jsonl" in page
+    assert "MIT" in page
+    assert "2 decisions, 1 comparisons" in page
+    assert "x.jsonl" not in operator.get("/imports/?agent=other").content.decode()
+    one = operator.get(f"/imports/{batch.pk}/").content.decode()
+    assert "chosen: is empty" in one
+    assert batch.sha256[:16] in one
+    assert f"/decisions/?batch={batch.pk}" in one
+    assert operator.get("/imports/999/").status_code == 404
+    found = operator.get(f"/decisions/?batch={batch.pk}")
+    assert len(found.context["rows"]) == 2
+    assert operator.get("/decisions/?batch=999").context["rows"] == []
+    assert operator.get("/decisions/?batch=x").status_code == 400
+    assert operator.get(f"/rate/?batch={batch.pk}").status_code == 200
+
+
+def test_an_import_is_taken_back_after_it_was_asked(operator: Client) -> None:
+    go_on(operator, upload(operator, PAIR, agent="helper"))
+    number = ImportBatch.objects.get().pk
+    asked = operator.post(f"/imports/{number}/undo/")
+    assert asked.context["removed"] == [("decisions", 2), ("comparisons", 1)]
+    assert Decision.objects.count() == 2
+    done = operator.post(f"/imports/{number}/undo/", {"confirm": "on"}, follow=True)
+    assert f"Import {number} was taken back: 2 decisions, 1 comparisons removed." in done.content.decode()
+    assert Decision.objects.count() == 0
+    assert ImportBatch.objects.get().undone_by == "the-operator"
+    again = operator.post(f"/imports/{number}/undo/", {"confirm": "on"})
+    assert again.status_code == 409
+    assert "was undone on" in again.content.decode()
+    assert operator.get(f"/imports/{number}/undo/").status_code == 405
+    assert "undone" in operator.get("/imports/").content.decode()
 
 
 def test_every_format_can_be_downloaded(operator: Client) -> None:

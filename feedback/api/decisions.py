@@ -21,12 +21,12 @@ from feedback.checks import Check, DecisionUnknown, FeedbackRefused
 from feedback.decision_facts import reward_asked, rewarded_at_least
 from feedback.ingest import MAX_BULK, Ingested, decision_ingest, decisions_ingest
 from feedback.recording import recorded_or_never
-from feedback.search import DecisionWhole, decision_whole, decisions_found
+from feedback.search import DecisionWhole, batch_asked, decision_whole, decisions_found
 from feedback.text_index import text_looked_through
 
 REQUIRED = ("agent", "messages", "response")
 OPTIONAL = tuple(DECISION_OPTIONAL)
-FILTERS = ("agent", "policy", "rated", "since", "q", "min_reward")
+FILTERS = ("agent", "policy", "rated", "since", "q", "min_reward", "batch")
 
 
 class Decisions(ApiView):
@@ -71,6 +71,7 @@ class Decisions(ApiView):
                 {"type": "number", "minimum": -2, "maximum": 2},
                 "With a raw reward of at least this",
             ),
+            parameter("batch", {"type": "integer", "minimum": 1}, "Brought by the import of this number"),
             parameter("cursor", {"type": "string"}, "Where to go on: from next or previous of an answer"),
             parameter(
                 "page_size",
@@ -126,6 +127,8 @@ def _filters(given: dict[str, str]) -> dict[str, Any]:
         found["since"] = check.time(
             "since", given["since"].replace(" ", "+") if "T" in given["since"] else given["since"]
         )
+    if "batch" in given:
+        found["batch"] = batch_asked(check, given["batch"])
     if "rated" in given:
         found["rated"] = check.choice("rated", given["rated"].lower(), ("true", "false")) == "true"
     check.done("search")

@@ -1,0 +1,212 @@
+"""What policies and training keep of agents beside their rows: files, definitions, runs under way."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.db.models import CharField, Model
+
+from rl.agents import AGENTS
+from rl.models import AgentDefinition, Artifact, Experiment, LabelRun, Policy, TrainingRun
+
+FOLDERS = ("policies", "snapshots", "labels")
+"""Folders of RATCHET_HOME with one folder an agent."""
+
+ROOMS = (*FOLDERS, "runs", "exports")
+"""Folders of RATCHET_HOME that files are ever removed from."""
+
+PATHS = ("path", "adapter_path", "output", "checkpoint", "base_model")
+"""Columns that hold a path, relative to RATCHET_HOME where inside it."""
+
+UNDER_WAY = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
+
+
+def refusal(agent: str, new: str | None) -> str:
+    """Why an agent cannot be renamed or deleted (new: None) now; "" where it can."""
+    run = TrainingRun.objects.filter(agent=agent, status__in=UNDER_WAY).order_by("pk").first()
+    if run is not None:
+        return f"run {run.pk} of {agent} is {run.status}: cancel it, or wait for its end"
+    if new is None:
+        running = Experiment.objects.filter(agent=agent, status=Experiment.Status.RUNNING).first()
+        return f"experiment {running.name} of {agent} is running: stop it first" if running else ""
+    if agent in AGENTS and agent != new:
+        return f"{agent} is an agent with a file of its own: its name stands in the code"
+    if new in AGENTS:
+        return f"{new} is an agent with a file of its own; choose another name"
+    return ""
+
+
+def trained(agent: str) -> dict[str, list[Any]]:
+    """Runs that learnt, policies and label models of an agent."""
+    runs = TrainingRun.objects.filter(agent=agent, status=TrainingRun.Status.SUCCEEDED)
+    return {
+        "runs": list(runs.order_by("pk").values_list("pk", flat=True)),
+        "policies": list(Policy.objects.filter(agent=agent).order_by("pk").values_list("name", flat=True)),
+        "labels": [str(row) for row in LabelRun.objects.filter(agent=agent).exclude(path="").order_by("pk")],
+    }
+
+
+def definition_rows(agent: str) -> int:
+    return AgentDefinition.objects.filter(slug=agent).count()
+
+
+# --- Renaming -----------------------------------------------------------------------------------------------
+
+
+def rename(agent: str, new: str) -> None:
+    """Rename the agent's definition and the folders in stored paths."""
+    AgentDefinition.objects.filter(slug=agent).update(slug=new)
+    for model, column in _path_columns():
+        for folder in FOLDERS:
+            for root in (folder, str(_home() / folder)):
+                before, after = f"{root}/{agent}/", f"{root}/{new}/"
+                rows: Any = model._default_manager.filter(**{f"{column}__startswith": before})
+                for pk, path in list(rows.values_list("pk", column)):
+                    model._default_manager.filter(pk=pk).update(**{column: after + path[len(before) :]})
+
+
+def files_link(agent: str, new: str) -> None:
+    """Let each file stand under the new name, too: as a hard link, or a copy where the disk knows none."""
+    for folder in FOLDERS:
+        old_root, new_root = _home() / folder / agent, _home() / folder / new
+        for file in _files(old_root):
+            other = new_root / file.relative_to(old_root)
+            if other.exists():
+                continue  # of an attempt before
+            other.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file, other)
+            except OSError:
+                half = other.with_name(f".{other.name}.half")
+                shutil.copy2(file, half)
+                half.replace(other)
+
+
+def files_unlink(agent: str, new: str) -> int:
+    """Remove the old names of files that stand under the new one; what does not is left alone. Returns how many."""
+    count = 0
+    for folder in FOLDERS:
+        old_root, new_root = _home() / folder / agent, _home() / folder / new
+        for file in _files(old_root):
+            other = new_root / file.relative_to(old_root)
+            if other.exists() and (other.samefile(file) or filecmp.cmp(file, other, shallow=False)):
+                file.unlink()
+                count += 1
+        _remove_empty(old_root)
+    return count
+
+
+# --- Deleting -----------------------------------------------------------------------------------------------
+
+
+def files(agent: str) -> list[str]:
+    """Files and folders of an agent that are there, relative to RATCHET_HOME."""
+    found = {f"{folder}/{agent}" for folder in FOLDERS}
+    found |= {f"runs/{pk}" for pk in TrainingRun.objects.filter(agent=agent).values_list("pk", flat=True)}
+    found |= set(Artifact.objects.filter(policy__agent=agent).values_list("path", flat=True))
+    for model, column in _path_columns():
+        if column in ("path", "adapter_path", "output") and model is not Artifact:
+            rows: Any = model._default_manager.filter(agent=agent).exclude(**{column: ""})
+            found |= set(rows.values_list(column, flat=True))
+    inside = sorted(str(path) for text in found if (path := _inside(text)) is not None)
+    # a folder stands for what is in it
+    return [
+        path for path in inside if not any(path.startswith(f"{other}/") for other in inside if other != path)
+    ]
+
+
+def delete(agent: str) -> None:
+    """Remove the agent's definition."""
+    AgentDefinition.objects.filter(slug=agent).delete()
+
+
+def files_note(agent: str, paths: Sequence[str]) -> None:
+    """Note the files of an agent that is about to go, for an attempt after a kill."""
+    note = _note(agent)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    half = note.with_name(f".{note.name}.half")
+    half.write_text(json.dumps(list(paths)), "utf-8")
+    half.replace(note)
+
+
+def files_remove(agent: str) -> int:
+    """Remove the noted files of an agent that is gone, but for those that a row names. Returns how many."""
+    note, count = _note(agent), 0
+    if not note.exists():
+        return 0
+    named = set(_named())
+    for text in json.loads(note.read_text("utf-8")):
+        path = _inside(text)
+        if path is None or any(str(path) == name or name.startswith(f"{path}/") for name in named):
+            continue
+        whole = _home() / path
+        count += sum(1 for _ in _files(whole)) if whole.is_dir() else 1
+        shutil.rmtree(whole) if whole.is_dir() else whole.unlink()
+        _remove_empty(whole.parent)
+    note.unlink()
+    return count
+
+
+# --- Paths --------------------------------------------------------------------------------------------------
+
+
+def _home() -> Path:
+    home: Path = settings.RATCHET_HOME
+    return home
+
+
+def _note(agent: str) -> Path:
+    return _home() / "cache" / "agents-deleted" / f"{agent}.json"
+
+
+def _inside(text: str) -> Path | None:
+    """A stored path relative to RATCHET_HOME, where it is in one of the ROOMS, below it, and there."""
+    path = (_home() / text).resolve()
+    home = _home().resolve()
+    if not path.exists() or not path.is_relative_to(home):
+        return None
+    inner = path.relative_to(home)
+    return inner if len(inner.parts) > 1 and inner.parts[0] in ROOMS else None
+
+
+def _named() -> Iterator[str]:
+    """Every path in RATCHET_HOME that a row names, and the folders of the runs there are."""
+    for model, column in _path_columns():
+        rows: Any = model._default_manager.order_by().exclude(**{column: ""})
+        for text in rows.values_list(column, flat=True).distinct():
+            if (path := _inside(text)) is not None:
+                yield str(path)
+    for pk in TrainingRun.objects.values_list("pk", flat=True):
+        yield f"runs/{pk}"
+
+
+def _path_columns() -> list[tuple[type[Model], str]]:
+    return [
+        (model, field.name)
+        for model in apps.get_app_config("rl").get_models()
+        for field in model._meta.concrete_fields
+        if field.name in PATHS and isinstance(field, CharField)
+    ]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder and those in it, as far as they are empty; never one of RATCHET_HOME's own."""
+    if not folder.is_dir() or folder.parent in (_home(), _home().parent):
+        return
+    for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        if not any(inner.iterdir()):
+            inner.rmdir()
+    if not any(folder.iterdir()):
+        folder.rmdir()
