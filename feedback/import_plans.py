@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from feedback import formats
 from feedback.agent_names import name_hashed
@@ -42,6 +42,9 @@ DEFAULT_AGENT = "assistant"
 """Whose decisions they become where neither the file nor the caller says so."""
 
 SAID = ("thumb", "stars", "score", "correction", "tags", "notes", "rater_kind")
+
+TRACE_KEYS = ("trace_id", "root_id")
+"""In the metadata of a decision that another tool recorded: the names of its trace and of the trace's first span."""
 
 Raters: TypeAlias = MutableMapping[int, int]
 """Hash of a subject -> how many raters without a name spoke of it."""
@@ -221,13 +224,24 @@ class Planner:
                 last[name] = (at, subject)
 
         if names:
-            columns = ("pk", "agent", "prompt_hash", "created_at", "metadata__trace_id")
-            for row in decisions.filter(metadata__trace_id__in=sorted(names)).values_list(*columns):
-                take(row[4], row[3], Subject(*row[:3]))
+            columns = (
+                "pk",
+                "agent",
+                "prompt_hash",
+                "created_at",
+                *(f"metadata__{key}" for key in TRACE_KEYS),
+            )
+            of_trace = Q()
+            for key in TRACE_KEYS:
+                of_trace |= Q(**{f"metadata__{key}__in": sorted(names)})
+            for row in decisions.filter(of_trace).values_list(*columns):
                 stored.add(row[0])
+                for name in row[4:]:
+                    take(name, row[3], Subject(*row[:3]))
             for built in self.built.values():
                 if isinstance(built, Decision):
-                    take(built.metadata.get("trace_id"), built.created_at, _subject(built))
+                    for key in TRACE_KEYS:
+                        take(built.metadata.get(key), built.created_at, _subject(built))
         self.stored |= stored
         return {name: subject for name, (_, subject) in last.items()}
 

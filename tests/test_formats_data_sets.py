@@ -62,6 +62,20 @@ def test_conversations_that_are_json_texts_are_read(tmp_path: Path) -> None:
     assert one(tmp_path, row).left.messages == ASKED  # type: ignore[union-attr]
 
 
+def test_the_55k_table_says_the_winner_in_three_columns(tmp_path: Path) -> None:
+    first, second, third = read("arena_preference_55k.csv")
+    assert [r.preference for r in (first, second, third)] == ["left", "right", "tie"]
+    assert (first.left.messages, first.left.response, first.left.policy) == (ASKED, GOOD, "shop-a")
+    assert [m["content"] for m in second.right.response] == [DAYS, "How long?", "3 to 5 working days."]
+    assert third.right.response == ""
+    row = {
+        "id": 1, "model_a": "a", "model_b": "b", "prompt": '["q"]', "response_a": '["\\ud83d"]', "response_b": '["x"]',
+        "winner_model_a": 1, "winner_model_b": 0, "winner_tie": 0,
+    }  # fmt: skip
+    assert one(tmp_path, row).left.response == "�"  # type: ignore[union-attr]
+    assert "exactly one 1, found 2" in refusal(tmp_path, row | {"winner_tie": 1}, "arena")
+
+
 def test_mt_bench_judges_a_turn_and_not_what_came_after_it() -> None:
     first, second, third = read("mtbench_human.jsonl")
     assert (first.left.response, first.right.response) == ("Maybe.", DAYS)

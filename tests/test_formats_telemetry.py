@@ -211,6 +211,7 @@ def test_phoenix_annotations_in_json_and_csv_say_the_same() -> None:
     }
     assert verdicts(second)["VXNlcjox: quality"] == ("", 0.8, None, "human")
     assert Rating.objects.get(rater="VXNlcjox: note").notes == "look again"
+    assert file_import(TOOLS / "phoenix_annotations_dataframe.csv").ratings == 0
 
 
 def test_a_phoenix_image_is_refused_by_name(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ FILES = {
     "alpacaeval_outputs.json": Expected("alpacaeval", decisions=2),
     "arena_conversations.json": Expected("arena", decisions=8, comparisons=4),
     "arena_preference_140k.jsonl": Expected("arena", decisions=6, comparisons=3),
+    "arena_preference_55k.csv": Expected("arena", decisions=6, comparisons=3),
     # the second pair holds one text twice
     "capybara_dpo.jsonl": Expected("capybara", decisions=2, ratings=2, comparisons=1, skipped=1),
     "capybara_kto.jsonl": Expected("capybara", decisions=2, ratings=2),
@@ -98,6 +99,7 @@ FILES = {
     # the span's event says the same as the log record
     "otlp_genai_evaluation_log.json": Expected("otlp", already_here=1, after="otlp_genai_trace.json"),
     "otlp_genai_trace.json": Expected("otlp", decisions=1, ratings=1),
+    "phoenix_annotations_dataframe.csv": Expected("phoenix", ratings=4, after="phoenix_spans.json"),
     "phoenix_span_annotations.json": Expected("phoenix", ratings=4, after="phoenix_spans.json"),
     "phoenix_spans.json": Expected("phoenix", decisions=2),
     "portkey_logs.jsonl": Expected("portkey", decisions=1),

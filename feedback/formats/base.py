@@ -53,6 +53,8 @@ class Format:
     opened: Callable[[Path, ColumnMap | None], Opened] | None = None
     """Looks through a whole file before it is read, with a map of its columns; of formats whose columns have no fixed
     names."""
+    unverified: str = ""
+    """What of it was not seen in a file that the tool itself wrote, as a sentence for the report."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,17 @@ def row_format(
     recognises: Callable[[Mapping[str, Any]], bool],
     records: RowRecords,
     shapes: tuple[Shape, ...],
+    unverified: str = "",
 ) -> Format:
     """A format of one file whose rows are read one by one."""
-    return Format(name, title, recognises, lambda path, ratings_path: each_row(path, records), shapes)
+    return Format(
+        name,
+        title,
+        recognises,
+        lambda path, ratings_path: each_row(path, records),
+        shapes,
+        unverified=unverified,
+    )
 
 
 def each_row(path: Path, records: RowRecords) -> Iterator[Record]:

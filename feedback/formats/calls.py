@@ -68,19 +68,29 @@ def prompt_of(value: Any, what: str) -> list[Message]:
     request = json_value(value)
     if isinstance(request, Mapping):
         if request.get("messages") not in (None, [], "", {}):
-            return chat_of(request["messages"], f"{what}.messages")
-        if "contents" in request:
-            raise RowError(f"{what}.contents: only requests with messages or one text can be read")
+            return _with_system(request.get("system"), chat_of(request["messages"], f"{what}.messages"), what)
+        if isinstance(request.get("contents"), (list, str)):
+            system = request.get("systemInstruction") or request.get("system_instruction")
+            return _with_system(system, chat_of(request["contents"], f"{what}.contents"), what)
         if isinstance(request.get("input"), (list, Mapping)):
-            system = request.get("instructions")
-            turns = prompt_of(request["input"], f"{what}.input")
-            if isinstance(system, str) and system.strip():
-                turns.insert(0, {"role": "system", "content": text_of(system, f"{what}.instructions")})
-            return turns
+            return _with_system(
+                request.get("instructions"), prompt_of(request["input"], f"{what}.input"), what
+            )
         return [{"role": "user", "content": _one_text(request, QUESTIONS, what)}]
     if isinstance(request, list):
         return chat_of(request, what)
     return [{"role": "user", "content": text_of(request, what, required=True)}]
+
+
+def _with_system(system: Any, turns: list[Message], what: str) -> list[Message]:
+    """Turns after the system prompt that stands beside them, as a text or as parts."""
+    if isinstance(system, Mapping):
+        system = system.get("parts")
+    if isinstance(system, str) and system.strip():
+        return [{"role": "system", "content": text_of(system, f"{what}.system")}, *turns]
+    if isinstance(system, list) and system:
+        return [turn_of({"role": "system", "parts": system}, f"{what}.system"), *turns]
+    return turns
 
 
 def chat_of(value: Any, what: str) -> list[Message]:
@@ -114,11 +124,23 @@ def turn_of(value: Any, what: str) -> Message:
     elif "role" not in message and isinstance(message.get("type"), str) and "content" in message:
         message = {"role": message["type"], **message}
     turn = {key: message[key] for key in MESSAGE_KEYS if message.get(key) not in (None, [], {})}
+    if "content" not in turn and isinstance(message.get("parts"), list):
+        turn["content"] = [_part(part) for part in message["parts"]]
+    more = message.get("additional_kwargs")
+    if "tool_calls" not in turn and isinstance(more, Mapping) and more.get("tool_calls"):
+        turn["tool_calls"] = more["tool_calls"]
     if isinstance(turn.get("role"), str):
         turn["role"] = ROLES.get(turn["role"].lower(), turn["role"].lower())
     if isinstance(turn.get("tool_calls"), list):
         turn["tool_calls"] = [_tool_call(call) for call in turn["tool_calls"]]
     return message_of(turn, what)
+
+
+def _part(part: Any) -> Any:
+    """A part as Gemini writes it ({"text"}) as one of type text; other parts as they are, to be refused by type."""
+    if isinstance(part, Mapping) and "type" not in part:
+        return {"type": "text" if "text" in part else next(iter(part), None), **part}
+    return part
 
 
 def _tool_call(call: Any) -> Any:
@@ -144,11 +166,11 @@ def answers_of(value: Any, what: str) -> list[Completion]:
     if answer is None or answer in ({}, []):
         return []
     if isinstance(answer, Mapping):
-        for key, read in (("choices", _choices), ("generations", _generations)):
+        for key, read in (("choices", _choices), ("generations", _generations), ("candidates", _candidates)):
             if isinstance(answer.get(key), list):
                 return read(answer[key], f"{what}.{key}")
         if "role" in answer or answer.get("tool_calls") or isinstance(answer.get("kwargs"), Mapping):
-            return [completion_of([turn_of({"role": "assistant", **answer}, what)], what)]
+            return [completion_of([turn_of(_by_assistant(answer), what)], what)]
         if isinstance(answer.get("message"), Mapping):
             return answers_of(answer["message"], f"{what}.message")
         if isinstance(answer.get("messages"), list):
@@ -176,11 +198,16 @@ def _choices(choices: Sequence[Any], what: str) -> list[Completion]:
     for index, item in ordered:
         choice, where = mapping_of(item, f"{what}[{index}]"), f"{what}[{index}]"
         if isinstance(choice.get("message"), Mapping):
-            turn = turn_of({"role": "assistant", **choice["message"]}, f"{where}.message")
+            turn = turn_of(_by_assistant(choice["message"]), f"{where}.message")
             found.append(completion_of([turn], f"{where}.message"))
         elif isinstance(choice.get("text"), str):
             found.append(text_of(choice["text"], f"{where}.text"))
     return found
+
+
+def _by_assistant(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message of an answer, whose role need not be said; LangChain says it in its own way."""
+    return message if message.get("role") or "kwargs" in message else {**message, "role": "assistant"}
 
 
 def _index(choice: Any, place: int) -> int:
@@ -202,6 +229,16 @@ def _generations(generations: Sequence[Any], what: str) -> list[Completion]:
     return found
 
 
+def _candidates(candidates: Sequence[Any], what: str) -> list[Completion]:
+    """Gemini's alternatives, each a content of parts."""
+    found: list[Completion] = []
+    for index, item in enumerate(candidates):
+        content, where = mapping_of(item, f"{what}[{index}]").get("content"), f"{what}[{index}].content"
+        if isinstance(content, Mapping):
+            found.append(completion_of([turn_of({"role": "assistant", **content}, where)], where))
+    return found
+
+
 def _last_turn(items: Sequence[Any], what: str, raw: Any) -> list[Completion]:
     """Of a list: text parts are one response; of messages the last one by the assistant is."""
     if all(isinstance(item, Mapping) and item.get("type") in ("text", "output_text") for item in items):
@@ -210,12 +247,25 @@ def _last_turn(items: Sequence[Any], what: str, raw: Any) -> list[Completion]:
         if len(items) != 1:
             return [text_of(raw, what) if isinstance(raw, str) else json.dumps(items, ensure_ascii=False)]
         return [text_of(items[0], f"{what}[0]")]
+    calls = [item for item in items if isinstance(item, Mapping) and item.get("type") == "function_call"]
     turns = [
         turn_of(item, f"{what}[{index}]")
         for index, item in enumerate(items)
-        # reasoning and tool calls of a Responses answer are items beside the message
-        if not (isinstance(item, Mapping) and item.get("type") in ("reasoning", "web_search_call"))
+        # of a Responses answer reasoning and tool calls are items beside the message
+        if not (isinstance(item, Mapping) and str(item.get("type")).endswith(("_call", "reasoning")))
     ]
+    if calls:
+        own = [
+            {
+                "id": call.get("call_id"),
+                "type": "function",
+                "function": {k: call.get(k) for k in ("name", "arguments")},
+            }
+            for call in calls
+        ]
+        words = "".join(turn["content"] for turn in turns if turn["role"] == "assistant")
+        turn = turn_of({"role": "assistant", "content": words, "tool_calls": own}, what)
+        return [completion_of([turn], what)]
     for turn in reversed(turns):
         if turn["role"] == "assistant":
             return [completion_of([turn], what)]
@@ -256,11 +306,15 @@ def call_decision(
         yield RowSkipped(line, key, NO_RESPONSE)
         return
     asked = json_value(request)
+    messages = [] if _asks_nothing(asked) else prompt_of(asked, "request")
+    if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
+        yield RowSkipped(line, key, NO_PROMPT)
+        return
     tools = tools_of(asked) if isinstance(asked, Mapping) else {}
     yield ImportedDecision(
         line=line,
         key=key,
-        messages=prompt_of(asked, "request"),
+        messages=messages,
         response=responses[0],
         candidates=[plain_text(response) for response in responses] if len(responses) > 1 else None,
         metadata={**(metadata or {}), **tools},
@@ -269,6 +323,24 @@ def call_decision(
 
 
 NO_RESPONSE = "no response"
+NO_PROMPT = "what was asked was not recorded"
+
+PARAMETERS = frozenset(
+    (
+        "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "stream", "user", "seed", "n", "stop",
+        "tools", "tool_choice", "response_format", "metadata", "stream_options", "messages", "contents", "input",
+        "prompt",
+    )
+)  # fmt: skip
+"""Keys of a request that say how to answer; in one that holds no others no question stands under another name."""
+
+
+def _asks_nothing(request: Any) -> bool:
+    if isinstance(request, Mapping):
+        return all(
+            value in (None, "", [], {}) or key in PARAMETERS for key, value in request.items()
+        ) and not any(request.get(key) for key in ("messages", "contents", "input", "prompt"))
+    return request in (None, "", [])
 
 
 def whole_of(value: Any) -> int | None:

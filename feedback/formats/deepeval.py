@@ -61,7 +61,7 @@ def _case(case: Mapping[str, Any], line: int) -> Iterator[Record]:
         messages, response = turns[:last], completion_of([turns[last]], "turns", required=True)
     else:
         messages = messages_of(text_of(case.get("input"), "input"), "input")
-        output = case.get("actualOutput")
+        output = case.get("actualOutput", case.get("actual_output"))
         response = "" if output is None else text_of(output, "actualOutput")
     if not response:
         yield RowSkipped(line, key, "no response")

@@ -1,6 +1,7 @@
 """Request and response logs of a data flywheel: `timestamp`, `workload_id`, `client_id`, `request`, `response`.
 
-The workload is the agent. Rows without the two ids are read, too.
+The workload is the agent. Rows without the two ids are read, too, and OpenPipe's, whose columns are `input` and
+`output`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ from feedback.formats.tensorzero import slug
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
-    request, response = (json_value(row.get(name)) for name in ("request", "response"))
+    request, response = _call(row)
+    if "workload_id" in row and "request" in row:
+        return True
     if not isinstance(request, Mapping) or not isinstance(response, Mapping):
         return False
-    return "workload_id" in row or ("messages" in request and ("choices" in response or "error" in response))
+    return "messages" in request and ("choices" in response or "error" in response)
+
+
+def _call(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(request, response); OpenPipe calls them input and output."""
+    names = ("request", "response") if "request" in row else ("input", "output")
+    return json_value(row.get(names[0])), json_value(row.get(names[1]))
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    request, response = (json_value(row.get(name)) for name in ("request", "response"))
+    request, response = _call(row)
     asked = object_or_empty(request)
     answered = object_or_empty(response)
     usage = object_or_empty(answered.get("usage"))

@@ -59,6 +59,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         outcomes=tuple(
             ImportedOutcome(outcome_name(str(name)), number_of(value, f"scores.{name}"))
             for name, value in mapping_of(row.get("scores") or {}, "scores").items()
+            if value is not None
         ),
     )
 

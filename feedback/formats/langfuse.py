@@ -68,7 +68,7 @@ def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, "a score on a session or an experiment, not on a trace")
         return
     name = text_of(row.get("name"), "name", required=True)
-    kind, value = row.get("dataType"), row.get("value")
+    kind, value = row.get("dataType"), number_in(row.get("value"))
     said: dict[str, Any] = {"tags": (name[:100],), "notes": text_of(row.get("comment") or "", "comment")}
     if kind == "NUMERIC":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
@@ -104,6 +104,16 @@ def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         ),
         also=(text_of(row.get("traceId") or "", "traceId"),),
     )
+
+
+def number_in(value: Any) -> Any:
+    """A number, also where a table holds the text of it; anything else as it is."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:

@@ -22,6 +22,7 @@ from feedback.formats.calls import (
 )
 from feedback.formats.files import rows
 from feedback.formats.kept import Kept
+from feedback.formats.langfuse import number_in
 from feedback.formats.records import (
     Record,
     RowRefused,
@@ -119,7 +120,7 @@ def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         return
     usage = json_value(row.get("usageDetails", row.get("usage_details")))
     usage = object_or_empty(usage)
-    latency = row.get("latency")
+    latency = number_in(row.get("latency"))
     ratings, outcomes = ratings_and_outcomes(
         [*_scores(row, OBSERVATION), *_comments(row)] if "traceId" in row else []
     )
@@ -167,4 +168,11 @@ def _comments(row: Mapping[str, Any]) -> Iterator[NamedScore]:
             )
 
 
-FORMAT = Format("langfuse_traces", "Langfuse traces and observations", recognises, read, ())
+FORMAT = Format(
+    "langfuse_traces",
+    "Langfuse traces and observations",
+    recognises,
+    read,
+    (),
+    unverified="columns of observations exported from the pages are from the program's types",
+)

@@ -42,9 +42,9 @@ MODEL_SOURCES = ("model", "auto_eval")
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
-    return (
-        has(row, "run_type", "dotted_order") or has(row, "run_id", "key", "feedback_source") or _is_queue(row)
-    )
+    if has(row, "run_type", "inputs") and ("dotted_order" in row or "trace_id" in row):
+        return True
+    return has(row, "run_id", "key", "feedback_source") or _is_queue(row)
 
 
 def _is_queue(row: Mapping[str, Any]) -> bool:
@@ -59,7 +59,9 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             if row.get("run_type") == "llm" and row.get("outputs"):
                 answered.add(str(row.get("trace_id")))
             elif "feedback_source" in row and row.get("feedback_group_id") is not None:
-                groups.add(str(row["feedback_group_id"]), {name: row.get(name) for name in GROUPED})
+                groups.add(
+                    str(row["feedback_group_id"]), {"line": item.line} | {n: row.get(n) for n in GROUPED}
+                )
 
     def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         if _is_queue(row):
@@ -162,7 +164,8 @@ GROUPED = ("id", "run_id", "score")
 
 def _group(row: Mapping[str, Any], line: int, group: list[dict[str, Any]]) -> Iterator[Record]:
     """Each two runs of a group compared, said in the row that comes first."""
-    if not group or group[0]["id"] != row.get("id"):
+    first = group[0] if group else {}
+    if (first.get("id") or first.get("line")) != (row.get("id") or line):
         return
     key = key_of(row)
     if len(group) < 2:

@@ -31,7 +31,7 @@ MODEL_SPANS = ("CHAT_MODEL", "LLM")
 
 def recognises(row: Mapping[str, Any]) -> bool:
     info = row.get("info")
-    if isinstance(info, Mapping) and isinstance(row.get("data"), Mapping):
+    if isinstance(info, Mapping) and ("data" in row or "assessments" in info):
         return has(info, "trace_id") or has(info, "request_id")
     return has(row, "trace_id", "assessments") and (has(row, "trace") or has(row, "request", "response"))
 

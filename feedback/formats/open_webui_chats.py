@@ -34,7 +34,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     history = mapping_of(mapping_of(row.get("chat"), "chat").get("history"), "chat.history")
     messages = mapping_of(history.get("messages"), "chat.history.messages")
-    chat = {name: mapping_of(message, f"message {name}") for name, message in messages.items()}
+    chat = {name: message for name, message in messages.items() if isinstance(message, Mapping)}
     for name, message in chat.items():
         if message.get("role") == "assistant":
             yield from attempt(line, name, partial(_answer, row, line, chat, name))

@@ -20,6 +20,7 @@ from feedback.formats.calls import (
     kept_metadata,
     object_or_empty,
     text_or_empty,
+    turn_of,
     whole_of,
 )
 from feedback.formats.records import (
@@ -120,6 +121,8 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
     operation = attributes.get("gen_ai.operation.name")
     answers = json_value(attributes.get("gen_ai.output.messages"))
     asked = json_value(attributes.get("gen_ai.input.messages"))
+    if asked is None and answers is None:
+        asked, answers = _older(attributes, span)
     if not operation and asked is None and answers is None:
         yield RowSkipped(line, own, "a span of no model call")
     elif operation in NOT_ASKED:
@@ -170,13 +173,36 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
             yield from attempt(line, own, partial(_log, said, line, agent))
 
 
+def _older(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Messages as older instrumentations write them: attributes `gen_ai.prompt.N.content`, or an event per message."""
+    asked, answers = (_numbered(attributes, f"gen_ai.{name}.") for name in ("prompt", "completion"))
+    for event in _objects(span.get("events"), "events"):
+        name, said = str(event.get("name")), _attributes(event.get("attributes"))
+        if name == "gen_ai.choice":
+            message = json_value(said.get("message"))
+            answers.append({"role": "assistant", **(message if isinstance(message, Mapping) else said)})
+        elif name.startswith("gen_ai.") and name.endswith(".message"):
+            asked.append({"role": name.split(".")[1], **said})
+    return asked or None, answers or None
+
+
+def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """Objects whose keys stand under prefix.0.key."""
+    found: dict[int, dict[str, Any]] = {}
+    for key, value in attributes.items():
+        number, _, name = key.removeprefix(prefix).partition(".")
+        if key.startswith(prefix) and number.isdigit() and name:
+            found.setdefault(int(number), {})[name] = value
+    return [found[number] for number in sorted(found)]
+
+
 def _turns(item: Any, what: str) -> list[Message]:
     """A message of parts as chat messages: answers of tools are messages of their own."""
     message = mapping_of(item, what)
     role = text_of(message.get("role"), f"{what}.role", required=True)
     parts = message.get("parts")
-    if parts is None and isinstance(message.get("content"), str):
-        return [{"role": role, "content": message["content"]}]
+    if parts is None and "content" in message:
+        return [turn_of(message, what)]
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     results: list[Message] = []

@@ -1,7 +1,8 @@
 """Arize Phoenix: spans with OpenInference attributes, and annotations of spans (REST answers or data frames).
 
-LLM spans are decisions. Attributes are flat, with the index of a message in the key; data frames hold lists of messages
-under columns that begin with `attributes.` (cell shapes of data frames are read leniently).
+LLM spans are decisions, or the root of a trace without any; what is said of the root is said of its last decision.
+Attributes are flat, with the index of a message in the key; data frames hold lists of messages under columns that
+begin with `attributes.` (cell shapes of data frames are read leniently).
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from feedback.formats.calls import (
     text_or_empty,
     whole_of,
 )
+from feedback.formats.files import rows
+from feedback.formats.kept import Kept
 from feedback.formats.records import (
     Message,
     Record,
     RowError,
+    RowRefused,
     RowSkipped,
     list_of,
     mapping_of,
@@ -46,29 +50,53 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    models, roots = Kept(), Kept()
+    for file in filter(None, (path, ratings_path)):
+        for item in rows(file):
+            value = {} if isinstance(item, RowRefused) else object_or_empty(item.value)
+            listed = value.get("data")
+            for span in map(object_or_empty, listed if isinstance(listed, list) else [value]):
+                if "annotator_kind" not in span:
+                    own, trace = _names(span)
+                    if not span.get("parent_id"):
+                        roots.add(trace, own)
+                    if _kind(span, _attributes(span)) == "LLM":
+                        models.add(trace)
+
+    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        if isinstance(row.get("data"), list):
+            return each_item(line, row["data"], "data", records)
+        if "annotator_kind" in row:
+            return _annotation(row, line)
+        return _span(row, line, models, roots)
+
     return decisions_first(path, ratings_path, records)
 
 
-def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    if isinstance(row.get("data"), list):
-        yield from each_item(line, row["data"], "data", records)
-    elif "annotator_kind" in row:
-        yield from _annotation(row, line)
-    else:
-        yield from _span(row, line)
+def _names(span: Mapping[str, Any]) -> tuple[str, str]:
+    """(id of the span, id of its trace)."""
+    context = object_or_empty(span.get("context"))
+    own, trace = (context.get(name) or span.get(f"context.{name}") for name in ("span_id", "trace_id"))
+    return text_or_empty(own), text_or_empty(trace)
+
+
+def _kind(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
+    return attributes.get("openinference.span.kind") or span.get("span_kind")
 
 
 # --- Spans -------------------------------------------------------------------------------------------------
 
 
-def _span(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _span(row: Mapping[str, Any], line: int, models: Kept, roots: Kept) -> Iterator[Record]:
     attributes = _attributes(row)
-    context = object_or_empty(row.get("context"))
-    own = text_of(context.get("span_id") or row.get("context.span_id"), "context.span_id", required=True)
-    trace = text_or_empty(context.get("trace_id") or row.get("context.trace_id"))
-    kind = attributes.get("openinference.span.kind") or row.get("span_kind")
-    if kind != "LLM":
-        yield RowSkipped(line, own, f"a span of kind {shown(kind)}: decisions are LLM spans")
+    own, trace = _names(row)
+    if not own:
+        raise RowError("context.span_id: expected the id of the span, found none")
+    kind = _kind(row, attributes)
+    if kind != "LLM" and (row.get("parent_id") or trace in models):
+        yield RowSkipped(
+            line, own, f"a span of kind {shown(kind)} in a trace whose decisions are its LLM spans"
+        )
         return
     asked = _messages(attributes, "llm.input_messages") or attributes.get("input.value")
     answered: Any = _messages(attributes, "llm.output_messages")
@@ -91,7 +119,7 @@ def _span(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         tokens_out=whole_of(attributes.get("llm.token_count.completion")),
         latency_ms=max((ended - started).total_seconds() * 1000, 0.0) if started and ended else None,
         created_at=started,
-        metadata=kept_metadata(trace_id=trace, name=row.get("name")),
+        metadata=kept_metadata(trace_id=trace, root_id=roots.last(trace), name=row.get("name")),
     )
 
 
@@ -220,4 +248,12 @@ def _number(text: str) -> float | None:
         raise RowError(f"result.score: expected a number, found {shown(text)}") from None
 
 
-FORMAT = Format("phoenix", "Phoenix spans and annotations", recognises, read, (), two_files=True)
+FORMAT = Format(
+    "phoenix",
+    "Phoenix spans and annotations",
+    recognises,
+    read,
+    (),
+    two_files=True,
+    unverified="cells of an exported data frame were not seen",
+)

@@ -12,6 +12,7 @@ from typing import Any
 
 from feedback.formats.base import each_item, has, key_of, row_format
 from feedback.formats.calls import (
+    NO_PROMPT,
     answer_of,
     json_value,
     kept_metadata,
@@ -70,6 +71,9 @@ def _result(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     name = (provider.get("label") or provider.get("id")) if isinstance(provider, Mapping) else provider
     usage = object_or_empty(answered.get("tokenUsage"))
     latency = row.get("latencyMs")
+    if not raw:
+        yield RowSkipped(line, key, NO_PROMPT)
+        return
     asked = json_value(raw)
     yield ImportedDecision(
         line=line,

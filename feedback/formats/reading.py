@@ -104,7 +104,10 @@ def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) ->
         opened = chosen.opened(member.path, columns) if chosen.opened else None
     except FormatRefused as error:
         raise FormatRefused(str(error).replace(str(member.path), member.name)) from error
-    return Reading(member.name, member.path, chosen, notes=opened.notes if opened else (), opened=opened)
+    notes = (f"{chosen.name}: {chosen.unverified}",) if chosen.unverified else ()
+    return Reading(
+        member.name, member.path, chosen, notes=(opened.notes if opened else ()) + notes, opened=opened
+    )
 
 
 def _with_ratings(file: Reading, ratings_path: Path) -> Reading:

@@ -135,8 +135,8 @@ class ImportedReference:
     line: int
     key: str
     reference: str
-    """A decision's id, the run_id of exactly one decision, or the trace whose last decision is meant (the `trace_id` in
-    its metadata)."""
+    """A decision's id, the run_id of exactly one decision, or the trace whose last decision is meant (`trace_id` or
+    `root_id` in its metadata)."""
     rating: ImportedRating
     also: tuple[str, ...] = ()
     """Where it may stand instead, when nothing has the reference."""

@@ -7,6 +7,7 @@ files and is kept as an outcome only. The system prompt of each completion is pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
 from feedback.formats.base import each_item, has, key_of, row_format
@@ -56,9 +57,12 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         system = text_of(item.get("custom_system_prompt") or "", "custom_system_prompt")
         messages: list[Message] = [{"role": "system", "content": system}] if system.strip() else []
         score, overall = (_number(item.get(name)) for name in ("fine-grained_score", "overall_score"))
+        aspects = [outcome.value for outcome in _outcomes(item, None)]
+        if score is None and aspects:
+            score = fmean(aspects)  # what the fine-grained score is made of
         critique = text_of(item.get("critique") or "", "critique")[:20_000]
         if score is not None and not 1 <= score <= 5:
-            raise RowError(f"fine-grained_score: expected 1 to 5, found {shown(item['fine-grained_score'])}")
+            raise RowError(f"fine-grained_score: expected 1 to 5, found {shown(score)}")
         rating = ImportedRating(
             rater_kind="simulated", score=None if score is None else (score - 1) / 4, notes=critique
         )

@@ -23,6 +23,7 @@ from feedback.formats.records import (
     OutcomeReference,
     Record,
     RowError,
+    RowSkipped,
     shown,
     text_of,
 )
@@ -137,7 +138,7 @@ class NamedScore:
         return number
 
     def references(self, line: int, key: str, reference: str, *also: str) -> Iterator[Record]:
-        """The facts of a decision that stands elsewhere. Raises RowError where it says nothing at all."""
+        """The facts of a decision that stands elsewhere; a row is skipped that says nothing at all."""
         rating, outcome = self.facts()
         others = tuple(name for name in also if name)
         if rating is not None:
@@ -145,7 +146,7 @@ class NamedScore:
         if outcome is not None:
             yield OutcomeReference(line, key, reference, outcome, also=others)
         if rating is None and outcome is None:
-            raise RowError(f"{self.name}: expected a score, a label, a comment or a correction, found none")
+            yield RowSkipped(line, key, "no score, label, comment or correction")
 
 
 def word_thumb(word: Any) -> str:

@@ -1,12 +1,14 @@
 """W&B Weave calls, and the feedback on them: reactions, notes, annotations, scorers' outputs and payloads of one's own.
 
-Feedback names a call in the last part of its `weave_ref`. An annotation's scale stands in an object that is not
-exported: a number outside [0, 1] becomes an outcome.
+Of a trace the model calls are decisions, or its root where none of them answered; what is said of the root is then
+said of the last one. Feedback names a call in the last part of its `weave_ref`. An annotation's scale stands in an
+object that is not exported: a number outside [0, 1] becomes an outcome.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,12 @@ from typing import Any
 
 from feedback.formats.base import Format, attempt, decisions_first, has, key_of
 from feedback.formats.calls import call_decision, kept_metadata, object_or_empty, text_or_empty, whole_of
+from feedback.formats.files import rows
+from feedback.formats.kept import Kept
 from feedback.formats.records import (
     Record,
     RowError,
+    RowRefused,
     RowSkipped,
     mapping_of,
     number_of,
@@ -25,6 +30,11 @@ from feedback.formats.records import (
     uuid_of,
 )
 from feedback.formats.verdicts import NamedScore, word_thumb
+
+MODEL_OP = re.compile(
+    r"completions?\.create|messages\.create|responses\.create|generate_content|litellm\.", re.I
+)
+"""In the name of an operation that calls a model."""
 
 EMOJI = {
     "+1": "up",
@@ -42,14 +52,33 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    answered, roots = Kept(), Kept()
+    for file in filter(None, (path, ratings_path)):
+        for item in rows(file):
+            row = {} if isinstance(item, RowRefused) else object_or_empty(item.value)
+            if "op_name" in row and row.get("parent_id") is None:
+                roots.add(str(row.get("trace_id")), str(row.get("id")))
+            if "op_name" in row and _is_model_call(row) and row.get("output") not in (None, ""):
+                answered.add(str(row.get("trace_id")))
+
+    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        if "weave_ref" in row:
+            return _feedback(row, line)
+        return _call(row, line, answered, roots)
+
     return decisions_first(path, ratings_path, records)
 
 
-def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    if "weave_ref" in row:
-        yield from _feedback(row, line)
+def _is_model_call(row: Mapping[str, Any]) -> bool:
+    kind = object_or_empty(object_or_empty(row.get("attributes")).get("weave")).get("kind")
+    return kind == "llm" or MODEL_OP.search(str(row.get("op_name"))) is not None
+
+
+def _call(row: Mapping[str, Any], line: int, answered: Kept, roots: Kept) -> Iterator[Record]:
+    key, trace = key_of(row), str(row.get("trace_id"))
+    if not _is_model_call(row) and (row.get("parent_id") is not None or trace in answered):
+        yield RowSkipped(line, key, "a call inside a trace whose decisions are its model calls")
         return
-    key = key_of(row)
     own = text_of(row.get("id"), "id", required=True)
     summary = object_or_empty(row.get("summary"))
     about = object_or_empty(summary.get("weave"))
@@ -74,7 +103,9 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             tokens_out=whole_of(usage.get("completion_tokens", usage.get("output_tokens"))),
             latency_ms=None if latency is None else number_of(latency, "latency_ms"),
             created_at=time_of(row.get("started_at"), "started_at"),
-            metadata=kept_metadata(trace_id=row.get("trace_id"), op=row.get("op_name")),
+            metadata=kept_metadata(
+                trace_id=row.get("trace_id"), root_id=roots.last(trace), op=row.get("op_name")
+            ),
         )
     # feedback may stand inside its call, too
     inside = about.get("feedback")
@@ -93,8 +124,6 @@ def _without_references(inputs: Any) -> Any:
         for key, value in inputs.items()
         if not (isinstance(value, str) and value.startswith("weave:///"))
     }
-    if not words:
-        raise RowError("inputs: expected a prompt, found references to other objects alone")
     model = words.get("model")
     others = [value for key, value in words.items() if key != "model" and isinstance(value, str)]
     return (
@@ -169,4 +198,12 @@ def _own(name: str, payload: Mapping[str, Any], author: str) -> Iterator[NamedSc
         raise RowError("payload: expected a value, found none")
 
 
-FORMAT = Format("weave", "Weave calls and feedback", recognises, read, (), two_files=True)
+FORMAT = Format(
+    "weave",
+    "Weave calls and feedback",
+    recognises,
+    read,
+    (),
+    two_files=True,
+    unverified="keys from the program's own types; no file that Weave wrote was seen",
+)

@@ -1,0 +1,330 @@
+"""Exports as other versions and providers write them: shapes of a call, traces of several spans, missing parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedback import formats
+from feedback.formats.calls import answers_of, prompt_of
+from feedback.formats.records import ImportedDecision, RowError, RowSkipped
+from feedback.formats.verdicts import NamedScore, word_thumb
+from feedback.importing import file_import
+from feedback.models import Decision, Rating
+from tests.foreign import ASKED, BRIEF, GOOD, QUESTION, one, written
+
+TOOLS = Path(__file__).parent / "formats" / "tools"
+BAD = "No idea."
+TEXT = {"type": "input_text", "text": QUESTION}
+SAID = {"type": "output_text", "text": GOOD}
+CALL = {"function": {"name": "stock", "arguments": '{"item":"red lamp"}'}, "type": "function", "id": "c1"}
+
+
+def rows_of(name: str) -> list[Any]:
+    text = (TOOLS / name).read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else [json.loads(text)]
+
+
+def _generation(**more: Any) -> dict[str, Any]:
+    """What LangChain logs of an answer without words."""
+    message = {"kwargs": {"content": "", "type": "ai", **more}}
+    return {"generations": [[{"text": "", "message": message}]]}
+
+
+# --- Calls of other providers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_body",
+    [
+        {"messages": BRIEF},
+        {"system": "Be brief.", "messages": ASKED},
+        {"system": [{"type": "text", "text": "Be brief."}], "messages": ASKED},
+        {"instructions": "Be brief.", "input": ASKED},
+        {"instructions": "Be brief.", "input": [{"role": "user", "content": [TEXT]}]},
+        {
+            "systemInstruction": {"parts": [{"text": "Be brief."}]},
+            "contents": [{"role": "user", "parts": [{"text": QUESTION}]}],
+        },
+        [{"role": "developer", "content": "Be brief."}, {"type": "human", "content": QUESTION}],
+        [[{"type": "system", "data": {"content": "Be brief."}}, {"type": "human", "data": {"content": QUESTION}}]],
+        json.dumps({"messages": BRIEF}),
+    ],
+)  # fmt: skip
+def test_one_prompt_in_the_words_of_many_providers(request_body: Any) -> None:
+    assert prompt_of(request_body, "request") == BRIEF
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        GOOD,
+        json.dumps(GOOD),
+        {"choices": [{"message": {"role": None, "content": GOOD}}]},
+        {"choices": [{"text": GOOD}]},
+        {"role": "assistant", "content": [{"type": "text", "text": GOOD}]},
+        {"content": [{"type": "text", "text": GOOD}], "stop_reason": "end_turn"},
+        {"candidates": [{"content": {"role": "model", "parts": [{"text": GOOD}]}}]},
+        {"output": [{"type": "reasoning"}, {"type": "message", "role": "assistant", "content": [SAID]}]},
+        {"messages": [{"type": "human", "content": QUESTION}, {"type": "ai", "content": GOOD}]},
+        {"answer": GOOD, "sources": ["returns.md"]},
+        [{"message": {"content": GOOD}}][0],
+    ],
+)  # fmt: skip
+def test_one_response_in_the_words_of_many_providers(answer: Any) -> None:
+    assert answers_of(answer, "response") == [GOOD]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [{"message": {"content": None, "tool_calls": [CALL]}}]},
+        _generation(tool_calls=[{"id": "c1", "name": "stock", "args": '{"item":"red lamp"}'}]),
+        _generation(additional_kwargs={"tool_calls": [CALL]}),
+        {"output": [{"type": "function_call", "call_id": "c1", "name": "stock", "arguments": '{"item":"red lamp"}'}]},
+    ],
+)  # fmt: skip
+def test_a_tool_call_stays_a_message(answer: Any) -> None:
+    ((message,),) = answers_of(answer, "response")
+    assert (message["role"], message["content"], message["tool_calls"]) == ("assistant", "", [CALL])  # type: ignore[index, call-overload]
+
+
+def test_words_that_are_json_stay_the_words_a_model_wrote() -> None:
+    assert answers_of('{"stars": 4, "why": ["short"]}', "response") == ['{"stars": 4, "why": ["short"]}']
+    assert answers_of("[1] Yes, see the terms.", "response") == ["[1] Yes, see the terms."]
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"inlineData": {"data": "x"}}]
+)
+def test_an_image_in_a_prompt_is_refused_by_name(part: dict[str, Any]) -> None:
+    key = "parts" if "inlineData" in part else "content"
+    with pytest.raises(RowError, match="not_text"):
+        prompt_of([{"role": "user", key: [part]}], "request")
+
+
+@pytest.mark.parametrize(
+    "request_body",
+    [
+        None,
+        {},
+        "",
+        [],
+        {"model": "m", "user": "u"},
+        {"messages": [{"role": "user", "content": None}], "model": "m"},
+    ],
+)
+def test_a_call_whose_prompt_was_not_recorded_is_skipped_and_refuses_no_file(
+    request_body: Any, tmp_path: Path
+) -> None:
+    rows = rows_of("flywheel_logs.jsonl")
+    rows[0]["request"] = request_body
+    skipped, kept = formats.read(written(tmp_path / "x.jsonl", rows))
+    assert isinstance(skipped, RowSkipped)
+    assert skipped.reason == "what was asked was not recorded"
+    assert isinstance(kept, ImportedDecision)
+
+
+def test_a_log_that_begins_with_a_failure_is_recognised(tmp_path: Path) -> None:
+    rows = rows_of("flywheel_logs.jsonl")
+    rows[0]["response"] = None
+    assert formats.detect(written(tmp_path / "x.jsonl", rows)) == "flywheel"
+
+
+def test_an_openpipe_log_is_a_request_and_its_response(tmp_path: Path) -> None:
+    row = rows_of("flywheel_logs.jsonl")[0]
+    record = one(tmp_path, {"input": row["request"], "output": row["response"], "tags": {"app": "shop"}})
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response) == (BRIEF, BAD)
+
+
+def test_an_anthropic_call_through_helicone_keeps_its_system_prompt(tmp_path: Path) -> None:
+    row = rows_of("helicone_requests.jsonl")[0]
+    row["request_body"] = {"model": "m", "system": "Be brief.", "messages": ASKED}
+    row["response_body"] = {"role": "assistant", "content": [{"type": "text", "text": GOOD}]}
+    record = one(tmp_path, row)
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response) == (BRIEF, GOOD)
+
+
+# --- Traces of several spans ------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_feedback_on_the_root_of_a_weave_trace_is_of_its_last_model_call(tmp_path: Path) -> None:
+    call = rows_of("weave_calls.jsonl")[0]
+    root = call | {
+        "id": "0194a000-0000-7000-8000-00000000000a",
+        "op_name": "weave:///shop/op/answer:1",
+        "attributes": {},
+    }
+    child = call | {"parent_id": root["id"]}
+    feedback = rows_of("weave_feedback.jsonl")[0] | {"weave_ref": f"weave:///shop/call/{root['id']}"}
+    report = file_import(written(tmp_path / "calls.jsonl", [root, child]))
+    assert (report.decisions, report.skipped) == (1, 1)
+    file_import(written(tmp_path / "feedback.jsonl", [feedback]))
+    assert str(Rating.objects.get().decision_id) == child["id"]
+
+
+@pytest.mark.django_db
+def test_an_annotation_of_a_phoenix_chain_is_of_its_last_llm_span(tmp_path: Path) -> None:
+    span = rows_of("phoenix_spans.json")[0]["data"][0]
+    root = span | {
+        "context": span["context"] | {"span_id": "aaaa"},
+        "span_kind": "CHAIN",
+        "attributes": {"input.value": "q"},
+    }
+    note = rows_of("phoenix_span_annotations.json")[0]["data"][0] | {"span_id": "aaaa"}
+    file_import(written(tmp_path / "spans.jsonl", [root, span | {"parent_id": "aaaa"}]))
+    file_import(written(tmp_path / "notes.jsonl", [note]))
+    assert Rating.objects.get().decision.response == BAD
+    assert Decision.objects.count() == 1
+
+
+def test_a_phoenix_trace_without_an_llm_span_is_its_root(tmp_path: Path) -> None:
+    span = rows_of("phoenix_spans.json")[0]["data"][0]
+    span |= {"span_kind": "CHAIN", "attributes": {"input.value": QUESTION, "output.value": GOOD}}
+    record = one(tmp_path, span)
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response) == (ASKED, GOOD)
+
+
+def test_messages_in_a_phoenix_data_frame_are_lists(tmp_path: Path) -> None:
+    row = {
+        "context.span_id": "s1", "context.trace_id": "t1", "span_kind": "LLM", "parent_id": None,
+        "attributes.llm.input_messages": [{"message.role": "user", "message.content": QUESTION}],
+        "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": GOOD}],
+    }  # fmt: skip
+    record = one(tmp_path, row)
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response, record.run_id) == (ASKED, GOOD, "s1")
+
+
+def _otlp(attributes: dict[str, str], events: list[dict[str, Any]]) -> dict[str, Any]:
+    listed = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
+    span = {"traceId": "AB", "spanId": "CD", "attributes": listed, "events": events}
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+
+
+def test_older_instrumentations_write_a_message_per_attribute_or_per_event(tmp_path: Path) -> None:
+    numbered = {
+        "gen_ai.system": "openai", "gen_ai.prompt.0.role": "system", "gen_ai.prompt.0.content": "Be brief.",
+        "gen_ai.prompt.1.role": "user", "gen_ai.prompt.1.content": QUESTION,
+        "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": GOOD,
+    }  # fmt: skip
+
+    def event(name: str, **said: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "attributes": [{"key": k, "value": {"stringValue": v}} for k, v in said.items()],
+        }
+
+    events = [
+        event("gen_ai.system.message", content="Be brief."),
+        event("gen_ai.user.message", content=QUESTION),
+        event("gen_ai.choice", message=json.dumps({"content": GOOD}), finish_reason="stop"),
+    ]
+    for row in (_otlp(numbered, []), _otlp({"gen_ai.operation.name": "chat"}, events)):
+        record = one(tmp_path, row)
+        assert isinstance(record, ImportedDecision)
+        # ids in any case are one id
+        assert (record.messages, record.response, record.run_id) == (BRIEF, GOOD, "cd")
+
+
+def test_spans_without_content_are_skipped(tmp_path: Path) -> None:
+    record = one(tmp_path, _otlp({"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}, []))
+    assert isinstance(record, RowSkipped)
+    assert record.reason == "its content was not recorded"
+
+
+# --- Parts that are missing -------------------------------------------------------------------------------
+
+
+def test_feedback_that_says_nothing_is_skipped_and_refuses_no_file(tmp_path: Path) -> None:
+    rows = rows_of("langsmith_feedback.jsonl")
+    rows[4]["comment"] = None
+    *_, skipped = sorted(
+        formats.read(written(tmp_path / "x.jsonl", rows)), key=lambda record: isinstance(record, RowSkipped)
+    )
+    assert isinstance(skipped, RowSkipped)
+    assert skipped.reason == "no score, label, comment or correction"
+
+
+def test_langfuse_cells_of_a_table_are_texts(tmp_path: Path) -> None:
+    row = rows_of("langfuse_blob_scores.jsonl")[1] | {"value": "0.9"}
+    assert one(tmp_path, row).rating.score == 0.9  # type: ignore[union-attr]
+    trace = json.loads((TOOLS / "langfuse_ui_traces.json").read_text())[0]
+    cells = {key: value if isinstance(value, str) else json.dumps(value) for key, value in trace.items()}
+    record = one(tmp_path, cells)
+    assert isinstance(record, ImportedDecision)
+    assert len(record.ratings) == 5
+    assert record.tags == ("shop",)
+
+
+def test_without_a_fine_grained_score_the_aspects_count(tmp_path: Path) -> None:
+    row = rows_of("ultrafeedback_raw.jsonl")[0]
+    row["completions"] = row["completions"][1:]
+    del row["completions"][0]["fine-grained_score"]
+    record = one(tmp_path, row)
+    assert isinstance(record, ImportedDecision)
+    # 1, 5 and 1 of 1 to 5: their mean of 2 1/3 is a third of the way
+    assert record.ratings[0].score == pytest.approx(1 / 3)
+
+
+def test_mlflow_2_traces_are_read(tmp_path: Path) -> None:
+    row = {
+        "info": {"request_id": "r1", "timestamp_ms": 1735787045250, "status": "OK"},
+        "data": {
+            "request": json.dumps({"messages": ASKED}),
+            "response": json.dumps({"output": GOOD}),
+            "spans": [],
+        },
+    }
+    record = one(tmp_path, row)
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response, record.run_id) == (ASKED, GOOD, "r1")
+
+
+@pytest.mark.django_db
+def test_the_report_says_what_was_not_verified(tmp_path: Path) -> None:
+    report = file_import(TOOLS / "weave_calls.jsonl")
+    assert report.notes == ("weave: keys from the program's own types; no file that Weave wrote was seen",)
+
+
+# --- What a score says ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "label", "thumb", "score", "outcome"),
+    [
+        ("correct", True, None, "up", None, None),
+        ("correct", 0, None, "down", None, None),
+        ("quality", 0.25, None, "", 0.25, None),
+        ("quality", 4, None, "", None, 4.0),
+        ("quality", -0.5, None, "", None, -0.5),
+        ("toxicity", 0.9, None, "", None, 0.9),
+        ("toxicity", True, None, "", None, None),
+        ("verdict", None, "Incorrect", "down", None, None),
+        ("verdict", None, "\U0001f44e\U0001f3fd", "down", None, None),
+        ("tone", None, "polite", "", None, None),
+    ],
+)
+def test_a_named_score_is_never_guessed(
+    name: str, value: Any, label: str | None, thumb: str, score: float | None, outcome: float | None
+) -> None:
+    rating, measured = NamedScore(name, value, label=label).facts()
+    assert (rating.thumb if rating else "", rating.score if rating else None) == (thumb, score)
+    assert (measured.value if measured else None) == outcome
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, [1], {"a": 1}])
+def test_what_is_no_value_of_a_score_is_refused(value: Any) -> None:
+    with pytest.raises(RowError, match="quality: expected a number"):
+        NamedScore("quality", value).facts()
+
+
+def test_a_word_in_a_label_is_no_verdict_by_chance() -> None:
+    assert [word_thumb(word) for word in ("nothing", "passable", "yesterday", "", None, 1)] == [""] * 6
