@@ -65,6 +65,15 @@ def outcomes_of(agent: str, arms: Sequence[str], name: str) -> dict[uuid.UUID, f
     return dict(rows.order_by("at", "id").values_list("decision_id", "value").iterator(chunk_size=CHUNK))
 
 
+def outcomes_named(ids: Sequence[uuid.UUID], name: str) -> dict[uuid.UUID, float]:
+    """Decision -> the newest value of that outcome, of those of these decisions that have one."""
+    found: dict[uuid.UUID, float] = {}
+    for start in range(0, len(ids), IDS):
+        rows = Outcome.objects.filter(name=name, decision__in=ids[start : start + IDS])
+        found |= dict(rows.order_by("at", "id").values_list("decision_id", "value"))
+    return found
+
+
 def decisions_of_arms(agent: str, arms: Sequence[str]) -> Any:
     """Ids of these arms' decisions, as a subquery."""
     return _of_arms(agent, arms).values("pk")

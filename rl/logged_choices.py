@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from feedback.exposures import ListedChoice, listed_choices, listed_prompts, verdicts_on
+from feedback.exposures import ListedChoice, listed_choices, listed_prompts, outcomes_named, verdicts_on
+from rl.agents import get_agent
 from rl.judgements import rating_value
-from rl.models import RewardRecord, ServingSettings
+from rl.models import RewardRecord, RewardSettings, ServingSettings
+from rl.rewards.horizons import outcomes_parsed
 from rl.serving.choosing import choice_probabilities
 from rl.splits import splits_enter
 from rl.statistics import Difference
@@ -20,6 +22,8 @@ from rl.statistics.offpolicy import MIN_DECISIONS, Array, Choice, OffPolicyRefus
 
 MOST = 400
 """Newest decisions that are scored again: each costs a pass over its prompt and candidates."""
+REWARD = "reward"
+"""Name of the outcome that is the reward of a logged choice, as imports and apps record it."""
 BUCKETS = 16
 """Features made of a candidate's words, by hash."""
 
@@ -44,28 +48,51 @@ class LoggedChoices:
 
     rows: list[Logged]
     kind: str
-    """`score` (what people said) or `reward` (what was calculated), all in [0, 1]."""
+    """`outcome` (the reward that was logged), `score` (what people said) or `reward` (what was calculated)."""
     found: int
     """Held-out decisions with candidates and a propensity, rewarded or not."""
+    scale: tuple[float, float] = (0.0, 1.0)
+    """The logged rewards that count 0 and 1; the rewards of the rows are in [0, 1]."""
 
 
 def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
     """The newest held-out choices of an agent that have a reward: no policy learnt from their prompts.
 
-    Rewards are ratings where at least MIN_DECISIONS choices have one, else calculated rewards: one scale, never both.
+    Rewards are what was logged (outcomes named `reward`) where at least MIN_DECISIONS choices have one, else ratings
+    where as many have one, else calculated rewards: one scale, never two. Logged rewards in [0, 1] are taken as they
+    are, others from their worst to their best, or as the agent's reward settings say what a `reward` is worth.
     """
     splits = splits_enter(agent, [], asked=listed_prompts(agent))
     held = [row for row in listed_choices(agent) if splits.get(row.prompt_hash) == "holdout"]
-    scores = _scores(held)
-    kind = "score" if len(scores) >= MIN_DECISIONS else "reward"
-    values = scores if kind == "score" else _rewards(held)
+    scale = (0.0, 1.0)
+    values = outcomes_named([row.id for row in held], REWARD)
+    if len(values) >= MIN_DECISIONS:
+        kind = "outcome"
+        scale = _scale(agent, values.values())
+        values = {pk: min(1.0, max(0.0, (v - scale[0]) / (scale[1] - scale[0]))) for pk, v in values.items()}
+    else:
+        values = _scores(held)
+        kind = "score" if len(values) >= MIN_DECISIONS else "reward"
+        values = values if kind == "score" else _rewards(held)
     rows = []
     for row in held:
         if row.id in values and (logged := _logged(row, values[row.id])) is not None:
             rows.append(logged)
         if len(rows) == most:
             break
-    return LoggedChoices(rows, kind, len(held))
+    return LoggedChoices(rows, kind, len(held), scale)
+
+
+def _scale(agent: str, rewards: Iterable[float]) -> tuple[float, float]:
+    """The reward that counts 0 and the one that counts 1."""
+    row = RewardSettings.objects.filter(agent=agent).first()
+    worth = (outcomes_parsed(row.outcomes) if row else {}).get(REWARD)
+    worth = worth or get_agent(agent).rewarded.outcomes.get(REWARD)
+    if worth is not None:
+        return worth.bad, worth.good
+    found = [0.0, *rewards]
+    low, high = min(found), max(found)
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
 
 
 def _scores(held: Sequence[ListedChoice]) -> dict[Any, float]:
@@ -121,7 +148,7 @@ def off_policy(
     """
     try:
         mine = report(_choices(log.rows, own, own, serving))
-        figures = {"decisions": len(log.rows), "reward": log.kind, **mine.as_dict()}
+        figures = {"decisions": len(log.rows), "reward": log.kind, "scale": list(log.scale), **mine.as_dict()}
         if other is None:
             return figures, None
         theirs = report(_choices(log.rows, other, own, serving))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from feedback.models import Decision, Rating, prompt_hash
+from feedback.models import Decision, Outcome, Rating, prompt_hash
 from rl import evaluations, registry
 from rl.judgements import Split
 from rl.logged_choices import LoggedChoices, logged_choices, off_policy
 from rl.management.commands.evaluate_model import off_policy_text
-from rl.models import Evaluation, Policy, RewardRecord, ServingSettings
+from rl.models import Evaluation, Policy, RewardRecord, RewardSettings, ServingSettings
 from rl.serving.choosing import choice_probabilities
 from rl.statistics.offpolicy import MIN_DECISIONS
 from rl.views.off_policy import off_policy_shown
@@ -71,6 +72,50 @@ def test_only_held_out_choices_with_a_reward_are_asked() -> None:
     row = log.rows[0]
     assert (row.responses, row.chosen, row.propensity) == (FOLDERS, 1, 0.25)
     assert (row.probabilities, row.reward) == ((0.5, 0.25, 0.25), 0.6)
+
+
+@pytest.mark.parametrize(
+    ("logged", "scale", "counted"),
+    [
+        ([1.0, 0.0], (0.0, 1.0), {1.0, 0.0}),
+        ([-1.0, 0.0], (-1.0, 0.0), {0.0, 1.0}),
+        ([3.0, -1.0], (-1.0, 3.0), {1.0, 0.0}),
+    ],
+)
+def test_the_logged_reward_is_the_reward(
+    logged: list[float], scale: tuple[float, float], counted: set[float]
+) -> None:
+    for number, messages in enumerate(prompts(MIN_DECISIONS)):
+        # people said something else, and an agent's own function calculated something else
+        row = record(messages, number % 3, [0.4, 0.3, 0.3], True)
+        Outcome.objects.create(decision=row, name="reward", value=logged[number % 2])
+        Outcome.objects.create(decision=row, name="seconds", value=9.0)
+        RewardRecord.objects.create(
+            decision=row.pk, agent="filer", raw=1.0, value=0.75, components={}, rows_said=1, basis="b"
+        )
+    log = logged_choices("filer")
+    assert (log.kind, log.scale, len(log.rows)) == ("outcome", scale, MIN_DECISIONS)
+    assert {row.reward for row in log.rows} == counted
+    assert math.fsum(row.reward for row in log.rows) / len(log.rows) == 0.5
+
+
+def test_settings_say_what_a_logged_reward_is_worth() -> None:
+    RewardSettings.objects.create(agent="filer", outcomes={"reward": {"good": 10, "bad": 0}})
+    for number, messages in enumerate(prompts(MIN_DECISIONS)):
+        row = record(messages, number % 3, [0.4, 0.3, 0.3], None)
+        Outcome.objects.create(decision=row, name="reward", value=5 * (number % 2))
+    log = logged_choices("filer")
+    assert (log.scale, {row.reward for row in log.rows}) == ((0.0, 10.0), {0.0, 0.5})
+
+
+def test_the_newest_logged_reward_counts() -> None:
+    for number, messages in enumerate(prompts(MIN_DECISIONS)):
+        row = record(messages, number % 3, [0.4, 0.3, 0.3], None)
+        for day, value in ((2, 1.0), (1, 0.0)):
+            Outcome.objects.create(
+                decision=row, name="reward", value=value, at=datetime(2025, 1, day, tzinfo=UTC)
+            )
+    assert {row.reward for row in logged_choices("filer").rows} == {1.0}
 
 
 def test_ratings_speak_where_there_are_enough() -> None:

@@ -34,7 +34,7 @@ from feedback.formats.writing import (
     better_worse,
     one_by_one,
     plain,
-    some_words,
+    some_turns,
     turns_of,
 )
 
@@ -87,16 +87,14 @@ def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
     asked: Line = {"messages": plain(better.messages), "tools": better.metadata.get("tools") or []}
     yield {
         "input": asked | {"parallel_tool_calls": True},
-        "preferred_output": turns_of(better.response),
+        "preferred_output": some_turns(better.response),
         "non_preferred_output": turns_of(worse.response),
     }
 
 
 def _chat(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     """The whole conversation, of which the response alone is to be learnt."""
-    if isinstance(record.response, str):
-        some_words(record.response)
-    response = turns_of(record.response)
+    response = some_turns(record.response)
     if len(response) > 1:
         raise NotSaid("not_text")  # read again, several turns would be as many responses
     before = [{**m, "weight": 0} if m["role"] == "assistant" else m for m in plain(record.messages)]

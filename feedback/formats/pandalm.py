@@ -31,14 +31,19 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if not prompt.strip():
         raise RowError("instruction and input are empty: no prompt to answer")
     key = key_of(row)
+    # two pairs of models may answer in the same words: whose answers they are keeps their votes apart
+    pair = text_of(row.get("cmp_key") or "", "cmp_key")
+    models = pair.split("_") if pair.count("_") == 1 else ["", ""]
     left, right = (
         ImportedDecision(
             line=line,
             key=key,
             messages=[{"role": "user", "content": prompt}],
             response=text_of(row.get(side), side),
+            policy=model,
+            event=pair if pair and not any(models) else None,
         )
-        for side in ("response1", "response2")
+        for side, model in zip(("response1", "response2"), models, strict=True)
     )
     for annotator in (name for name in row if name.startswith("annotator")):
         verdict = row[annotator]

@@ -42,6 +42,7 @@ from feedback.formats.writing import (
     one_by_one,
     plain,
     question,
+    some_turns,
     some_words,
     tools_text,
     turns_of,
@@ -148,7 +149,7 @@ def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
     better, worse = better_worse(record)
     yield {
         "prompt": plain(better.messages),
-        "chosen": turns_of(better.response),
+        "chosen": some_turns(better.response),
         "rejected": turns_of(worse.response),
         **tools_text(better),
     }
@@ -181,17 +182,15 @@ def _implicit_text_pair(record: ImportedComparison, left_out: Counter[str]) -> I
 
 def _labels(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     """A row for each rating that says good or bad."""
-    row = {"prompt": plain(record.messages), "completion": turns_of(record.response)}
+    row = {"prompt": plain(record.messages), "completion": some_turns(record.response)}
     tools = tools_text(record)
     return each_rating(record, left_out, lambda rating: {**row, "label": good(rating), **tools})
 
 
 def _completion(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
-    if isinstance(record.response, str):
-        some_words(record.response)
     yield {
         "prompt": plain(record.messages),
-        "completion": turns_of(record.response),
+        "completion": some_turns(record.response),
         **tools_text(record),
     }
 

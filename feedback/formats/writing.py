@@ -194,6 +194,14 @@ def turns_of(completion: Completion) -> list[Message]:
     return plain(completion)
 
 
+def some_turns(completion: Completion) -> list[Message]:
+    """A response as chat messages that say or call something. Raises NotSaid for one without a word."""
+    turns = turns_of(completion)
+    if not any(str(turn.get("content") or "").strip() or turn.get("tool_calls") for turn in turns):
+        raise NotSaid("empty")
+    return turns
+
+
 def share_of(rating: ImportedRating) -> float | None:
     """What a rating says on a scale from 0 (bad) to 1 (good); None where it has no verdict."""
     return rating_share(rating.thumb, rating.stars, rating.score)

@@ -139,6 +139,9 @@ def off_policy_text(found: dict[str, Any]) -> str:
         f"On {found['decisions']:,} logged choices it would have earned {best['value']:.3f} "
         f"[{best['low']:.3f}, {best['high']:.3f}]; {found['logged']:.3f} was earned"
     )
+    low, high = found.get("scale", (0.0, 1.0))
+    if (low, high) != (0.0, 1.0):
+        said += f" (logged rewards of {low:g} to {high:g} counted from 0 to 1)"
     if difference := found.get("difference"):
         said += f"; {difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}] from the other's"
     warnings = found["overlap"]["warnings"]
