@@ -18,7 +18,7 @@ import scipy
 from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gate_sheets import Case, Item, Rated
 from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
-from rl.statistics.concordance import Concordance, concordance, concordance_p
+from rl.statistics.gini import GiniConcordance, gini_concordance, gini_concordance_p
 from rl.statistics.permutation import draws_for, sign_flip_p
 
 MEASURES = {
@@ -163,7 +163,7 @@ class ConcordanceEffect:
     """Values people gave against how far the policy moved each answer: gain over a coin, clusters are prompts."""
 
     items: tuple[Rated, ...]
-    found: Concordance
+    found: GiniConcordance
     unit: str = "points"
 
     @property
@@ -191,11 +191,11 @@ class ConcordanceEffect:
 
     def better(self, alpha: float = 0.05) -> float:
         values, shifts, prompts = self._columns
-        return concordance_p(values, shifts, prompts, draws=draws_for(alpha))
+        return gini_concordance_p(values, shifts, prompts, draws=draws_for(alpha))
 
     def worse(self, alpha: float = 0.05) -> float:
         values, shifts, prompts = self._columns
-        return concordance_p(values, [-shift for shift in shifts], prompts, draws=draws_for(alpha))
+        return gini_concordance_p(values, [-shift for shift in shifts], prompts, draws=draws_for(alpha))
 
     def above(self, rest: Effect) -> float:
         assert isinstance(rest, ConcordanceEffect)
@@ -213,7 +213,7 @@ def effect_of(kind: str, items: Sequence[Item], among: Sequence[Item] | None = N
     rated = tuple(item for item in items if isinstance(item, Rated))
     if rated:
         values, shifts, prompts = zip(*((one.value, one.shift, one.prompt) for one in rated), strict=True)
-        found = concordance(values, shifts, prompts)
+        found = gini_concordance(values, shifts, prompts)
         return None if found is None else ConcordanceEffect(rated, found)
     cases = [item for item in items if isinstance(item, Case)]
     if all(

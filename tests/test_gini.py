@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from rl.statistics.calibrated import cross_fitted
-from rl.statistics.concordance import concordance, concordance_p
+from rl.statistics.gini import gini_concordance, gini_concordance_p
 from rl.statistics.permutation import draws_for, monte_carlo_p, sign_flip_p
 
 
 def test_with_thumbs_it_is_the_area_under_the_roc_curve_with_delong_s_error() -> None:
-    found = concordance([1, 1, 0, 0, 1], [3, 1, 2, 0, 4])
+    found = gini_concordance([1, 1, 0, 0, 1], [3, 1, 2, 0, 4])
     assert found is not None
     # liked 3, 1, 4 against disliked 2, 0: five of six times higher
     assert found.gain == pytest.approx(5 / 6 - 1 / 2)
@@ -24,38 +24,41 @@ def test_with_thumbs_it_is_the_area_under_the_roc_curve_with_delong_s_error() ->
 
 
 def test_ties_count_half() -> None:
-    found = concordance([1, 0], [2, 2])
+    found = gini_concordance([1, 0], [2, 2])
     assert found is not None
     assert found.gain == 0
 
 
 def test_better_rated_by_more_counts_for_more() -> None:
     # pairs (v, s): 1-0.5 right by 0.5, 1-0 right by 1, 0.5-0 wrong by 0.5: (0.5 + 1 - 0.5) / 2 = 0.5 is Gini's
-    found = concordance([1.0, 0.5, 0.0], [3, 1, 2])
+    found = gini_concordance([1.0, 0.5, 0.0], [3, 1, 2])
     assert found is not None
     assert found.gain == pytest.approx(0.25)
 
 
 def test_answers_to_one_prompt_are_one_cluster() -> None:
     values, scores = [1, 0, 1, 0, 1, 0], [6, 1, 5, 2, 4, 3]
-    alone, prompts = concordance(values, scores), concordance(values, scores, ["a", "a", "b", "b", "c", "c"])
+    alone, prompts = (
+        gini_concordance(values, scores),
+        gini_concordance(values, scores, ["a", "a", "b", "b", "c", "c"]),
+    )
     assert alone is not None
     assert prompts is not None
     assert alone.gain == prompts.gain == 0.5
     assert (alone.clusters, prompts.clusters) == (6, 3)
     # the same answers four times over are no more evidence than once
-    copied = concordance(values * 4, scores * 4, list("aabbcc") * 4)
+    copied = gini_concordance(values * 4, scores * 4, list("aabbcc") * 4)
     assert copied is not None
     assert copied.error == pytest.approx(prompts.error, abs=1e-12)
 
 
 def test_where_all_were_rated_alike_nothing_can_be_said() -> None:
-    assert concordance([1, 1, 1], [3, 2, 1]) is None
-    assert concordance_p([1, 1, 1], [3, 2, 1]) == 1.0
+    assert gini_concordance([1, 1, 1], [3, 2, 1]) is None
+    assert gini_concordance_p([1, 1, 1], [3, 2, 1]) == 1.0
 
 
 def test_a_perfect_order_keeps_an_interval() -> None:
-    found = concordance([1] * 20 + [0] * 20, range(40, 0, -1))
+    found = gini_concordance([1] * 20 + [0] * 20, range(40, 0, -1))
     assert found is not None
     assert found.error == 0
     # 3 m n / (m + n + 1) draws a coin would need: 3 * 400 / 41 = 29.3; Wilson's bound n / (n + t^2), t(39) = 2.0227
@@ -66,8 +69,8 @@ def test_a_perfect_order_keeps_an_interval() -> None:
 
 def test_the_exact_chance_of_a_perfect_order() -> None:
     # 1 of the 10 ways to put two liked among five
-    assert concordance_p([1, 1, 0, 0, 0], [5, 4, 3, 2, 1]) == pytest.approx(0.1, abs=0.02)
-    assert concordance_p([1, 1, 0, 0, 0], [1, 2, 3, 4, 5]) == 1.0
+    assert gini_concordance_p([1, 1, 0, 0, 0], [5, 4, 3, 2, 1]) == pytest.approx(0.1, abs=0.02)
+    assert gini_concordance_p([1, 1, 0, 0, 0], [1, 2, 3, 4, 5]) == 1.0
 
 
 def test_the_interval_covers_as_often_as_it_says() -> None:
@@ -75,7 +78,7 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     for _ in range(400):
         liked = random.random(80) < 0.7
         scores = random.standard_normal(80) + liked
-        found = concordance(liked.astype(float), scores)
+        found = gini_concordance(liked.astype(float), scores)
         assert found is not None
         # P(N(1, 1) > N(0, 1)) = Phi(1 / sqrt 2) = 0.76025
         interval = found.interval(0.95)
@@ -90,7 +93,7 @@ def test_values_that_have_nothing_to_do_with_scores_are_called_a_gain_no_more_of
     random, found = np.random.default_rng(7), []
     for _ in range(200):
         scores = random.standard_cauchy(60) if heavy else random.standard_normal(60)
-        found.append(concordance_p((random.random(60) < 0.9).astype(float), scores))
+        found.append(gini_concordance_p((random.random(60) < 0.9).astype(float), scores))
     assert sum(p <= 0.05 for p in found) <= 18  # 10 expected; 18 or fewer in 99 % of cases
 
 
@@ -100,7 +103,7 @@ def test_scores_that_only_spread_further_are_no_gain() -> None:
     for _ in range(200):
         liked = np.arange(80) < 16
         scores = random.standard_normal(80) * np.where(liked, 4.0, 1.0)
-        found.append(concordance_p(liked.astype(float), scores))
+        found.append(gini_concordance_p(liked.astype(float), scores))
     assert sum(p <= 0.05 for p in found) <= 18
 
 
@@ -122,8 +125,8 @@ def test_a_p_value_is_the_same_each_time_and_never_zero() -> None:
     random = np.random.default_rng(1)
     liked = (random.random(100) < 0.5).astype(float)
     scores = random.standard_normal(100) + 3 * liked
-    first = concordance_p(liked, scores, draws=draws_for(0.05))
-    assert first == concordance_p(liked, scores, draws=draws_for(0.05)) == 1 / 5000
+    first = gini_concordance_p(liked, scores, draws=draws_for(0.05))
+    assert first == gini_concordance_p(liked, scores, draws=draws_for(0.05)) == 1 / 5000
     assert draws_for(0.0001) == 99_999
     assert monte_carlo_p(1.0, lambda random, count: np.zeros(count), 1, draws=9) == 0.1
 
@@ -131,7 +134,7 @@ def test_a_p_value_is_the_same_each_time_and_never_zero() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite"):
-        concordance([1, 0], [bad, 1])
+        gini_concordance([1, 0], [bad, 1])
     with pytest.raises(ValueError, match="finite"):
         sign_flip_p([bad])
 

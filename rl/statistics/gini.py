@@ -2,7 +2,8 @@
 
 The statistic is half the Gini correlation of values and scores (Schechtman & Yitzhaki, Commun. Stat. 16 (1987)
 207-231): with thumbs it is the area under the ROC curve minus one half, with stars and scores every two answers count
-by how much better the one was rated. Answers to one prompt are one cluster (Obuchowski, Biometrics 53 (1997) 567-578).
+by how much better the one was rated (`rl.statistics.ranking` counts every two alike). Answers to one prompt are one
+cluster (Obuchowski, Biometrics 53 (1997) 567-578).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rl.statistics.permutation import DRAWS, LARGE, monte_carlo_p
 
 
 @dataclass(frozen=True)
-class Concordance:
+class GiniConcordance:
     """How far P(score higher | rated better) lies above one half, over answers to `clusters` prompts."""
 
     gain: float
@@ -64,9 +65,9 @@ class _Order:
         return self.first - (len(self.first) - self.last)
 
 
-def concordance(
+def gini_concordance(
     values: Sequence[float], scores: Sequence[float], clusters: Sequence[Hashable] | None = None
-) -> Concordance | None:
+) -> GiniConcordance | None:
     """The concordance of scores with values, one of each per answer; `clusters` names the prompt of each.
 
     None where all values are the same: nothing tells better from worse. Raises ValueError on a value that is not
@@ -86,10 +87,10 @@ def concordance(
     # share (1 - share) / error^2 hardly changes with the share, so its value at one half bounds it: n draws at most
     coin = 0.25 / max(null, 1e-12)
     effective = min(share * (1 - share) / error**2, coin) if error > 0 else coin
-    return Concordance(gain, error, max(effective, 1.0), groups)
+    return GiniConcordance(gain, error, max(effective, 1.0), groups)
 
 
-def concordance_p(
+def gini_concordance_p(
     values: Sequence[float],
     scores: Sequence[float],
     clusters: Sequence[Hashable] | None = None,
