@@ -13,8 +13,9 @@ import pytest
 from feedback import formats
 from feedback.formats.files import Row, rows
 from feedback.formats.records import ImportedDecision, RowRefused
+from feedback.import_undo import import_undo
 from feedback.importing import file_import
-from feedback.models import Comparison, Decision, Outcome, Rating
+from feedback.models import Comparison, Decision, ImportBatch, Outcome, Rating
 from tests.foreign import HERE, ODD, places, put, written
 
 TOOLS = HERE / "tools"
@@ -141,7 +142,7 @@ def test_an_export_is_recognised_by_itself(name: str) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", FILES)
-def test_an_export_brings_exactly_what_is_in_it_and_only_once(name: str) -> None:
+def test_an_export_brings_exactly_what_is_in_it_only_once_and_is_taken_back_whole(name: str) -> None:
     expected = FILES[name]
     report = imported(name)
     assert {count: getattr(report, count) for count in COUNTS} == {
@@ -152,6 +153,9 @@ def test_an_export_brings_exactly_what_is_in_it_and_only_once(name: str) -> None
     assert everything() == before
     assert {getattr(again, count) for count in STORED} == {0}
     assert again.refused_count == expected.refused_count
+    for batch in ImportBatch.objects.order_by("-pk"):
+        import_undo(batch.pk, actor="test")
+    assert everything() == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -292,6 +293,19 @@ def test_mlflow_2_traces_are_read(tmp_path: Path) -> None:
 def test_the_report_says_what_was_not_verified(tmp_path: Path) -> None:
     report = file_import(TOOLS / "weave_calls.jsonl")
     assert report.notes == ("weave: keys from the program's own types; no file that Weave wrote was seen",)
+
+
+def test_a_labelled_response_of_trl_with_more_columns_is_no_capybara(tmp_path: Path) -> None:
+    row = {"prompt": ASKED, "completion": [{"role": "assistant", "content": GOOD}], "label": True}
+    assert formats.detect(written(tmp_path / "x.jsonl", [row | {"rating": 4, "model": "m"}])) != "capybara"
+
+
+def test_runs_and_feedback_in_one_archive_find_each_other(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "export.zip", "w") as archive:
+        for name in ("openai_stored_messages.json", "openai_stored_completions.json"):
+            archive.write(TOOLS / name, name)
+    found = [r for r in formats.read(tmp_path / "export.zip") if isinstance(r, ImportedDecision)]
+    assert [(r.messages, r.response) for r in found] == [(BRIEF, BAD)]
 
 
 # --- What a score says ------------------------------------------------------------------------------------

@@ -26,9 +26,11 @@ from feedback.formats.records import (
 def recognises(row: Mapping[str, Any]) -> bool:
     if has(row, "chosen", "rejected", "rating_chosen", "rating_rejected"):
         return isinstance(row["chosen"], list)
-    return has(row, "prompt", "completion", "label", "rating", "model") and isinstance(
-        row["completion"], list
-    )
+    turns = row.get("completion")
+    if not has(row, "prompt", "label", "rating", "model") or not isinstance(turns, list) or not turns:
+        return False
+    # of TRL's own rows the completion begins with the response
+    return isinstance(turns[0], Mapping) and turns[0].get("role") in ("user", "system")
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:

@@ -99,6 +99,20 @@ def _completion(row: Mapping[str, Any], line: int, prompts: Kept, alone: bool) -
     )
 
 
+def _holds_messages(row: Mapping[str, Any]) -> bool:
+    listed = row.get("data")
+    return any(
+        isinstance(item, Mapping) and _is_message(item)
+        for item in (listed if isinstance(listed, list) else [row])
+    )
+
+
 FORMAT = Format(
-    "openai_stored", "OpenAI stored completions and their messages", recognises, read, (), two_files=True
+    "openai_stored",
+    "OpenAI stored completions and their messages",
+    recognises,
+    read,
+    (),
+    two_files=True,
+    ratings_row=_holds_messages,
 )

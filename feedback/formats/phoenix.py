@@ -42,8 +42,11 @@ PLACE = re.compile(r"(\d+)\.message\.(.+)")
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
-    if isinstance(row.get("data"), list):
-        return any(isinstance(item, Mapping) and recognises(item) for item in row["data"] if item is not row)
+    listed = row.get("data")
+    return any(map(_is_ours, map(object_or_empty, listed if isinstance(listed, list) else [row])))
+
+
+def _is_ours(row: Mapping[str, Any]) -> bool:
     if "annotator_kind" in row:
         return has(row, "name") or has(row, "annotation_name")
     return has(row, "span_kind") and ("context" in row or "context.span_id" in row)

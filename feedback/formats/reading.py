@@ -190,8 +190,8 @@ def decisions_before_feedback(paths: Sequence[str | Path]) -> list[str | Path]:
 
     def only_refers(path: str | Path) -> bool:
         try:
-            said = (record for record in read(path) if not isinstance(record, (RowRefused, RowSkipped)))
-            return (first := next(said, None)) is not None and refers(first)
+            with readings(path) as files:
+                return all(_refers(file) for file in files)
         except FormatRefused:
             return False  # importing it says why
 
