@@ -11,7 +11,8 @@ from django.db.models.fields.json import KT
 from django.db.models.lookups import Exact, IsNull
 
 from feedback.models import Decision
-from feedback.search import Narrowed, tagged
+from feedback.search import Narrowed
+from feedback.selectors import tagged
 
 WINDOW = 100
 """Decisions taken off a lane at first; of the ones after them more at a time."""

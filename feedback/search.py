@@ -11,15 +11,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db import connection
-from django.db.models import OuterRef, Q, QuerySet, Subquery, TextField, Value
-from django.db.models.functions import Cast, StrIndex
-from django.db.models.lookups import GreaterThan
+from django.db.models import OuterRef, Q, QuerySet, Subquery, TextField
+from django.db.models.functions import Cast
 from django.utils import timezone
 
 from feedback.checks import Check, shown
 from feedback.checks import FeedbackRefused as FeedbackRefused
 from feedback.models import Decision, Outcome, Rating
-from feedback.selectors import ratings_standing
+from feedback.selectors import ratings_standing, tagged
 
 
 def decisions_found(
@@ -68,14 +67,6 @@ def one_of(rows: QuerySet[Any]) -> Subquery:
     """The id of one of these rows, or NULL. For "is there any" in place of EXISTS, which PostgreSQL answers by reading
     the whole table into a hash first; a value is looked up for each decision that is come to."""
     return Subquery(rows.values("pk")[:1])
-
-
-def tagged(tag: str) -> Q:
-    """Condition on a decision or a rating: it carries this tag."""
-    if connection.vendor == "postgresql":
-        return Q(tags__contains=[tag])
-    # SQLite keeps the list as its text, in which a tag stands between quotes, its own ones escaped
-    return Q(GreaterThan(StrIndex(Cast("tags", TextField()), Value(json.dumps(tag))), 0))
 
 
 @dataclass(frozen=True)

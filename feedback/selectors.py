@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,16 @@ from django.db.models import (
     OuterRef,
     Q,
     QuerySet,
+    TextField,
+    Value,
 )
+from django.db.models.functions import Cast, StrIndex
+from django.db.models.lookups import GreaterThan
 from django.utils import timezone
 
 from feedback.agent_names import prompt_hash as prompt_hash
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
-from feedback.models import Comparison, Decision, RaterKind, Rating
+from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.remembered import Believed
 
 
@@ -219,6 +224,7 @@ class RatingFact(NamedTuple):
     score: float | None
     correction: str | None
     tags: list[str]
+    id: uuid.UUID
 
 
 class ComparisonFact(NamedTuple):
@@ -230,6 +236,7 @@ class ComparisonFact(NamedTuple):
     rater_kind: str
     preference: str
     tags: list[str]
+    id: uuid.UUID
 
 
 class ResponseFact(NamedTuple):
@@ -256,13 +263,15 @@ class PromptFact(NamedTuple):
     metadata: dict[str, Any]
 
 
+RATING_COLUMNS = (
+    "decision_id", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "id",
+)  # fmt: skip
+"""Columns of a RatingFact."""
+
+
 def rating_facts(agent: str) -> Iterator[RatingFact]:
     """Every standing rating of an agent's decisions, in no particular order."""
-    rows = (
-        ratings_standing(agent)
-        .order_by()
-        .values_list("decision_id", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags")
-    )
+    rows = ratings_standing(agent).order_by().values_list(*RATING_COLUMNS)
     yield from map(RatingFact._make, rows.iterator(chunk_size=CHUNK))
 
 
@@ -271,7 +280,7 @@ def comparison_facts(agent: str) -> Iterator[ComparisonFact]:
     rows = (
         comparisons_standing(agent)
         .order_by()
-        .values_list("left_id", "right_id", "rater", "rater_kind", "preference", "tags")
+        .values_list("left_id", "right_id", "rater", "rater_kind", "preference", "tags", "id")
     )
     yield from map(ComparisonFact._make, rows.iterator(chunk_size=CHUNK))
 
@@ -296,18 +305,59 @@ def response_facts(agent: str) -> Iterator[ResponseFact]:
     yield from map(ResponseFact._make, rows.iterator(chunk_size=CHUNK))
 
 
+def verdict_stands(decision: str = "pk") -> Exists:
+    """Whether a thumb, stars or a score stands on the decision whose id that column of the outer query holds."""
+    verdict = ~Q(thumb="") | Q(stars__isnull=False) | Q(score__isnull=False)
+    return Exists(ratings_standing().filter(verdict, decision=OuterRef(decision)).order_by())
+
+
 def responses_without_verdict(ids: Sequence[uuid.UUID]) -> Iterator[ResponseFact]:
     """Those of these decisions on which no thumb, stars or score stands."""
-    verdict = ~Q(thumb="") | Q(stars__isnull=False) | Q(score__isnull=False)
     for start in range(0, len(ids), IDS):
-        rows = Decision.objects.filter(
-            ~Exists(ratings_standing().filter(verdict, decision=OuterRef("pk")).order_by()),
-            pk__in=ids[start : start + IDS],
-        ).annotate(has_state=ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField()))
-        facts = rows.order_by("pk").values_list(
-            "id", "prompt_hash", "response", "candidates", "tags", "metadata", "has_state"
-        )
-        yield from (ResponseFact(*row, judged=False) for row in facts.iterator(chunk_size=CHUNK))
+        rows = Decision.objects.filter(~verdict_stands(), pk__in=ids[start : start + IDS])
+        yield from _responses(rows.order_by("pk"))
+
+
+def responses_tagged(agent: str, tags: Sequence[str]) -> Iterator[ResponseFact]:
+    """Decisions of an agent that carry one of these tags, rated or not."""
+    wanted = Q()
+    for tag in tags:
+        wanted |= tagged(tag)
+    yield from _responses(decisions_of(agent).filter(wanted).order_by("pk"))
+
+
+def _responses(rows: QuerySet[Decision]) -> Iterator[ResponseFact]:
+    facts = rows.annotate(
+        has_state=ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField())
+    ).values_list("id", "prompt_hash", "response", "candidates", "tags", "metadata", "has_state")
+    yield from (ResponseFact(*row, judged=False) for row in facts.iterator(chunk_size=CHUNK))
+
+
+def tagged(tag: str) -> Q:
+    """Condition on a decision or a rating: it carries this tag."""
+    if connection.vendor == "postgresql":
+        return Q(tags__contains=[tag])
+    # SQLite keeps the list as its text, in which a tag stands between quotes, its own ones escaped
+    return Q(GreaterThan(StrIndex(Cast("tags", TextField()), Value(json.dumps(tag))), 0))
+
+
+class AskedFact(NamedTuple):
+    """A decision by its prompt alone."""
+
+    id: uuid.UUID
+    prompt_hash: str
+    has_state: bool
+
+
+def asked_facts(agent: str) -> Iterator[AskedFact]:
+    """Every decision of an agent, judged or not, in no particular order."""
+    rows = (
+        decisions_of(agent)
+        .annotate(has_state=ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField()))
+        .order_by()
+        .values_list("id", "prompt_hash", "has_state")
+    )
+    yield from map(AskedFact._make, rows.iterator(chunk_size=CHUNK))
 
 
 def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
@@ -354,7 +404,8 @@ def policy_verdicts(agent: str, policy: str, since: datetime | None = None) -> I
 
 
 def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> set[str]:
-    """Hashes of the prompts that these ratings and comparisons are about; of the `newest` of them alone."""
+    """Hashes of the prompts that these ratings, comparisons, outcomes and decisions are about; of the `newest` of them
+    alone."""
     found: list[tuple[datetime, str]] = []
     for start in range(0, len(ids), IDS):
         asked = list(ids[start : start + IDS])
@@ -362,6 +413,9 @@ def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> 
         comparisons = Comparison.objects.filter(pk__in=asked).order_by()
         found += ratings.values_list("created_at", "decision__prompt_hash")
         found += comparisons.values_list("created_at", "left__prompt_hash")
+        outcomes = Outcome.objects.filter(pk__in=asked).order_by()
+        found += outcomes.values_list("created_at", "decision__prompt_hash")
+        found += Decision.objects.filter(pk__in=asked).order_by().values_list("created_at", "prompt_hash")
     if newest is not None and len(found) > newest:
         found = sorted(found, reverse=True)[:newest]
     return {prompt for _, prompt in found}

@@ -66,12 +66,13 @@ def policy_card(policy: Policy) -> str:
 
 def _data(run: TrainingRun | None) -> list[str]:
     snapshot = run.snapshot if run else None
-    if snapshot is None:
+    if run is None or snapshot is None:
         return ["Not known: it was not trained by a run of this registry."]
     counts = ", ".join(f"{count} {split}" for split, count in snapshot.counts.items())
     left = ", ".join(f"{count} {reason}" for reason, count in snapshot.left_out.items()) or "nothing"
     return [
-        f"- {snapshot.feedback_count} ratings and comparisons, "
+        f"- learnt from {run.feedback_count} ratings, comparisons, outcomes, traces and demonstrations",
+        f"- {snapshot.feedback_count} ratings and comparisons were looked at, "
         f"{100 * snapshot.simulated_share:.0f} % of them simulated",
         f"- {snapshot.kind}: {counts}",
         f"- left out: {left}",

@@ -10,12 +10,9 @@ from typing import Any
 from django.conf import settings
 
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
-from rl.methods import METHODS, method_named
+from rl.methods import METHODS, RLHF, method_named
 from rl.recipes import DATASET_CONFIG
 from rl.rewards.named import AUTO
-
-RLHF = "rlhf"
-"""The whole of RLHF as one method: a reward model from the feedback found, then PPO against it."""
 
 PAIRED_SHARE = 0.25
 """Share of the judged responses that must stand in pairs for DPO: below, most of what people said stands on single

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rl.datasets.evidence import EvidenceSource
 from rl.datasets.making import PROMPTS_AT_ONCE, source_opened
 from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, lead_kind
 from rl.examples import Example, examples_from_evidence
-from rl.judgements import SPLITS, Split
+from rl.judgements import SPLITS, Evidence, Split
 from rl.models import Snapshot
 from rl.pairs import pairs_from_evidence
 from rl.recipes import DATASET_CONFIG
@@ -120,7 +120,10 @@ def _sorted_by_kind(dataset: str, rows: Rows) -> dict[str, Rows]:
         elif dataset == Snapshot.Kind.LABELS:
             found.setdefault(LABELS, []).append({**row, "score": float(row["label"])})
         elif dataset == Snapshot.Kind.CORRECTIONS:
-            if row["source"] != "ratings":  # what was only liked is evidence as a label
+            if row["source"] not in (
+                "ratings",
+                "reward",
+            ):  # what is only liked is evidence as a label or an outcome
                 found.setdefault(CORRECTIONS, []).append(row)
         elif dataset == Snapshot.Kind.GROUPS:
             rated = zip(row["completions"], row["rewards"], strict=True)
@@ -154,21 +157,31 @@ def evidence_counts(agent: str) -> dict[str, int]:
     except DatasetRefused:
         return counts
     splits = SourceSplits(agent, dry_run=True)
-    for _ in itertools.chain(splits.judged(given.evidence(Counter())), splits.rewarded(given.rewarded())):
+    for _ in itertools.chain(splits.judged(_said(given)), splits.rewarded(_earned(given))):
         pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory
-    evidence = [item for item in given.evidence(Counter()) if splits(item.prompt_hash) == HOLDOUT]
-    rewarded = [item for item in given.rewarded() if splits(item.prompt_hash) == HOLDOUT]
+    evidence = [item for item in _said(given) if splits(item.prompt_hash) == HOLDOUT]
+    rewarded = [item for item in _earned(given) if splits(item.prompt_hash) == HOLDOUT]
     knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
     scores = examples_from_evidence([*evidence, *rewarded], "scores", splits).rows
     demonstrations = examples_from_evidence(evidence, "corrections", splits).rows
     prompts = {
-        PAIRS: {pair.prompt_hash for pair in pairs_from_evidence(evidence, splits, **knobs).rows},
+        PAIRS: {
+            pair.prompt_hash for pair in pairs_from_evidence([*evidence, *rewarded], splits, **knobs).rows
+        },
         LABELS: _hashes(row for row in scores if kind_of(row.source) == LABELS),
         OUTCOMES: _hashes(row for row in scores if kind_of(row.source) == OUTCOMES),
         CORRECTIONS: _hashes(row for row in demonstrations if row.source != "ratings"),
     }
     readable = _readable(given, sorted(set().union(*prompts.values())))
     return counts | {kind: len(hashes & readable) for kind, hashes in prompts.items()}
+
+
+def _said(given: EvidenceSource) -> Iterator[Evidence]:
+    return itertools.chain(given.evidence(Counter()), given.demonstrated())
+
+
+def _earned(given: EvidenceSource) -> Iterator[Evidence]:
+    return given.rewarded(Counter(), compared=True)
 
 
 def kind_of(source: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -26,7 +27,9 @@ SplitOf: TypeAlias = Callable[[str], Split]
 evidence was read."""
 
 
-SOURCES = ("comparison", "correction", "ratings", "candidates", "reward", "decision")
+SOURCES = (
+    "comparison", "correction", "demonstration", "teacher", "ratings", "candidates", "reward", "decision",
+)  # fmt: skip
 """What a row can come from, strongest evidence first; `decision` is a prompt that was asked, whatever was said of
 it."""
 
@@ -61,6 +64,8 @@ class Judged:
     value: float
     simulated: bool = False
     tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
+    """Ids of the feedback that says so, where it is recorded here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class Compared:
     preference: str
     simulated: bool = False
     tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class Corrected:
     valid: bool = True
     simulated: bool = False
     tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,41 @@ class Listed:
     tags: tuple[str, ...] = ()
 
 
-Evidence: TypeAlias = Judged | Compared | Corrected | Listed
+@dataclass(frozen=True, slots=True)
+class Demonstrated:
+    """A response that was written to be imitated, of one of DEMONSTRATIONS."""
+
+    prompt_hash: str
+    response: Completion
+    source: str = "demonstration"
+    simulated: bool = False
+    tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
+
+
+DEMONSTRATIONS = ("demonstration", "teacher")
+"""Tags of responses to be imitated, and what their rows name as source: brought from elsewhere, or a better model's."""
+
+
+SHOWN = ("correction", *DEMONSTRATIONS, "ratings", "reward")
+"""What a demonstration can come from, the one that goes before the others on the same prompt first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """What a response that nobody gave a verdict on earned; value in [0, 1]."""
+
+    prompt_hash: str
+    response: Completion
+    value: float
+    simulated: bool = False
+    tags: tuple[str, ...] = ()
+    measured: bool = True
+    """Whether an outcome, a trace or a reward function the operator named spoke; False where only comparisons did."""
+    feedback: tuple[uuid.UUID, ...] = ()
+
+
+Evidence: TypeAlias = Judged | Compared | Corrected | Listed | Demonstrated | Rewarded
 
 
 def completion_key(completion: Completion) -> str:

@@ -41,9 +41,7 @@ def policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy
     A crash before that transaction leaves a folder without a row, which the resumed run replaces: never a row
     without its files.
     """
-    snapshot = run.snapshot
-    assert snapshot is not None  # _furnace refused otherwise
-    name = registry.policy_name_next(run.agent, snapshot.feedback_count)
+    name = registry.policy_name_next(run.agent, run.feedback_count)
     home = (
         settings.RATCHET_HOME / run.output
         if run.output
@@ -67,7 +65,7 @@ def policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy
             name=name,
             adapter=home,
             adapter_sha256=file_sha256(home / "adapter_model.safetensors"),
-            feedback_count=snapshot.feedback_count,
+            feedback_count=run.feedback_count,
             actor=actor,
         )
         run_finish(run, TrainingRun.Status.SUCCEEDED, **figures_of(run, result))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.conf import settings
 
 from rl.models import LearnerSettings
+from rl.models.learning import method_choices
 from rl.recipes import ONLINE_LEARNING_CONFIG, RECIPES, RecipeError
 
 
@@ -17,7 +19,34 @@ def learner_config() -> dict[str, Any]:
         raise RecipeError(
             f"continuous_learning: no knob {unknown[0]!r}; there are {', '.join(ONLINE_LEARNING_CONFIG)}"
         )
-    return {**ONLINE_LEARNING_CONFIG, **given}
+    config = {**ONLINE_LEARNING_CONFIG, **given}
+    for name, choices in CHOICES.items():
+        _one_of("continuous_learning: " + name, config[name], choices())
+    return config
+
+
+CHOICES: dict[str, Callable[[], Sequence[str]]] = {
+    "method": lambda: [slug for slug, _ in method_choices()],
+    "start_from": lambda: LearnerSettings.Start.values,
+    "gate": lambda: LearnerSettings.Gate.values,
+}
+"""Knobs with a list of values -> those there are."""
+
+
+def _one_of(name: str, found: Any, allowed: Sequence[str]) -> None:
+    if found not in allowed:
+        raise RecipeError(f"{name}: expected one of {', '.join(allowed)}; found {found!r}")
+
+
+def learner_checked(wanted: LearnerSettings) -> LearnerSettings:
+    """The settings themselves. Raises RecipeError where a row, written past the admin, holds a value nobody knows."""
+    for name, choices in CHOICES.items():
+        _one_of(
+            f"learner settings of {wanted.agent}, {name} (change it in the admin under Learner settings)",
+            getattr(wanted, name),
+            choices(),
+        )
+    return wanted
 
 
 def learner_settings(agent: str) -> LearnerSettings:

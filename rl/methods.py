@@ -47,6 +47,14 @@ METHODS = {
 }
 
 
+POLICY_METHODS = tuple(method.slug for method in METHODS.values() if method.policy)
+"""Methods whose runs make a policy."""
+
+
+RLHF = "rlhf"
+"""The whole of RLHF as one method: a reward model from the feedback found, then PPO against it."""
+
+
 def method_named(slug: str) -> Method:
     """The method of that name. Raises RecipeError."""
     if slug not in METHODS:

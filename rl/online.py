@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from feedback.recording import spool_replay
 from feedback.selectors import agents_known
 from feedback.services import decision_record, rating_submit
 from rl import jobs, registry, watching
-from rl.buffer import buffer_size, feedback_take
+from rl.buffer import buffer_size, buffer_size_fresh, feedback_take
 from rl.experiments import clock as experiment_clock
-from rl.learner_config import learner_config, learner_settings, retrain_knobs
+from rl.isolation import agent_isolated
+from rl.learner_config import learner_checked, learner_config, learner_settings, retrain_knobs
 from rl.methods import method_named
 from rl.models import LearnerSettings, TrainingRun
 from rl.orders import order_automatic
-from rl.recipes import DATASET_CONFIG
+from rl.recipes import DATASET_CONFIG, RecipeError
 
 logger = logging.getLogger("rl.online")
 
@@ -74,16 +76,17 @@ class OnlineLearner:
         return str(rating.pk)
 
     def get_status(self) -> dict[str, Any]:
-        """buffer_size, min_samples, should_retrain and why, the last run, when the clock looks again."""
+        """buffer_size, new_samples, min_samples, should_retrain and why, the last run, when the clock looks again."""
         wanted = self.settings
-        size = min(buffer_size(self.agent), wanted.max_buffer_size)
+        size, fresh = buffer_size(self.agent), buffer_size_fresh(self.agent)
         last = self._runs().first()
-        should, reason = self._judge(wanted, size, last)
+        should, reason = self._judge(wanted, fresh, last)
         champion = registry.champion_of(self.agent)
         return {
             "agent": self.agent,
             "enabled": settings.ENABLE_ONLINE_LEARNING and wanted.enabled,
             "buffer_size": size,
+            "new_samples": fresh,
             "min_samples": wanted.min_samples_to_retrain,
             "max_buffer_size": wanted.max_buffer_size,
             "should_retrain": should,
@@ -101,11 +104,12 @@ class OnlineLearner:
     def trigger_retrain(self, *, actor: str = jobs.LEARNER, force: bool = False) -> TrainingRun:
         """Enter a run with what is in the buffer and hand it to the workers, all or nothing.
 
-        force: whatever the clock thinks of it. Raises LearnerRefused, also where another clock was a moment faster.
+        force: whatever the clock thinks of it. Raises LearnerRefused, also where another clock was a moment faster, and
+        RecipeError for settings that cannot be followed.
         """
-        wanted = self.settings
+        wanted = learner_checked(self.settings)
         size = buffer_size(self.agent)
-        should, reason = self._judge(wanted, size, self._runs().first())
+        should, reason = self._judge(wanted, buffer_size_fresh(self.agent), self._runs().first())
         if not should and not force:
             raise LearnerRefused(f"{self.agent}: {reason}")
         if size == 0:
@@ -123,11 +127,17 @@ class OnlineLearner:
             with transaction.atomic():
                 run = jobs.run_enqueue(order)
                 TrainingRun.objects.filter(pk=run.pk).update(follow_up=FollowUp.WANTED)
-                taken = feedback_take(run)
+                taken = len(feedback_take(run, newest=wanted.max_buffer_size))
                 jobs.run_dispatch(run)
         except IntegrityError as error:
             raise LearnerRefused(f"{self.agent}: a retrain is queued or running already") from error
-        logger.info("run %s: %s retrains on %s new ratings, asked by %s", run.pk, self.agent, taken, actor)
+        logger.info(
+            "run %s: %s retrains on up to %s pieces of feedback, by %s",
+            run.pk,
+            self.agent,
+            taken,
+            actor,
+        )
         run.refresh_from_db()
         return run
 
@@ -135,10 +145,15 @@ class OnlineLearner:
         return TrainingRun.objects.filter(agent=self.agent, asked_by=jobs.LEARNER).order_by("-pk")
 
     def _judge(self, wanted: LearnerSettings, size: int, last: TrainingRun | None) -> tuple[bool, str]:
+        """Whether a retrain is due, and why. size: feedback that no retrain has looked at."""
         if not settings.ENABLE_ONLINE_LEARNING:
             return False, "ENABLE_ONLINE_LEARNING is off"
         if not wanted.enabled:
             return False, "switched off for this agent in the admin"
+        try:
+            learner_checked(wanted)
+        except RecipeError as fault:
+            return False, str(fault)
         if last is not None and last.status in (Status.QUEUED, Status.RUNNING):
             return False, f"run {last.pk} is {last.status}"
         pause = timedelta(hours=wanted.retrain_interval_hours)
@@ -151,11 +166,17 @@ class OnlineLearner:
         if size >= wanted.min_samples_to_retrain:
             return (
                 True,
-                f"{size} ratings are not learnt from, {wanted.min_samples_to_retrain} start a retrain",
+                f"{size} new pieces of feedback, {wanted.min_samples_to_retrain} start a retrain",
             )
         if due is not None and size >= DATASET_CONFIG["min_samples"] and timezone.now() >= due:
-            return True, f"{size} ratings have waited for {wanted.retrain_interval_hours:g} hours"
-        return False, f"{size} of {wanted.min_samples_to_retrain} ratings that start a retrain"
+            return (
+                True,
+                f"{size} new pieces of feedback have waited for {wanted.retrain_interval_hours:g} hours",
+            )
+        return (
+            False,
+            f"{size} of {wanted.min_samples_to_retrain} new pieces of feedback that start a retrain",
+        )
 
 
 SAID = ("thumb", "stars", "score", "correction", "tags", "notes")
@@ -185,23 +206,52 @@ def tick() -> list[str]:
     """Reclaim runs whose worker died, hand over what waits, finish what follows, start the retrains that are due, roll
     back the champions that people rate worse, look at the experiments.
 
-    Every part may be repeated and may meet another clock doing the same. Returns what was done, a line each.
+    Every part may be repeated and may meet another clock doing the same. A fault in one part, or of one agent, is named
+    among what was done, logged and told; the other parts and agents go on. Returns what was done, a line each.
     """
-    done = [f"run {run.pk}: queued again" for run in jobs.runs_reclaim()]
-    done += [f"run {run.pk}: handed over again" for run in jobs.runs_redispatch()]
-    done += [f"run {run.pk}: what follows is handed over" for run in _follow_ups()]
-    if replayed := spool_replay():
-        done.append(f"{replayed} decisions came out of the spool")
+    done = []
+    for task, part in _PARTS:
+        done += agent_isolated(task, "all agents", part)
     if settings.ENABLE_ONLINE_LEARNING:
         for agent in agents_known():
-            try:
-                done.append(f"run {OnlineLearner(agent).trigger_retrain().pk}: {agent} retrains")
-            except LearnerRefused:
-                continue  # the usual answer of a clock: not now
-    done += watching.champions_watch()
+            done += agent_isolated("retrain", agent, partial(_retrain_due, agent))
+    done += agent_isolated("champion watch", "all agents", watching.champions_watch)
     for line in done:
         logger.info("tick: %s", line)
-    return [*done, *experiment_clock.tick()]
+    return [*done, *agent_isolated("experiments", "all agents", experiment_clock.tick)]
+
+
+def _reclaimed() -> list[str]:
+    return [f"run {run.pk}: queued again" for run in jobs.runs_reclaim()]
+
+
+def _redispatched() -> list[str]:
+    return [f"run {run.pk}: handed over again" for run in jobs.runs_redispatch()]
+
+
+def _followed() -> list[str]:
+    return [f"run {run.pk}: what follows is handed over" for run in _follow_ups()]
+
+
+def _replayed() -> list[str]:
+    replayed = spool_replay()
+    return [f"{replayed} decisions came out of the spool"] if replayed else []
+
+
+_PARTS: tuple[tuple[str, Callable[[], list[str]]], ...] = (
+    ("reclaim", _reclaimed),
+    ("dispatch", _redispatched),
+    ("follow-up", _followed),
+    ("spool", _replayed),
+)
+"""What a tick does for all agents alike, by name."""
+
+
+def _retrain_due(agent: str) -> list[str]:
+    try:
+        return [f"run {OnlineLearner(agent).trigger_retrain().pk}: {agent} retrains"]
+    except LearnerRefused:
+        return []  # the usual answer of a clock: not now
 
 
 def _follow_ups() -> list[TrainingRun]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,8 +20,10 @@ from rl.judgements import (
     Compared,
     Completion,
     Corrected,
+    Demonstrated,
     Evidence,
     Judged,
+    Rewarded,
     Split,
     SplitOf,
     bare,
@@ -59,6 +62,8 @@ class Pair:
     """Held-out prompts only: every response that the evidence puts above another and below none."""
     dispreferred: tuple[Completion, ...] = ()
     """Held-out prompts only: every response that the evidence puts below another and above none."""
+    feedback: tuple[uuid.UUID, ...] = ()
+    """Ids of the feedback that was weighed for it, for and against; no part of the row that is written."""
 
     @property
     def digest(self) -> str:
@@ -123,6 +128,7 @@ class _Claim:
     source: str
     simulated: bool = False
     tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
 
 
 @dataclass(slots=True)
@@ -131,6 +137,11 @@ class _Case:
 
     claims: list[_Claim] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
+    rewards: dict[str, list[float]] = field(default_factory=dict)
+    """What responses earned; counts where nobody gave a verdict."""
+    behind: dict[str, list[uuid.UUID]] = field(default_factory=dict)
+    """Ids of the ratings of each response; `earned` likewise of what its rewards were made of."""
+    earned: dict[str, list[uuid.UUID]] = field(default_factory=dict)
     scores: dict[str, list[float]] = field(default_factory=dict)
     listed: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
     simulated: set[str] = field(default_factory=set)
@@ -151,7 +162,8 @@ def pairs_from_evidence(
     """Preference pairs from everything known of an agent's prompts.
 
     Per prompt: comparisons and corrections as they are; of the mean verdicts on different responses, the better over
-    the worse where they are at least `rating_margin` apart, in (0, 1]; likewise of the mean scores of candidates; and
+    the worse where they are at least `rating_margin` apart, in (0, 1], a measured reward standing in where nobody gave
+    a verdict; likewise of the mean scores of candidates; and
     only where none of these gives a pair, what a verdict on one of several listed options implies (see `_implied`).
     Claims on the same two responses are merged; the majority of judgements decides, an exact tie decides nothing.
     A train prompt gives at most `max_pairs_per_prompt` pairs, a held-out prompt one: so held-out pairs are
@@ -192,6 +204,7 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
     if isinstance(item, Judged):
         key = completion_key(item.response)
         case.values.setdefault(key, []).append(item.value)
+        case.behind.setdefault(key, []).extend(item.feedback)
         case.tag(key, item.tags)
         if item.simulated:
             case.simulated.add(key)
@@ -203,13 +216,25 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
             raise ValueError(f"a preference is left, right, tie or both_bad; found {item.preference!r}")
         else:
             better, worse = (left, right) if item.preference == "left" else (right, left)
-            _claimed(case, _Claim(better, worse, 1, 1.0, "comparison", item.simulated, item.tags), left_out)
+            claim = _Claim(better, worse, 1, 1.0, "comparison", item.simulated, item.tags, item.feedback)
+            _claimed(case, claim, left_out)
     elif isinstance(item, Corrected):
         better, worse = completion_key(item.correction), completion_key(item.response)
         if not item.valid:
             left_out["correction_invalid"] += 1
         else:
-            _claimed(case, _Claim(better, worse, 1, 1.0, "correction", item.simulated, item.tags), left_out)
+            claim = _Claim(better, worse, 1, 1.0, "correction", item.simulated, item.tags, item.feedback)
+            _claimed(case, claim, left_out)
+    elif isinstance(item, Demonstrated):
+        pass  # nothing is said of any other response to the prompt
+    elif isinstance(item, Rewarded):
+        if item.measured:
+            key = completion_key(item.response)
+            case.rewards.setdefault(key, []).append(item.value)
+            case.earned.setdefault(key, []).extend(item.feedback)
+            case.tag(key, item.tags)
+            if item.simulated:
+                case.simulated.add(key)
     else:
         key = completion_key(item.response)
         case.listed.add((key, tuple(sorted(text for text, _ in item.candidates))))
@@ -231,7 +256,7 @@ def _settled(
 ) -> list[Pair]:
     """The pairs of one prompt, strongest first."""
     # fsum is exact before its one rounding, so the order of the ratings cannot change a mean
-    means = {key: math.fsum(values) / len(values) for key, values in case.values.items()}
+    means = {key: math.fsum(values) / len(values) for key, values in (case.rewards | case.values).items()}
     scores = {key: math.fsum(values) / len(values) for key, values in case.scores.items()}
     claims = list(case.claims)
     claims += _ranked(
@@ -263,6 +288,7 @@ def _settled(
             simulated=claim.simulated,
             preferred=best,
             dispreferred=worst,
+            feedback=claim.feedback,
         )
         for claim in kept[:room]
     ]
@@ -279,10 +305,18 @@ def _strength(prompt_hash: str, claim: _Claim) -> tuple[bool, float, int, str]:
 
 
 def _rating_claim(case: _Case, better: str, worse: str, margin: float) -> _Claim:
-    # a comparison needs a verdict on each side, so the rarer one says how many there were
-    votes = min(len(case.values[better]), len(case.values[worse]))
+    # a comparison needs a verdict on each side, so the rarer one says how many there were: a reward is nobody's vote
+    votes = min(len(case.values.get(key, ())) for key in (better, worse))
     simulated = better in case.simulated or worse in case.simulated
-    return _Claim(better, worse, votes, margin, "ratings", simulated)
+    source = "ratings" if votes else "reward"
+    return _Claim(better, worse, votes, margin, source, simulated, (), _behind(case, better, worse))
+
+
+def _behind(case: _Case, *keys: str) -> tuple[uuid.UUID, ...]:
+    """The feedback that the means of these responses were made of."""
+    return tuple(
+        pk for key in keys for pk in (case.behind if key in case.values else case.earned).get(key, ())
+    )
 
 
 def _ranked(
@@ -319,19 +353,20 @@ def _implied(prompt_hash: str, case: _Case, means: dict[str, float], margin: flo
     for choice, options in sorted(case.listed):
         if choice not in means or choice not in options:
             continue
-        value, votes, simulated = means[choice], len(case.values[choice]), choice in case.simulated
+        value, votes, simulated = means[choice], len(case.values.get(choice, ())), choice in case.simulated
+        behind = _behind(case, choice)
         others = sorted({option for option in options if bare(option) != bare(choice)})
         if value - NEUTRAL >= margin - _TOLERANCE:
             unliked = [option for option in others if means.get(option, NEUTRAL) <= NEUTRAL]
             if unliked:
                 drawn = min(unliked, key=lambda option: digest_of(prompt_hash, option))
-                yield _Claim(choice, drawn, votes, value - NEUTRAL, "candidates", simulated)
+                yield _Claim(choice, drawn, votes, value - NEUTRAL, "candidates", simulated, (), behind)
         elif (
             NEUTRAL - value >= margin - _TOLERANCE
             and len(others) == 1
             and means.get(others[0], NEUTRAL) >= NEUTRAL
         ):
-            yield _Claim(others[0], choice, votes, NEUTRAL - value, "candidates", simulated)
+            yield _Claim(others[0], choice, votes, NEUTRAL - value, "candidates", simulated, (), behind)
 
 
 def _majority(claims: Iterable[_Claim], case: _Case, left_out: Counter[str]) -> list[_Claim]:
@@ -364,6 +399,7 @@ def _majority(claims: Iterable[_Claim], case: _Case, left_out: Counter[str]) -> 
                 source=min((claim.source for claim in pro), key=SOURCES.index),
                 simulated=any(claim.simulated for claim in pro),
                 tags=tuple(sorted(tags)),
+                feedback=tuple(sorted({pk for claim in (*pro, *contra) for pk in claim.feedback})),
             )
         )
     return kept

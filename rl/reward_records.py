@@ -9,14 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
-from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 
-from feedback.models import Decision
-from feedback.said import Said, said_of, with_rows_said
-from feedback.selectors import IDS, RatingFact, agents_known, decisions_of
+from feedback.models import Decision, Outcome
+from feedback.outcomes import outcomes_standing
+from feedback.said import RunFacts, Said, runs_of, said_of, with_rows_said
+from feedback.selectors import IDS, RatingFact, agents_known, decisions_of, verdict_stands
 from rl.agents import get_agent
+from rl.agents.base import OutcomeWorth, RewardFacts
 from rl.judgements import rating_value
 from rl.models import RewardRecord, RewardSettings
+from rl.recipes import DATASET_CONFIG
 from rl.rewards.base import RAW_LOW, RewardSample
 from rl.rewards.horizons import Known, Plan, Reward, outcomes_parsed, rewards_over_time
 from rl.rewards.named import reward_named
@@ -48,24 +51,84 @@ class Calculated:
     """Agents whose rewards cannot be calculated as they are set -> why."""
 
 
-def reward_plan(agent: str) -> Plan:
-    """How an agent's decisions are rewarded: its own file, changed by its row of settings. Raises RewardsRefused."""
+def reward_settings(agent: str) -> RewardFacts:
+    """What an operator and the agent's own file say of its rewards. Raises RewardsRefused.
+
+    An outcome named `reward` is its own worth, 0 to 1, unless that is set otherwise.
+    """
     facts = get_agent(agent).rewarded
     row = RewardSettings.objects.filter(agent=agent).first()
+    outcomes = {"reward": OutcomeWorth(good=1, bad=0), **facts.outcomes}
+    if row is None:
+        return replace(facts, outcomes=outcomes)
     try:
-        if row is not None:
-            facts = replace(
-                facts,
-                functions=row.functions or facts.functions,
-                outcomes={**facts.outcomes, **outcomes_parsed(row.outcomes)},
-                weights=row.weights,
-            )
+        return replace(
+            facts,
+            functions=row.functions or facts.functions,
+            outcomes={**outcomes, **outcomes_parsed(row.outcomes)},
+            weights=row.weights,
+        )
+    except ValueError as error:
+        raise RewardsRefused(f"rewards of agent {agent}: {error}") from error
+
+
+def reward_threshold(agent: str) -> float:
+    """Reward in [0, 1] from which a response that nobody rated is a good one, and below which it is a bad one."""
+    row = RewardSettings.objects.filter(agent=agent).first()
+    return float(DATASET_CONFIG["reward_threshold"]) if row is None else row.threshold
+
+
+def reward_labels(agent: str) -> dict[str, Any]:
+    """Of the decisions that nobody gave a verdict on: how many are good and how many bad by their reward, and the
+    threshold, in [0, 1], that tells them apart."""
+    threshold = reward_threshold(agent)
+    records = RewardRecord.objects.filter(agent=agent, superseded_by__isnull=True, measured=True).order_by()
+    unrated = records.filter(~verdict_stands("decision"))
+    good = unrated.filter(value__gte=threshold).count()
+    return {"threshold": threshold, "good": good, "bad": unrated.filter(value__lt=threshold).count()}
+
+
+def reward_plan(agent: str) -> Plan:
+    """How an agent's decisions are rewarded: its own file, changed by its row of settings. Raises RewardsRefused."""
+    facts = reward_settings(agent)
+    try:
         functions = [
             reward_named(name, code_execution=settings.ENABLE_CODE_EXECUTION) for name in facts.functions
         ]
         return Plan(functions, replace(facts, functions=_by_name(functions, facts.functions)))
     except ValueError as error:
         raise RewardsRefused(f"rewards of agent {agent}: {error}") from error
+
+
+def outcomes_without_worth(agent: str) -> dict[str, int]:
+    """Names of outcomes of which nobody said what their values are worth -> on how many decisions they stand."""
+    counts = outcomes_standing(agent).order_by().values_list("name").annotate(n=Count("decision"))
+    worth = reward_settings(agent).outcomes
+    return {name: n for name, n in sorted(counts) if name not in worth}
+
+
+def outcome_worth_set(agent: str, spec: str) -> str:
+    """Keep what an outcome is worth, `name=GOOD:BAD` or `name=GOOD:BAD:strategic`, in the agent's reward settings.
+
+    Returns the name. Raises RewardsRefused for anything else.
+    """
+    name, _, said = spec.partition("=")
+    parts = said.split(":")
+    form = "expected NAME=GOOD:BAD or NAME=GOOD:BAD:strategic, GOOD and BAD two different numbers"
+    if not name.strip() or len(parts) not in (2, 3):
+        raise RewardsRefused(f"{form}; found {spec!r}")
+    row = RewardSettings.objects.filter(agent=agent).first() or RewardSettings(agent=agent)
+    try:
+        worth = {"good": float(parts[0]), "bad": float(parts[1])} | (
+            {"horizon": parts[2]} if len(parts) == 3 else {}
+        )
+        outcomes_parsed({name.strip(): worth})
+    except ValueError as error:
+        raise RewardsRefused(f"{form}; found {spec!r} ({error})") from error
+    row.outcomes = {**row.outcomes, name.strip(): worth}
+    row.full_clean()
+    row.save()
+    return name.strip()
 
 
 def _by_name(functions: Sequence[Any], weights: Mapping[str, float]) -> dict[str, float]:
@@ -113,12 +176,16 @@ def rewards_calculate(
                 calculated += len(chunk)
                 if progress is not None:
                     progress(calculated, todo)
-        except (RewardsRefused, IsolationUnavailable) as refusal:
+        except Exception as fault:
+            expected = isinstance(fault, (RewardsRefused, IsolationUnavailable))
+            why = str(fault) if expected else f"{type(fault).__name__}: {fault}"
             if agent is not None:
-                raise RewardsRefused(str(refusal)) from refusal
-            # one agent's settings must not keep the others' rewards from being calculated
-            logger.warning("%s", refusal)
-            refused[slug] = str(refusal)
+                if expected:
+                    raise RewardsRefused(why) from fault
+                raise
+            # one agent's settings, or its own reward function, must not keep the others' from being calculated
+            logger.warning("rewards of %s: %s", slug, why, exc_info=not expected)
+            refused[slug] = why
             total -= len(ids)
     return Calculated(calculated, written, max(total - calculated, 0), refused)
 
@@ -130,12 +197,20 @@ def pending(agent: str) -> QuerySet[Any]:
     return found.filter(Q(counted=None) | ~Q(counted=F("rows_said")))
 
 
+def pending_with_evidence(agent: str) -> QuerySet[Any]:
+    """Those of them with an outcome that is worth something, or with a trace."""
+    worth = list(reward_settings(agent).outcomes)
+    measured = Exists(Outcome.objects.filter(decision=OuterRef("pk"), name__in=worth))
+    return pending(agent).filter(Q(trace__isnull=False) | measured)
+
+
 def _write(agent: str, plan: Plan, ids: Sequence[uuid.UUID]) -> int:
     """Calculate these decisions' rewards and add those that are news. Returns how many."""
     rows = list(with_rows_said(Decision.objects.filter(pk__in=ids)).select_related("trace"))
     said = said_of(ids)  # after the count: what arrives in between is counted next time
+    done = runs_of(rows)
     rewards = rewards_over_time(
-        plan, [sample_of(row) for row in rows], [known_of(said[row.pk]) for row in rows]
+        plan, [sample_of(row, done[row.pk]) for row in rows], [known_of(said[row.pk]) for row in rows]
     )
     newest = records_newest(ids)
     new = []
@@ -156,19 +231,21 @@ def _record(agent: str, row: Any, reward: Reward, before: RewardRecord | None) -
         **reward.horizons,
         components=reward.components,
         simulated=reward.simulated,
+        measured=reward.measured,
         rows_said=row.rows_said,
         basis=reward.basis,
         supersedes=before,
     )
 
 
-def sample_of(row: Decision) -> RewardSample:
-    """A decision as reward functions see it."""
+def sample_of(row: Decision, run: RunFacts) -> RewardSample:
+    """A decision as reward functions see it, with what was done around it."""
     metadata = row.metadata if isinstance(row.metadata, dict) else {}
     facts: dict[str, Any] = {
         name: metadata[name] for name in ("tests", "expected_output") if name in metadata
     }
-    facts |= {"state": row.state, "candidates": row.candidates, "steps": row.trace.steps if row.trace else []}
+    facts |= {"state": row.state, "candidates": row.candidates, "steps": run.steps}
+    facts |= {"trace_status": run.status} if run.status else {}
     if row.tokens_out is not None:
         facts["tokens"] = row.tokens_out
     return RewardSample(prompt=row.messages, response=row.response, agent=row.agent, facts=facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.conf import settings
@@ -13,9 +13,10 @@ from django.db import InterfaceError, OperationalError, connection
 
 from feedback.selectors import prompts_of_feedback
 from rl import registry
-from rl.buffer import buffer_ids, feedback_note, feedback_take
+from rl.buffer import buffer_ids, feedback_release, feedback_take
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
 from rl.jobs import (
+    LEARNER,
     MAX_ATTEMPTS,
     ProgressCallback,
     RunListener,
@@ -30,21 +31,24 @@ from rl.jobs import (
     run_log,
     stop_signals,
 )
+from rl.judgements import SHOWN
 from rl.keeping import figures_of, policy_enter, result_keep, train_report
 from rl.launching import Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.methods import dataset_kind, method_named
-from rl.models import TrainingRun
-from rl.recipes import BASE, RECIPES, Recipe, RecipeError, recipe_named
+from rl.models import Snapshot, TrainingRun
+from rl.recipes import BASE, RECIPES, Recipe, RecipeError, SFTRecipe, recipe_named
 from rl.replay import Replay
 from rl.reward_models import (
     RewardModelRefused,
     reward_model_enter,
     reward_model_judge,
 )
+from rl.reward_records import RewardsRefused, rewards_calculate
 from rl.reward_specs import rewards_located
 from rl.reward_stage import StageStopped, reward_model_settle, waits_for_reward_model
 from rl.rewards.named import RewardRefused
+from rl.run_feedback import run_feedback_settle, run_rewards_settle
 from rl.starting import start_located, start_settled
 
 if TYPE_CHECKING:
@@ -95,6 +99,8 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
         "samples": prepared.counts,
         "sources": prepared.sources,
         "left_out": prepared.left_out,
+        "balance": prepared.balance,
+        "query": prepared.query,
         "simulated_share": prepared.simulated_share,
         "estimated_steps": expected.steps,
         "estimated_minutes": expected.minutes,
@@ -146,7 +152,7 @@ def _run_enter(order: TrainOrder, hardware: Hardware) -> TrainingRun:
         hardware=hardware.as_dict(),
         output=registry.home_relative(order.output) if order.output else "",
     )
-    feedback_note(run, new)
+    run_feedback_settle(run, prepared, recipe, new)
     return run
 
 
@@ -162,19 +168,33 @@ def _settle(run: TrainingRun, hardware: Hardware) -> None:
             order = TrainOrder(run.agent, run.method, run.config or None, run.base_model, run.recipe)
             run.config, recipe = recipe_for(order, hardware)
             run.recipe, run.seed = recipe.as_dict(), recipe.seed
-            feedback_take(run)
-            new = list(run.learnt.values_list("feedback", flat=True))
-            run.snapshot = _prepare(order, recipe, new).snapshot
+            run.snapshot = _dataset(run, order, recipe)
             run.hardware, run.code_version = hardware.as_dict(), code_version()
             run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
     except (
-        DatasetRefused, RecipeError, RewardRefused, RewardModelRefused, RunRefused, registry.RegistryRefused
+        DatasetRefused, RecipeError, RewardRefused, RewardsRefused, RewardModelRefused, RunRefused,
+        registry.RegistryRefused,
     ) as refusal:  # fmt: skip
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
         _ended(run, error)
         raise
+
+
+def _dataset(run: TrainingRun, order: TrainOrder, recipe: Recipe) -> Snapshot | None:
+    """The dataset of a claimed run. A retrain of the online learner reads no more new feedback than its settings say,
+    and what decisions earned is calculated before it reads."""
+    put_off: set[uuid.UUID] = set()
+    if run.asked_by == LEARNER:
+        rewards_calculate(run.agent)
+        new = feedback_take(run, newest=learner_settings(run.agent).max_buffer_size)
+        put_off = set(buffer_ids(run.agent, but=run)).difference(new)
+    else:
+        new = feedback_take(run)
+    prepared = _prepare(order, recipe, new, put_off=put_off)
+    run_feedback_settle(run, prepared, recipe, new)
+    return prepared.snapshot
 
 
 def _ended(run: TrainingRun, error: BaseException) -> None:
@@ -203,6 +223,8 @@ def _train_entered(
         with pulse(run):
             # by a worker that died; one that was killed before it had its dataset starts over
             begun = run.snapshot is not None
+            if begun:
+                feedback_release(run)
             _settle(run, hardware)
             return _run_claimed(run, hardware, progress, launch, actor=actor, resume=begun)
 
@@ -219,19 +241,25 @@ def _train_beside(launch: Launch, hardware: Hardware) -> NoReturn:
 
 
 def _new(order: TrainOrder) -> list[uuid.UUID]:
-    """Feedback that a run of this order would learn from for the first time."""
-    return buffer_ids(order.agent) if order.source == "db" else []
+    """Feedback that a run of this order would learn from for the first time. A reward model takes none away, so it may
+    read what a run at work has: that run may be the one whose first stage it is."""
+    policy = method_named(order.method).policy
+    return buffer_ids(order.agent, at_work=policy) if order.source == "db" else []
 
 
 def _prepare(
-    order: TrainOrder, recipe: Recipe, new: Sequence[uuid.UUID], *, dry_run: bool = False
+    order: TrainOrder,
+    recipe: Recipe,
+    new: Sequence[uuid.UUID],
+    *,
+    put_off: Collection[uuid.UUID] = (),
+    dry_run: bool = False,
 ) -> Prepared:
     replay = None
     if recipe.replay_share < 1:
         if order.source != "db":
             raise RunRefused("replay_share is for the feedback recorded here; a file is trained on whole")
-        newest = learner_settings(order.agent).max_buffer_size
-        replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new, newest)))
+        replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new)))
     return prepare_training_dataset(
         order.agent,
         kind=dataset_kind(order.method, recipe.as_dict()),
@@ -240,9 +268,12 @@ def _prepare(
         ratings_file=order.ratings_file,
         min_samples=order.min_samples,
         max_samples=order.max_samples,
+        put_off=put_off,
         replay=replay,
         dry_run=dry_run,
         balance=recipe.as_dict().get("balance") == "downsample",
+        reward_threshold=recipe.as_dict().get("reward_threshold") or None,
+        sources=recipe.shown if isinstance(recipe, SFTRecipe) else SHOWN,
     )
 
 
@@ -316,6 +347,7 @@ def _reward_model_first(
         )
 
     reward_model_settle(run, lambda order: _run_enter(order, hardware), trained)
+    run_rewards_settle(run)
 
 
 def _stopped_in_stage(run: TrainingRun, stopped: StageStopped) -> dict[str, Any]:

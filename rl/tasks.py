@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from typing import Any
 
 from django.utils import timezone
 
 from rl import online
 from rl.jobs import run_failed_tell, run_folder, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
 from rl.models import TrainingRun
+from rl.notices import notify
 from rl.reward_records import rewards_calculate
 from rl.workers import command_run
 
@@ -60,9 +62,12 @@ def tick() -> list[str]:
     return online.tick()
 
 
-def rewards() -> dict[str, int]:
-    """Once a day: calculate the rewards that are pending."""
-    return dataclasses.asdict(rewards_calculate(limit=REWARDS_AT_ONCE))
+def rewards() -> dict[str, Any]:
+    """Once a day: calculate the rewards that are pending; agents of which they cannot be are told of."""
+    found = rewards_calculate(limit=REWARDS_AT_ONCE)
+    for agent, why in found.refused.items():
+        notify("clock_failed", f"rewards of {agent} failed: {why}", agent=agent, task="rewards", reason=why)
+    return dataclasses.asdict(found)
 
 
 def _fail(run: TrainingRun, status: int) -> None:

@@ -11,11 +11,13 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import scipy
 
 from feedback.selectors import policy_verdicts
 from rl import registry
+from rl.isolation import agent_isolated
 from rl.judgements import rating_value
 from rl.judging import gate_bounds
 from rl.learner_config import learner_settings
@@ -64,17 +66,21 @@ def champions_watch() -> list[str]:
     """Look at every champion whose time has come, and roll back what is worse. Returns what was done, a line each."""
     done = []
     for champion in Policy.objects.filter(stage=Stage.CHAMPION).order_by("agent"):
-        if not learner_settings(champion.agent).auto_rollback:
-            continue
-        look = champion_look(champion)
-        if look is None:
-            continue
-        PolicyEvent.objects.create(
-            policy=champion, kind=Kind.WATCHED, actor=ACTOR, reason=look.words, verdicts=asdict(look)
-        )
-        if look.worse and (line := _roll_back(champion, look)):
-            done.append(line)
+        done += agent_isolated("champion watch", champion.agent, partial(_champion_watch, champion))
     return done
+
+
+def _champion_watch(champion: Policy) -> list[str]:
+    if not learner_settings(champion.agent).auto_rollback:
+        return []
+    look = champion_look(champion)
+    if look is None:
+        return []
+    PolicyEvent.objects.create(
+        policy=champion, kind=Kind.WATCHED, actor=ACTOR, reason=look.words, verdicts=asdict(look)
+    )
+    line = _roll_back(champion, look) if look.worse else ""
+    return [line] if line else []
 
 
 def champion_look(champion: Policy) -> Look | None:

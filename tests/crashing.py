@@ -161,7 +161,7 @@ class Loop:
         """Whether everything sent was learnt from, and what follows the run is done."""
         status = self.status()
         run = status["last_run"]
-        if run is None or run["status"] != "succeeded" or status["buffer_size"]:
+        if run is None or run["status"] != "succeeded" or status["new_samples"]:
             return False
         return bool(self.call("GET", f"/api/runs/{run['id']}/")["follow_up"] == "done")
 

@@ -62,7 +62,7 @@ def test_a_trace_holds_its_steps_in_order_with_what_was_given_and_returned(colle
         key = trace.decision("Where?", "There", candidates=["There", "Here"], propensity=0.5)
     (sent,) = spooled(collector)
     assert (sent["agent"], sent["run_id"]) == ("support-bot", "run-7")
-    assert sent["metadata"] == {"unit": "user-1", "status": "completed"}
+    assert sent["metadata"] == {"unit": "user-1", "status": "ended"}
     assert sent["started_at"] <= sent["finished_at"]
     kinds = [(step["kind"], step["name"]) for step in sent["steps"]]
     assert kinds == [

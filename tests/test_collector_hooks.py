@@ -71,7 +71,7 @@ def test_a_hooked_run_is_recorded_with_its_tools_and_as_a_decision(collector: Tr
     with hook_into_agent(bot, collector, unit=lambda question, **_: f"asked {question}", policy="bot-v1"):
         assert bot.run("when") == "bot: ['when', 'when'] 12:00"
     run, search, clock, decision = steps(collector)
-    assert (run["kind"], run["name"], run["status"]) == ("task", "run", "completed")
+    assert (run["kind"], run["name"], run["status"]) == ("task", "run", "returned")
     assert run["arguments"] == {"question": "when"}
     assert run["result"] == "bot: ['when', 'when'] 12:00"
     assert (search["kind"], search["name"], search["parent"]) == ("tool_call", "search_tool", run["n"])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rl.examples import ExampleSet, Rewarded, examples_sampled, prompt_examples
+from rl.examples import ExampleSet, examples_sampled, prompt_examples
 from rl.examples import examples_from_evidence as examples_made
 from rl.holdout import split_by_hash
-from rl.judgements import Corrected, Evidence, Judged
+from rl.judgements import Corrected, Demonstrated, Evidence, Judged, Rewarded
+from rl.pairs import pairs_from_evidence
 from rl.recipes import RecipeError
 
 ONE, TWO = "0" * 64, "f" * 64
@@ -29,9 +32,9 @@ EVIDENCE = [
 ]
 
 
-def examples_from_evidence(evidence: Iterable[Evidence | Rewarded], kind: str) -> ExampleSet:
+def examples_from_evidence(evidence: Iterable[Evidence], kind: str, **knobs: Any) -> ExampleSet:
     """As the datasets make them, every prompt on the side its hash alone gives it."""
-    return examples_made(evidence, kind, split_by_hash)
+    return examples_made(evidence, kind, split_by_hash, **knobs)
 
 
 def contents(examples: ExampleSet) -> list[dict[str, Any]]:
@@ -64,7 +67,7 @@ def test_what_a_person_wrote_is_the_demonstration_where_there_is_one() -> None:
     found = examples_from_evidence(EVIDENCE, "corrections")
     assert contents(found) == [{"completion": "mended"}, {"completion": "only"}]
     assert [row.source for row in found.rows] == ["correction", "ratings"]
-    assert found.left_out == {"correction_invalid": 1, "not_good_enough": 3}
+    assert found.left_out == {"correction_invalid": 1, "not_good_enough": 2, "outranked": 1}
 
 
 def test_a_group_holds_the_rated_responses_of_one_prompt() -> None:
@@ -83,8 +86,74 @@ def test_a_reward_stands_in_where_nobody_gave_a_verdict() -> None:
     assert (row.content["score"], row.source, row.votes, row.simulated) == (0.25, "reward", 0, True)
     groups = examples_from_evidence([*EVIDENCE, *REWARDS], "groups")
     assert {"completions": ["earned", "only"], "rewards": [0.25, 1.0]} in contents(groups)
+    only_compared = [replace(reward, measured=False) for reward in REWARDS]
     for kind in ("labels", "corrections"):
-        assert examples_from_evidence([*EVIDENCE, *REWARDS], kind) == examples_from_evidence(EVIDENCE, kind)
+        assert examples_from_evidence([*EVIDENCE, *only_compared], kind) == examples_from_evidence(
+            EVIDENCE, kind
+        )
+
+
+@pytest.mark.parametrize(("threshold", "labels"), [(0.5, [False, True, True]), (0.8, [False, False, True])])
+def test_a_reward_at_or_above_the_threshold_is_a_good_label_and_one_below_a_bad_one(
+    threshold: float, labels: list[bool]
+) -> None:
+    earned = [Rewarded(ONE, "a", 0.49), Rewarded(ONE, "b", 0.5), Rewarded(ONE, "c", 0.8)]
+    found = examples_from_evidence(earned, "labels", threshold=threshold)
+    assert [row.content["label"] for row in found.rows] == labels
+    assert {row.source for row in found.rows} == {"reward"}
+
+
+def test_a_threshold_that_makes_one_kind_of_label_only_is_refused() -> None:
+    with pytest.raises(RecipeError, match="reward_threshold must be between 0 and 1"):
+        examples_from_evidence([], "labels", threshold=1.0)
+
+
+SHOWN_ON_ONE = [
+    Judged(ONE, "liked", 1.0),
+    Demonstrated(ONE, "brought"),
+    Demonstrated(ONE, "taught", "teacher"),
+    Rewarded(ONE, "earned", 0.9),
+    Corrected(ONE, "bad", "mended"),
+]
+
+
+@pytest.mark.parametrize(
+    ("without", "kept", "source"),
+    [
+        (0, "mended", "correction"),
+        (1, "brought", "demonstration"),
+        (2, "taught", "teacher"),
+        (3, "liked", "ratings"),
+        (4, "earned", "reward"),
+    ],
+)
+def test_the_strongest_source_of_a_prompt_is_its_demonstration(without: int, kept: str, source: str) -> None:
+    sources = ("correction", "demonstration", "teacher", "ratings", "reward")
+    found = examples_from_evidence(SHOWN_ON_ONE, "corrections", sources=sources[without:])
+    assert [(row.content["completion"], row.source) for row in found.rows] == [(kept, source)]
+    assert found.left_out.get("other_source", 0) == without
+    assert found.left_out.get("outranked", 0) == 4 - without
+
+
+def test_what_people_dislike_is_never_shown_whoever_wrote_it() -> None:
+    said = [Demonstrated(ONE, "brought"), Judged(ONE, "brought", 0.0), Judged(ONE, "mended", 0.25)]
+    found = examples_from_evidence([*said, Corrected(ONE, "x", "mended")], "corrections")
+    assert (found.rows, found.left_out) == ((), {"disliked": 2})
+
+
+def test_a_row_knows_the_feedback_it_is_made_of_and_no_other() -> None:
+    ids = [uuid.UUID(int=number) for number in range(4)]
+    said = [
+        Judged(ONE, "a", 1.0, feedback=(ids[0],)),
+        Judged(ONE, "a", 1.0, feedback=(ids[1],)),
+        Rewarded(ONE, "a", 0.0, feedback=(ids[2],)),  # people's word goes before it, so it is not read
+        Rewarded(ONE, "b", 0.0, feedback=(ids[3],)),
+    ]
+    labels = examples_from_evidence(said, "labels")
+    assert [set(row.feedback) for row in labels.rows] == [{ids[0], ids[1]}, {ids[3]}]
+    (pair,) = pairs_from_evidence(said, split_by_hash).rows
+    assert (pair.chosen, pair.rejected, pair.source, pair.votes) == ("a", "b", "reward", 0)
+    assert set(pair.feedback) == {ids[0], ids[1], ids[3]}
 
 
 def test_a_group_without_difference_teaches_nothing() -> None:

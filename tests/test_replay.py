@@ -16,7 +16,7 @@ from feedback.selectors import prompts_of_feedback
 from rl import registry, runs
 from rl.buffer import feedback_take
 from rl.datasets import prepare_training_dataset, snapshot_rows
-from rl.models import LearnerSettings, Policy, TrainingRun
+from rl.models import LearnerSettings, Learnt, Policy, TrainingRun
 from rl.online import OnlineLearner
 from rl.pairs import Pair, PairSet
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, RecipeError
@@ -83,6 +83,7 @@ def learnt() -> TrainingRun:
     """A successful run that learnt from all feedback there is."""
     run = TrainingRun.objects.create(agent="helper", method="dpo", status="queued", base_model="bundled")
     feedback_take(run)
+    run.learnt.update(use=Learnt.Use.TRAINED)
     TrainingRun.objects.filter(pk=run.pk).update(status="succeeded", finished_at=timezone.now())
     return run
 

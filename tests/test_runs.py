@@ -138,7 +138,7 @@ def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) ->
     run = policy.run
     assert run is not None
     assert steps == [1, 2, 3, 4]
-    assert (policy.name, policy.stage) == ("widgets-v480", "candidate")
+    assert (policy.name, policy.stage) == ("widgets-v276", "candidate")
     assert (ratchet_home / policy.adapter_path / "adapter_model.safetensors").is_file()
     assert (run.status, run.steps_done, run.steps_total) == ("succeeded", 4, 4)
     assert run.base_model_hash == policy.base_model_hash != ""
@@ -162,7 +162,7 @@ def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPa
     assert "No space left" in run.reason
     # nothing is lost: the same run goes on from its checkpoint and enters the registry
     monkeypatch.undo()
-    assert runs.train_resume(run.pk, actor="test")["policy"] == "widgets-v480"
+    assert runs.train_resume(run.pk, actor="test")["policy"] == "widgets-v276"
 
 
 @pytest.mark.django_db

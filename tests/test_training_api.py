@@ -385,7 +385,7 @@ def test_a_request_becomes_a_policy_through_the_real_worker(tmp_path: Path) -> N
                 time.sleep(0.5)
                 run = call("GET", headers["Location"])[2]
             assert run["status"] == "trained", (run, (tmp_path / "worker.log").read_text()[-3000:])
-            assert (run["policyId"], run["trainingSteps"]) == ("assistant-v40", 2)
+            assert (run["policyId"], run["trainingSteps"]) == ("assistant-v26", 2)
             assert (tmp_path / run["modelPath"] / "adapter_model.safetensors").exists()
             assert [p["id"] for p in call("GET", "/api/policies/assistant")[2]] == ["assistant-v40"]
         finally:

@@ -28,10 +28,12 @@ class _Decider:
         policy: str,
         candidates: Callable[..., Sequence[Any]] | None,
         propensity: Callable[[Any], float] | None,
+        completed: Callable[[Any], bool | None] | None,
     ) -> None:
         self.collector, self.problems, self.name = collector, collector.problems, name
         self._prompt, self._response, self._unit = prompt, response, unit
         self._policy, self._candidates, self._propensity = policy, candidates, propensity
+        self._completed = completed
 
     @quietly
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -54,6 +56,13 @@ class _Decider:
             propensity = None if self._propensity is None else self._propensity(result)
             trace.decision(response=self._response(result), name=self.name, propensity=propensity, **asked)
 
+    @quietly
+    def conclude(self, trace: Trace, result: Any) -> None:
+        """Record whether what was asked is done, where the app says so."""
+        done = None if self._completed is None else self._completed(result)
+        if done is not None:
+            (trace.task_completed if done else trace.task_failed)(self.name)
+
 
 class _DecisionCall:
     """One call, in the trace it happens in or in one of its own."""
@@ -69,6 +78,7 @@ class _DecisionCall:
 
     def done(self, result: Any) -> None:
         self._decider.record(self._trace, self._asked, result)
+        self._decider.conclude(self._trace, result)
         if self._own:
             self._trace.finish()
 
@@ -87,12 +97,14 @@ def records_decision(
     policy: str = "",
     candidates: Callable[..., Sequence[Any]] | None = None,
     propensity: Callable[[Any], float] | None = None,
+    completed: Callable[[Any], bool | None] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a plain function, sync or async, that takes a decision: each call that returns records one.
 
     prompt, unit and candidates are called with the function's own arguments, response and propensity with what it
-    returned (a text stands for itself, data becomes JSON). A call that raises is recorded as a failed task. What these
-    callables raise is logged and reaches nobody.
+    returned (a text stands for itself, data becomes JSON). A call that raises is recorded as a failed task; one that
+    returns is a completed or a failed one where completed(result) says so (None: not known). What these callables raise
+    is logged and reaches nobody.
 
         @records_decision(collector, prompt=lambda ticket: ticket.text, unit=lambda ticket: ticket.user)
         def choose_queue(ticket): ...
@@ -100,7 +112,7 @@ def records_decision(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         name = getattr(function, "__name__", "decision")
-        decider = _Decider(collector, name, prompt, response, unit, policy, candidates, propensity)
+        decider = _Decider(collector, name, prompt, response, unit, policy, candidates, propensity, completed)
         return cast(Callable[P, R], observed(function, decider.begin))
 
     return decorate

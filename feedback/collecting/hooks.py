@@ -65,7 +65,7 @@ class RunCall:
         return self._span.inside()
 
     def done(self, result: Any) -> None:
-        self._span.note(**({"status": "completed"} if self._own else {}), result=result)
+        self._span.note(**({"status": self._hook.end_of(result)} if self._own else {}), result=result)
         self._span.finish()
         if self._own:
             self._hook.decide(self._trace, self._prompt, result)
@@ -94,9 +94,11 @@ class Hook:
         unit: str | Callable[..., str],
         policy: str,
         decisions: bool,
+        completed: Callable[[Any], bool | None] | None,
     ) -> None:
         self.agent, self.collector, self.problems = agent, collector, collector.problems
         self._prompt, self._response, self._unit = prompt, response, unit
+        self._completed = completed
         self._policy, self._decisions = policy, decisions
         self._runs: list[Trace] = []
         self._lock = threading.Lock()
@@ -168,6 +170,17 @@ class Hook:
         if response is not None:
             trace.decision(prompt, response)
 
+    def end_of(self, result: Any) -> str:
+        """How the run's task ended: completed or failed where the app says so, else only that the run returned."""
+        done = None if self._completed is None else self._end_of(result)
+        return "returned" if done is None else "completed" if done else "failed"
+
+    @quietly
+    def _end_of(self, result: Any) -> bool | None:
+        assert self._completed is not None
+        done = self._completed(result)
+        return None if done is None else bool(done)
+
     def run_over(self, trace: Trace) -> None:
         with self._lock:
             self._runs = [run for run in self._runs if run is not trace]
@@ -233,6 +246,7 @@ def hook_into_agent(
     unit: str | Callable[..., str] = "",
     policy: str = "",
     decisions: bool = True,
+    completed: Callable[[Any], bool | None] | None = None,
 ) -> Hook:
     """Record every run of this one object, and what its tools do meanwhile, until `unhook()`.
 
@@ -243,6 +257,10 @@ def hook_into_agent(
     The outermost run becomes a decision where a prompt and a response are found in its arguments and result: by
     `prompt(**arguments)` and `response(result)`, or else the first text or list of messages given and the text returned
     (None: no decision). unit: of its decisions, or unit(**arguments). decisions=False records none.
+
+    completed(result) says whether the run did what it was asked: True, False, or None where that is not known yet.
+    Without it a run that returns is recorded as just that, `returned`: coming back is not the same as being done. A run
+    that raises failed.
 
     Raises ValueError where the object has none of these methods, is watched already, or cannot be changed.
     """
@@ -263,6 +281,7 @@ def hook_into_agent(
         unit=unit,
         policy=policy,
         decisions=decisions,
+        completed=completed,
     )
     try:
         hook.attach({**dict.fromkeys(tools, hook.begin_tool), **dict.fromkeys(runs, hook.begin_run)})

@@ -341,14 +341,17 @@ class Trace:
 
     @quietly
     def finish(self, error: BaseException | str | None = None) -> None:
-        """The run is over: to the spool with it. `error` says that it failed, and why."""
+        """The run is over: to the spool with it. `error` says that it failed, and why.
+
+        That it did what it was asked, only `task_completed` says.
+        """
         with self._lock:
             if self.finished:
                 return
             for step in [step for step in self._steps if step["n"] in self._open]:
                 step["unfinished"] = True  # still running when the trace ended
                 self.step_done(step, None)
-            self._metadata.setdefault("status", "completed" if error is None else "failed")
+            self._metadata.setdefault("status", "ended" if error is None else "failed")
             if error is not None:
                 self._metadata["error"] = error_text(error)
             self.finished = True

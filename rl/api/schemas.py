@@ -297,7 +297,11 @@ COMPONENTS: dict[str, Schema] = {
         {
             "agent": TEXT,
             "enabled": {"type": "boolean"},
-            "buffer_size": {**WHOLE, "description": "Ratings and comparisons not learnt from"},
+            "buffer_size": {
+                **WHOLE,
+                "description": "Ratings, comparisons, outcomes and traces that no policy learnt from",
+            },
+            "new_samples": {**WHOLE, "description": "Those of them that no retrain has looked at"},
             "min_samples": WHOLE,
             "max_buffer_size": WHOLE,
             "should_retrain": {"type": "boolean"},

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from feedback import formats, selectors
+from django.db.models import Q
+
+from feedback import selectors
 from feedback.agreement import LabelAggregated, labels_aggregated
 from feedback.collection import agent_settings
 from feedback.formats.records import (
-    FormatRefused,
-    ImportedComparison,
-    ImportedDecision,
-    ImportedRating,
-    ImportedReference,
-    ImportedTrace,
-    OutcomeReference,
-    RowRefused,
-    RowSkipped,
     completion_read,
 )
-from feedback.formats.simulation import ENTRY
 from feedback.models import Aggregation
+from feedback.outcomes import outcome_facts
 from rl.agents import get_agent
-from rl.agents.base import Agent, ChoiceAgent, Scenario
-from rl.examples import Rewarded
-from rl.judgements import Compared, Completion, Corrected, Evidence, Judged, Listed, rating_value
+from rl.judgements import (
+    DEMONSTRATIONS,
+    Compared,
+    Completion,
+    Corrected,
+    Demonstrated,
+    Evidence,
+    Judged,
+    Listed,
+    Rewarded,
+    rating_value,
+)
 from rl.models import RewardRecord
+from rl.reward_records import pending_with_evidence, reward_settings
 from rl.rewards.rows import facts_of
 
 logger = logging.getLogger("rl.datasets")
@@ -48,6 +49,7 @@ REASONS: dict[str, str] = {
     "beside_a_person": "simulated verdicts on responses that a person rated, where raters are weighted by reliability",
     "other_agent": "rows of the file that belong to another agent",
     "repeated_prompt": "rows of a file of prompts whose prompt stands there before",
+    "reward_pending": "decisions with outcomes or a trace whose reward is not calculated yet: run calculate_rewards",
 }
 """Reasons for leaving something out beside those of rl.pairs, and what each number counts."""
 
@@ -80,8 +82,13 @@ class EvidenceSource(Protocol):
         """The prompts of these hashes."""
         ...
 
-    def rewarded(self) -> Iterator[Rewarded]:
-        """Responses without a verdict whose outcomes say what they are worth; to be read after `evidence`."""
+    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[Rewarded]:
+        """Responses without a verdict of which outcomes or a trace say what they are worth, or, where `compared`,
+        nothing but comparisons; to be read after `evidence`."""
+        ...
+
+    def demonstrated(self) -> Iterator[Demonstrated]:
+        """Responses to be imitated that `evidence` did not give; to be read after it."""
         ...
 
     def prompt_hashes(self) -> list[str]:
@@ -94,7 +101,7 @@ class EvidenceSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Response:
+class Response:
     """A decision that somebody judged, without its prompt."""
 
     prompt_hash: str
@@ -105,53 +112,73 @@ class _Response:
 class DatabaseEvidence:
     """What was rated here. One streamed query each for responses, ratings and comparisons; prompts stay outside."""
 
-    def __init__(self, agent: str) -> None:
+    def __init__(self, agent: str, put_off: Collection[uuid.UUID] = ()) -> None:
+        """`put_off`: ids of feedback that is left for another time."""
         self.agent = agent
         self.feedback_count = 0
         self.simulated_count = 0
+        self._put_off = frozenset(put_off)
         self._spokesmen: dict[str, tuple[bool, uuid.UUID]] = {}
+        self._compared: dict[uuid.UUID, list[uuid.UUID]] = {}
+
+    def _speaks(self, fact: selectors.ResponseFact | selectors.AskedFact) -> None:
+        """One decision speaks for its prompt, always the same: of those with a state the one with the least id."""
+        spokesman = (not fact.has_state, fact.id)
+        self._spokesmen[fact.prompt_hash] = min(spokesman, self._spokesmen.get(fact.prompt_hash, spokesman))
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
         self.feedback_count = self.simulated_count = 0
-        responses: dict[uuid.UUID, _Response] = {}
+        self._compared = {}
+        responses: dict[uuid.UUID, Response] = {}
         for fact in selectors.response_facts(self.agent):
-            # one decision speaks for its prompt, always the same: of those with a state the one with the least id
-            spokesman = (not fact.has_state, fact.id)
-            self._spokesmen[fact.prompt_hash] = min(
-                spokesman, self._spokesmen.get(fact.prompt_hash, spokesman)
-            )
+            self._speaks(fact)
             completion = completion_read(fact.response, fact.metadata)
-            candidates = _candidates(fact.candidates)
+            candidates = candidates_read(fact.candidates)
             if fact.judged:
-                responses[fact.id] = _Response(fact.prompt_hash, completion, tuple(fact.tags))
+                responses[fact.id] = Response(fact.prompt_hash, completion, tuple(fact.tags))
             if candidates and (fact.judged or any(score is not None for _, score in candidates)):
                 yield Listed(fact.prompt_hash, completion, candidates)
         yield from self._ratings(responses, left_out)
         for comparison in selectors.comparison_facts(self.agent):
             left, right = responses.get(comparison.left), responses.get(comparison.right)
-            if left is None or right is None:
+            if left is None or right is None or comparison.id in self._put_off:
                 continue  # decided after the responses were read: the next snapshot has it
             simulated = self._count(comparison.rater_kind)
             tags = (*comparison.tags, *left.tags, *right.tags)
+            for side in (comparison.left, comparison.right):
+                self._compared.setdefault(side, []).append(comparison.id)
             yield Compared(
-                left.prompt_hash, left.completion, right.completion, comparison.preference, simulated, tags
+                left.prompt_hash,
+                left.completion,
+                right.completion,
+                comparison.preference,
+                simulated,
+                tags,
+                (comparison.id,),
             )
 
     def _ratings(
-        self, responses: dict[uuid.UUID, _Response], left_out: Counter[str]
-    ) -> Iterator[Judged | Corrected]:
-        corrected: list[tuple[uuid.UUID, str, bool, tuple[str, ...]]] = []
+        self, responses: dict[uuid.UUID, Response], left_out: Counter[str]
+    ) -> Iterator[Judged | Corrected | Demonstrated]:
+        corrected: list[_Correction] = []
         together = self._weighted()
         for rating in selectors.rating_facts(self.agent):
             response = responses.get(rating.decision)
-            if response is None:
+            if response is None or rating.id in self._put_off:
                 continue
             simulated = self._count(rating.rater_kind)
             tags = (*rating.tags, *response.tags)
             value = rating_value(rating.thumb, rating.stars, rating.score)
+            marked = [source for source in DEMONSTRATIONS if source in rating.tags]
+            for source in marked:
+                yield Demonstrated(
+                    response.prompt_hash, response.completion, source, simulated, tags, (rating.id,)
+                )
             if rating.correction is not None:
-                corrected.append((rating.decision, rating.correction, simulated, tags))
-            elif value is None:
+                corrected.append(
+                    _Correction(rating.decision, rating.correction, simulated, tags, (rating.id,))
+                )
+            elif value is None and not marked:
                 left_out["no_verdict"] += 1
             if value is None:
                 continue
@@ -160,7 +187,7 @@ class DatabaseEvidence:
                     left_out["beside_a_person"] += 1
                     continue
                 value = label.probability_good
-            yield Judged(response.prompt_hash, response.completion, value, simulated, tags)
+            yield Judged(response.prompt_hash, response.completion, value, simulated, tags, (rating.id,))
         yield from self._corrections(responses, corrected)
 
     def _weighted(self) -> dict[uuid.UUID, LabelAggregated]:
@@ -172,36 +199,67 @@ class DatabaseEvidence:
 
     def _corrections(
         self,
-        responses: dict[uuid.UUID, _Response],
-        corrected: list[tuple[uuid.UUID, str, bool, tuple[str, ...]]],
+        responses: dict[uuid.UUID, Response],
+        corrected: list[_Correction],
     ) -> Iterator[Corrected]:
         agent = get_agent(self.agent)
         states: dict[uuid.UUID, Any] = {}
         if agent.structured:
-            ids = list({decision for decision, *_ in corrected})
+            ids = list({item.decision for item in corrected})
             states = {fact.id: fact.state for fact in selectors.prompt_facts(ids)}
-        for decision, correction, simulated, tags in corrected:
-            response = responses[decision]
-            valid = agent.is_valid(correction, states.get(decision))
-            yield Corrected(response.prompt_hash, response.completion, correction, valid, simulated, tags)
+        for item in corrected:
+            response = responses[item.decision]
+            valid = agent.is_valid(item.text, states.get(item.decision))
+            yield Corrected(
+                response.prompt_hash,
+                response.completion,
+                item.text,
+                valid,
+                item.simulated,
+                item.tags,
+                item.feedback,
+            )
 
-    def rewarded(self) -> Iterator[Rewarded]:
+    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[Rewarded]:
         """As EvidenceSource: a decision counts where its reward knows more than what was known at once."""
         known = RewardRecord.objects.filter(agent=self.agent, superseded_by__isnull=True, value__isnull=False)
-        known = known.exclude(delayed=None, strategic=None).order_by("decision")
-        earned: dict[uuid.UUID, tuple[float, bool]] = {
-            pk: (value, simulated)
-            for pk, value, simulated in known.values_list("decision", "value", "simulated")
+        speaks = Q(measured=True) | Q(delayed__isnull=False) if compared else Q(measured=True)
+        known = known.filter(speaks).order_by("decision")
+        earned: dict[uuid.UUID, tuple[float, bool, bool]] = {
+            pk: (value, simulated, measured)
+            for pk, value, simulated, measured in known.values_list(
+                "decision", "value", "simulated", "measured"
+            )
             if value is not None
         }
+        if waiting := pending_with_evidence(self.agent).count():
+            left_out["reward_pending"] += waiting
+        outcomes: dict[uuid.UUID, list[uuid.UUID]] = {}
+        worth = set(reward_settings(self.agent).outcomes)
+        for outcome in outcome_facts(self.agent):
+            if outcome.name in worth:
+                outcomes.setdefault(outcome.decision, []).append(outcome.id)
         for fact in selectors.responses_without_verdict(list(earned)):
-            value, simulated = earned[fact.id]
-            spokesman = (not fact.has_state, fact.id)
-            self._spokesmen[fact.prompt_hash] = min(
-                spokesman, self._spokesmen.get(fact.prompt_hash, spokesman)
-            )
+            value, simulated, measured = earned[fact.id]
+            # what nobody sent as a rating or an outcome, a trace, goes by the decision it was said of
+            behind = outcomes.get(fact.id) or ([fact.id] if measured else self._compared.get(fact.id, []))
+            if not self._put_off.isdisjoint(behind):
+                continue
+            self._speaks(fact)
             completion = completion_read(fact.response, fact.metadata)
-            yield Rewarded(fact.prompt_hash, completion, value, simulated, tuple(fact.tags))
+            yield Rewarded(
+                fact.prompt_hash, completion, value, simulated, tuple(fact.tags), measured, tuple(behind)
+            )
+
+    def demonstrated(self) -> Iterator[Demonstrated]:
+        for fact in selectors.responses_tagged(self.agent, DEMONSTRATIONS):
+            self._speaks(fact)
+            completion = completion_read(fact.response, fact.metadata)
+            for source in DEMONSTRATIONS:
+                if source in fact.tags:
+                    yield Demonstrated(
+                        fact.prompt_hash, completion, source, False, tuple(fact.tags), (fact.id,)
+                    )
 
     def _count(self, rater_kind: str) -> bool:
         simulated = rater_kind == SIMULATED
@@ -219,6 +277,8 @@ class DatabaseEvidence:
         }
 
     def prompt_hashes(self) -> list[str]:
+        for fact in selectors.asked_facts(self.agent):
+            self._speaks(fact)
         return list(self._spokesmen)
 
     def query(self) -> dict[str, Any]:
@@ -229,180 +289,20 @@ class DatabaseEvidence:
         }
 
 
-def _candidates(stored: list[Any] | None) -> tuple[tuple[str, float | None], ...]:
+@dataclass(frozen=True, slots=True)
+class _Correction:
+    """What a rater wrote in place of a response."""
+
+    decision: uuid.UUID
+    text: str
+    simulated: bool
+    tags: tuple[str, ...]
+    feedback: tuple[uuid.UUID, ...]
+
+
+def candidates_read(stored: list[Any] | None) -> tuple[tuple[str, float | None], ...]:
     """Listed responses as (text, score): stored are texts, or {response, score?}."""
     return tuple(
         (item, None) if isinstance(item, str) else (item["response"], item.get("score"))
         for item in stored or ()
     )
-
-
-class FileEvidence:
-    """What a file of a known format says, without importing it."""
-
-    def __init__(
-        self, agent: str, path: Path, *, format: str = "auto", ratings_path: Path | None = None
-    ) -> None:
-        self.agent = agent
-        self.path = path
-        self.format = formats.named(formats.detect(path) if format == "auto" else format).name
-        self.ratings_path = ratings_path
-        self.feedback_count = 0
-        self.simulated_count = 0
-        self._prompts: dict[str, Prompt] = {}
-        self._scenarios: dict[str, Scenario] | None = None
-
-    def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
-        """As EvidenceSource. Raises FormatRefused for a file that is damaged or cannot be read."""
-        self.feedback_count = self.simulated_count = 0
-        refused: list[RowRefused] = []
-        decisions: dict[uuid.UUID, _Response] = {}
-        # of a named rater's comparisons of the same two decisions the last one stands, on whichever sides they were
-        named: dict[tuple[frozenset[Any], str], ImportedComparison] = {}
-        for record in formats.read(self.path, self.format, self.ratings_path):
-            if isinstance(record, RowRefused):
-                if record.broken:
-                    raise FormatRefused(f"{self.path} line {record.line}: {record.reason}")
-                refused.append(record)
-            elif isinstance(record, ImportedTrace):
-                pass  # what an agent did on the way says nothing of its responses
-            elif isinstance(record, (RowSkipped, ImportedReference, OutcomeReference)):
-                left_out["no_preference"] += 1
-            elif isinstance(record, ImportedComparison):
-                if isinstance(record.left, uuid.UUID):
-                    named[frozenset((record.left, record.right)), record.rater] = record
-                else:
-                    yield from self._compared(record, decisions, left_out)
-            elif self.format == "ratchet" and record.agent != self.agent:
-                # other formats only suggest an agent
-                left_out["other_agent"] += 1
-            else:
-                try:
-                    yield from self._judged(record, decisions, left_out)
-                except ValueError as error:
-                    refused.append(RowRefused(record.line, record.key, str(error)))
-        for comparison in named.values():
-            yield from self._compared(comparison, decisions, left_out)
-        if refused:
-            left_out["refused_row"] += len(refused)
-            first = refused[0]
-            logger.warning(
-                "%s: %d rows refused; the first is line %d: %s",
-                self.path,
-                len(refused),
-                first.line,
-                first.reason,
-            )
-
-    def _judged(
-        self, record: ImportedDecision, decisions: dict[uuid.UUID, _Response], left_out: Counter[str]
-    ) -> Iterator[Evidence]:
-        if not record.messages:
-            record = self._asked(record)
-        response = self._response(record)
-        if record.id:
-            decisions[record.id] = response
-        agent, said = get_agent(self.agent), False
-        for rating in _standing(record.ratings):
-            simulated, tags = self._count(rating.rater_kind), (*rating.tags, *response.tags)
-            value = rating_value(rating.thumb, rating.stars, rating.score)
-            if rating.correction is not None:
-                valid = agent.is_valid(rating.correction, record.state)
-                yield Corrected(
-                    response.prompt_hash, response.completion, rating.correction, valid, simulated, tags
-                )
-            elif value is None:
-                left_out["no_verdict"] += 1
-            if value is not None:
-                yield Judged(response.prompt_hash, response.completion, value, simulated, tags)
-            said = True
-        candidates = _candidates(record.candidates)
-        if candidates and (said or any(score is not None for _, score in candidates)):
-            yield Listed(response.prompt_hash, response.completion, candidates)
-        elif not said:
-            left_out["no_preference"] += 1
-
-    def _compared(
-        self, record: ImportedComparison, decisions: dict[uuid.UUID, _Response], left_out: Counter[str]
-    ) -> Iterator[Evidence]:
-        left, right = (
-            decisions.get(side) if isinstance(side, uuid.UUID) else self._response(side)
-            for side in (record.left, record.right)
-        )
-        if record.withdrawn or left is None or right is None:
-            left_out["no_preference"] += 1
-            return
-        simulated = self._count(record.rater_kind)
-        tags = (*record.tags, *left.tags, *right.tags)
-        yield Compared(
-            left.prompt_hash, left.completion, right.completion, record.preference, simulated, tags
-        )
-
-    def _response(self, record: ImportedDecision) -> _Response:
-        prompt_hash = selectors.prompt_hash(self.agent, record.messages)
-        known = self._prompts.get(prompt_hash)
-        if known is None or known.state is None:
-            self._prompts[prompt_hash] = Prompt(
-                record.messages, record.state, record.metadata.get("tools"), facts_of(record.metadata)
-            )
-        completion = record.response
-        if isinstance(completion, str):
-            completion = completion_read(completion, record.metadata)
-        return _Response(prompt_hash, completion, record.tags)
-
-    def _asked(self, record: ImportedDecision) -> ImportedDecision:
-        """A simulation's entry as the agent would have asked and answered it. Raises ValueError."""
-        entry, agent = record.metadata[ENTRY], get_agent(self.agent)
-        state = self._state(entry, agent)
-        response = entry.get("response")
-        if response is None:
-            if not isinstance(agent, ChoiceAgent):
-                raise ValueError("response: expected a text, found nothing")
-            option = entry.get(agent.answer_key)
-            if not isinstance(option, str):
-                raise ValueError(f"{agent.answer_key}: expected the option chosen, found {option!r}")
-            response = agent.respond(option)
-        return replace(record, messages=agent.render(state), response=response, state=state, metadata={})
-
-    def _state(self, entry: dict[str, Any], agent: Agent) -> Any:
-        state = entry.get("state", entry.get("scenario"))
-        if isinstance(state, dict):
-            return state
-        if self._scenarios is None:
-            self._scenarios = {scenario.key: scenario for scenario in agent.scenarios()}
-        if state not in self._scenarios:
-            raise ValueError(
-                f"scenario: expected a state or one of the {len(self._scenarios)} scenarios of agent {agent.slug}, "
-                f"found {state!r}"
-            )
-        return self._scenarios[state].state
-
-    def _count(self, rater_kind: str) -> bool:
-        simulated = rater_kind == SIMULATED
-        self.feedback_count += 1
-        self.simulated_count += simulated
-        return simulated
-
-    def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
-        return {prompt_hash: self._prompts[prompt_hash] for prompt_hash in prompt_hashes}
-
-    def rewarded(self) -> Iterator[Rewarded]:
-        return iter(())  # a file tells of no rewards
-
-    def prompt_hashes(self) -> list[str]:
-        return list(self._prompts)
-
-    def query(self) -> dict[str, Any]:
-        files = [self.path, *([self.ratings_path] if self.ratings_path else [])]
-        return {"format": self.format, "files": [{"name": f.name, "sha256": _sha256(f)} for f in files]}
-
-
-def _standing(ratings: tuple[ImportedRating, ...]) -> list[ImportedRating]:
-    """Of each named rater the last word, unless it takes back; everything that nobody in particular said."""
-    last = {rating.rater: rating for rating in ratings}
-    return [r for r in ratings if not r.withdrawn and (not r.rater or last[r.rater] is r)]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

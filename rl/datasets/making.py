@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from feedback import selectors
-from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, FileEvidence, Prompt
+from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
+from rl.datasets.file_evidence import FileEvidence
 from rl.datasets.prompt_files import PromptFile, holds_prompts
 from rl.datasets.snapshots import DatasetRefused
 from rl.examples import (
-    REWARDED,
+    COMPARED,
     Example,
     ExampleSet,
-    Rewarded,
     examples_from_evidence,
     examples_sampled,
     prompt_examples,
 )
-from rl.judgements import Completion, Evidence
+from rl.judgements import SHOWN, Completion, Demonstrated, Evidence
 from rl.models import Snapshot
 from rl.pairs import Pair, PairSet, pairs_from_evidence, sampled
+from rl.recipes import DATASET_CONFIG
+from rl.reward_records import reward_threshold as agent_threshold
 from rl.splits import SourceSplits
 
 PROMPTS_AT_ONCE = 1000
@@ -36,8 +40,10 @@ def source_opened(
     ratings_file: str | Path | None = None,
     file_format: str = "auto",
     kind: str = "",
+    put_off: Collection[uuid.UUID] = (),
 ) -> EvidenceSource:
-    """What was rated here ("db") or stands in a file ("file"); of the kind `prompts`, a file may hold prompts alone.
+    """What was rated here ("db"), without the feedback of the ids `put_off`, or stands in a file ("file"); of the kind
+    `prompts`, a file may hold prompts alone.
 
     Raises DatasetRefused for an agent nobody knows, FormatRefused for a file that cannot be read.
     """
@@ -49,7 +55,7 @@ def source_opened(
                 f"no decision of agent {agent!r} is recorded; {there}. Record decisions first, or import a file: "
                 f"`manage.py import_feedback FILE --agent {agent}`"
             )
-        return DatabaseEvidence(agent)
+        return DatabaseEvidence(agent, put_off)
     if source != "file":
         raise DatasetRefused(f"a source is db or file, found {source!r}")
     if data_file is None:
@@ -60,6 +66,27 @@ def source_opened(
     return FileEvidence(agent, Path(data_file), format=file_format, ratings_path=ratings)
 
 
+def making_knobs(
+    agent: str,
+    kind: str,
+    *,
+    rating_margin: float | None = None,
+    max_pairs_per_prompt: int | None = None,
+    reward_threshold: float | None = None,
+    sources: Collection[str] = SHOWN,
+) -> dict[str, Any]:
+    """What `rows_made` is told for a kind: those given, else the agent's settings and DATASET_CONFIG.
+
+    pairs: rating_margin, max_pairs_per_prompt; labels: threshold; corrections: sources, some of SHOWN.
+    """
+    if kind == Snapshot.Kind.PAIRS:
+        given = {"rating_margin": rating_margin, "max_pairs_per_prompt": max_pairs_per_prompt}
+        return {name: DATASET_CONFIG[name] if value is None else value for name, value in given.items()}
+    if kind == Snapshot.Kind.LABELS:
+        return {"threshold": agent_threshold(agent) if reward_threshold is None else reward_threshold}
+    return {"sources": tuple(sources)} if kind == Snapshot.Kind.CORRECTIONS else {}
+
+
 def rows_made(
     given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any], *, dry_run: bool
 ) -> PairSet | ExampleSet:
@@ -68,7 +95,7 @@ def rows_made(
     Prompts that stand on no side of the split yet are drawn one, for good unless this is a dry run.
     """
     splits = SourceSplits(given.agent, dry_run=dry_run)
-    evidence = splits.judged(given.evidence(left_out))
+    evidence = _evidence(given, splits, kind, left_out)
     if kind == Snapshot.Kind.PAIRS:
         return pairs_from_evidence(evidence, splits, **knobs)
     if kind == Snapshot.Kind.PROMPTS:
@@ -77,7 +104,23 @@ def rows_made(
         hashes = given.prompt_hashes()
         splits.asked(hashes)
         return prompt_examples(hashes, splits)
-    return examples_from_evidence(_with_rewards(given, evidence, splits, kind), kind, splits)
+    return examples_from_evidence(evidence, kind, splits, **knobs)
+
+
+def _evidence(
+    given: EvidenceSource, splits: SourceSplits, kind: str, left_out: Counter[str]
+) -> Iterator[Evidence]:
+    """What is known, with the rewards where nobody gave a verdict; demonstrations for the kind that is made of them.
+
+    All of it is noted for the split, whatever this kind makes of it.
+    """
+    shown = kind == Snapshot.Kind.CORRECTIONS
+    for item in splits.judged(itertools.chain(given.evidence(left_out), given.demonstrated())):
+        if shown or not isinstance(item, Demonstrated):
+            yield item
+        elif isinstance(given, FileEvidence):
+            left_out["no_preference"] += 1
+    yield from splits.rewarded(given.rewarded(left_out, compared=kind in COMPARED))
 
 
 def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:
@@ -86,18 +129,17 @@ def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet
     return sampled(rows, max_samples) if isinstance(rows, PairSet) else examples_sampled(rows, max_samples)
 
 
-def _with_rewards(
-    given: EvidenceSource, evidence: Iterator[Evidence], splits: SourceSplits, kind: str
-) -> Iterator[Evidence | Rewarded]:
-    yield from evidence
-    if kind in REWARDED:
-        yield from splits.rewarded(given.rewarded())
-
-
 def rows_with_prompts(
-    agent: str, given: EvidenceSource, pairs: PairSet | ExampleSet, left_out: Counter[str]
+    agent: str,
+    given: EvidenceSource,
+    pairs: PairSet | ExampleSet,
+    left_out: Counter[str],
+    behind: dict[str, set[uuid.UUID]] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The pairs with their prompts, in order, reading the prompts of PROMPTS_AT_ONCE pairs at a time."""
+    """The pairs with their prompts, in order, reading the prompts of PROMPTS_AT_ONCE pairs at a time.
+
+    behind: where given, collects the ids of the feedback that the rows of each split were made of.
+    """
     for start in range(0, len(pairs.rows), PROMPTS_AT_ONCE):
         chunk = pairs.rows[start : start + PROMPTS_AT_ONCE]
         prompts = given.prompts(list(dict.fromkeys(pair.prompt_hash for pair in chunk)))
@@ -106,7 +148,10 @@ def rows_with_prompts(
             messages = messages_plain(prompt.messages)
             if messages is None:
                 left_out["not_text"] += 1
-            elif isinstance(pair, Pair):
+                continue
+            if behind is not None:
+                behind.setdefault(pair.split, set()).update(pair.feedback)
+            if isinstance(pair, Pair):
                 yield _pair_row(agent, pair, prompt, messages)
             else:
                 yield _example_row(agent, pair, prompt, messages)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from django.conf import settings
 
 from feedback import selectors
 from feedback.formats.records import FormatRefused
-from rl.datasets.making import rows_made, rows_sampled, rows_with_prompts, source_opened
+from rl.datasets.making import making_knobs, rows_made, rows_sampled, rows_with_prompts, source_opened
 from rl.datasets.snapshots import (
     DatasetRefused,
     DatasetTooSmall,
@@ -23,11 +24,12 @@ from rl.datasets.snapshots import (
     snapshot_rows,
     temporary_file,
 )
+from rl.datasets.stats import label_balance
 from rl.examples import (
     ExampleSet,
     examples_balanced,
 )
-from rl.judgements import SOURCES, SPLITS
+from rl.judgements import SHOWN, SOURCES, SPLITS
 from rl.models import Snapshot
 from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.replay import Replay
@@ -53,6 +55,10 @@ class Prepared:
     """What was asked: source, knobs, newest feedback seen."""
     snapshot: Snapshot | None
     path: Path | None
+    feedback: dict[str, frozenset[uuid.UUID]]
+    """Split -> ids of the feedback that its rows were made of; that of a file is numbered as it is read."""
+    balance: dict[str, Any]
+    """Of labels: how many are good and bad, and how many of them a reward decided; empty for other kinds."""
     _rows: Callable[[], Iterator[dict[str, Any]]] = field(repr=False)
 
     @property
@@ -71,6 +77,7 @@ class _Tally:
 
     counts: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)
+    labels: Counter[tuple[bool, str]] = field(default_factory=Counter)
 
     @property
     def counts_ordered(self) -> dict[str, int]:
@@ -84,6 +91,8 @@ class _Tally:
         for row in rows:
             self.counts[row["split"]] += 1
             self.sources[row["source"]] += 1
+            if "label" in row:
+                self.labels[row["label"], row["source"]] += 1
             yield row
 
 
@@ -99,6 +108,9 @@ def prepare_training_dataset(
     max_samples: int | None = None,
     rating_margin: float | None = None,
     max_pairs_per_prompt: int | None = None,
+    reward_threshold: float | None = None,
+    sources: Collection[str] = SHOWN,
+    put_off: Collection[uuid.UUID] = (),
     replay: Replay | None = None,
     balance: bool = False,
     for_training: bool = True,
@@ -113,6 +125,10 @@ def prepare_training_dataset(
     where `file_format` is "auto"), with its `ratings_file` where the format has two. Knobs left None are those of
     DATASET_CONFIG. max_samples draws that many pairs, always the same. The same feedback and knobs give the same
     file, byte for byte; a snapshot of that content is used again.
+
+    reward_threshold: of labels, the reward in (0, 1) from which a response that nobody rated is good; None: as the
+    agent's reward settings say. sources: of corrections, where demonstrations may come from. put_off: ids of feedback
+    that is not read this time.
 
     balance: of labels, leave out training rows of the kind there is more of, until four stand beside three.
 
@@ -130,15 +146,17 @@ def prepare_training_dataset(
             f"an agent is a slug of 1 to 64 lower-case letters, digits, - and _; found {agent!r}"
         )
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
-    knobs: dict[str, Any] = {
-        "rating_margin": DATASET_CONFIG["rating_margin"] if rating_margin is None else rating_margin,
-        "max_pairs_per_prompt": (
-            DATASET_CONFIG["max_pairs_per_prompt"] if max_pairs_per_prompt is None else max_pairs_per_prompt
-        ),
-    }
+    knobs = making_knobs(
+        agent,
+        kind,
+        rating_margin=rating_margin,
+        max_pairs_per_prompt=max_pairs_per_prompt,
+        reward_threshold=reward_threshold,
+        sources=sources,
+    )
     left_out: Counter[str] = Counter()
     try:
-        given = source_opened(agent, source, data_file, ratings_file, file_format, kind)
+        given = source_opened(agent, source, data_file, ratings_file, file_format, kind, put_off)
         pairs = rows_made(given, kind, left_out, knobs, dry_run=dry_run)
         replayed = {}
         if replay is not None:
@@ -156,7 +174,7 @@ def prepare_training_dataset(
     query = {
         "agent": agent,
         "source": source,
-        **(knobs if kind == "pairs" else {}),
+        **knobs,
         "max_samples": max_samples,
         **({"balance": True} if balance else {}),
     }
@@ -164,7 +182,8 @@ def prepare_training_dataset(
     share = given.simulated_count / given.feedback_count if given.feedback_count else 0.0
 
     tally = _Tally()
-    rows = tally.over(rows_with_prompts(agent, given, pairs, left_out))
+    behind: dict[str, set[uuid.UUID]] = {}
+    rows = tally.over(rows_with_prompts(agent, given, pairs, left_out, behind))
     if dry_run:
         for _ in rows:
             pass
@@ -198,6 +217,8 @@ def prepare_training_dataset(
         query=query,
         snapshot=snapshot,
         path=path,
+        feedback={split: frozenset(ids) for split, ids in behind.items()},
+        balance=label_balance(tally.labels) if tally.labels else {},
         _rows=lambda: (
             snapshot_rows(snapshot) if snapshot else rows_with_prompts(agent, given, pairs, Counter())
         ),

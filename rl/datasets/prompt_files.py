@@ -11,7 +11,8 @@ from typing import Any
 from feedback import formats, selectors
 from feedback.formats.files import rows
 from feedback.formats.records import FormatRefused, RowError, RowRefused, check_json, messages_of
-from rl.datasets.evidence import FileEvidence, Prompt
+from rl.datasets.evidence import Prompt
+from rl.datasets.file_evidence import FileEvidence
 from rl.judgements import Evidence
 
 PROMPTS = ("prompt", "messages", "question", "problem", "instruction")
@@ -50,6 +51,7 @@ class PromptFile(FileEvidence):
         self.agent, self.path, self.format, self.ratings_path = agent, path, "prompts", None
         self.feedback_count = self.simulated_count = 0
         self._prompts: dict[str, Prompt] = {}
+        self._unrated, self._traces, self._numbers = [], {}, 0
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
         """Nothing; reads the prompts. A prompt that stands there again is counted in `left_out`."""

@@ -11,10 +11,9 @@ from typing import Any
 
 from feedback import selectors
 from rl.datasets.evidence import SIMULATED
-from rl.datasets.making import rows_made, rows_with_prompts, source_opened
+from rl.datasets.making import making_knobs, rows_made, rows_with_prompts, source_opened
 from rl.judgements import NEUTRAL, SOURCES, SPLITS, rating_value
 from rl.models import Snapshot
-from rl.recipes import DATASET_CONFIG
 from rl.statistics import wilson_interval
 
 BINS = 10
@@ -120,7 +119,7 @@ def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     prompts: set[str] = set()
     lengths: dict[str, list[int]] = {"prompt": [], "completion": []}
     words: Counter[str] = Counter()
-    labels: Counter[bool] = Counter()
+    labels: Counter[tuple[bool, str]] = Counter()
     scores: list[float] = []
     sizes: Counter[int] = Counter()
     spreads: list[float] = []
@@ -134,7 +133,7 @@ def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
             lengths["completion"].append(_characters(completion))
             words[json.dumps(completion)] += 1
         if "label" in row:
-            labels[row["label"]] += 1
+            labels[row["label"], row["source"]] += 1
         if "score" in row:
             scores.append(row["score"])
         if "rewards" in row:
@@ -149,14 +148,27 @@ def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "duplicates": sum(words.values()) - len(words),
     }
     if labels:
-        good = wilson_interval(labels[True], labels.total()).as_dict()
-        found["balance"] = {"good": labels[True], "bad": labels[False], "good_share": good}
+        found["balance"] = label_balance(labels)
     if scores:
         found["scores"] = score_stats(scores)
     if sizes:
         found["group_sizes"] = {str(size): sizes[size] for size in sorted(sizes)}
         found["reward_std_in_group"] = _mean(spreads)
     return found
+
+
+def label_balance(labels: Counter[tuple[bool, str]]) -> dict[str, Any]:
+    """Good and bad responses, the share of good ones with its interval, and how many of either a reward decided.
+
+    labels: (whether it is good, source of its row) -> count.
+    """
+    good = sum(n for (label, _), n in labels.items() if label)
+    return {
+        "good": good,
+        "bad": labels.total() - good,
+        "good_share": wilson_interval(good, labels.total()).as_dict(),
+        "by_reward": {"good": labels[True, "reward"], "bad": labels[False, "reward"]},
+    }
 
 
 def score_stats(values: list[float]) -> dict[str, Any]:
@@ -210,7 +222,7 @@ def get_training_stats(agent: str | None = None) -> dict[str, Any]:
         return {"agents": {slug: get_training_stats(slug) for slug in selectors.agents_known()}}
     given = source_opened(agent, "db")
     left_out: Counter[str] = Counter()
-    knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
+    knobs = making_knobs(agent, Snapshot.Kind.PAIRS)
     pairs = rows_made(given, Snapshot.Kind.PAIRS, left_out, knobs, dry_run=True)
     left_out.update(pairs.left_out)
     found = {
@@ -232,7 +244,9 @@ def kind_stats(agent: str, kind: str) -> dict[str, Any]:
     """What a dataset of a kind other than pairs would hold, see `get_training_stats`."""
     given = source_opened(agent, "db")
     left_out: Counter[str] = Counter()
-    made = rows_made(given, kind, left_out, {}, dry_run=True)
+    knobs = making_knobs(agent, kind)
+    made = rows_made(given, kind, left_out, knobs, dry_run=True)
     left_out.update(made.left_out)
     stats = example_stats(rows_with_prompts(agent, given, made, left_out))
-    return {**stats, "left_out": dict(left_out)}
+    told = {"reward_threshold": knobs["threshold"]} if "threshold" in knobs else {}
+    return {**stats, **told, "left_out": dict(left_out)}

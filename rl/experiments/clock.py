@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from django.db import transaction
 from django.utils import timezone
@@ -22,6 +23,7 @@ from rl.experiments.traffic import (
     out_of_service,
 )
 from rl.experiments.verdicts import BETTER, HARM, MISMATCH
+from rl.isolation import agent_isolated
 from rl.models import Arm, Experiment, ExperimentEvent, Policy
 from rl.notices import notify
 from rl.statistics.contrasts import Moments, bandit_chances, thompson_shares
@@ -52,15 +54,20 @@ def tick() -> list[str]:
     """
     done = []
     for experiment in experiments_running():
-        try:
-            said = experiment_look(experiment)
-        except ExperimentRefused as refusal:
-            logger.info("%s: %s", experiment.name, refusal)  # another clock or a person was faster
-            continue
-        done += [f"experiment {experiment.name}: {line}" for line in said]
+        done += agent_isolated(
+            f"experiment {experiment.pk}", experiment.agent, partial(_looked_at, experiment)
+        )
     for line in done:
         logger.info("tick: %s", line)
     return done
+
+
+def _looked_at(experiment: Experiment) -> list[str]:
+    try:
+        return [f"experiment {experiment.name}: {line}" for line in experiment_look(experiment)]
+    except ExperimentRefused as refusal:
+        logger.info("%s: %s", experiment.name, refusal)  # another clock or a person was faster
+        return []
 
 
 def experiment_look(experiment: Experiment, *, actor: str = CLOCK) -> list[str]:

@@ -208,6 +208,17 @@ class TrainCommand(RatchetCommand):
             "samples",
             ", ".join(f"{samples.get(split, 0):,} {split}" for split in ("train", "eval", "holdout")),
         )
+        if sources := result.get("sources"):
+            table.add_row("made of", ", ".join(f"{count:,} {source}" for source, count in sources.items()))
+        if balance := result.get("balance"):
+            by = balance["by_reward"]
+            told = f"{balance['good']:,} good, {balance['bad']:,} bad"
+            if by["good"] + by["bad"]:
+                told += (
+                    f"; of them {by['good']:,} good and {by['bad']:,} bad by a reward of at least, or below, "
+                    f"{result['query']['threshold']:g}"
+                )
+            table.add_row("responses", told)
         for what in ("left_out", "truncated"):
             if counts := {reason: count for reason, count in result.get(what, {}).items() if count}:
                 table.add_row(

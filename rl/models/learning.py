@@ -12,9 +12,17 @@ from django.utils import timezone
 
 from feedback.selectors import SLUG_PATTERN
 from rl.gate_sheets import GateBounds, GateError
+from rl.methods import POLICY_METHODS, RLHF
 from rl.recipes import ONLINE_LEARNING_CONFIG
 
 BOUNDS = GateBounds()
+
+
+def method_choices() -> list[tuple[str, str]]:
+    """Ways in which an agent may learn by itself."""
+    return [("auto", "auto: what fits the feedback"), *((slug, slug) for slug in (*POLICY_METHODS, RLHF))]
+
+
 agent_slug = RegexValidator(SLUG_PATTERN)
 
 
@@ -37,13 +45,14 @@ class LearnerSettings(models.Model):
         help_text="Feedback not learnt from yet that starts a retrain",
     )
     max_buffer_size = models.PositiveIntegerField(
-        default=ONLINE_LEARNING_CONFIG["max_buffer_size"], help_text="Newest feedback that counts"
+        default=ONLINE_LEARNING_CONFIG["max_buffer_size"],
+        help_text="Most new feedback that one retrain learns from, the newest; the rest waits for the next",
     )
     retrain_interval_hours = models.FloatField(
         default=ONLINE_LEARNING_CONFIG["retrain_interval_hours"],
         help_text="After so long a smaller buffer is learnt from too; also the pause after a run that failed",
     )
-    method = models.CharField(max_length=32, default=ONLINE_LEARNING_CONFIG["method"])
+    method = models.CharField(max_length=32, choices=method_choices, default=ONLINE_LEARNING_CONFIG["method"])
     start_from = models.CharField(max_length=16, choices=Start, default=ONLINE_LEARNING_CONFIG["start_from"])
     replay_share = models.FloatField(
         default=ONLINE_LEARNING_CONFIG["replay_share"],
@@ -81,19 +90,32 @@ class LearnerSettings(models.Model):
 
 
 class Learnt(models.Model):
-    """A rating or comparison that a run learns from for the first time. It counts where the run succeeded.
+    """A piece of feedback that a run read for the first time, and what became of it there. It counts where the run
+    succeeded and made a policy.
 
     The feedback is named by its id alone: it may be forgotten, and what was learnt stays a fact.
     """
 
+    class Use(models.TextChoices):
+        TRAINED = "trained", "made a row that was trained on"
+        HELD_OUT = "held_out", "made a row that is kept for judging"
+        LEFT_OUT = "left_out", "made no row"
+
     run = models.ForeignKey("rl.TrainingRun", on_delete=models.CASCADE, related_name="learnt")
-    feedback = models.UUIDField(help_text="Id of a rating or comparison")
+    feedback = models.UUIDField(
+        help_text="Id of a rating, comparison or outcome; or of a decision that was a demonstration, or whose "
+        "trace spoke"
+    )
+    use = models.CharField(max_length=8, choices=Use, default=Use.LEFT_OUT)
 
     class Meta:
         verbose_name_plural = "learnt"
         indexes = [models.Index(fields=["feedback"])]
         constraints = [
             models.UniqueConstraint(fields=["run", "feedback"], name="learnt_once_per_run"),
+            models.CheckConstraint(
+                condition=Q(use__in=["trained", "held_out", "left_out"]), name="learnt_use_known"
+            ),
         ]
 
     def __str__(self) -> str:

@@ -12,11 +12,13 @@ from django.utils import timezone
 
 from feedback.selectors import SLUG_PATTERN
 from rl.agents.base import HORIZONS, RewardFacts
+from rl.recipes import DATASET_CONFIG
 from rl.rewards.horizons import outcomes_parsed, weights_checked
 from rl.rewards.named import RewardRefused, reward_named
 
 agent_slug = RegexValidator(SLUG_PATTERN)
 WEIGHTS = RewardFacts().weights
+REWARD_THRESHOLD = DATASET_CONFIG["reward_threshold"]
 
 
 def _within(name: str, low: float, high: float) -> Q:
@@ -38,6 +40,10 @@ class RewardRecord(models.Model):
     strategic = models.FloatField(null=True, help_text="What it led to, in [-2, 2]")
     components = models.JSONField(help_text="Each horizon with its weight and its parts")
     simulated = models.BooleanField(default=False, help_text="Whether a simulated rater had a say in it")
+    measured = models.BooleanField(
+        default=False,
+        help_text="Whether an outcome, its trace or a function the operator named spoke, beside people and form",
+    )
     rows_said = models.PositiveIntegerField(
         help_text="Rows of feedback on the decision that it was made from"
     )
@@ -79,6 +85,10 @@ class RewardSettings(models.Model):
     strategic_weight = models.FloatField(
         default=WEIGHTS["strategic"], help_text="Tasks of the trace, strategic outcomes"
     )
+    threshold = models.FloatField(
+        default=REWARD_THRESHOLD,
+        help_text="Reward in [0, 1] from which a response that nobody rated is a good one; below it is a bad one",
+    )
     functions = models.JSONField(
         default=dict,
         blank=True,
@@ -95,6 +105,11 @@ class RewardSettings(models.Model):
     class Meta:
         ordering = ["agent"]
         verbose_name_plural = "reward settings"
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(threshold__gt=0.0, threshold__lt=1.0), name="reward_threshold_within_0_1"
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.agent
@@ -114,6 +129,8 @@ class RewardSettings(models.Model):
             outcomes_parsed(self.outcomes)
         except ValueError as error:
             faults["outcomes"] = str(error)
+        if not 0 < self.threshold < 1:
+            faults["threshold"] = f"expected a number between 0 and 1, found {self.threshold:g}"
         if not isinstance(self.functions, dict):
             faults["functions"] = 'expected {"name": weight}'
         else:

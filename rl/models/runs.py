@@ -73,6 +73,10 @@ class TrainingRun(models.Model):
     snapshot = models.ForeignKey(
         Snapshot, null=True, blank=True, on_delete=models.PROTECT, related_name="runs"
     )
+    feedback_count = models.PositiveIntegerField(
+        default=0,
+        help_text="Ratings, comparisons, outcomes, traces and demonstrations that its training rows are of",
+    )
     base_model = models.CharField(max_length=500)
     base_model_hash = models.CharField(max_length=100, blank=True)
     config = models.CharField(max_length=32, blank=True, help_text="Preset the recipe started from")

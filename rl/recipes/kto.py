@@ -22,6 +22,9 @@ class KTORecipe(AdapterRecipe):
     balance: str = "weights"
     """`weights` weighs the rarer kind more, `downsample` leaves out training rows of the other until four stand beside
     three."""
+    reward_threshold: float = 0.0
+    """Reward in (0, 1) from which a response that nobody rated is a good one, and below which a bad one; 0 is what the
+    agent's reward settings say (0.5 where they say nothing)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,6 +32,10 @@ class KTORecipe(AdapterRecipe):
         self._not_negative("desirable_weight", "undesirable_weight")
         self._one_of("loss", ("kto", "apo_zero_unpaired"))
         self._one_of("balance", ("weights", "downsample"))
+        if not 0 <= self.reward_threshold < 1:
+            raise RecipeError(
+                f"reward_threshold must be between 0 and 1, or 0 for the agent's own; found {self.reward_threshold!r}"
+            )
         if self.batch_size < 2:
             raise RecipeError(
                 f"batch_size must be at least 2, found {self.batch_size}: KTO's reference point compares each prompt "

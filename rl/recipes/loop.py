@@ -8,10 +8,11 @@ DATASET_CONFIG: dict[str, Any] = {
     "min_samples": 10,
     "rating_margin": 0.25,
     "max_pairs_per_prompt": 4,
+    "reward_threshold": 0.5,
 }
 """How feedback becomes pairs: fewest samples to train on; smallest difference of mean rating (in [0, 1]) between two
 responses that makes a pair; most training pairs one prompt may give (held-out prompts give one each, so that they
-are independent)."""
+are independent); reward in [0, 1] from which a response that nobody rated is a good one, and below which a bad one."""
 
 
 ONLINE_LEARNING_CONFIG: dict[str, Any] = {

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl.recipes.base import AdapterRecipe
+from rl.judgements import SHOWN
+from rl.recipes.base import AdapterRecipe, RecipeError
+
+ALL = "all"
 
 
 @dataclass(frozen=True)
 class SFTRecipe(AdapterRecipe):
-    """Supervised fine-tuning on what people wrote themselves or rated highly; the loss is on the response alone."""
+    """Supervised fine-tuning on what was written to be said or is well liked; the loss is on the response alone."""
+
+    sources: str = ALL
+    """Where demonstrations may come from: `all`, or some of `correction`, `demonstration`, `teacher`, `ratings` and
+    `reward`, with commas between. On one prompt only those of the first of these that it has are shown."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := sorted(set(self.shown) - set(SHOWN)):
+            raise RecipeError(
+                f"sources must be all, or some of {', '.join(SHOWN)}; found {', '.join(unknown) or 'nothing'}"
+            )
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Sources as a list."""
+        return SHOWN if self.sources == ALL else tuple(name.strip() for name in self.sources.split(","))
 
 
 SFT_CONFIG: dict[str, SFTRecipe] = {

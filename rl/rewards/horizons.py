@@ -14,8 +14,15 @@ from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, nor
 from rl.rewards.engine import Component, RewardEngine, combined
 from rl.rewards.traces import TaskCompletionReward, share_to_raw
 
+FORM = ("agent", "format", "syntax", "efficiency")
+"""Reward functions that say whether an answer can be acted on and what it costs, not what came of it."""
+
 PREFERENCES = {"preferred": 1.0, "not preferred": 0.0, "tie": 0.5, "both bad": 0.0}
 """How a comparison ended for a decision -> what it says of it, in [0, 1]."""
+
+
+SAID = ("ratings", "comparisons")
+"""Parts of the delayed reward that people gave."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,14 @@ class Reward:
     components: Mapping[str, Mapping[str, Any]]
     """Each of HORIZONS -> {"raw", "weight", "parts": {name: {"raw", "weight", "detail"}}}."""
     simulated: bool = False
+
+    @property
+    def measured(self) -> bool:
+        """Whether more is known than what people said and the form of the answer: an outcome, the trace, a reward
+        function that the operator named. Only such a reward stands in for a verdict."""
+        return any(
+            name not in (*FORM, *SAID) for horizon in self.components.values() for name in horizon["parts"]
+        )
 
     @property
     def value(self) -> float | None:
@@ -110,7 +125,9 @@ def rewards_over_time(plan: Plan, samples: Sequence[RewardSample], known: Sequen
 
     immediate: the plan's functions by their weights. delayed: the mean of what ratings say on average, what
     comparisons say on average, and each delayed outcome. strategic: the mean of the share of the trace's tasks that
-    were completed, and each strategic outcome. The whole is the weighted mean of the horizons that are known.
+    were completed, and each strategic outcome. The whole is the weighted mean of the horizons that are known. Where
+    tasks failed and nothing was said later, what is known at once can only lower the whole: an answer that can be acted
+    on is no merit of a run that failed.
     """
     weights = weights_checked(plan.facts.weights)
     at_once: list[dict[str, dict[str, Any]]] = [{} for _ in samples]
@@ -126,6 +143,9 @@ def rewards_over_time(plan: Plan, samples: Sequence[RewardSample], known: Sequen
         strategic = {"task_completion": _part(completed[i].raw, completed[i].detail)}
         strategic |= _measured(said, plan.facts.outcomes, "strategic")
         horizons = {"immediate": means[i], "delayed": _mean(later), "strategic": _mean(strategic)}
+        at_once_raw, ended = horizons["immediate"], completed[i].raw
+        if at_once_raw is not None and ended is not None and ended < 0 and horizons["delayed"] is None:
+            horizons["immediate"] = min(at_once_raw, 0.0)
         parts = {"immediate": at_once[i], "delayed": later, "strategic": strategic}
         raw = combined(horizons, weights)
         found.append(

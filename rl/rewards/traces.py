@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 
-DONE = ("completed", "done", "succeeded", "success")
+DONE = ("completed", "complete", "done", "succeeded", "success", "ok")
+FAILED = ("failed", "failure", "error", "errored", "aborted", "cancelled", "canceled", "timeout", "timed_out")
+"""Words with which an app says how a task ended. Any other word (returned, running, open) leaves it open: that a
+function came back says nothing of its task."""
 
 
 def steps_of(sample: RewardSample, kind: str) -> list[Mapping[str, Any]]:
@@ -22,42 +26,78 @@ def share_to_raw(share: float) -> float:
     return RAW_LOW + (RAW_HIGH - RAW_LOW) * share
 
 
+def call_failed(call: Mapping[str, Any]) -> bool:
+    """Whether a tool call went wrong: it raised, or its result says so itself (`error`, `is_error`, `ok: false`)."""
+    if call.get("error"):
+        return True
+    result = call.get("result")
+    if not isinstance(result, Mapping):
+        return False
+    return bool(result.get("error") or result.get("is_error")) or any(
+        result.get(name) is False for name in ("ok", "success")
+    )
+
+
 @dataclass(frozen=True)
 class ToolSuccessReward:
-    """Share of tool calls without an error; does not apply where no tool was called."""
+    """Share of tool calls that brought something: no error, and not what an earlier call had brought already.
+
+    A call that failed costs, however often it is tried again; one that repeats an earlier call that had worked, name
+    and arguments alike, costs too. A call whose end nobody saw is not counted. Does not apply where no tool was called.
+    """
 
     name: str = "tool_success"
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        values = []
-        for sample in samples:
-            calls = steps_of(sample, "tool_call")
-            if not calls:
-                values.append(RewardValue(None, {"why": "no tool was called"}))
-                continue
-            failed = [str(call.get("name", "?")) for call in calls if call.get("error")]
-            share = 1 - len(failed) / len(calls)
-            values.append(RewardValue(share_to_raw(share), {"calls": len(calls), "failed": failed}))
-        return values
+        return [self._one(sample) for sample in samples]
+
+    def _one(self, sample: RewardSample) -> RewardValue:
+        calls = [call for call in steps_of(sample, "tool_call") if not call.get("unfinished")]
+        if not calls:
+            return RewardValue(None, {"why": "no tool was called"})
+        failed: list[str] = []
+        repeated: list[str] = []
+        worked: set[str] = set()
+        useful = 0
+        for call in calls:
+            name = str(call.get("name", "?"))
+            key = json.dumps([name, call.get("arguments")], sort_keys=True, default=str)
+            if call_failed(call):
+                failed.append(name)
+            elif key in worked and call.get("arguments") is not None:
+                repeated.append(name)
+            else:
+                useful += 1
+                worked.add(key)
+        detail = {"calls": len(calls), "failed": failed} | ({"repeated": repeated} if repeated else {})
+        return RewardValue(share_to_raw(useful / len(calls)), detail)
 
 
 @dataclass(frozen=True)
 class TaskCompletionReward:
-    """Share of tasks completed; does not apply where the trace names none."""
+    """Share of the trace's tasks that were completed, of those of which the app says how they ended.
+
+    A trace without such a task counts as one failed task where it ended with an error (`facts["trace_status"]`).
+    Otherwise it does not apply: completion is said by the app, never taken from a function that returned.
+    """
 
     name: str = "task_completion"
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        values = []
-        for sample in samples:
-            tasks = steps_of(sample, "task")
-            if not tasks:
-                values.append(RewardValue(None, {"why": "no task in the trace"}))
-                continue
-            done = sum(
-                str(task.get("status", "")).lower() in DONE and not task.get("error") for task in tasks
-            )
-            values.append(
-                RewardValue(share_to_raw(done / len(tasks)), {"tasks": len(tasks), "completed": done})
-            )
-        return values
+        return [self._one(sample) for sample in samples]
+
+    def _one(self, sample: RewardSample) -> RewardValue:
+        ends = [end for task in steps_of(sample, "task") if (end := task_end(task)) is not None]
+        if not ends and str(sample.facts.get("trace_status", "")).lower() in FAILED:
+            return RewardValue(RAW_LOW, {"tasks": 0, "why": "the run ended with an error"})
+        if not ends:
+            return RewardValue(None, {"why": "the app says of no task how it ended"})
+        return RewardValue(share_to_raw(sum(ends) / len(ends)), {"tasks": len(ends), "completed": sum(ends)})
+
+
+def task_end(task: Mapping[str, Any]) -> bool | None:
+    """Whether a task step was completed; None where it does not say."""
+    if task.get("error"):
+        return False
+    status = str(task.get("status", "")).strip().lower()
+    return True if status in DONE else False if status in FAILED else None

@@ -8,7 +8,14 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl.reward_records import RewardsRefused, rewards_calculate
+from feedback.selectors import agents_known
+from rl.reward_records import (
+    RewardsRefused,
+    outcome_worth_set,
+    outcomes_without_worth,
+    reward_labels,
+    rewards_calculate,
+)
 
 
 class Command(RatchetCommand):
@@ -33,20 +40,41 @@ class Command(RatchetCommand):
             help="Also those already calculated, after a change of weights or functions (default: pending alone).",
         )
         parser.add_argument(
+            "--outcome",
+            action="append",
+            default=[],
+            metavar="NAME=GOOD:BAD",
+            help="Say first what an outcome of the agent is worth: the value that is all right, and the one that is "
+            "all wrong, straight in between; kept in its reward settings, repeatable, and all rewards are "
+            "calculated again. Append :strategic for what it led to in the end. Example: --agent desk --outcome "
+            "solved=1:0 --outcome minutes=5:60",
+        )
+        parser.add_argument(
             "--limit", type=int, metavar="N", help="At most so many (default: all). Example: --limit 1000"
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["limit"] is not None and options["limit"] < 1:
             raise RewardsRefused(f"--limit takes a number of at least 1, found {options['limit']}")
+        if options["outcome"] and not options["agent"]:
+            raise RewardsRefused("--outcome says what an outcome of one agent is worth: give --agent too")
+        for spec in options["outcome"]:
+            outcome_worth_set(options["agent"], spec)
         with self.bar("rewards") as bar:
             found = rewards_calculate(
                 options["agent"],
-                everything=options["everything"],
+                everything=options["everything"] or bool(options["outcome"]),
                 limit=options["limit"],
                 progress=bar.update,
             )
-        return dataclasses.asdict(found)
+        agents = [options["agent"]] if options["agent"] else agents_known()
+        labels = {slug: reward_labels(slug) for slug in agents if slug not in found.refused}
+        unvalued = {slug: outcomes_without_worth(slug) for slug in agents if slug not in found.refused}
+        return {
+            **dataclasses.asdict(found),
+            "labels": {slug: made for slug, made in labels.items() if made["good"] + made["bad"]},
+            "outcomes_without_worth": {slug: names for slug, names in unvalued.items() if names},
+        }
 
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(
@@ -55,3 +83,17 @@ class Command(RatchetCommand):
         )
         for agent, why in result["refused"].items():
             self.stdout.write(f"Not for {agent}: {why}")
+        for agent, made in result["labels"].items():
+            self.stdout.write(
+                f"{agent}: of the decisions that nobody rated, {made['good']:,} are good and {made['bad']:,} bad by "
+                f"outcomes and traces (a reward of at least {made['threshold']:g} of 1 is good)"
+            )
+        for agent, names in result["outcomes_without_worth"].items():
+            for name, count in names.items():
+                self.stdout.write(
+                    f"{agent}: {name} was measured {count:,} times and counts for nothing until you say what it is "
+                    f"worth: python manage.py calculate_rewards --agent {agent} --outcome {name}=GOOD:BAD"
+                )
+        if result["labels"]:
+            agent = next(iter(result["labels"]))
+            self.stdout.write(f"Next: python manage.py train_kto --agent {agent} --dry-run")

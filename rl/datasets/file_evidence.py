@@ -1,0 +1,304 @@
+"""Evidence that stands in a file of a known format, read without importing it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from feedback import formats, selectors
+from feedback.formats.records import (
+    FormatRefused,
+    ImportedComparison,
+    ImportedDecision,
+    ImportedRating,
+    ImportedReference,
+    ImportedTrace,
+    OutcomeReference,
+    RowRefused,
+    RowSkipped,
+    completion_read,
+)
+from feedback.formats.simulation import ENTRY
+from rl.agents import get_agent
+from rl.agents.base import Agent, ChoiceAgent, Scenario
+from rl.datasets.evidence import SIMULATED, Prompt, Response, candidates_read
+from rl.judgements import (
+    DEMONSTRATIONS,
+    Compared,
+    Corrected,
+    Demonstrated,
+    Evidence,
+    Judged,
+    Listed,
+    Rewarded,
+    rating_value,
+)
+from rl.reward_records import RewardsRefused, reward_plan
+from rl.rewards.base import RewardSample
+from rl.rewards.horizons import Known, Plan, rewards_over_time
+from rl.rewards.rows import facts_of
+
+logger = logging.getLogger("rl.datasets")
+
+REWARDED_AT_ONCE = 400
+"""Decisions of a file rewarded together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unrated:
+    """A decision of a file that nobody rated, with outcomes or a trace."""
+
+    record: ImportedDecision
+    response: Response
+
+
+class FileEvidence:
+    """What a file of a known format says, without importing it."""
+
+    def __init__(
+        self, agent: str, path: Path, *, format: str = "auto", ratings_path: Path | None = None
+    ) -> None:
+        self.agent = agent
+        self.path = path
+        self.format = formats.named(formats.detect(path) if format == "auto" else format).name
+        self.ratings_path = ratings_path
+        self.feedback_count = 0
+        self.simulated_count = 0
+        self._prompts: dict[str, Prompt] = {}
+        self._scenarios: dict[str, Scenario] | None = None
+        self._numbers = 0
+        self._unrated: list[_Unrated] = []
+        self._traces: dict[uuid.UUID, ImportedTrace] = {}
+
+    def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
+        """As EvidenceSource. Raises FormatRefused for a file that is damaged or cannot be read."""
+        self.feedback_count = self.simulated_count = 0
+        self._unrated, self._traces = [], {}
+        refused: list[RowRefused] = []
+        decisions: dict[uuid.UUID, Response] = {}
+        # of a named rater's comparisons of the same two decisions the last one stands, on whichever sides they were
+        named: dict[tuple[frozenset[Any], str], ImportedComparison] = {}
+        for record in formats.read(self.path, self.format, self.ratings_path):
+            if isinstance(record, RowRefused):
+                if record.broken:
+                    raise FormatRefused(f"{self.path} line {record.line}: {record.reason}")
+                refused.append(record)
+            elif isinstance(record, ImportedTrace):
+                if record.id is not None:  # read with the decisions that name it, see `rewarded`
+                    self._traces[record.id] = record
+            elif isinstance(record, (RowSkipped, ImportedReference, OutcomeReference)):
+                left_out["no_preference"] += 1
+            elif isinstance(record, ImportedComparison):
+                if isinstance(record.left, uuid.UUID):
+                    named[frozenset((record.left, record.right)), record.rater] = record
+                else:
+                    yield from self._compared(record, decisions, left_out)
+            elif self.format == "ratchet" and record.agent != self.agent:
+                # other formats only suggest an agent
+                left_out["other_agent"] += 1
+            else:
+                try:
+                    yield from self._judged(record, decisions, left_out)
+                except ValueError as error:
+                    refused.append(RowRefused(record.line, record.key, str(error)))
+        for comparison in named.values():
+            yield from self._compared(comparison, decisions, left_out)
+        if refused:
+            left_out["refused_row"] += len(refused)
+            first = refused[0]
+            logger.warning(
+                "%s: %d rows refused; the first is line %d: %s",
+                self.path,
+                len(refused),
+                first.line,
+                first.reason,
+            )
+
+    def _judged(
+        self, record: ImportedDecision, decisions: dict[uuid.UUID, Response], left_out: Counter[str]
+    ) -> Iterator[Evidence]:
+        if not record.messages:
+            record = self._asked(record)
+        response = self._response(record)
+        if record.id:
+            decisions[record.id] = response
+        agent, said, judged = get_agent(self.agent), False, False
+        for rating in _standing(record.ratings):
+            simulated, tags = self._count(rating.rater_kind), (*rating.tags, *response.tags)
+            known = self._number()
+            value = rating_value(rating.thumb, rating.stars, rating.score)
+            if rating.correction is not None:
+                valid = agent.is_valid(rating.correction, record.state)
+                yield Corrected(
+                    response.prompt_hash,
+                    response.completion,
+                    rating.correction,
+                    valid,
+                    simulated,
+                    tags,
+                    known,
+                )
+            elif value is None:
+                left_out["no_verdict"] += 1
+            if value is not None:
+                yield Judged(response.prompt_hash, response.completion, value, simulated, tags, known)
+                judged = True
+            said = True
+        shown = [source for source in DEMONSTRATIONS if source in record.tags]
+        for source in shown:
+            yield Demonstrated(
+                response.prompt_hash, response.completion, source, False, response.tags, self._number()
+            )
+        earned = not judged and bool(record.outcomes or record.trace)
+        if earned:
+            self._unrated.append(_Unrated(record, response))
+        candidates = candidates_read(record.candidates)
+        if candidates and (said or any(score is not None for _, score in candidates)):
+            yield Listed(response.prompt_hash, response.completion, candidates)
+        elif not said and not shown and not earned:
+            left_out["no_preference"] += 1
+
+    def _compared(
+        self, record: ImportedComparison, decisions: dict[uuid.UUID, Response], left_out: Counter[str]
+    ) -> Iterator[Evidence]:
+        left, right = (
+            decisions.get(side) if isinstance(side, uuid.UUID) else self._response(side)
+            for side in (record.left, record.right)
+        )
+        if record.withdrawn or left is None or right is None:
+            left_out["no_preference"] += 1
+            return
+        simulated = self._count(record.rater_kind)
+        tags = (*record.tags, *left.tags, *right.tags)
+        yield Compared(
+            left.prompt_hash,
+            left.completion,
+            right.completion,
+            record.preference,
+            simulated,
+            tags,
+            self._number(),
+        )
+
+    def _response(self, record: ImportedDecision) -> Response:
+        prompt_hash = selectors.prompt_hash(self.agent, record.messages)
+        known = self._prompts.get(prompt_hash)
+        if known is None or known.state is None:
+            self._prompts[prompt_hash] = Prompt(
+                record.messages, record.state, record.metadata.get("tools"), facts_of(record.metadata)
+            )
+        completion = record.response
+        if isinstance(completion, str):
+            completion = completion_read(completion, record.metadata)
+        return Response(prompt_hash, completion, record.tags)
+
+    def _asked(self, record: ImportedDecision) -> ImportedDecision:
+        """A simulation's entry as the agent would have asked and answered it. Raises ValueError."""
+        entry, agent = record.metadata[ENTRY], get_agent(self.agent)
+        state = self._state(entry, agent)
+        response = entry.get("response")
+        if response is None:
+            if not isinstance(agent, ChoiceAgent):
+                raise ValueError("response: expected a text, found nothing")
+            option = entry.get(agent.answer_key)
+            if not isinstance(option, str):
+                raise ValueError(f"{agent.answer_key}: expected the option chosen, found {option!r}")
+            response = agent.respond(option)
+        return replace(record, messages=agent.render(state), response=response, state=state, metadata={})
+
+    def _state(self, entry: dict[str, Any], agent: Agent) -> Any:
+        state = entry.get("state", entry.get("scenario"))
+        if isinstance(state, dict):
+            return state
+        if self._scenarios is None:
+            self._scenarios = {scenario.key: scenario for scenario in agent.scenarios()}
+        if state not in self._scenarios:
+            raise ValueError(
+                f"scenario: expected a state or one of the {len(self._scenarios)} scenarios of agent {agent.slug}, "
+                f"found {state!r}"
+            )
+        return self._scenarios[state].state
+
+    def _count(self, rater_kind: str) -> bool:
+        simulated = rater_kind == SIMULATED
+        self.feedback_count += 1
+        self.simulated_count += simulated
+        return simulated
+
+    def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
+        return {prompt_hash: self._prompts[prompt_hash] for prompt_hash in prompt_hashes}
+
+    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[Rewarded]:
+        """As EvidenceSource, by what the agent's rewards say of the file's outcomes and traces."""
+        if not self._unrated:
+            return
+        try:
+            plan = reward_plan(self.agent)
+        except RewardsRefused as refusal:
+            raise FormatRefused(str(refusal)) from refusal
+        for start in range(0, len(self._unrated), REWARDED_AT_ONCE):
+            yield from self._earned(plan, self._unrated[start : start + REWARDED_AT_ONCE], left_out)
+
+    def _earned(self, plan: Plan, unrated: list[_Unrated], left_out: Counter[str]) -> Iterator[Rewarded]:
+        samples, known = [], []
+        for item in unrated:
+            record = item.record
+            trace = self._traces.get(record.trace) if record.trace else None
+            facts = {
+                "state": record.state,
+                "candidates": record.candidates,
+                "steps": trace.steps if trace else [],
+            }
+            if trace is not None and trace.metadata.get("status") == "failed":
+                facts["trace_status"] = "failed"
+            if record.tokens_out is not None:
+                facts["tokens"] = record.tokens_out
+            text = record.response if isinstance(record.response, str) else json.dumps(record.response)
+            samples.append(RewardSample(record.messages, text, self.agent, facts))
+            known.append(Known(outcomes={outcome.name: outcome.value for outcome in record.outcomes}))
+        for item, reward in zip(unrated, rewards_over_time(plan, samples, known), strict=True):
+            if reward.value is None or not reward.measured:
+                left_out["no_preference"] += 1
+            else:
+                response = item.response
+                yield Rewarded(
+                    response.prompt_hash,
+                    response.completion,
+                    reward.value,
+                    False,
+                    response.tags,
+                    feedback=self._number(),
+                )
+
+    def _number(self) -> tuple[uuid.UUID]:
+        """An id for the next piece of feedback, which has none here: so that what rows are made of can be counted."""
+        self._numbers += 1
+        return (uuid.UUID(int=self._numbers),)
+
+    def demonstrated(self) -> Iterator[Demonstrated]:
+        return iter(())  # they stand in the evidence
+
+    def prompt_hashes(self) -> list[str]:
+        return list(self._prompts)
+
+    def query(self) -> dict[str, Any]:
+        files = [self.path, *([self.ratings_path] if self.ratings_path else [])]
+        return {"format": self.format, "files": [{"name": f.name, "sha256": _sha256(f)} for f in files]}
+
+
+def _standing(ratings: tuple[ImportedRating, ...]) -> list[ImportedRating]:
+    """Of each named rater the last word, unless it takes back; everything that nobody in particular said."""
+    last = {rating.rater: rating for rating in ratings}
+    return [r for r in ratings if not r.withdrawn and (not r.rater or last[r.rater] is r)]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
