@@ -191,7 +191,7 @@ def _dataset(run: TrainingRun, order: TrainOrder, recipe: Recipe) -> Snapshot | 
         new = feedback_take(run, newest=learner_settings(run.agent).max_buffer_size)
         put_off = set(buffer_ids(run.agent, but=run)).difference(new)
     else:
-        new = feedback_take(run)
+        new = feedback_take(run) if method_named(run.method).policy else _new(order)
     prepared = _prepare(order, recipe, new, put_off=put_off)
     run_feedback_settle(run, prepared, recipe, new)
     return prepared.snapshot

@@ -19,6 +19,7 @@ from rl.learner_config import learner_config
 from rl.models import GateSettings, LearnerSettings, Learnt, RewardSettings, Snapshot, TrainingRun
 from rl.recipes import RecipeError, recipe_named
 from rl.reward_records import rewards_calculate
+from rl.run_feedback import run_rewards_settle
 
 pytestmark = pytest.mark.django_db
 
@@ -151,6 +152,21 @@ def test_a_reward_model_takes_nothing_until_a_policy_follows_it() -> None:
     assert learnt([policy]) == learnt([judge])
     assert policy.feedback_count == judge.feedback_count
     assert buffer_size(AGENT) == 0  # what the judge kept for judging is kept by its policy too
+
+
+def test_a_policy_whose_reward_model_is_its_first_stage_learnt_what_that_did() -> None:
+    for number in range(30):
+        rating_submit(decision=decide(f"q{number}", "a"), rater="ada", score=number / 30)
+    policy = enter("ppo", asked_by=jobs.LEARNER, knobs={"reward": "auto"})
+    assert (policy.feedback_count, learnt([policy])) == (0, set())
+    stage = enter("reward_model", knobs={"objective": "regression"})  # while the policy's run is at work
+    assert len(learnt([stage])) == stage.feedback_count > 0
+    policy.recipe = {"reward": f"model:{stage.pk}"}
+    run_rewards_settle(policy)
+    end(policy, "succeeded")
+    assert learnt([policy]) == learnt([stage])
+    assert policy.feedback_count == stage.feedback_count
+    assert (buffer_size(AGENT), buffer_size_fresh(AGENT)) == (0, 0)
 
 
 def test_a_policy_paid_by_the_agent_alone_learns_from_no_rating() -> None:
