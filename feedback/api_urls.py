@@ -9,6 +9,7 @@ from backend.rest.schema import SchemaView
 from feedback.api.agreement import Agreement
 from feedback.api.decisions import DecisionOne, Decisions
 from feedback.api.exports import RatingsExport
+from feedback.api.imports import ImportOne, Imports, ImportUndo
 from feedback.api.ratings import Comparisons, Outcomes, Ratings
 from feedback.api.scores import Feedback
 from feedback.api.traces import Traces
@@ -21,6 +22,9 @@ urlpatterns = [
     path("comparisons/", Comparisons.as_view(), name="api-comparisons"),
     path("traces/", Traces.as_view(), name="api-traces"),
     path("policies/feedback/<str:agent>", Feedback.as_view(), name="api-feedback"),
+    path("imports/", Imports.as_view(), name="api-imports"),
+    path("imports/<int:pk>/", ImportOne.as_view(), name="api-import"),
+    path("imports/<int:pk>/undo/", ImportUndo.as_view(), name="api-import-undo"),
     path("ratings/export/", RatingsExport.as_view(), name="api-export"),
     path("agreement/", Agreement.as_view(), name="api-agreement"),
     path("schema/", SchemaView.as_view(), name="api-schema"),

@@ -105,40 +105,33 @@ class ImportReport:
 
         Nothing stored although nothing was here before, or more rows skipped and refused than stored or here before.
         """
-        if not self.rows_stored and not self.already_here:
-            return f"nothing could be stored of {self.rows} row{_s(self.rows)}"
+        if not (self.stored or self.rows_stored or self.already_here):
+            return f"nothing could be stored of {counted(self.rows, 'rows')}"
         left_out = self.skipped + self.refused_count
         if left_out > self.rows_stored + self.already_here:
-            of = self.rows_stored + self.already_here
+            here = f", {self.already_here:,} here already" if self.already_here else ""
             return (
-                f"more was left out than stored: {left_out} of {self.rows} rows left out, {of} stored or here"
+                f"more was left out than stored: {left_out:,} of {counted(self.rows, 'rows')} left out, "
+                f"{self.rows_stored:,} stored{here}"
             )
         return ""
 
     @property
     def headline(self) -> str:
         """What came of the file, in one line; a problem stands first."""
-        done = "would be imported" if self.dry_run else "imported"
+        line = ""
         if self.stored or self.rows_stored:
-            made = ", ".join(
-                f"{count} {name[: -1 if count == 1 else None]}"
-                for name in COUNTS
-                if (count := getattr(self, name))
-            )
-            line = f"{made or 'words that take back earlier ones'} {done}" + (
-                f" (import {self.batch})" if self.batch else ""
-            )
+            made = ", ".join(counted(count, name) for name in COUNTS if (count := getattr(self, name)))
+            done = "would be imported" if self.dry_run else "imported"
+            number = f" (import {self.batch})" if self.batch else ""
+            line = f"{made or 'words that take back earlier ones'} {done}{number}"
         elif self.already_here:
-            which = (
-                f" (import {self.earlier.batch} of {self.earlier.created_at:%Y-%m-%d})"
-                if self.earlier
-                else ""
-            )
+            before = self.earlier
+            which = f" (import {before.batch} of {before.created_at:%Y-%m-%d})" if before else ""
             every = self.already_here + self.skipped_because[REPEATED] == self.rows
-            how_many = f"all {self.rows} rows" if every else f"{self.already_here} of {self.rows} rows"
-            line = f"nothing new: {how_many} were here already{which}"
-        else:
-            line = ""
+            rows = counted(self.rows, "rows")
+            here = f"all {rows}" if every else f"{self.already_here:,} of {rows}"
+            line = f"nothing new: {here} {'was' if self.already_here == 1 else 'were'} here already{which}"
         return "; ".join(filter(None, (self.problem, line)))
 
     def as_dict(self) -> dict[str, Any]:
@@ -166,6 +159,8 @@ def next_steps(report: ImportReport) -> list[str]:
     if not report.stored and not report.rows_stored:
         if report.already_here:
             return []
+        if report.refused_count:
+            return ["Do what the refused rows say, then import the file again; nothing comes in twice"]
         return [
             "See docs/formats.md for the rows each format has; say --format NAME, or which column holds what with "
             "--map prompt=COLUMN,response=COLUMN,rating=COLUMN"
@@ -209,5 +204,6 @@ def total_of(reports: Iterable[ImportReport]) -> dict[str, Any]:
     }
 
 
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+def counted(count: int, name: str) -> str:
+    """A count with its noun, which is given in the plural: `1 decision`, `1,200 ratings`."""
+    return f"{count:,} {name.removesuffix('s') if count == 1 else name}"

@@ -11,7 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from feedback.import_report import COUNTS
+from feedback.import_report import COUNTS, counted
 from feedback.import_undo import FORCE, UndoRefused, import_undo, trained_words
 from feedback.imports import batch_get, batches, rows_left
 from feedback.models import ImportBatch
@@ -31,7 +31,8 @@ def imports(request: HttpRequest) -> HttpResponse:
     """Every import, newest first: `?agent=&page=`."""
     agent = request.GET.get("agent", "")
     page = Paginator(batches(agent), PAGE).get_page(request.GET.get("page"))
-    context = {"page": page, "agent": agent, "rows": [(row, _counts(row.counts)) for row in page]}
+    rows = [(row, ", ".join(counted(n, name) for name, n in _counts(row.counts))) for row in page]
+    context = {"page": page, "agent": agent, "rows": rows}
     return render(request, "feedback/imports.html", context)
 
 
@@ -57,7 +58,7 @@ def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
             request, "feedback/import_one.html", {**_context(batch), "fault": str(refusal)}, status=409
         )
     if confirmed:
-        removed = ", ".join(f"{count:,} {name}" for name, count in _removed(done.as_dict()))
+        removed = ", ".join(counted(count, name) for name, count in _removed(done.as_dict()))
         messages.success(request, f"Import {number} was taken back: {removed or 'nothing'} removed.")
         return redirect("import-one", number=number)
     context = {

@@ -30,6 +30,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from feedback.keys import key_create
+from feedback.models import ImportBatch
 from feedback.services import decision_record, rating_submit
 from rl.models import Experiment, TrainingRun
 from rl.registry import policy_promote, policy_register
@@ -82,6 +83,7 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
         row = decision_record(id=uuid.UUID(int=n), agent="0", messages=f"q{n // 2}", response=f"r{n}").row
         rating_submit(decision=row, rater="ada", score=n % 2)
     TrainingRun.objects.create(pk=RUN, agent="0", method="dpo", base_model="bundled")
+    ImportBatch.objects.create(pk=RUN, file="x.csv", sha256="0", bytes=1, format="table", actor="test")
     experiment = Experiment.objects.create(pk=RUN, name="0", agent="0")
     for name in ("control", "challenger"):
         experiment.arms.create(name=name, is_control=name == "control")
@@ -126,7 +128,7 @@ def test_the_api_keeps_to_its_description(case: Any, key: str, answers: Counter[
 
 def point_at_what_is_there(case: Any) -> None:
     policy = "second" if "rollback" in case.operation.path else "third"
-    numbered = "runs" in case.operation.path or "experiments" in case.operation.path
+    numbered = any(word in case.operation.path for word in ("runs", "experiments", "imports"))
     there = {"id": RUN if numbered else KNOWN, "agent": "0", "name": policy}
     if not case.meta.is_negative_at(ParameterLocation.PATH):
         for name in case.path_parameters:
@@ -139,6 +141,8 @@ def point_at_what_is_there(case: Any) -> None:
         case.body = {"force": True, "reason": "a test"}
     if case.operation.label == "POST /api/runs/" and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body = {"agent": "0"}
+    if case.operation.label == "POST /api/imports/" and not case.meta.is_negative_at(ParameterLocation.BODY):
+        case.body = {"name": "x.csv", "content": "prompt,response,rating\nq,a,up\n", "agent": "0"}
     if "decide" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body = {"agent": "0", "messages": "hello"}
     if "comparisons" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):

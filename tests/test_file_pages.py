@@ -219,7 +219,7 @@ def test_imports_are_listed_and_shown_with_their_report(operator: Client) -> Non
     page = operator.get("/imports/?agent=helper").content.decode()
     assert "x.jsonl" in page
     assert "MIT" in page
-    assert "2 decisions, 1 comparisons" in page
+    assert "2 decisions, 1 comparison" in page
     assert "x.jsonl" not in operator.get("/imports/?agent=other").content.decode()
     one = operator.get(f"/imports/{batch.pk}/").content.decode()
     assert "chosen: is empty" in one
@@ -240,7 +240,7 @@ def test_an_import_is_taken_back_after_it_was_asked(operator: Client) -> None:
     assert asked.context["removed"] == [("decisions", 2), ("comparisons", 1)]
     assert Decision.objects.count() == 2
     done = operator.post(f"/imports/{number}/undo/", {"confirm": "on"}, follow=True)
-    assert f"Import {number} was taken back: 2 decisions, 1 comparisons removed." in done.content.decode()
+    assert f"Import {number} was taken back: 2 decisions, 1 comparison removed." in done.content.decode()
     assert Decision.objects.count() == 0
     assert ImportBatch.objects.get().undone_by == "the-operator"
     again = operator.post(f"/imports/{number}/undo/", {"confirm": "on"})

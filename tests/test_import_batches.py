@@ -88,7 +88,7 @@ def test_an_import_that_stores_nothing_says_so_first_and_fails(tmp_path: Path) -
 def test_an_import_that_leaves_out_more_than_it_stores_keeps_what_it_stored_and_fails(tmp_path: Path) -> None:
     path = written(tmp_path / "x.jsonl", [THUMB, *({"prompt": f"only {n}"} for n in range(2))])
     out, line = failing("import_feedback", str(path), "--agent", "helper", "--format", "trl")
-    assert "2 of 3 rows left out, 1 stored" in line
+    assert "more was left out than stored: 2 of 3 rows left out, 1 stored" in line
     batch = ImportBatch.objects.get()
     assert f"Next: Take it back: python manage.py undo_import {batch.pk}" in out
     assert Rating.objects.get().import_batch == batch

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
+from feedback.import_report import counted
 from feedback.import_undo import UndoRefused, import_undo, trained_words
 
 COUNTS = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
@@ -48,7 +49,7 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         what = "Would take back" if result["dry_run"] else "Took back"
-        counts = ", ".join(f"{result[name]:,} {name}" for name in COUNTS if result[name]) or "nothing"
+        counts = ", ".join(counted(result[name], name) for name in COUNTS if result[name]) or "nothing"
         self.stdout.write(f"{what} import {result['batch']} ({result['file']}): {counts}")
         if result["decisions_kept"]:
             self.stdout.write(
