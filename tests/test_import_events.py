@@ -167,3 +167,38 @@ def test_a_propensity_in_single_precision_is_no_contradiction(tmp_path: Path) ->
     found = one(tmp_path, event(0.0, _label_probability=0.50000002))
     assert isinstance(found, ImportedDecision)
     assert "propensity" not in refusal(tmp_path, {**event(0.0), "_label_Action": 9}, "vw")
+
+
+# --- What each example comes to -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "decisions", "ratings", "comparisons", "corrections", "outcomes"),
+    [
+        ("table_ratings.csv", "table", 4, 3, 0, 0, 0),
+        ("table_ratings.parquet", "table", 3, 2, 0, 0, 0),
+        ("table_ratings_excel.csv", "table", 2, 2, 0, 1, 0),
+        # one row stands there twice, one says neutral
+        ("table_ratings_variants.tsv", "table", 3, 2, 0, 0, 0),
+        ("table_pairs.csv", "table", 6, 0, 3, 0, 0),
+        ("table_pairs.parquet", "table", 4, 0, 2, 0, 0),
+        ("table_pairs_variants.tsv", "table", 6, 0, 4, 0, 0),
+        ("ultrafeedback_binarized.jsonl", "scored_pairs", 4, 4, 2, 0, 0),
+        ("ultrafeedback_binarized.parquet", "scored_pairs", 4, 4, 2, 0, 0),
+        ("llamafactory_v1_dpo.jsonl", "llamafactory_v1", 2, 0, 1, 0, 0),
+        # the third row holds an image
+        ("llamafactory_v1_sft.jsonl", "llamafactory_v1", 2, 0, 0, 0, 0),
+        ("vw_dsjson_noid.jsonl", "vw", 3, 0, 0, 0, 2),
+        ("vw_ccb.jsonl", "vw", 3, 0, 0, 0, 3),
+        ("vw_cb_plain.json", "vw", 1, 0, 0, 0, 1),
+    ],
+)
+def test_an_example_comes_in_with_exact_counts(
+    name: str, format: str, decisions: int, ratings: int, comparisons: int, corrections: int, outcomes: int
+) -> None:
+    report = file_import(HERE / name, skip_bad=True)
+    assert report.format == format
+    found = (report.decisions, report.ratings, report.comparisons, report.corrections, report.outcomes)
+    assert found == (decisions, ratings, comparisons, corrections, outcomes)
+    again = file_import(HERE / name, skip_bad=True)
+    assert (again.decisions, again.ratings, again.comparisons, again.outcomes) == (0, 0, 0, 0)

@@ -698,3 +698,40 @@ def test_a_row_of_a_prompt_alone_is_skipped(tmp_path: Path) -> None:
         )
     )
     assert isinstance(found[1], RowSkipped)
+
+
+# --- As people have them ------------------------------------------------------------------------------------
+
+
+def test_names_of_a_scale_a_person_and_a_question(tmp_path: Path) -> None:
+    path = text(tmp_path / "t.csv", "Prompt,Response,User Rating (1-10)\nq,a,10\nr,b,5.5\n")
+    assert ratings(path) == [1.0, 0.5]
+    with formats.readings(path) as (file,):
+        assert file.notes == ("User Rating (1-10): read as scores on the scale 1 to 10, as said",)
+    path = text(
+        tmp_path / "u.csv",
+        "query,model_output,helpful,user_feedback\nq,a,True,nan\nr,b,False,Too long for me.\n",
+    )
+    up, down = formats.read(path)
+    assert isinstance(up, ImportedDecision)
+    assert isinstance(down, ImportedDecision)
+    assert up.ratings == (ImportedRating(thumb="up"),)
+    assert down.ratings == (ImportedRating(thumb="down", notes="Too long for me."),)
+    path = text(tmp_path / "ab.tsv", "Prompt\tModel A\tModel B\tWhich is better?\nq\tx\ty\tModel B\n")
+    (pair,) = formats.read(path)
+    assert isinstance(pair, ImportedComparison)
+    assert pair.preference == "right"
+
+
+def test_a_column_of_nothing_but_up_and_down_is_a_verdict_whatever_it_is_called(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.jsonl", [{"prompt": "q", "response": "a", "column 7": "down"}] * 2)
+    with pytest.raises(FormatRefused, match="column 7: looks like what somebody said"):
+        list(formats.read(path))
+
+
+def test_a_verdict_in_another_language_is_not_dropped(tmp_path: Path) -> None:
+    path = text(tmp_path / "t.csv", "Frage;Antwort;Bewertung (1-10)\nq;a;10\n")
+    with pytest.raises(FormatRefused, match=r"Bewertung \(1-10\): looks like what somebody said"):
+        list(formats.read(path, columns=ColumnMap.parse("prompt=Frage,response=Antwort")))
+    map = "prompt=Frage,response=Antwort,rating=Bewertung (1-10)"
+    assert ratings(path, ColumnMap.parse(map)) == [1.0]

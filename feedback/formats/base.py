@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from feedback.formats.cells import truth_of
 from feedback.formats.columns import IMAGES, ColumnMap, normal, verdicts_in
 from feedback.formats.files import rows
 from feedback.formats.records import (
@@ -27,7 +28,6 @@ from feedback.formats.records import (
     check_json,
     list_of,
     shown,
-    truth_of,
 )
 from feedback.formats.writing import Shape
 

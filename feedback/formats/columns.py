@@ -167,14 +167,20 @@ NAMES: dict[str, tuple[str, ...]] = {
     "response": ("response", "answer", "output", "completion", "reply", "assistant", "generation", "model_output"),
     "chosen": ("chosen",),
     "rejected": ("rejected",),
-    "preferred": ("preferred", "preference", "winner", "choice", "better", "label", "vote"),
+    "preferred": (
+        "preferred", "preference", "winner", "choice", "better", "label", "vote", "preferred_response",
+        "which_is_better",
+    ),
     "thumb": ("thumb", "thumbs", "thumbs_up", "liked", "like"),
     "stars": ("stars", "star", "star_rating", "stars_rating"),
     "score": ("score",),
-    "rating": ("rating", "ratings_value", "feedback", "label", "vote", "verdict", "grade", "feedback_type", "kto_tag"),
+    "rating": (
+        "rating", "feedback", "label", "vote", "verdict", "grade", "feedback_type", "kto_tag", "helpful", "is_helpful",
+        "csat",
+    ),
     "correction": (
-        "correction", "corrected", "corrected_response", "correct_response", "correct_answer", "edited_response",
-        "better_response", "improved_response", "rewrite",
+        "correction", "corrected", "corrected_response", "correct_response", "edited_response", "better_response",
+        "improved_response", "rewrite",
     ),
     "notes": ("notes", "note", "comment", "comments", "remark", "remarks", "explanation", "rationale", "reason"),
     "tags": ("tags", "tag"),
@@ -220,18 +226,37 @@ _VERDICTS = frozenset({
     "vote", "votes", "upvote", "upvotes", "downvote", "downvotes", "annotator", "annotators", "annotation",
     "annotations", "rater", "raters", "verdict", "verdicts", "preference", "preferred", "winner", "grade", "grades",
     "graded", "liked", "like", "likes", "dislike", "dislikes", "disliked", "judgment", "judgement", "approval",
-    "reward", "rewards", "correction", "corrections",
+    "reward", "rewards", "correction", "corrections", "csat", "evaluation",
+    # German, Spanish, Portuguese, French, Italian
+    "bewertung", "urteil", "sterne", "puntuacion", "puntuación", "valoracion", "valoración", "calificacion",
+    "calificación", "avaliação", "évaluation", "avis", "valutazione", "voto",
 })  # fmt: skip
 _TRUE_OR_FALSE = frozenset({
     "good", "bad", "ok", "correct", "wrong", "helpful", "unhelpful", "harmful", "accepted", "rejected", "approved",
     "passed", "success", "failed", "satisfied", "solved", "resolved", "kto", "chosen",
 })  # fmt: skip
+_WHOSE = re.compile(r"^(user|human|customer|overall|final|your|expert)_(?=.)")
+_RANGE = re.compile(r"_\d+(_to)?_\d+$")
+_STATED = re.compile(r"(?<![\d.])(\d+)\s*(?:-|–|\.\.|to)\s*(\d+)(?![\d.])")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def normal(name: str) -> str:
     """A column's name in lower case, with one underscore for spaces, dashes and dots, without a byte order mark."""
-    return re.sub(r"[\s\-./]+", "_", name.lstrip("\ufeff").strip().lower()).strip("_")
+    return re.sub(r"[\s\-./?()\[\]:]+", "_", name.lstrip("\ufeff").strip().lower()).strip("_")
+
+
+def alias(name: str) -> str:
+    """A normal name without the words that say whose it is or in which range: user_rating_1_10 is a rating."""
+    return _RANGE.sub("", _WHOSE.sub("", name)) or name
+
+
+def range_in(name: str) -> Scale | None:
+    """The scale that a column's name states, as in `Rating (1-10)`; None where it states none."""
+    found = _STATED.search(name)
+    if found is None or float(found[1]) >= float(found[2]):
+        return None
+    return Scale(float(found[1]), float(found[2]))
 
 
 def is_verdict(name: str, value: Any = None) -> bool:

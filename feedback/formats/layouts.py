@@ -13,12 +13,15 @@ from feedback.formats.columns import (
     NAMES,
     PAIRS,
     ColumnMap,
+    Scale,
+    alias,
     is_verdict,
     normal,
+    range_in,
     value_at,
 )
 from feedback.formats.records import FormatRefused, Row, RowRefused
-from feedback.formats.scales import Values, Verdicts, preferences_of, verdicts_of
+from feedback.formats.scales import NEUTRAL_WORDS, Values, Verdicts, preferences_of, verdicts_of, word_of
 
 MAX_COLUMNS = 1000
 
@@ -103,6 +106,8 @@ class _Finder:
         self.by_name: dict[str, str] = {}
         for column in sorted(survey.columns, key=lambda column: column not in self.filled):
             self.by_name.setdefault(normal(column), column)
+        for name in list(self.by_name):
+            self.by_name.setdefault(alias(name), self.by_name[name])
 
     def layout(self) -> Layout:
         self._check_said()
@@ -122,7 +127,7 @@ class _Finder:
         if pair:
             self._take("model_a")
             self._take("model_b")
-        self._refuse_unused()
+        self._refuse_unused(pair or bool(verdicts))
         return self._made(verdicts, preferred, also)
 
     def _made(self, verdicts: list[Verdicts], preferred: Any, also: tuple[str, ...]) -> Layout:
@@ -199,7 +204,10 @@ class _Finder:
             self._put("response_a", self.by_name[pairs[0][0]])
             self._put("response_b", self.by_name[pairs[0][1]])
             return
-        self._take("response")
+        if self._take("response") is None and self._free("model_a") and self._free("model_b"):
+            # beside no other answers these columns are no names of models but what the models said
+            self._put("response_a", self.by_name["model_a"])
+            self._put("response_b", self.by_name["model_b"])
 
     def _find_prompt(self) -> tuple[str, ...]:
         self._take("messages")
@@ -245,6 +253,9 @@ class _Finder:
 
     def _verdict(self, kind: str, column: str, *, said: bool) -> Verdicts:
         scale = self.said.scale if said and kind in ("rating", "score", "stars") else None
+        if scale is None and kind != "thumb" and self.survey.columns[column].all_numbers:
+            scale = range_in(column)
+            scale = None if scale == Scale(1, 5) and not self.survey.columns[column].fractions else scale
         words = (
             self.said.words if said and kind in ("rating", "thumb") and "preferred" not in self.found else ()
         )
@@ -253,15 +264,10 @@ class _Finder:
     def _is_prose(self, column: str) -> bool:
         """Whether a column that may be ratings holds remarks: mostly several words, and no two rows agree much."""
         values = self.survey.columns[column]
-        if (
-            normal(column) not in ("feedback", "verdict")
-            or not values.filled
-            or values.numbers
-            or values.truths
-        ):
+        if alias(normal(column)) not in ("feedback", "verdict") or values.numbers or values.truths:
             return False
-        spoken = [text for text in values.different if len(text.split()) >= 3]
-        return len(spoken) * 2 > len(values.different)
+        said = [text for text in values.different if word_of(text) not in NEUTRAL_WORDS]
+        return sum(len(text.split()) >= 3 for text in said) * 2 > len(said)
 
     def _preferred(self) -> Any:
         column = self._take("preferred")
@@ -274,14 +280,19 @@ class _Finder:
         words = self.said.words if "preferred" in self.said.named() else ()
         return preferences_of(column, self.survey.columns[column], headers, words)
 
-    def _refuse_unused(self) -> None:
+    def _refuse_unused(self, read: bool) -> None:
         """Raises FormatRefused for columns that look like a verdict and are not read."""
+        # where no verdict is read, a column of nothing but up and down is one, whatever it is called
+        alone = not read
         unused = [
             column
             for column, values in self.survey.columns.items()
             if column in self.filled
             and column not in self.taken
-            and is_verdict(column, True if values.truths == values.filled else None)
+            and (
+                is_verdict(column, True if values.says_yes_or_no else None)
+                or (alone and values.says_good_or_bad)
+            )
             and not any(path.startswith(f"{column}.") for path in self.taken)
         ]
         if unused:

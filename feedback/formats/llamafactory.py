@@ -25,6 +25,7 @@ from feedback.formats.base import (
     tools_of,
     verdicts_read,
 )
+from feedback.formats.cells import truth_of
 from feedback.formats.columns import is_verdict, verdicts_in
 from feedback.formats.records import (
     FormatRefused,
@@ -39,7 +40,6 @@ from feedback.formats.records import (
     mapping_of,
     shown,
     text_of,
-    truth_of,
 )
 from feedback.formats.writing import (
     Line,

@@ -48,6 +48,7 @@ def format_of(path: Path, name: str = "", columns: ColumnMap | None = None) -> F
         return max(ORDER, key=lambda format: votes[format.name])
     found = f"found rows with {', '.join(seen)}" if seen else "found no row that is an object"
     raise FormatRefused(
-        f"{name}: of no known format: {found}. Say which with --format {'|'.join(format.name for format in ORDER)}, or "
-        "which column holds what with --map prompt=COLUMN,response=COLUMN,rating=COLUMN; docs/formats.md shows each"
+        f"{name}: of no known format: {found}. Say which column holds what, as in --map "
+        "prompt=COLUMN,response=COLUMN,rating=COLUMN, or what wrote the file, with --format "
+        f"{'|'.join(format.name for format in ORDER)}; docs/formats.md shows each"
     )

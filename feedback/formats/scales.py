@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from feedback.formats.base import DOWN, UP
+from feedback.formats.cells import number_in
 from feedback.formats.columns import Scale
-from feedback.formats.records import FormatRefused, RowError, number_in, shown
+from feedback.formats.records import FormatRefused, RowError, shown
 
 MOST_VALUES = 200
 """Different values of a column that are remembered; more are no words for good and bad."""
@@ -30,6 +31,8 @@ FIRST, SECOND = ("a", "1", "left", "first", "one"), ("b", "2", "right", "second"
 TIES = ("tie", "equal", "same", "draw", "both_good", "both", "tied")
 BOTH_BAD = ("both_bad", "bothbad", "neither", "tie_(bothbad)", "tie_both_bad", "none", "both_are_bad")
 NOTHING = ("", "nan", "null", "n/a", "na")
+
+YES_OR_NO = frozenset({"true", "false", "yes", "no"})
 
 _OUT_OF = re.compile(r"(\d+(?:[.,]\d+)?)\s*/\s*(\d+)")
 _STARS = re.compile(r"(\d+)(?:\.0)?\s*stars?", re.IGNORECASE)
@@ -81,6 +84,19 @@ class Values:
     def all_numbers(self) -> bool:
         """Whether every value is a number, but for words that say nothing."""
         return 0 < self.numbers == self.filled - self.neutral
+
+    @property
+    def says_yes_or_no(self) -> bool:
+        """Whether every value is true or false, or a word for it."""
+        return (
+            bool(self.different) and {word_of(value) for value in self.different} <= YES_OR_NO | NEUTRAL_WORDS
+        )
+
+    @property
+    def says_good_or_bad(self) -> bool:
+        """Whether every value is a word for good or bad that has no other meaning."""
+        said = {word_of(value) for value in self.different} - NEUTRAL_WORDS
+        return bool(said) and said <= {*UP, *DOWN, "👍", "👎"}
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from feedback.formats.base import has, key_of, row_format, text_only
+from feedback.formats.cells import Cell, number_in
 from feedback.formats.records import (
-    Cell,
     ImportedComparison,
     ImportedDecision,
     ImportedRating,
     Record,
     RowError,
     RowSkipped,
-    number_in,
     number_of,
     shown,
     text_of,

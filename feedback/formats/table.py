@@ -14,11 +14,11 @@ from typing import Any
 
 from feedback.formats import trl
 from feedback.formats.base import Format, Opened, each_row, key_of, text_only
+from feedback.formats.cells import Cell, json_of
 from feedback.formats.columns import ABSENT, NAMES, PAIRS, ColumnMap, normal, value_at
 from feedback.formats.files import rows
 from feedback.formats.layouts import KNOWN, Layout, layout_of
 from feedback.formats.records import (
-    Cell,
     Completion,
     ImportedComparison,
     ImportedDecision,
@@ -30,7 +30,6 @@ from feedback.formats.records import (
     RowSkipped,
     check_json,
     completion_of,
-    json_of,
     list_of,
     mapping_of,
     messages_of,
@@ -53,7 +52,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
     prompt = bool(names & {*NAMES["prompt"], *NAMES["messages"]})
     if "messages" in names or "conversations" in names or ("chosen" in names and "rejected" in names):
         return True
-    paired = any(first in names and second in names for first, second in PAIRS)
+    paired = any(first in names and second in names for first, second in (*PAIRS, ("model_a", "model_b")))
     return prompt and (paired or bool(names & set(NAMES["response"])))
 
 

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from feedback.formats.records import Cell, FormatRefused, Row, RowRefused
+from feedback.formats.cells import Cell
+from feedback.formats.records import FormatRefused, Row, RowRefused
 
 MAX_CELL = 16 << 20
 """Longest cell, in characters: a longer one is a quote that was never closed."""

@@ -17,6 +17,7 @@ from feedback.formats.base import (
     tools_of,
     verdicts_read,
 )
+from feedback.formats.cells import truth_of
 from feedback.formats.columns import verdicts_in
 from feedback.formats.records import (
     Completion,
@@ -29,7 +30,6 @@ from feedback.formats.records import (
     completion_of,
     messages_of,
     text_of,
-    truth_of,
 )
 from feedback.formats.writing import (
     Line,
