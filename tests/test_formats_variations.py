@@ -295,6 +295,17 @@ def test_the_report_says_what_was_not_verified(tmp_path: Path) -> None:
     assert report.notes == ("weave: keys from the program's own types; no file that Weave wrote was seen",)
 
 
+def test_the_test_run_that_deepeval_keeps_is_read(tmp_path: Path) -> None:
+    run = json.loads((TOOLS / "deepeval_test_run.json").read_text())
+    wrapped = list(
+        formats.read(written(tmp_path / "latest.jsonl", [{"testRunData": run, "testRunLink": None}]))
+    )
+    assert [r.response for r in wrapped] == [  # type: ignore[union-attr]
+        r.response
+        for r in formats.read(TOOLS / "deepeval_test_run.json")  # type: ignore[union-attr]
+    ]
+
+
 def test_a_labelled_response_of_trl_with_more_columns_is_no_capybara(tmp_path: Path) -> None:
     row = {"prompt": ASKED, "completion": [{"role": "assistant", "content": GOOD}], "label": True}
     assert formats.detect(written(tmp_path / "x.jsonl", [row | {"rating": 4, "model": "m"}])) != "capybara"

@@ -31,12 +31,19 @@ CASES = ("testCases", "conversationalTestCases")
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
-    if any(isinstance(row.get(name), list) for name in CASES):
+    if any(isinstance(_run(row).get(name), list) for name in CASES):
         return True
     return has(row, "input", "actualOutput") or has(row, "turns", "metricsData")
 
 
+def _run(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The test run; the latest one that deepeval keeps stands in an object of its own."""
+    inside = row.get("testRunData")
+    return inside if isinstance(inside, Mapping) else row
+
+
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    row = _run(row)
     if not any(name in row for name in CASES):
         yield from _case(row, line)
     for name in CASES:
