@@ -91,8 +91,9 @@ class RatchetCommand(BaseCommand):
     """Parses options, calls one service, shows its result.
 
     A subclass implements `work(options) -> dict` (the object `--json` prints; None where another process of the same
-    launch speaks) and `show(result)` (the words a person reads). Refusals are ValueErrors of the services: one line
-    on stderr and exit code 1; so is any other failure, whose traceback is printed with --traceback alone.
+    launch speaks), `show(result)` (the words a person reads) and `next_step(result)` (the line after them). Refusals
+    are ValueErrors of the services: one line on stderr and exit code 1; so is any other failure, whose traceback is
+    printed with --traceback alone.
     """
 
     requires_system_checks: list[str] = []
@@ -107,6 +108,10 @@ class RatchetCommand(BaseCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         raise NotImplementedError
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        """What to do next, a command where there is one: printed last, and `next` in JSON. Empty: nothing follows."""
+        return ""
 
     def handle(self, *args: Any, **options: Any) -> None:
         # advice to the authors of the libraries below us, which their users cannot act on
@@ -123,10 +128,14 @@ class RatchetCommand(BaseCommand):
             raise CommandError(self._one_line(error)) from error
         if result is None:
             return
+        if step := self.next_step(result):
+            result = {**result, "next": step}
         if options["json"]:
             self.stdout.write(json.dumps(result, ensure_ascii=False, default=str))
         else:
-            self.show(result)
+            self.show({name: value for name, value in result.items() if name != "next"})
+            if step:
+                self.stdout.write(f"Next: {step}")
 
     def _one_line(self, error: Exception) -> str:
         text = " ".join(str(error).split()) or type(error).__name__

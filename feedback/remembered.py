@@ -132,6 +132,29 @@ class Believed(Remembered[V]):
         return value
 
 
+class Unchanged(Remembered[V]):
+    """Values that follow from something that is cheaper to ask: kept while that stays the same (ten minutes at most),
+    and where it changes as long as `Believed` would keep them."""
+
+    def __init__(self, size: int = 10_000) -> None:
+        super().__init__(size)
+        self._stamps: dict[Hashable, tuple[Hashable, float]] = {}
+
+    def get_unless(self, key: Hashable, stamp: Hashable, make: Callable[[], V]) -> V:
+        """The value of a key; made anew where the stamp is another one and the value was not costly."""
+        now = time.monotonic()
+        kept, known = self._kept.get(key), self._stamps.get(key)
+        if kept is not None and known is not None:
+            same = known[0] == stamp and now - kept[0] < Believed.LONGEST_S
+            if same or now < known[1]:
+                return kept[1]
+        value = make()
+        done = time.monotonic()
+        self._keep(key, done, value)
+        self._stamps[key] = (stamp, done + min(Believed.BELIEF * (done - now), Believed.LONGEST_S))
+        return value
+
+
 def forget_all() -> None:
     """Ask the database again for everything: after a change in this process, and between tests."""
     for remembered in _all:

@@ -20,6 +20,7 @@ from rl.datasets.evidence import EvidenceSource
 from rl.datasets.making import PROMPTS_AT_ONCE, source_opened
 from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, lead_kind
 from rl.examples import Example, examples_from_evidence
+from rl.holdout import Tally
 from rl.judgements import SPLITS, Evidence, Split
 from rl.models import Snapshot
 from rl.pairs import pairs_from_evidence
@@ -59,7 +60,7 @@ def held_out_of_database(agent: str, needed: int) -> HeldOut:
     """Everything held out that was recorded here; the kind that leads is written as a snapshot, the others are not."""
     found = HeldOut()
     source_opened(agent, "db")  # an agent nobody knows is refused by name
-    found.rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out)
+    found.rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, binding=True)
     if found.rows:
         lead = lead_kind(found.counts(), needed)
         prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
@@ -146,7 +147,12 @@ def _is_single(completion: Any) -> bool:
 
 
 def evidence_counts(agent: str) -> dict[str, int]:
-    """Held-out prompts with evidence of each kind (KINDS); all zero for an agent without decisions.
+    """Held-out prompts with evidence of each kind (KINDS); all zero for an agent without decisions."""
+    return evidence_counted(agent)[0]
+
+
+def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
+    """The same counts, and how many prompts with evidence stand on which side.
 
     Reads the database alone, no file and no model. `rewards` is always 0 here: which reward function judges is said
     when a policy is evaluated.
@@ -155,7 +161,7 @@ def evidence_counts(agent: str) -> dict[str, int]:
     try:
         given = source_opened(agent, "db")
     except DatasetRefused:
-        return counts
+        return counts, Tally()
     splits = SourceSplits(agent, dry_run=True)
     for _ in itertools.chain(splits.judged(_said(given)), splits.rewarded(_earned(given))):
         pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory
@@ -173,7 +179,8 @@ def evidence_counts(agent: str) -> dict[str, int]:
         CORRECTIONS: _hashes(row for row in demonstrations if row.source != "ratings"),
     }
     readable = _readable(given, sorted(set().union(*prompts.values())))
-    return counts | {kind: len(hashes & readable) for kind, hashes in prompts.items()}
+    counts |= {kind: len(hashes & readable) for kind, hashes in prompts.items()}
+    return counts, splits.tally
 
 
 def _said(given: EvidenceSource) -> Iterator[Evidence]:

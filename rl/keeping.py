@@ -12,8 +12,11 @@ from django.db import transaction
 
 from rl import registry
 from rl.cards import card_write
+from rl.distance import distance_of_snapshot
 from rl.jobs import run_finish, run_folder
 from rl.models import Policy, RewardModelVersion, TrainingRun
+from rl.recipes import RECIPES
+from rl.teaching import doubt
 
 if TYPE_CHECKING:
     from rl.training.result import TrainResult
@@ -24,6 +27,8 @@ def result_keep(run: TrainingRun, result: TrainResult) -> None:
     folder = run_folder(run)
     if run.snapshot is not None and run.snapshot.simulated_share:
         result.notes.append(f"{100 * run.snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
+    if said := run_doubt(run):
+        result.notes.insert(0, said)
     if "why" in run.result:
         result.notes.insert(0, run.result["why"])
     result.save(folder / "result.json")
@@ -33,6 +38,14 @@ def result_keep(run: TrainingRun, result: TrainResult) -> None:
         base_model_hash=result.base_model_hash, libraries=result.libraries, steps_done=result.steps
     )
     run.refresh_from_db()
+
+
+def run_doubt(run: TrainingRun) -> str:
+    """Why a run with its dataset teaches nothing, or little; empty where nothing speaks against it."""
+    if run.snapshot is None:
+        return ""
+    recipe = type(RECIPES[run.method]["default"]).from_dict(run.recipe)
+    return doubt(recipe, run.snapshot.counts.get("train", 0), run.snapshot.kind)
 
 
 def policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy:
@@ -93,6 +106,7 @@ def train_report(
     run: TrainingRun, result: TrainResult, policy: Policy | None, judge: RewardModelVersion | None = None
 ) -> dict[str, Any]:
     snapshot = run.snapshot
+    distance = distance_of_snapshot(snapshot) if snapshot else None
     return {
         "run": run.pk,
         "method": run.method,
@@ -115,6 +129,7 @@ def train_report(
         "seconds": result.seconds,
         "metrics": result.metrics,
         "notes": result.notes,
+        "evidence": distance.as_dict() if distance else None,
         "files": {
             "result": str(run_folder(run) / "result.json"),
             "plot": str(run_folder(run) / "training.png"),

@@ -16,10 +16,11 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from feedback.recording import spool_replay
-from feedback.selectors import agents_known
+from feedback.selectors import agents_known, feedback_counts
 from feedback.services import decision_record, rating_submit
 from rl import jobs, registry, watching
 from rl.buffer import buffer_size, buffer_size_fresh, feedback_take
+from rl.distance import gate_distances_lately
 from rl.experiments import clock as experiment_clock
 from rl.isolation import agent_isolated
 from rl.learner_config import learner_checked, learner_config, learner_settings, retrain_knobs
@@ -82,6 +83,7 @@ class OnlineLearner:
         last = self._runs().first()
         should, reason = self._judge(wanted, fresh, last)
         champion = registry.champion_of(self.agent)
+        distance = gate_distances_lately({self.agent: feedback_counts(self.agent)}).get(self.agent)
         return {
             "agent": self.agent,
             "enabled": settings.ENABLE_ONLINE_LEARNING and wanted.enabled,
@@ -94,6 +96,7 @@ class OnlineLearner:
             "method": wanted.method,
             "gate": wanted.gate,
             "champion": champion.name if champion else None,
+            "evidence": distance.as_dict() if distance else None,
             "last_run": _run_shown(last),
             "next_check": _iso(next_check()),
         }

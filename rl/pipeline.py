@@ -11,9 +11,11 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
+from backend import next_steps
 from rl import deploying, evaluations, exports, registry, runs
 from rl.cards import card_write
 from rl.datasets import DatasetRefused
+from rl.distance import gate_distance
 from rl.gate_sheets import Sheet
 from rl.jobs import RunRefused, pulse
 from rl.judging import comparison_newest, rival_name
@@ -148,15 +150,14 @@ class TrainingPipeline:
 def _next_step(policy: Policy, outcome: Outcome) -> str:
     stage = str(policy.stage)
     if stage == Policy.Stage.CHAMPION:
-        return f"ask it: POST /v1/chat/completions with model {policy.agent}, see docs/gateway.md"
+        return next_steps.after_promotion(policy.name, policy.agent)
     if stage == Policy.Stage.CHALLENGER:
-        return f"an experiment decides: python manage.py experiment create --help, with arm {policy.name}"
+        return next_steps.after_challenge(policy.name, policy.agent)
     if outcome.passed:
-        return f"python manage.py policy promote {policy.name}"
-    return (
-        f"rate more at /rate/?agent={policy.agent} and train again; python manage.py policy show {policy.name} "
-        "lists what was judged"
-    )
+        return next_steps.after_gate_opens(policy.name)
+    if stage == Policy.Stage.REJECTED:
+        return next_steps.after_harm(policy.name, policy.agent, outcome.reason)
+    return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
 
 
 def _judged(policy: Policy, to: str, outcome: Outcome, progress: Progress | None) -> Sheet | None:

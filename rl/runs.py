@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.conf import settings
@@ -15,6 +15,7 @@ from feedback.selectors import prompts_of_feedback
 from rl import registry
 from rl.buffer import buffer_ids, feedback_release, feedback_take
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
+from rl.distance import distance_of_prepared
 from rl.jobs import (
     LEARNER,
     MAX_ATTEMPTS,
@@ -32,7 +33,7 @@ from rl.jobs import (
     stop_signals,
 )
 from rl.judgements import SHOWN
-from rl.keeping import figures_of, policy_enter, result_keep, train_report
+from rl.keeping import figures_of, policy_enter, result_keep, run_doubt, train_report
 from rl.launching import Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.methods import dataset_kind, method_named
@@ -50,6 +51,7 @@ from rl.reward_stage import StageStopped, reward_model_settle, waits_for_reward_
 from rl.rewards.named import RewardRefused
 from rl.run_feedback import run_feedback_settle, run_rewards_settle
 from rl.starting import start_located, start_settled
+from rl.teaching import doubt
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
@@ -95,7 +97,9 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
     expected = _named(method_named(order.method).estimate)(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
     )
+    distance = distance_of_prepared(prepared, order.agent)
     return {
+        "agent": order.agent,
         "samples": prepared.counts,
         "sources": prepared.sources,
         "left_out": prepared.left_out,
@@ -109,21 +113,30 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
         "config": config,
         "recipe": recipe.as_dict(),
         "hardware": hardware.as_dict(),
+        "doubt": doubt(recipe, prepared.counts["train"], prepared.kind),
+        "evidence": distance.as_dict() if distance else None,
     }
 
 
-def train(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[str, Any]:
+def train(
+    order: TrainOrder,
+    progress: ProgressCallback | None = None,
+    note: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
     """Dataset, run, training, registry: from an order to a candidate policy, or to a stored reason why not.
 
     In a launch of several processes (`accelerate launch`) the first does all of this; the others only compute, and end
     with Beside. Raises what refuses (DatasetRefused, RecipeError, RunRefused, the furnace's TrainingRefused) or fails
-    (TrainingFailed); the run's row has been marked by then.
+    (TrainingFailed); the run's row has been marked by then. `note` is told before anything is loaded why the training
+    may teach nothing.
     """
     hardware = hardware_detect()
     with launched(_processes(hardware)) as launch:
         if not launch.first:
             _train_beside(launch, hardware)
         run = _run_enter(order, hardware)
+        if note is not None and (why := run_doubt(run)):
+            note(why)
         return _run_claimed(run_claim(run.pk), hardware, progress, launch, actor=order.actor)
 
 

@@ -14,6 +14,7 @@ from feedback.selectors import FeedbackCounts, feedback_counts_lately
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
 from rl.buffer import buffer_sizes_lately
+from rl.distance import Distance, gate_distances_lately
 from rl.drawings.curves import Versions, versions_of
 from rl.drawings.lineage import Descent, Lineage, lineage_of
 from rl.evidence_kinds import LABELS, OUTCOMES, PAIRS, TESTS
@@ -204,6 +205,8 @@ class AgentCard:
     """What the online learner waits for, in words."""
     experiments: Sequence[Experiment] = ()
     """Those that run."""
+    distance: Distance | None = None
+    """How far its held-out evidence is from what the gate asks for; None without feedback, or with very much."""
     closed: str = ""
     """Why the gate stayed closed when it was last asked about the newest policy; empty where it opened or was not."""
 
@@ -245,7 +248,7 @@ def agent_cards() -> list[AgentCard]:
     gated = PolicyEvent.objects.filter(policy__in=newest_policies, kind=PolicyEvent.Kind.GATED).order_by("pk")
     closed = dict(gated.values_list("policy__agent", "reason"))
     waiting, wishes = buffer_sizes_lately(), {row.agent: row for row in LearnerSettings.objects.all()}
-    usual = learner_defaults()
+    usual, distances = learner_defaults(), gate_distances_lately(counts)
     experiments: dict[str, list[Experiment]] = {}
     for running in Experiment.objects.filter(status=Experiment.Status.RUNNING).order_by("name"):
         experiments.setdefault(running.agent, []).append(running)
@@ -266,6 +269,7 @@ def agent_cards() -> list[AgentCard]:
             learner=_learner(waiting.get(slug, 0), wishes.get(slug) or usual),
             experiments=experiments.get(slug, ()),
             closed=closed.get(slug, ""),
+            distance=distances.get(slug),
         )
         for slug in sorted(slugs)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar, cast
 
 from rl.gate_sheets import GateBounds
-from rl.holdout import splits_drawn
+from rl.holdout import Tally, splits_drawn
 from rl.judgements import Split
 from rl.models import GateSettings, PromptSplit
 
@@ -114,6 +114,12 @@ class SourceSplits:
     def asked(self, prompt_hashes: Collection[str]) -> None:
         """Settle these too, of which nothing may have been said."""
         self._known = self._settle(self.agent, self._judged, self._rewarded, prompt_hashes)
+
+    @property
+    def tally(self) -> Tally:
+        """How many of the prompts with somebody's word or a reward stand on which side."""
+        self.asked([])
+        return Tally.of(self._known[name] for name in {**self._judged, **self._rewarded})
 
     def __call__(self, prompt_hash: str) -> Split:
         if prompt_hash not in self._known:

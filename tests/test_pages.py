@@ -135,8 +135,8 @@ def test_ten_policies_take_as_many_queries_as_one(
     for _ in range(10):
         make_policy()
     # session, user, slugs of decisions and of runs, newest runs, newest policies, champions, four counts,
-    # two of the buffer, the learners' settings, the versions, runs at work, experiments, what gates said
-    with django_assert_max_num_queries(18):
+    # two of the buffer, the learners' settings, the versions, runs at work, experiments, what gates said and ask for
+    with django_assert_max_num_queries(19):
         rater.get("/")
 
 

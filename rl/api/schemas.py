@@ -309,6 +309,18 @@ COMPONENTS: dict[str, Schema] = {
             "method": TEXT,
             "gate": TEXT,
             "champion": {"type": ["string", "null"]},
+            "evidence": {
+                "type": ["object", "null"],
+                "description": "How far the held-out evidence is from what the gate asks for; null with very much "
+                "feedback",
+                "properties": {
+                    "found": {**WHOLE, "description": "Held-out prompts with evidence"},
+                    "needed": WHOLE,
+                    "kind": {**TEXT, "description": "Kind of evidence that carries the accuracy rule"},
+                    "further": {**WHOLE, "description": "Rated prompts until then, about"},
+                    "words": TEXT,
+                },
+            },
             "last_run": {
                 "type": ["object", "null"],
                 "properties": {

@@ -115,6 +115,7 @@ def prepare_training_dataset(
     balance: bool = False,
     for_training: bool = True,
     dry_run: bool = False,
+    binding: bool = False,
 ) -> Prepared:
     """The agent's feedback as rows of a kind (Snapshot.Kind), written as a snapshot (or only counted, with dry_run).
 
@@ -135,6 +136,8 @@ def prepare_training_dataset(
     replay: train on the prompts with new feedback and a share of the others; without it, on all.
 
     for_training: refuse where no pair stands in the train split; an evaluation may be held out as a whole.
+
+    binding: in a dry run, write down the sides of the prompts all the same, because the rows are made use of.
 
     Raises DatasetRefused: unknown agent, kind or source, fewer pairs than min_samples, a file that cannot be read, a
     folder that cannot be written to (nothing half-written stays behind).
@@ -157,7 +160,7 @@ def prepare_training_dataset(
     left_out: Counter[str] = Counter()
     try:
         given = source_opened(agent, source, data_file, ratings_file, file_format, kind, put_off)
-        pairs = rows_made(given, kind, left_out, knobs, dry_run=dry_run)
+        pairs = rows_made(given, kind, left_out, knobs, dry_run=dry_run and not binding)
         replayed = {}
         if replay is not None:
             salt = str(given.feedback_count)

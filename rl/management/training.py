@@ -8,8 +8,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from rich.table import Table
 
+from backend import next_steps
 from backend.command import RatchetCommand
-from rl import runs
+from rl import registry, runs
+from rl.judging import rival_name
 from rl.launching import Beside
 from rl.orders import agent_for
 from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
@@ -145,7 +147,7 @@ class TrainCommand(RatchetCommand):
             if options["dry_run"]:
                 return {"dry_run": True, **runs.train_plan(order)}
             with self.bar("training") as bar:
-                result = runs.train(order, bar.update)
+                result = runs.train(order, bar.update, self.note)
         if result["status"] == "cancelled":
             raise CommandError(
                 f"run {result['run']} stopped at step {result['steps']} of {result['total_steps']} "
@@ -233,6 +235,7 @@ class TrainCommand(RatchetCommand):
                 f"{result['estimated_steps']:,} steps, {result['estimated_minutes']:.1f} min, "
                 f"{result['estimated_memory_gb']:.1f} GB",
             )
+            self._add_outlook(table, result)
             table.add_row("base model", result["base_model"])
             table.add_row(
                 "recipe", f"{result['config']}: " + ", ".join(f"{k}={v}" for k, v in result["recipe"].items())
@@ -246,6 +249,7 @@ class TrainCommand(RatchetCommand):
             table.add_row("note", note)
         if result["policy"]:
             table.add_row("policy", f"[bold]{result['policy']}[/bold]")
+        self._add_outlook(table, result)
         table.add_row("files", result["checkpoint"])
         table.add_row("", result["files"]["plot"])
         for file in result.get("export", {}).get("files", []):
@@ -253,14 +257,21 @@ class TrainCommand(RatchetCommand):
         if made := result.get("ollama"):
             table.add_row("ollama", f"{made['name']} at {made['host']}")
         self.console.print(table)
-        if result["policy"]:
-            self.stdout.write(
-                f"Next: python manage.py evaluate_model --policy {result['policy']} --compare-base"
-            )
-        else:
-            self.stdout.write(
-                f"Next: python manage.py train_ppo --agent {result['agent']} --reward model:{result['run']}"
-            )
+
+    def _add_outlook(self, table: Table, result: dict[str, Any]) -> None:
+        """Whether it can teach anything, and how far the gate is."""
+        if result.get("doubt") and result.get("dry_run"):
+            table.add_row("note", f"[bold]{result['doubt']}[/bold]")
+        if distance := result.get("evidence"):
+            table.add_row("gate", distance["words"])
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if result.get("dry_run"):
+            return next_steps.after_plan(self.method, result["agent"])
+        if not result["policy"]:
+            return next_steps.after_reward_model(result["agent"], result["run"])
+        champion = rival_name(registry.policy_get(result["policy"]))
+        return next_steps.after_training(result["policy"], "" if champion == "base" else champion)
 
 
 SHOWN = {

@@ -20,6 +20,7 @@ from feedback.selectors import SLUG_PATTERN, feedback_counts_lately
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
 from rl.buffer import buffer_sizes_lately
+from rl.distance import gate_distances_lately
 from rl.labelling import labels_shown
 from rl.models import (
     AgentDefinition,
@@ -68,6 +69,7 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         "counts": counts.get(slug, NO_FEEDBACK),
         "buffer": buffer_sizes_lately().get(slug, 0),
         "learner": learner_settings(slug),
+        "distance": gate_distances_lately({slug: counts[slug]}).get(slug) if slug in counts else None,
         "champion": champion,
         "headline": headline_of(champion.metrics) if champion else None,
         "policies": policies[::-1][:RUNS_SHOWN],

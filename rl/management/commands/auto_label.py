@@ -48,6 +48,9 @@ class Command(RatchetCommand):
                 progress=bar.update,
             )
 
+    def next_step(self, result: dict[str, Any]) -> str:
+        return f"accept or overrule them at /rate/?agent={result['agent']} (make serve)"
+
     def show(self, result: dict[str, Any]) -> None:
         found = result["figures"]
         self.stdout.write(
@@ -57,6 +60,4 @@ class Command(RatchetCommand):
         )
         for name, why in result["left_out"].items():
             self.stdout.write(f"Not used: {name} ({why}).")
-        self.stdout.write(
-            f"{result['suggested']:,} ratings suggested; accept or overrule them at /rate/?agent={result['agent']}"
-        )
+        self.stdout.write(f"{result['suggested']:,} ratings suggested.")

@@ -76,6 +76,9 @@ class Command(RatchetCommand):
             "outcomes_without_worth": {slug: names for slug, names in unvalued.items() if names},
         }
 
+    def next_step(self, result: dict[str, Any]) -> str:
+        return "python manage.py train_ppo --agent SLUG --dry-run" if result["calculated"] else ""
+
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(
             f"{result['calculated']:,} decisions rewarded, {result['written']:,} of them anew; "

@@ -9,11 +9,14 @@ from typing import Any
 from django.core.management.base import CommandParser
 from rich.table import Table
 
+from backend import next_steps
 from backend.command import RatchetCommand
-from rl import evaluations
+from rl import evaluations, judging
+from rl.distance import gate_distance
 from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
 from rl.gate_effects import MEASURES as MEASURED
 from rl.headlines import TITLES
+from rl.models import Policy
 
 
 class Command(RatchetCommand):
@@ -114,6 +117,9 @@ class Command(RatchetCommand):
         if result["seen_in_training"]:
             self.stdout.write(f"{result['seen_in_training']:,} rows left out: their prompts were trained on.")
 
+    def next_step(self, result: dict[str, Any]) -> str:
+        return next_after_evaluation(result)
+
 
 MEASURES = {
     "preference_accuracy": "preference accuracy",
@@ -122,6 +128,24 @@ MEASURES = {
     "ground_truth": "agrees with the known answer",
     "average_reward": "average reward",
 }
+
+
+def next_after_evaluation(result: dict[str, Any]) -> str:
+    """Promote where the gate would open, else what would open it; a comparison where there is none yet."""
+    policy = Policy.objects.filter(name=result["policy"]).first()
+    if policy is None:
+        return ""
+    sheet = judging.policy_judge(policy)
+    if sheet is None:
+        rival = judging.rival_name(policy)
+        return next_steps.after_training(policy.name, "" if rival == "base" else rival)
+    if policy.stage not in (Policy.Stage.CANDIDATE, Policy.Stage.CHALLENGER):
+        return ""
+    if sheet.passed:
+        return next_steps.after_gate_opens(policy.name)
+    if sheet.harmful:
+        return next_steps.after_harm(policy.name, policy.agent, sheet.reason)
+    return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
 
 
 def share_text(figure: dict[str, Any] | None) -> str:

@@ -76,6 +76,7 @@ class Command(RatchetCommand):
             balance=options["balance"],
             for_training=False,
             dry_run=True,
+            binding=True,
         )
         ending = "" if options["format"] == "datasets" else f".{options['format']}"
         path = options["output"] or Path(f"{agent}.{kind}{ending}")
@@ -91,6 +92,12 @@ class Command(RatchetCommand):
             "left_out": prepared.left_out,
             "stats": stats,
         }
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        method = {"labels": "kto", "corrections": "sft", "prompts": "grpo", "groups": "grpo"}.get(
+            result["kind"], "dpo"
+        )
+        return f"train on it elsewhere, or here: python manage.py train_{method} --agent {result['agent']} --dry-run"
 
     def show(self, result: dict[str, Any]) -> None:
         samples = ", ".join(f"{count:,} {split}" for split, count in result["samples"].items())

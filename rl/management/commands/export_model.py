@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from backend import next_steps
 from backend.command import RatchetCommand
 from rl import exports
 
@@ -92,6 +93,11 @@ class Command(RatchetCommand):
             self.stdout.write(f"ollama: {made['name']} at {made['host']}; try: ollama run {made['name']}")
             for note in made["notes"]:
                 self.stdout.write(f"note: {note}")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if made := result.get("ollama"):
+            return f"ollama run {made['name']}"
+        return next_steps.after_export(result["format"], result["files"][0]["path"])
 
 
 CLOSE = 0.98

@@ -65,9 +65,25 @@ class Command(RatchetCommand):
         row = online.schedule_install()
         return {"schedule": row.name, "minutes": row.minutes, "next_run": row.next_run}
 
+    def next_step(self, result: dict[str, Any]) -> str:
+        if result.get("status") in ("queued", "running"):
+            return "python manage.py qcluster   (the worker that trains it; `make serve` runs one)"
+        agents = result.get("agents", {result.get("agent"): result} if "buffer_size" in result else {})
+        due = [agent for agent, status in agents.items() if status["should_retrain"]]
+        if due:
+            return f"python manage.py online_learner retrain --agent {due[0]}"
+        short = [agent for agent, status in agents.items() if (status["evidence"] or {}).get("further")]
+        return f"rate at /rate/?agent={short[0]} (make serve)" if short else ""
+
     def show(self, result: dict[str, Any]) -> None:
         for agent, status in result.get("agents", {}).items():
-            self.stdout.write(f"{agent}: {status['reason']}")
+            self.stdout.write(f"{agent}: {status['reason']}{_gate(status)}")
         for name, value in result.items():
+            if name == "evidence" and value:
+                value = value["words"]
             if name != "agents":
                 self.stdout.write(f"{name}: {value}")
+
+
+def _gate(status: dict[str, Any]) -> str:
+    return f"; gate: {status['evidence']['words']}" if status["evidence"] else ""

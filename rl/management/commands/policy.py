@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from backend import next_steps
 from backend.command import RatchetCommand
 from rl import registry
 from rl.comparing import policy_diff
@@ -84,13 +86,28 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         if result.get("policies") == []:
-            self.stdout.write("No policies yet. Train one: python manage.py train_dpo --agent SLUG")
+            self.stdout.write("No policies yet.")
         for row in result.get("policies", []):
             figure = row["judged_text"] or "not judged"
             self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {figure}")
         for name, value in result.items():
             if name != "policies":
                 self.stdout.write(f"{name}: {value}")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if "policies" in result:
+            return "" if result["policies"] else "python manage.py train_dpo --agent SLUG --dry-run"
+        return NEXT.get(result.get("stage", ""), lambda row: "")(result)
+
+
+NEXT: dict[str, Callable[[dict[str, Any]], str]] = {
+    Policy.Stage.CANDIDATE: lambda row: (
+        next_steps.after_gate_opens(row["name"]) if row["against"] else next_steps.after_training(row["name"])
+    ),
+    Policy.Stage.CHALLENGER: lambda row: next_steps.after_challenge(row["name"], row["agent"]),
+    Policy.Stage.CHAMPION: lambda row: next_steps.after_promotion(row["name"], row["agent"]),
+}
+"""Stage of the policy a command ended with -> what comes next."""
 
 
 def _shown(policy: Policy) -> dict[str, Any]:

@@ -112,6 +112,9 @@ class Command(RatchetCommand):
             knobs["reward"] = ",".join(options["reward"])
         return knobs
 
+    def next_step(self, result: dict[str, Any]) -> str:
+        return str(result["next_step"])
+
     def show(self, result: dict[str, Any]) -> None:
         if why := result["training"].get("why"):
             self.stdout.write(why)
@@ -123,4 +126,3 @@ class Command(RatchetCommand):
             + "".join(f"\n{path}" for path in result["exported"])
             + (f"\nanswers: {result['deployed']}" if result["deployed"] else "")
         )
-        self.stdout.write(f"Next: {result['next_step']}")

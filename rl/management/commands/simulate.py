@@ -73,8 +73,8 @@ class Command(RatchetCommand):
                 f"{result['ratings']:,} SIMULATED ratings by {result['raters']} simulated raters "
                 f"({100 * result['noise']:.0f} % flipped, {100 * result['up_share']:.0f} % thumbs up)."
             )
-            self.stdout.write(f"Next: python manage.py train_dpo --agent {result['agent']}")
-        else:
-            self.stdout.write(
-                f"Next: `make serve`, `python manage.py login_link`, then rate at /rate/?agent={result['agent']}"
-            )
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if result["ratings"]:
+            return f"python manage.py train_dpo --agent {result['agent']}"
+        return f"`make serve`, `python manage.py login_link`, then rate at /rate/?agent={result['agent']}"

@@ -1,0 +1,64 @@
+"""What to do after each command, in one place: commands print it as their last line, `--json` has it as `next`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MANAGE = "python manage.py"
+
+
+def after_plan(method: str, agent: str) -> str:
+    """After a dry run of a training."""
+    return f"{MANAGE} train_{method} --agent {agent}"
+
+
+def after_training(policy: str, champion: str = "") -> str:
+    """champion: whom the policy must beat; empty for the base model."""
+    return f"{MANAGE} evaluate_model --policy {policy} {f'--compare {champion}' if champion else '--compare-base'}"
+
+
+def after_reward_model(agent: str, run: int) -> str:
+    return f"{MANAGE} train_ppo --agent {agent} --reward model:{run}"
+
+
+def after_gate_opens(policy: str) -> str:
+    return f"{MANAGE} policy promote {policy}"
+
+
+def after_gate_stays_closed(agent: str, further: int = 0) -> str:
+    """further: rated prompts until enough are held out; 0 where enough are."""
+    more = f"about {further} more prompts" if further else "more prompts"
+    return f"rate {more} at /rate/?agent={agent}, then train again"
+
+
+def after_harm(policy: str, agent: str, reason: str) -> str:
+    """The gate found harm, which more ratings do not mend."""
+    return (
+        f"the gate stays closed ({reason}): train again with other knobs (--learning-rate, --epochs) or more ratings "
+        f"(/rate/?agent={agent}); what an operator takes on: {MANAGE} policy promote {policy} --force --reason WHY"
+    )
+
+
+def after_challenge(policy: str, agent: str) -> str:
+    """An experiment decides between a challenger and the champion."""
+    return f"{MANAGE} experiment start {policy} --agent {agent} --challenger {policy}"
+
+
+def after_promotion(policy: str, agent: str) -> str:
+    return (
+        f'ask it: POST /v1/chat/completions with "model": "{agent}" (make serve, docs/gateway.md); or take it '
+        f"elsewhere: {MANAGE} export_model --policy {policy} --format gguf --quantization q4_k_m"
+    )
+
+
+def after_export(format: str, path: str) -> str:
+    """How the written file is served by another program."""
+    where = Path(path)
+    folder = where if not where.suffix else where.parent
+    return {
+        "gguf": f"llama-server -m {path} --port 8080   (or export again with --register, for Ollama)",
+        "gguf-lora": f"llama-server -m BASE.gguf --lora {path} --port 8080",
+        "merged": f"vllm serve {folder}   (any program that loads a Hugging Face folder)",
+        "lora": f"peft.PeftModel.from_pretrained(base_model, '{folder}')   (or vllm serve BASE --enable-lora)",
+        "onnx": f"onnxruntime.InferenceSession('{path}')",
+    }.get(format, "docs/export.md says what reads it")

@@ -1,0 +1,75 @@
+"""Whether a training can change what a policy answers, by its figures alone: said before it begins and when it is done.
+Pure."""
+
+from __future__ import annotations
+
+import math
+
+from rl.recipes import Recipe, RewardModelRecipe
+
+STILL = 2e-3
+"""Sum of the learning rates of all steps, times the LoRA scale, up to which at most one answer in forty changes.
+
+Adam moves a weight by about the learning rate with each step, and the adapter's second matrix begins at zero: so this
+sum bounds what a run can do, whatever it is fed. Measured by `benchmarks/teaching.py`; see docs/methods.md."""
+
+FEW_ROWS = 30
+"""Training rows below which a policy learns these rows rather than what they have in common."""
+
+
+def rate_sum(recipe: Recipe, steps: int) -> float:
+    """The learning rates of so many optimiser steps, added up over warm-up and decay."""
+    warm = math.ceil(steps * recipe.warmup_ratio)
+    total = 0.0
+    for step in range(steps):
+        done = (step - warm) / max(steps - warm, 1)
+        if step < warm and recipe.lr_scheduler != "constant":
+            total += step / warm
+        elif recipe.lr_scheduler == "cosine":
+            total += 0.5 * (1 + math.cos(math.pi * done))
+        elif recipe.lr_scheduler == "linear":
+            total += 1 - done
+        else:
+            total += 1.0
+    return recipe.learning_rate * total
+
+
+def optimiser_steps(recipe: Recipe, rows: int) -> int:
+    """Updates of the weights; PPO makes several of each of its steps."""
+    steps = recipe.steps(rows)
+    knobs = recipe.as_dict()
+    if "ppo_epochs" in knobs:
+        return steps * int(knobs["ppo_epochs"]) * int(knobs["batch_size"]) // int(knobs["mini_batch_size"])
+    return steps
+
+
+def doubt(recipe: Recipe, rows: int, kind: str = "rows") -> str:
+    """Why such a training teaches nothing, or little, with what to do; empty where nothing speaks against it.
+
+    kind: what the rows are called (`pairs`, `labels`, ...).
+    """
+    steps = optimiser_steps(recipe, rows)
+    what = "how it scores answers" if isinstance(recipe, RewardModelRecipe) else "what the policy answers"
+    knobs = recipe.as_dict()
+    moved = rate_sum(recipe, steps) * float(knobs["lora_alpha"]) / float(knobs["lora_r"])
+    counted = f"{rows:,} {kind} and {steps:,} optimiser step{'' if steps == 1 else 's'}"
+    if moved < STILL:
+        more = _steps_needed(recipe, steps, float(knobs["lora_alpha"]) / float(knobs["lora_r"]))
+        passes = math.ceil(float(knobs["epochs"]) * more / max(steps, 1))
+        fewer_rows = max(FEW_ROWS - rows, 0)
+        rate = f"rate about {math.ceil(fewer_rows * 1.7 / 10) * 10} more prompts, or " if fewer_rows else ""
+        longer = f"--max-steps {more}" if knobs["max_steps"] > 0 else f"--epochs {passes}"
+        return f"{counted}: too little to change {what} (measured: one in 40 at most); {rate}give {longer}"
+    if rows < FEW_ROWS:
+        return (
+            f"{counted}: the policy may learn these {kind} by heart, and little beyond them; rate about "
+            f"{math.ceil((FEW_ROWS - rows) * 1.7 / 10) * 10} more prompts"
+        )
+    return ""
+
+
+def _steps_needed(recipe: Recipe, steps: int, scale: float) -> int:
+    more = max(steps, 1)
+    while rate_sum(recipe, more) * scale < STILL:
+        more += max(more // 8, 1)
+    return more

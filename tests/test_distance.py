@@ -1,0 +1,209 @@
+"""How far the gate is, whether a training can teach, what comes next: said from the first rating on, in figures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.core.management import CommandError
+from django.test import Client
+from pytest_django import DjangoAssertNumQueries
+
+from backend import next_steps
+from feedback.remembered import Unchanged, forget_all
+from feedback.selectors import feedback_counts
+from rl.datasets import prepare_training_dataset
+from rl.distance import distance_of, gate_distance, gate_distances_lately
+from rl.holdout import Tally
+from rl.models import GateSettings
+from rl.recipes import RECIPES
+from rl.teaching import STILL, doubt, optimiser_steps, rate_sum
+from tests.api_client import person
+from tests.judged import judged
+from tests.test_commands import run
+from tests.test_datasets import rate
+from tests.test_pages import make_policy
+
+CPU = RECIPES["dpo"]["cpu"]
+
+
+def thumbs(count: int, agent: str = "helper") -> None:
+    """Single thumbs, one answer to each prompt."""
+    for number in range(count):
+        rate(f"question {number}", "yes", "up" if number % 2 else "down", agent=agent)
+
+
+# --- The distance ---------------------------------------------------------------------------------------------
+
+
+def test_the_distance_counts_the_prompts_that_are_missing_by_the_share_in_force() -> None:
+    # a third is held out: 19 of 57 more
+    said = distance_of({"labels": 11}, Tally(33, 3, 11), 30)
+    assert (said.found, said.needed, said.kind, said.further, said.reached) == (11, 30, "labels", 60, False)
+    assert (
+        said.words == "11 of 30 held-out prompts that the gate asks for (labels); about 60 more rated prompts"
+    )
+    assert distance_of({}, Tally(), 30).further == 90
+    enough = distance_of({"labels": 44}, Tally(140, 14, 44), 30)
+    assert (enough.further, enough.reached) == (0, True)
+    assert enough.words == "44 held-out prompts (labels), the gate asks for 30"
+
+
+def test_prompts_that_make_no_evidence_are_reckoned_with() -> None:
+    # of 20 held-out prompts half have a pair: 20 more pairs are 40 more held-out prompts, 120 prompts at a third, of
+    # which 60 are to come before 40 are held out and the rest at shares that fall
+    assert distance_of({"pairs": 10}, Tally(60, 6, 20), 30).further > 120
+
+
+@pytest.mark.django_db
+def test_the_distance_of_an_agent_is_that_of_the_datasets() -> None:
+    assert gate_distance("helper").further == 90
+    thumbs(33)
+    said = gate_distance("helper")
+    prepared = prepare_training_dataset("helper", "labels", dry_run=True)
+    assert (said.kind, said.found) == ("labels", prepared.counts["holdout"])
+    assert 40 <= said.further <= 80
+    GateSettings.objects.create(agent="helper", min_evidence=said.found)
+    assert gate_distance("helper").reached
+
+
+@pytest.mark.django_db
+def test_the_start_page_the_agent_page_and_the_learner_say_the_same(client: Client) -> None:
+    client.force_login(person("rae", "rater"))
+    thumbs(33)
+    said = gate_distance("helper")
+    asked = "of 30 held-out prompts that the gate asks for (labels)"
+    expected = f"<strong>{said.found}</strong> {asked}; about {said.further} more rated prompts"
+    assert expected in client.get("/").text
+    assert expected in client.get("/agents/helper/").text
+    status = json.loads(run("online_learner", "status", "--agent", "helper", "--json"))
+    assert status["evidence"] == said.as_dict()
+    assert said.words in run("online_learner", "status", "--agent", "helper")
+    assert said.words in run("online_learner", "status")
+
+
+@pytest.mark.django_db
+def test_agents_whose_feedback_stands_are_not_counted_again(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    for agent in ("one", "two", "three"):
+        thumbs(3, agent)
+    counts = {agent: feedback_counts(agent) for agent in ("one", "two", "three")}
+    first = gate_distances_lately(counts)
+    with django_assert_num_queries(1):  # what gates ask for
+        assert gate_distances_lately(counts) == first
+    forget_all()
+    rate("another", "yes", "up", agent="two")
+    assert gate_distances_lately({"two": feedback_counts("two")})["two"].further <= first["two"].further
+
+
+def test_what_changed_is_made_anew_unless_it_was_costly(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("feedback.remembered.time.monotonic", lambda: clock[0])
+    kept: Unchanged[int] = Unchanged()
+
+    def make(value: int, seconds: float) -> Any:
+        def made() -> int:
+            clock[0] += seconds
+            return value
+
+        return made
+
+    assert kept.get_unless("a", "s", make(1, 0.5)) == 1
+    clock[0] += 300
+    assert kept.get_unless("a", "s", make(2, 0.0)) == 1  # the stamp is the same
+    assert kept.get_unless("a", "t", make(3, 0.5)) == 3  # 100 s for half a second are over
+    clock[0] += 50
+    assert kept.get_unless("a", "u", make(4, 0.0)) == 3
+    clock[0] += 601
+    assert kept.get_unless("a", "t", make(5, 0.0)) == 5
+
+
+# --- Whether it can teach -------------------------------------------------------------------------------------
+
+
+def test_learning_rates_add_up_over_warm_up_and_decay() -> None:
+    # two steps, one of them warm-up: 0 and the peak
+    assert rate_sum(CPU, 2) == pytest.approx(CPU.learning_rate)
+    # ten steps: 0, then half a cosine over nine: 1 + 0.970 + 0.883 + 0.75 + 0.587 + 0.413 + 0.25 + 0.117 + 0.030
+    assert rate_sum(CPU, 10) == pytest.approx(5.0 * CPU.learning_rate)
+    constant = CPU.with_knobs(lr_scheduler="constant")
+    assert rate_sum(constant, 10) == pytest.approx(10 * CPU.learning_rate)
+    linear = CPU.with_knobs(lr_scheduler="linear", warmup_ratio=0.0)
+    assert rate_sum(linear, 4) == pytest.approx((1 + 0.75 + 0.5 + 0.25) * CPU.learning_rate)
+
+
+def test_seventeen_pairs_and_two_steps_teach_nothing_and_say_so() -> None:
+    said = doubt(CPU, 17, "pairs")
+    assert said.startswith("17 pairs and 2 optimiser steps: too little to change what the policy answers ")
+    assert "give --epochs" in said
+    epochs = float(said.rsplit(" ", 1)[1])
+    longer = CPU.with_knobs(epochs=epochs)
+    assert rate_sum(longer, longer.steps(17)) * CPU.lora_alpha / CPU.lora_r >= STILL
+    assert "too little" not in doubt(longer, 17, "pairs")
+
+
+def test_few_rows_are_learnt_by_heart_and_many_raise_no_doubt() -> None:
+    assert "by heart" in doubt(CPU.with_knobs(epochs=20.0), 17, "pairs")
+    assert doubt(CPU, 400, "pairs") == ""
+    assert doubt(RECIPES["kto"]["cpu"], 90, "labels") == ""
+
+
+def test_a_run_that_was_cut_short_on_purpose_is_told_of_its_steps() -> None:
+    assert "give --max-steps" in doubt(CPU.with_knobs(max_steps=1), 400, "pairs")
+
+
+def test_ppo_makes_several_updates_of_a_step() -> None:
+    recipe = RECIPES["ppo"]["cpu"]
+    knobs = recipe.as_dict()
+    each = knobs["ppo_epochs"] * knobs["batch_size"] // knobs["mini_batch_size"]
+    assert optimiser_steps(recipe, 200) == recipe.steps(200) * each
+
+
+@pytest.mark.django_db
+def test_a_dry_run_says_the_distance_the_doubt_and_the_next_step() -> None:
+    for number in range(20):
+        rate(f"question {number}", "yes", "up")
+        rate(f"question {number}", "no", "down")
+    plan = json.loads(run("train_dpo", "--config", "cpu", "--dry-run", "--json"))
+    assert plan["doubt"].startswith(f"{plan['samples']['train']} pairs and ")
+    assert plan["evidence"] == gate_distance("helper").as_dict()
+    assert plan["next"] == "python manage.py train_dpo --agent helper"
+    said = " ".join(run("train_dpo", "--config", "cpu", "--dry-run").split())
+    assert "too little to change what the policy answers" in said
+    assert f"{plan['samples']['holdout']} of 30 held-out prompts" in said
+    assert said.endswith("Next: python manage.py train_dpo --agent helper")
+
+
+# --- What comes next ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_each_stage_of_a_policy_names_the_next_command() -> None:
+    policy = make_policy()
+    assert f"Next: {next_steps.after_training(policy.name)}" in run("policy", "show", policy.name)
+    with pytest.raises(CommandError, match=r"evaluate_model --policy .* --compare-base"):
+        run("policy", "promote", policy.name)
+    judged(policy)
+    assert (
+        run("policy", "show", policy.name)
+        .strip()
+        .endswith(f"Next: python manage.py policy promote {policy.name}")
+    )
+    shown = json.loads(run("policy", "promote", policy.name, "--force", "--reason", "a test", "--json"))
+    assert shown["stage"] == "champion"
+    assert '"model": "widgets"' in shown["next"]
+    assert f"export_model --policy {policy.name} --format gguf" in shown["next"]
+
+
+@pytest.mark.django_db
+def test_an_empty_registry_says_how_a_policy_comes_to_be() -> None:
+    assert run("policy", "list").strip().endswith("Next: python manage.py train_dpo --agent SLUG --dry-run")
+
+
+@pytest.mark.parametrize("format", ["gguf", "gguf-lora", "merged", "lora", "onnx"])
+def test_every_export_says_what_serves_it(format: str) -> None:
+    said = next_steps.after_export(format, "/files/support-v1.gguf")
+    assert "docs/export.md" not in said
+    assert "/files" in said
