@@ -128,12 +128,12 @@ class RatchetCommand(BaseCommand):
             raise CommandError(self._one_line(error)) from error
         if result is None:
             return
-        if step := self.next_step(result):
-            result = {**result, "next": step}
+        step = self.next_step(result)
         if options["json"]:
-            self.stdout.write(json.dumps(result, ensure_ascii=False, default=str))
+            found = {**result, "next": step} if step else result
+            self.stdout.write(json.dumps(found, ensure_ascii=False, default=str))
         else:
-            self.show({name: value for name, value in result.items() if name != "next"})
+            self.show(result)
             if step:
                 self.stdout.write(f"Next: {step}")
 
