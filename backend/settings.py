@@ -424,6 +424,7 @@ UNFOLD = {
                     _admin_link("Events", "history", "rl_policyevent"),
                     _admin_link("Evaluations", "balance", "rl_evaluation"),
                     _admin_link("Artefacts", "inventory_2", "rl_artifact"),
+                    _admin_link("Reward models", "balance", "rl_rewardmodelversion"),
                     _admin_link("Rewards", "paid", "rl_rewardrecord"),
                     _admin_link("Reward settings", "payments", "rl_rewardsettings"),
                     _admin_link("Gate settings", "rule", "rl_gatesettings"),

@@ -338,6 +338,17 @@ def reward_model_retire(version: RewardModelVersion, *, actor: str, reason: str 
     return _move(version, Stage.RETIRED, Kind.RETIRED, actor, reason)
 
 
+def reward_model_move(
+    version: RewardModelVersion, move: str, *, actor: str, reason: str = "", force: bool = False
+) -> RewardModelVersion:
+    """The move a button stands for: `champion` or `retired`. Raises RewardModelRefused."""
+    if move == Stage.CHAMPION:
+        return reward_model_promote(version, actor=actor, reason=reason, force=force)
+    if move == Stage.RETIRED:
+        return reward_model_retire(version, actor=actor, reason=reason)
+    raise RewardModelRefused(f"expected champion or retired, found {move!r}")
+
+
 MOVES: dict[str, tuple[str, ...]] = {
     Stage.CANDIDATE: (Stage.CHAMPION, Stage.RETIRED),
     Stage.CHAMPION: (Stage.RETIRED,),

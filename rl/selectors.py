@@ -348,7 +348,7 @@ def run_get(pk: int) -> TrainingRun | None:
     """One run with its snapshot, policy and metrics."""
     return (
         TrainingRun.objects.filter(pk=pk)
-        .select_related("snapshot", "policy")
+        .select_related("snapshot", "policy", "stage_of", "reward_model")
         .prefetch_related(Prefetch("metrics"))
         .first()
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl.views import agents, experiments, policies, runs
+from rl.views import agents, experiments, policies, reward_models, runs
 
 urlpatterns = [
     path("", runs.home, name="home"),
@@ -17,6 +17,9 @@ urlpatterns = [
     path("experiments/new/", experiments.experiment_new, name="experiment-new"),
     path("experiments/<int:pk>/", experiments.experiment, name="experiment"),
     path("experiments/<int:pk>/change/", experiments.experiment_change, name="experiment-change"),
+    path("reward-models/", reward_models.reward_models, name="reward-models"),
+    path("reward-models/<str:name>/", reward_models.reward_model, name="reward-model"),
+    path("reward-models/<str:name>/move/", reward_models.reward_model_move, name="reward-model-move"),
     path("policies/", policies.policies, name="policies"),
     path("policies/compare/", policies.policies_compared, name="policies-compared"),
     path("policies/<str:name>/", policies.policy, name="policy"),

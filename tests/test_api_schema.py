@@ -32,7 +32,8 @@ from schemathesis.specs.openapi.checks import (
 from feedback.keys import key_create
 from feedback.models import ImportBatch
 from feedback.services import decision_record, rating_submit
-from rl.models import Experiment, TrainingRun
+from rl import scorer
+from rl.models import Experiment, RewardModelVersion, TrainingRun
 from rl.registry import policy_promote, policy_register
 from rl.serving import answering
 from tests.served import Parrot, written_by_the_asking_thread  # noqa: F401
@@ -87,6 +88,13 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
     experiment = Experiment.objects.create(pk=RUN, name="0", agent="0")
     for name in ("control", "challenger"):
         experiment.arms.create(name=name, is_control=name == "control")
+    RewardModelVersion.objects.create(
+        name="judge", agent="0", stage="champion", base_model="bundled", path="nowhere", sha256="",
+        objective="binary", feedback_count=1,
+    )  # fmt: skip
+    monkeypatch.setattr(
+        scorer, "_ask", lambda call: dict.fromkeys(("scores", "rewards"), [0.5] * len(call["responses"]))
+    )
     for name in ("first", "second", "third"):
         run = TrainingRun.objects.create(agent="1", method="dpo", base_model="bundled")
         policy = policy_register(
@@ -143,6 +151,8 @@ def point_at_what_is_there(case: Any) -> None:
         case.body = {"agent": "0"}
     if case.operation.label == "POST /api/imports/" and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body = {"name": "x.csv", "content": "prompt,response,rating\nq,a,up\n", "agent": "0"}
+    if "score" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
+        case.body = {"agent": "0", "prompt": "hello", "responses": ["yes", "no"]}
     if "decide" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body = {"agent": "0", "messages": "hello"}
     if "comparisons" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):

@@ -14,11 +14,14 @@ from backend.facts_admin import FactAdmin, FactInline, admin_link
 from rl.admin.shown import ByAgent
 from rl.models import (
     LabelRun,
+    RewardModelEvent,
+    RewardModelVersion,
     RewardRecord,
     RunMetric,
     Snapshot,
     TrainingRun,
 )
+from rl.reward_models import ranking_words
 
 STATUS_COLOURS = {
     "queued": "info",
@@ -144,6 +147,29 @@ class RewardRecordAdmin(FactAdmin):
     def decided(self, record: RewardRecord) -> SafeString:
         address = reverse("decision", args=[record.decision])
         return format_html('<a class="ratchet-link" href="{}">{}</a>', address, str(record.decision)[:8])
+
+
+class RewardModelEventInline(FactInline):
+    model = RewardModelEvent
+    fields = ["created_at", "kind", "actor", "reason", "forced"]
+    readonly_fields = fields
+    per_page = 25
+
+
+@admin.register(RewardModelVersion)
+class RewardModelVersionAdmin(FactAdmin):
+    """Reward models, what they rank right of the holdout, and their history."""
+
+    list_display = ["name", "agent", "stage", "ranks", "objective", "feedback_count", "created"]
+    list_filter = [ByAgent, "stage", "objective"]
+    search_fields = ["name", "sha256"]
+    ordering = ["-id"]
+    readonly_fields = ["created_at"]
+    inlines = [RewardModelEventInline]
+
+    @display(description="held-out feedback")
+    def ranks(self, version: RewardModelVersion) -> str:
+        return ranking_words(version.ranking)
 
 
 @admin.register(LabelRun)

@@ -6,6 +6,9 @@ from backend.rest.schema import Schema, add_components, listed
 from feedback.api.schemas import DECISION, SENT_ID, sent, with_fields
 from feedback.selectors import SLUG_PATTERN
 from rl.api.experiment_schemas import EXPERIMENT_COMPONENTS
+from rl.choosing import RLHF
+from rl.methods import METHODS
+from rl.scorer import MAX_RESPONSES
 from rl.serving.chat_request import ROLES
 from rl.serving.deciding import MAX_CANDIDATES
 
@@ -31,6 +34,7 @@ SHARE: Schema = _all_of({"value": NUMBER, "low": NUMBER, "high": NUMBER, "n": WH
 
 METHOD: Schema = {
     "type": ["string", "null"],
+    "enum": ["auto", RLHF, *METHODS, None],
     "default": "auto",
     "description": "dpo, kto, sft, ppo, grpo, rlhf (a reward model, then PPO), or auto: by the feedback found",
 }
@@ -199,6 +203,64 @@ COMPONENTS: dict[str, Schema] = {
             "scoreStd": MAYBE_NUMBER,
             "modelConfig": {"type": "object", "additionalProperties": True},
             "refused": {**TEXT, "description": "Why it could not be trained now; empty where it could"},
+        }
+    ),
+    "RewardModel": _all_of(
+        {
+            "name": TEXT,
+            "agent": TEXT,
+            "stage": {"type": "string", "enum": ["candidate", "champion", "retired", "rejected"]},
+            "run": {"type": ["integer", "null"]},
+            "base_model": TEXT,
+            "objective": {"type": "string", "enum": ["pairwise", "regression", "binary"]},
+            "architecture": TEXT,
+            "feedback_count": WHOLE,
+            "ranking": {
+                "type": "object",
+                "description": "Share of held-out feedback ranked as people did: value, low, high, n, what, compared",
+                "additionalProperties": True,
+            },
+            "better_than_a_coin": {"type": "boolean"},
+            "created_at": TIME,
+        }
+    ),
+    "ScoreSent": {
+        "type": "object",
+        "required": ["agent", "responses"],
+        "properties": {
+            "agent": {"type": "string", "pattern": SLUG_PATTERN},
+            "prompt": {"type": ["string", "null"], "minLength": 1, "description": "One turn of the user"},
+            "messages": {
+                "anyOf": [{"type": "string", "minLength": 1}, listed(CHAT, minItems=1), {"type": "null"}],
+                "description": "Chat messages instead of a prompt",
+            },
+            "responses": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": MAX_RESPONSES,
+                "items": {"type": "string"},
+            },
+            "rewardModel": {
+                "type": ["string", "null"],
+                "description": "A version; the agent's champion where left out",
+            },
+        },
+        "additionalProperties": False,
+    },
+    "Scores": _all_of(
+        {
+            "agent": TEXT,
+            "rewardModel": {**TEXT, "description": "Which one scored"},
+            "objective": TEXT,
+            "betterThanACoin": {"type": "boolean", "description": "On held-out feedback"},
+            "scores": listed(
+                _all_of(
+                    {
+                        "score": {**NUMBER, "description": "Any real, comparable within one reward model"},
+                        "reward": {"type": "number", "minimum": -2, "maximum": 2},
+                    }
+                )
+            ),
         }
     ),
     "Policy": _all_of(

@@ -8,6 +8,7 @@ from rl.api.decide import Decide
 from rl.api.experiments import ExperimentResults, Experiments
 from rl.api.labels import Suggestions
 from rl.api.loop import Cancel, Online, Promote, Registry, Rollback, Runs
+from rl.api.reward_models import RewardModels, Score
 from rl.api.rewards import CalculatePending
 from rl.api.training import Policies, RunOne, TrainPolicy
 
@@ -20,6 +21,8 @@ urlpatterns = [
     path("policies/<str:name>/rollback/", Rollback.as_view(), name="api-rollback"),
     path("experiments/", Experiments.as_view(), name="api-experiments"),
     path("experiments/<int:pk>/results/", ExperimentResults.as_view(), name="api-experiment-results"),
+    path("reward-models/", RewardModels.as_view(), name="api-reward-models"),
+    path("score/", Score.as_view(), name="api-score"),
     path("runs/", Runs.as_view(), name="api-runs"),
     path("runs/<int:pk>/cancel/", Cancel.as_view(), name="api-run-cancel"),
     path("online/<str:agent>/", Online.as_view(), name="api-online"),

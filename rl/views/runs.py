@@ -22,6 +22,8 @@ from rl.jobs import run_log_tail
 from rl.models import TrainingRun
 from rl.orders import order_place
 from rl.pairs import REASONS as PAIR_REASONS
+from rl.reward_models import ranking_words
+from rl.reward_specs import reward_model_of
 from rl.selectors import agent_cards, headline_of, run_eta_s, run_get, run_series, runs_newest
 from rl.turning import stations_of, step_next
 
@@ -104,6 +106,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         if (curve := curve_of(title, series.get(name, []), share=share)) is not None
     ]
     policy = getattr(found, "policy", None)
+    judge = getattr(found, "reward_model", None) or reward_model_of(found)
     return render(
         request,
         "rl/run.html",
@@ -112,6 +115,9 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "curves": curves,
             "policy": policy,
             "headline": headline_of(policy.metrics) if policy else None,
+            "stages": found.stages.all(),
+            "judge": judge,
+            "judge_words": ranking_words(judge.ranking) if judge else "",
             "left_out": _left_out(found),
             "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
             "eta": run_eta_s(found),

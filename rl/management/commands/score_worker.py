@@ -1,0 +1,33 @@
+"""Answer scores of reward models to the web processes of this data folder; they start it themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.command import RatchetCommand
+from rl.scorer_process import scorer_run
+
+
+class Command(RatchetCommand):
+    help = (
+        "Hold reward models in memory and answer POST /api/score/ for the web processes of this data folder, which "
+        "start it when they need it. Example: manage.py score_worker --idle 3600"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--idle",
+            type=float,
+            default=300.0,
+            metavar="S",
+            help="Seconds without a call after which it ends (default %(default)s). Example: --idle 3600",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"ran": scorer_run(options["idle"])}
+
+    def show(self, result: dict[str, Any]) -> None:
+        self.stdout.write("nobody asked for a while" if result["ran"] else "another scorer runs here already")

@@ -1,0 +1,83 @@
+"""Pages of reward models: every agent's versions with their ranking, one of them with its history and moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from rl import reward_models as registry
+from rl.models import RewardModelVersion, TrainingRun
+from rl.selectors import share_of
+from rl.views.policies import MOVE, READ
+
+
+def _shown(version: RewardModelVersion) -> dict[str, Any]:
+    return {
+        "version": version,
+        "share": share_of({"ranking": version.ranking}, "ranking"),
+        "words": registry.ranking_words(version.ranking),
+        "what": registry.WORDS.get(str(version.ranking.get("what")), "held-out ratings"),
+        "better": registry.beats_a_coin(version.ranking),
+    }
+
+
+@login_required
+@permission_required(READ, raise_exception=True)
+@require_safe
+def reward_models(request: HttpRequest) -> HttpResponse:
+    """Every reward model, newest first within its agent; `?agent=`."""
+    rows = RewardModelVersion.objects.order_by("agent", "-pk")
+    if asked := request.GET.get("agent"):
+        rows = rows.filter(agent=asked)
+    return render(request, "rl/reward_models.html", {"rows": [_shown(row) for row in rows], "asked": asked})
+
+
+@login_required
+@permission_required(READ, raise_exception=True)
+@require_safe
+def reward_model(request: HttpRequest, name: str) -> HttpResponse:
+    """One reward model: what it ranks right, its files, what learnt from it, history, and the moves."""
+    found = get_object_or_404(RewardModelVersion.objects.select_related("run"), name=name)
+    learners = TrainingRun.objects.filter(agent=found.agent, recipe__reward__contains=f"model:{found.name}")
+    return render(
+        request,
+        "rl/reward_model.html",
+        {
+            **_shown(found),
+            "difference": share_of(found.ranking, "difference"),
+            "events": found.events.all()[:100],
+            "learners": [run for run in learners.select_related("policy") if registry_named(run, found)],
+            "moves": list(registry.MOVES[found.stage]) if request.user.has_perm(MOVE) else [],
+        },
+    )
+
+
+def registry_named(run: TrainingRun, version: RewardModelVersion) -> bool:
+    """Whether a run's rewards name this very version, and not one whose name begins with its name."""
+    return f"model:{version.name}" in [spec.strip() for spec in str(run.recipe["reward"]).split(",")]
+
+
+@login_required
+@permission_required(MOVE, raise_exception=True)
+@require_POST
+def reward_model_move(request: HttpRequest, name: str) -> HttpResponse:
+    """Promote or retire; what the registry says is shown."""
+    found = get_object_or_404(RewardModelVersion, name=name)
+    try:
+        moved = registry.reward_model_move(
+            found,
+            request.POST.get("move", ""),
+            actor=request.user.get_username(),
+            reason=request.POST.get("reason", "").strip(),
+            force=request.POST.get("force") == "on",
+        )
+    except registry.RewardModelRefused as refusal:
+        messages.error(request, str(refusal))
+    else:
+        messages.success(request, f"{moved.name} is {moved.stage} now.")
+    return redirect("reward-model", name)
