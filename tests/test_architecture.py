@@ -157,6 +157,7 @@ DOORS = [
     "rl.labelling",
     "rl.reward_models",
     "rl.reward_specs",
+    "rl.scorer_process",
 ]
 
 
