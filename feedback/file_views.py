@@ -130,6 +130,7 @@ def _tried(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResp
             report = order_import(order, dry_run=True)
     except FormatRefused as refusal:
         fault = upload.without_paths(str(refusal))
+    fault = fault.partition(" Say which with --format")[0]  # the page asks for both itself
     if fault and not columns_shown(previews):
         uploads_sweep(upload.token)
         return _form(request, fault=fault, status=400)

@@ -21,6 +21,8 @@ PAGE = 40
 """Imports on one page."""
 SHOWN = 100
 """Refused rows that the page of an import lists."""
+OPTIONS = {"columns": "columns", "simulated": "verdicts by a machine", "skip_bad": "unreadable rows left out"}
+"""How the file was read, beside what stands in columns of its own -> words for it."""
 UNDONE = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
 
 
@@ -86,6 +88,10 @@ def _removed(found: dict[str, Any]) -> list[tuple[str, int]]:
     return [(name, found[name]) for name in UNDONE if found.get(name)]
 
 
+def _option(value: Any) -> str:
+    return ", ".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, dict) else "yes"
+
+
 def _context(batch: ImportBatch) -> dict[str, Any]:
     left = rows_left(batch)
     return {
@@ -93,10 +99,9 @@ def _context(batch: ImportBatch) -> dict[str, Any]:
         "counts": _counts(batch.counts),
         "left": [(name, count) for name, count in left.items() if count != batch.counts.get(name, 0)],
         "decisions_left": left["decisions"],
-        "options": sorted(
-            (name, ", ".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, dict) else value)
-            for name, value in batch.options.items()
-        ),
+        "options": [
+            (words, _option(value)) for name, words in OPTIONS.items() if (value := batch.options.get(name))
+        ],
         "skipped": sorted(batch.skipped_because.items(), key=lambda item: -item[1]),
         "refused": batch.refused[:SHOWN],
         "refused_more": max(batch.counts.get("refused", 0) - SHOWN, 0),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import random
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,6 +35,9 @@ from feedback.services import (
 )
 from rl.datasets import prepare_training_dataset
 from rl.models import LabelRun, Policy, RewardRecord, TrainingRun
+from tests.postgres import fresh_database
+from tests.postgres import postgres_url as postgres_url
+from tests.server import Server
 
 pytestmark = pytest.mark.django_db
 
@@ -162,9 +168,6 @@ def test_every_row_knows_the_import_that_brought_it(tmp_path: Path) -> None:
     assert (batch.file, batch.format, batch.agent, batch.licence, batch.actor) == (
         "x.jsonl", "trl", "helper", "CC-BY-4.0", "ann",
     )  # fmt: skip
-    # sha256sum of the file
-    import hashlib
-
     assert batch.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert batch.bytes == path.stat().st_size
     assert {name: batch.counts[name] for name in ("rows", "rows_stored", "decisions", "ratings", "comparisons")} == {
@@ -621,3 +624,60 @@ def test_two_imports_and_people_between_them_are_taken_back_in_either_order(
     for order in (1, -1):
         in_a_world_of_its_own(lambda order=order: work(order))  # type: ignore[misc]
     assert ends[0] == ends[1]
+
+
+# --- PostgreSQL -------------------------------------------------------------------------------------------
+
+ROUND = """
+import json, sys
+import django
+django.setup()
+from django.core.management import call_command
+from feedback.agent_changes import agent_delete, agent_rename
+from tests.test_import_batches import consistent, import_undo, file_import, people_act, tables
+call_command("migrate", verbosity=0)
+same = []
+for seed in range(4):
+    people_act(seed)
+    before = tables()
+    numbers = [file_import(path, skip_bad=True).batch for path in sys.argv[1:]]
+    consistent()
+    for number in numbers[::-1] if seed % 2 else numbers:
+        import_undo(number, actor="x")
+        consistent()
+    same.append(tables() == before)
+people_act(4)
+file_import(sys.argv[1])
+call_command("calculate_rewards", "--all", stdout=sys.stderr)
+agent_rename("helper", "desk")
+moved = {row["agent"] for rows in tables().values() for row in rows if "agent" in row}
+agent_delete("desk", actor="x")
+left = {name: len(rows) for name, rows in tables().items() if rows}
+print(json.dumps([same, sorted(moved), left]))
+"""
+
+
+@pytest.mark.postgres
+def test_postgresql_takes_imports_back_and_renames_and_deletes_agents(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    """Rows that came through COPY; chains, traces and foreign keys that are checked at the end of a transaction."""
+    trace = str(uuid.UUID(int=99))
+    words = [{"rater": rater, **said} for rater, said in zip(RATERS, WORDS, strict=False)]
+    line = {"type": "trace", "id": trace, "agent": AGENT, "steps": [{"kind": "step", "name": "x"}]}
+    outcome = {"name": "clicked", "value": 1, "at": "2026-01-02T00:00:00Z"}
+    rows = [line, *({**row_of(id), "ratings": words, "outcomes": [outcome], "trace": trace} for id in IDS)]
+    compared = {"type": "comparison", "left": IDS[0], "right": IDS[2], "preference": "left", "rater": "ann"}
+    one = written(tmp_path / "one.jsonl", [*rows, compared])
+    changed = [{**row_of(id), "ratings": [{"rater": "ann", "thumb": "down"}]} for id in IDS]
+    other = written(tmp_path / "other.jsonl", [*changed, {**compared, "preference": "tie"}])
+    server = Server(fresh_database(postgres_url), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", ROUND, str(one), str(other)], capture_output=True, text=True, check=False,
+        cwd=Path(__file__).parents[1], env=server.environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    same, moved, left = json.loads(done.stdout)
+    assert same == [True] * 4
+    # the name that was left stays hashed apart, also when the agent is gone
+    assert (moved, left) == (["desk", "helper"], {"AgentName": 1})
