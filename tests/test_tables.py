@@ -735,3 +735,9 @@ def test_a_verdict_in_another_language_is_not_dropped(tmp_path: Path) -> None:
         list(formats.read(path, columns=ColumnMap.parse("prompt=Frage,response=Antwort")))
     map = "prompt=Frage,response=Antwort,rating=Bewertung (1-10)"
     assert ratings(path, ColumnMap.parse(map)) == [1.0]
+
+
+@pytest.mark.parametrize(("name", "content"), [("t.csv", "prompt,response,rating\n"), ("t.json", "[]")])
+def test_a_table_without_rows_is_refused(name: str, content: str, tmp_path: Path) -> None:
+    with pytest.raises(FormatRefused, match="expected rows below the header, or in the list, found none"):
+        formats.detect(text(tmp_path / name, content))

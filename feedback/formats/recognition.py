@@ -35,6 +35,7 @@ def format_of(path: Path, name: str = "", columns: ColumnMap | None = None) -> F
         return llamafactory.FORMAT
     votes: Counter[str] = Counter()
     seen: list[str] = []
+    number = -1
     for number, row in enumerate(rows(path, name)):
         if number == SAMPLE:
             break
@@ -46,6 +47,8 @@ def format_of(path: Path, name: str = "", columns: ColumnMap | None = None) -> F
             seen = seen or [str(key)[:40] for key in list(row.value)[:12]]
     if votes:
         return max(ORDER, key=lambda format: votes[format.name])
+    if number < 0:
+        raise FormatRefused(f"{name}: expected rows below the header, or in the list, found none")
     found = f"found rows with {', '.join(seen)}" if seen else "found no row that is an object"
     raise FormatRefused(
         f"{name}: of no known format: {found}. Say which column holds what, as in --map "
