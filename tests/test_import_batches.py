@@ -369,6 +369,22 @@ def test_a_trace_of_an_undone_import_goes_with_the_last_that_needed_it(tmp_path:
     assert tables() == before
 
 
+def test_every_example_of_a_format_is_taken_back_exactly() -> None:
+    folder, formats_read = Path(__file__).parent / "formats", set()
+    before = tables()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if "dataset_info" in path.name:
+            continue  # says which columns another file has
+        report = file_import(path, agent=None if path.name == "ratchet.jsonl" else "helper", skip_bad=True)
+        if report.batch is None:
+            assert report.problem, path.name  # ratings of decisions that are not here, prompts alone
+            continue
+        formats_read.add(report.format)
+        import_undo(report.batch, actor="x")
+        assert tables() == before, path.name
+    assert len(formats_read) >= 25
+
+
 # --- What was trained on it -------------------------------------------------------------------------------
 
 
