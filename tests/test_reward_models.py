@@ -186,3 +186,35 @@ def test_the_command_lists_shows_and_moves(ratchet_home: Path, capsys: pytest.Ca
     assert model.stage == "retired"
     with pytest.raises(RewardModelRefused, match="cannot become retired"):
         reward_model_retire(model, actor="test")
+
+
+def test_the_pages_show_what_it_ranks_and_who_learnt_from_it_and_move_it(ratchet_home: Path) -> None:
+    from django.test import Client
+
+    from tests.api_client import person
+
+    model = version(ratchet_home, ranking=HIGH)
+    facts = {"agent": "bot", "base_model": "bundled", "status": "succeeded", "finished_at": timezone.now()}
+    stage = TrainingRun.objects.create(method="reward_model", **facts)
+    RewardModelVersion.objects.filter(pk=model.pk).update(run=stage)
+    run = TrainingRun.objects.create(method="ppo", recipe={"reward": f"format,model:{model.name}"}, **facts)
+    TrainingRun.objects.create(method="ppo", recipe={"reward": f"model:{model.name}0"}, **facts)
+    TrainingRun.objects.filter(pk=stage.pk).update(stage_of=run)
+    operator, rater = Client(), Client()
+    operator.force_login(person("olga", "operator"))
+    rater.force_login(person("rita", "rater"))
+    assert b"54 thumbs" not in operator.get("/reward-models/").content
+    assert b"60 thumbs" in operator.get("/reward-models/?agent=bot").content
+    page = operator.get(f"/reward-models/{model.name}/")
+    assert page.status_code == 200
+    assert f"/runs/{run.pk}/" in page.content.decode()
+    assert len(page.context["learners"]) == 1
+    assert f"/runs/{stage.pk}/" in operator.get(f"/runs/{run.pk}/").content.decode()
+    assert f"/runs/{run.pk}/" in operator.get(f"/runs/{stage.pk}/").content.decode()
+    for address in ("/reward-models/", f"/reward-models/{model.name}/"):
+        assert rater.get(address).status_code == 403
+    assert rater.post(f"/reward-models/{model.name}/move/", {"move": "champion"}).status_code == 403
+    assert operator.post(f"/reward-models/{model.name}/move/", {"move": "champion"}).status_code == 302
+    model.refresh_from_db()
+    assert (model.stage, model.events.get(kind="promoted").actor) == ("champion", "olga")
+    assert operator.get("/reward-models/nobody/").status_code == 404

@@ -43,7 +43,7 @@ def reward_models(request: HttpRequest) -> HttpResponse:
 def reward_model(request: HttpRequest, name: str) -> HttpResponse:
     """One reward model: what it ranks right, its files, what learnt from it, history, and the moves."""
     found = get_object_or_404(RewardModelVersion.objects.select_related("run"), name=name)
-    learners = TrainingRun.objects.filter(agent=found.agent, recipe__reward__contains=f"model:{found.name}")
+    learners = TrainingRun.objects.filter(agent=found.agent, recipe__reward__icontains=f"model:{found.name}")
     return render(
         request,
         "rl/reward_model.html",
