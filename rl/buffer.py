@@ -100,16 +100,18 @@ def buffer_size_fresh(agent: str) -> int:
     return sum(rows.count() for rows, _ in _waiting(agent, clock=True))
 
 
-def buffer_sizes() -> dict[str, int]:
-    """How much there is of every agent, in two passes over ratings and comparisons."""
+def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
+    """How much there is of every agent, in two passes over ratings and comparisons; with `clock` as
+    `buffer_size_fresh`."""
     found: dict[str, int] = {}
     for standing, agent in ((ratings_standing(), "decision__agent"), (comparisons_standing(), "left__agent")):
-        rows = standing.order_by().filter(~_gone("pk")).values(agent).annotate(n=Count("pk"))
+        rows = standing.order_by().filter(~_gone("pk", clock=clock)).values(agent).annotate(n=Count("pk"))
         for row in rows:
             found[row[agent]] = found.get(row[agent], 0) + row["n"]
     for slug in agents_known():
         outcomes, records = _measured(slug)
-        n = outcomes.filter(~_gone("pk")).count() + records.filter(~_gone("decision")).count()
+        n = outcomes.filter(~_gone("pk", clock=clock)).count()
+        n += records.filter(~_gone("decision", clock=clock)).count()
         if n:
             found[slug] = found.get(slug, 0) + n
     return found
@@ -121,6 +123,11 @@ _sizes: Believed[dict[str, int]] = Believed()
 def buffer_sizes_lately() -> dict[str, int]:
     """`buffer_sizes`, a little old where there is much to count: for pages that are looked at often."""
     return _sizes.get("all", buffer_sizes)
+
+
+def fresh_sizes_lately() -> dict[str, int]:
+    """`buffer_sizes` of what may start a retrain, a little old likewise."""
+    return _sizes.get("fresh", lambda: buffer_sizes(clock=True))
 
 
 def feedback_take(run: TrainingRun, *, newest: int | None = None) -> list[uuid.UUID]:

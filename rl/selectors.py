@@ -13,7 +13,7 @@ from django.utils import timezone
 from feedback.selectors import FeedbackCounts, feedback_counts_lately
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
-from rl.buffer import buffer_sizes_lately
+from rl.buffer import buffer_sizes_lately, fresh_sizes_lately
 from rl.distance import Distance, gate_distances_lately
 from rl.drawings.curves import Versions, versions_of
 from rl.drawings.lineage import Descent, Lineage, lineage_of
@@ -194,7 +194,7 @@ class AgentCard:
     newest: Policy | None = None
     """The policy made last."""
     buffer: int = 0
-    """Ratings and comparisons not learnt from yet."""
+    """Ratings, comparisons, outcomes and traces that no policy learnt from yet."""
     wanted: int = 0
     """How many start a retrain."""
     charts: Sequence[Versions] = ()
@@ -247,7 +247,8 @@ def agent_cards() -> list[AgentCard]:
         policies[policy.agent] = policy
     gated = PolicyEvent.objects.filter(policy__in=newest_policies, kind=PolicyEvent.Kind.GATED).order_by("pk")
     closed = dict(gated.values_list("policy__agent", "reason"))
-    waiting, wishes = buffer_sizes_lately(), {row.agent: row for row in LearnerSettings.objects.all()}
+    waiting, fresh = buffer_sizes_lately(), fresh_sizes_lately()
+    wishes = {row.agent: row for row in LearnerSettings.objects.all()}
     usual, distances = learner_defaults(), gate_distances_lately(counts)
     experiments: dict[str, list[Experiment]] = {}
     for running in Experiment.objects.filter(status=Experiment.Status.RUNNING).order_by("name"):
@@ -266,7 +267,7 @@ def agent_cards() -> list[AgentCard]:
             wanted=(wishes.get(slug) or usual).min_samples_to_retrain,
             charts=policy_charts(by_agent.get(slug, [])),
             eta_s=run_eta_s(runs[slug]) if slug in runs else None,
-            learner=_learner(waiting.get(slug, 0), wishes.get(slug) or usual),
+            learner=_learner(fresh.get(slug, 0), wishes.get(slug) or usual),
             experiments=experiments.get(slug, ()),
             closed=closed.get(slug, ""),
             distance=distances.get(slug),

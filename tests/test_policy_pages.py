@@ -321,7 +321,7 @@ def test_files_outside_the_data_folder_are_not_touched(tmp_path: Path) -> None:
 def test_the_card_says_what_is_known_and_no_more() -> None:
     policy = make_policy(1)
     card = policy_card(policy)
-    assert "1 ratings and comparisons, 50 % of them simulated" in card
+    assert "1 ratings and comparisons were looked at, 50 % of them simulated" in card
     assert "Not evaluated yet." in card
     judged(policy)
     registry.policy_promote(policy, actor="ann", force=True, reason="demo tomorrow")
