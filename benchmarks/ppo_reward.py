@@ -73,7 +73,9 @@ def side(
     name: str, seed: int, steps: int, train: list[Any], held_out: list[Any], before: list[float]
 ) -> dict[str, Any]:
     """Train with one reward; what became of the liking of the held-out prompts."""
-    recipe = PPO_CONFIG["cpu"].with_knobs(max_steps=steps, seed=seed, eval_prompts=len(held_out))
+    recipe = PPO_CONFIG["cpu"].with_knobs(
+        max_steps=steps, seed=seed, eval_prompts=len(held_out), allow_constant_reward=name == "constant"
+    )
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         trainer = PPOTrainer(recipe, output_dir=folder, agent="widgets", rewards=[Paid(name, seed)])

@@ -263,7 +263,9 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     if evidence.kl is None:
         return Verdict("kl", NOT_APPLICABLE, "its distance to the base model was not measured")
     figures = {"value": evidence.kl, "bound": bounds.max_kl}
-    said = f"{evidence.kl:.2f} nats per token from the base model, {bounds.max_kl:g} allowed"
+    said = (
+        f"KL to the base model {evidence.kl:.2f} nats per token of its own answers, {bounds.max_kl:g} allowed"
+    )
     return Verdict("kl", REFUSED if not evidence.kl <= bounds.max_kl else PASSED, said, figures)
 
 

@@ -81,7 +81,8 @@ def policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy
             feedback_count=run.feedback_count,
             actor=actor,
         )
-        run_finish(run, TrainingRun.Status.SUCCEEDED, **figures_of(run, result))
+        reason = f"stopped early: {result.stopped_early}" if result.stopped_early else ""
+        run_finish(run, TrainingRun.Status.SUCCEEDED, reason=reason, **figures_of(run, result))
     card_write(policy)
     return policy
 
@@ -98,6 +99,7 @@ def figures_of(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
             "left_out": result.left_out,
             "seconds": result.seconds,
             "notes": result.notes,
+            **({"stopped_early": result.stopped_early} if result.stopped_early else {}),
         },
     }
 
@@ -130,6 +132,7 @@ def train_report(
         "metrics": result.metrics,
         "notes": result.notes,
         "evidence": distance.as_dict() if distance else None,
+        "stopped_early": result.stopped_early,
         "files": {
             "result": str(run_folder(run) / "result.json"),
             "plot": str(run_folder(run) / "training.png"),

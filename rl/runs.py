@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.conf import settings
@@ -48,6 +49,7 @@ from rl.reward_models import (
 from rl.reward_records import RewardsRefused, rewards_calculate
 from rl.reward_specs import rewards_located
 from rl.reward_stage import StageStopped, reward_model_settle, waits_for_reward_model
+from rl.reward_teaching import TEACHING_ROWS, teaching_check
 from rl.rewards.named import RewardRefused
 from rl.run_feedback import run_feedback_settle, run_rewards_settle
 from rl.starting import start_located, start_settled
@@ -273,7 +275,7 @@ def _prepare(
         if order.source != "db":
             raise RunRefused("replay_share is for the feedback recorded here; a file is trained on whole")
         replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new)))
-    return prepare_training_dataset(
+    prepared = prepare_training_dataset(
         order.agent,
         kind=dataset_kind(order.method, recipe.as_dict()),
         source=order.source,
@@ -288,6 +290,9 @@ def _prepare(
         reward_threshold=recipe.as_dict().get("reward_threshold") or None,
         sources=recipe.shown if isinstance(recipe, SFTRecipe) else SHOWN,
     )
+    if method_named(order.method).rewarded and recipe.as_dict().get("mode") != "logged":
+        teaching_check(recipe.as_dict(), list(islice(prepared.rows("train"), TEACHING_ROWS)), order.agent)
+    return prepared
 
 
 def _run_claimed(

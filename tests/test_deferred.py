@@ -62,7 +62,7 @@ def test_what_is_logged_is_what_trl_logs(base: str, tmp_path: Path, monkeypatch:
         "entropy",
         "mean_token_accuracy",
         "logits/chosen",
-        "kl",
+        "log_ratio",
         "num_tokens",
     } < later.keys()
     for name in later.keys() - timed:

@@ -171,7 +171,7 @@ def test_rewards_margins_accuracy_and_kl_give_the_published_values(base: str, tm
     assert metrics["rewards/margins"] == pytest.approx([0, 1, 2], abs=1e-5)
     assert metrics["rewards/accuracies"] == [0, 1, 1]  # an exact tie is not a preference
     # one token a response: the mean of both log-ratios, (0 + 0)/2, (0.1 - 9.9)/2, (-0.9 - 20.9)/2
-    assert metrics["kl"] == pytest.approx([0, -4.9, -10.9], abs=1e-5)
+    assert metrics["log_ratio"] == pytest.approx([0, -4.9, -10.9], abs=1e-5)
 
 
 def test_label_smoothing_without_noise_is_plain_dpo() -> None:
@@ -262,13 +262,20 @@ def test_a_result_holds_what_is_needed_to_report_the_run(
     history = result.history
     assert history["step"] == list(range(1, 9))
     assert history["eval_step"] == [2, 4, 6, 8]
-    for name in ("loss", "rewards/accuracies", "rewards/margins", "kl", "learning_rate", "tokens_per_second"):
+    for name in (
+        "loss",
+        "rewards/accuracies",
+        "rewards/margins",
+        "log_ratio",
+        "learning_rate",
+        "tokens_per_second",
+    ):
         assert len(history[name]) == 8, name
         assert all(math.isfinite(value) for value in history[name])
     assert len(history["eval_loss"]) == len(history["eval_rewards/accuracies"]) == 4
     # before the first update policy and reference are the same model
     assert history["loss"][0] == pytest.approx(math.log(2), abs=1e-4)
-    assert history["kl"][0] == pytest.approx(0, abs=1e-4)
+    assert history["log_ratio"][0] == pytest.approx(0, abs=1e-4)
     assert [step for step, row in follower.rows if "loss" in row] == list(range(1, 9))
     assert [step for step, row in follower.rows if "eval_loss" in row] == [2, 4, 6, 8]
     assert result.metrics["loss"] == history["loss"][-1]

@@ -129,14 +129,14 @@ def test_sft_reproduces_what_was_shown(base: str, tmp_path: Path) -> None:
     assert result.metrics["eval_loss"] < 0.1
     assert result.history["mean_token_accuracy"][-1] > 0.95
     # LoRA starts as nothing, so the first step is taken at the base; what is shown then becomes likelier than it was
-    assert result.history["kl"][0] == pytest.approx(0, abs=1e-4)
-    rewards, distances = result.history["rewards/demonstrations"], result.history["kl"]
+    assert result.history["log_ratio"][0] == pytest.approx(0, abs=1e-4)
+    rewards, distances = result.history["rewards/demonstrations"], result.history["log_ratio"]
     assert rewards[-1] > 10
     tokens = rewards[-1] / distances[-1]
     assert tokens == pytest.approx(round(tokens), abs=1e-3)  # each demonstration is the same words
     base_loss = result.history["loss"][0]
     assert distances[-1] == pytest.approx(base_loss - result.history["loss"][-1], abs=0.5)
-    assert result.history["eval_kl"][-1] > 0
+    assert result.history["eval_log_ratio"][-1] > 0
     result.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1_000
 

@@ -145,7 +145,8 @@ def test_every_step_tells_every_metric(trainer: Callable[..., PPOTrainer], tmp_p
     assert told >= {
         "loss", "policy_loss", "value_loss", "entropy", "clip_fraction", "value_clip_fraction", "ratio", "policy_kl",
         "value_error", "explained_variance", "kl", "kl_coef", "reward", "reward_std", "reward_less_kl", "reward/short",
-        "grad_norm", "learning_rate", "tokens", "ended", "optimiser_steps", "early_stopped", "tokens_per_second",
+        "log_ratio", "valid", "repetition", "grad_norm", "learning_rate", "tokens", "ended", "optimiser_steps",
+        "early_stopped", "tokens_per_second",
     }  # fmt: skip
     # ragged ends: 8 responses, 2 passes in halves
     assert follower.rows[1][1]["optimiser_steps"] == 4

@@ -114,6 +114,30 @@ def test_the_score_comes_with_the_last_token_and_the_kl_with_each() -> None:
     torch.testing.assert_close(rewards, expected)
 
 
+def test_the_score_stands_at_the_last_token_beyond_a_gap() -> None:
+    mask = torch.tensor([[True, False, True, False]])
+    rewards = rewards_per_token(torch.tensor([1.0]), torch.full((1, 4), 0.5), mask, kl_coef=0.2)
+    torch.testing.assert_close(rewards, torch.tensor([[-0.1, 0.0, 0.9, 0.0]]))
+
+
+def test_advantages_bridge_what_others_wrote_between() -> None:
+    """Two tokens, a tool's answer of two, one token; gamma 0.9, lambda 0.5, worked by hand.
+
+    Of V = 1, 2, 3 and r = 0, 0, 10 at the tokens: delta = 0.9*2 - 1 = 0.8, 0.9*3 - 2 = 0.7, 10 - 3 = 7;
+    A_3 = 7, A_2 = 0.7 + 0.45 * 7 = 3.85, A_1 = 0.8 + 0.45 * 3.85 = 2.5325.
+    """
+    mask = torch.tensor([[True, True, False, False, True, False]])
+    values = torch.tensor([[1.0, 2.0, 77.0, math.nan, 3.0, 55.0]], dtype=torch.float64)
+    rewards = torch.tensor([[0.0, 0.0, 9.0, math.inf, 10.0, 4.0]], dtype=torch.float64)
+    advantages, returns = gae(rewards, values, mask, gamma=0.9, lam=0.5)
+    torch.testing.assert_close(
+        advantages, torch.tensor([[2.5325, 3.85, 0, 0, 7, 0]], dtype=torch.float64), rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        returns, torch.tensor([[3.5325, 5.85, 0, 0, 10, 0]], dtype=torch.float64), rtol=0, atol=1e-12
+    )
+
+
 def test_only_an_answer_without_end_is_penalised() -> None:
     found = missing_eos_penalised(torch.tensor([1.0, 0.5]), torch.tensor([True, False]), 1.5)
     assert found.tolist() == [1.0, -1.0]

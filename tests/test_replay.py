@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rl.online import OnlineLearner
 from rl.pairs import Pair, PairSet
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, RecipeError
 from rl.replay import Replay
+from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.kto import KTOTrainer
 from rl.training.policy import load_policy
@@ -191,6 +193,14 @@ STARTS = {
 }
 
 
+def prefixes(item: EncodedResponse) -> list[list[EncodedResponse]]:
+    """Each token of a response as a response of its own, so that its log-probability stands alone."""
+    return [
+        [EncodedResponse([*item.prompt_ids, *item.response_ids[:at]], [token])]
+        for at, token in enumerate(item.response_ids)
+    ]
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("method", STARTS)
 def test_sampling_begins_with_the_policy_it_starts_from_and_is_held_to_the_base(
@@ -205,9 +215,12 @@ def test_sampling_begins_with_the_policy_it_starts_from_and_is_held_to_the_base(
         return judge(self, rows, rollouts)
 
     monkeypatch.setattr(Judge, "judge", noted)
-    result = trainer(
-        still(recipe, adapter), base, output_dir=tmp_path, hardware=HARDWARE, rewards=[Length()]
-    ).train(rows, rows[:3])
+    begun_with = still(recipe, adapter).with_knobs(
+        allow_constant_reward=True
+    )  # no probe before the first answers
+    result = trainer(begun_with, base, output_dir=tmp_path, hardware=HARDWARE, rewards=[Length()]).train(
+        rows, rows[:3]
+    )
     before, after = (
         load_file(Path(folder) / "adapter_model.safetensors") for folder in (adapter, result.checkpoint)
     )
@@ -222,10 +235,12 @@ def test_sampling_begins_with_the_policy_it_starts_from_and_is_held_to_the_base(
     # the first answers, to held-out prompts, as two models loaded on their own have them
     items = [rollout.item for rollout in answered[0]]
     begun, bare = (
-        score_encoded(load_policy(base, path, hardware=HARDWARE), items) for path in (adapter, None)
+        [score_encoded(model, cut)[0] for item in items for cut in prefixes(item)]
+        for model in (load_policy(base, path, hardware=HARDWARE) for path in (adapter, None))
     )
-    away = sum(mine - theirs for mine, theirs in zip(begun, bare, strict=True)) / len(items)
-    assert abs(away) > 1e-3
+    away = sum(math.expm1(theirs - mine) - (theirs - mine) for mine, theirs in zip(begun, bare, strict=True))
+    away /= len(items)
+    assert away > 1e-3
     assert result.history["eval_kl"][0] == pytest.approx(away, abs=1e-4)
 
 

@@ -19,7 +19,7 @@ from tests.tiny import tiny_model
 def short(sample: RewardSample) -> float:
     """A user's own reward: likes short answers, and only knows widgets."""
     assert sample.facts["state"]["widgets"]
-    return max(-2.0, 2.0 - 0.25 * sample.facts["tokens"])
+    return max(-2.0, 2.0 - 0.25 * sample.facts["tokens"] - 0.01 * len(sample.response))
 
 
 SHORT = "tests.test_train_ppo.short"

@@ -283,6 +283,7 @@ SHOWN = {
     "brier": "Brier score",
     "calibration_error": "calibration error",
     "kl": "kl",
+    "log_ratio": "log-ratio to the base",
     "eval_loss": "eval loss",
     "eval_rewards/accuracies": "eval accuracy",
     "reward": "reward",

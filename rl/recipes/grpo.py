@@ -51,12 +51,17 @@ class GRPORecipe(AdapterRecipe):
     """Who samples: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings apply)."""
     eval_prompts: int = 64
     """Most held-out prompts answered in an evaluation."""
+    max_kl: float = 30.0
+    """Nats per response from the base beyond which the run is stopped as diverged (half a nat per token where that is
+    more); 0 does not watch."""
+    allow_constant_reward: bool = False
+    """Train although every answer, or every valid one, earns the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._above_zero("num_iterations", "epsilon", "max_ratio", "max_new_tokens", "temperature", "top_p")
         self._above_zero("eval_prompts")
-        self._not_negative("beta", "missing_eos_penalty", "top_k")
+        self._not_negative("beta", "max_kl", "missing_eos_penalty", "top_k")
         self._one_of("mode", ("online", "logged"))
         self._one_of("loss", ("dapo", "grpo", "bnpo", "dr_grpo"))
         self._one_of(

@@ -73,6 +73,11 @@ class PPORecipe(AdapterRecipe):
     """URL of a vLLM server that samples in this process's place (docs/cluster.md); empty samples here."""
     eval_prompts: int = 64
     """Most held-out prompts answered in an evaluation."""
+    max_kl: float = 30.0
+    """Nats per response from the base beyond which the run is stopped as diverged (half a nat per token where that is
+    more); 0 does not watch."""
+    allow_constant_reward: bool = False
+    """Train although every answer, or every valid one, earns the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +86,7 @@ class PPORecipe(AdapterRecipe):
         )
         self._above_zero("cliprange", "max_new_tokens", "temperature", "top_p", "eval_prompts")
         self._not_negative(
-            "init_kl_coef", "early_stop_kl", "cliprange_value", "vf_coef", "entropy_coef", "top_k"
+            "init_kl_coef", "max_kl", "early_stop_kl", "cliprange_value", "vf_coef", "entropy_coef", "top_k"
         )
         self._not_negative("lam", "value_learning_rate", "missing_eos_penalty")
         for knob in ("gamma", "lam", "top_p"):

@@ -33,6 +33,10 @@ class SyntaxValidationReward:
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
         return [self._one(sample.response) for sample in samples]
 
+    def constant(self, sample: RewardSample) -> str:
+        """Why every valid answer earns the same."""
+        return f"each that parses as {self.language} earns 2"
+
     def _one(self, response: str) -> RewardValue:
         if len(response) > LONGEST:
             return RewardValue(
@@ -60,6 +64,10 @@ class FormatComplianceReward:
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
         return [_acted_on(get_agent(sample.agent), sample, RAW_HIGH) for sample in samples]
 
+    def constant(self, sample: RewardSample) -> str:
+        """Why every valid answer earns the same."""
+        return "each that the agent can act on earns 2"
+
 
 @dataclass(frozen=True)
 class AgentReward:
@@ -70,6 +78,15 @@ class AgentReward:
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
         return [self._one(sample) for sample in samples]
+
+    def constant(self, sample: RewardSample) -> str:
+        """Why every valid answer to a prompt earns the same: nobody knows which is right. Empty where it is known."""
+        agent, state = get_agent(sample.agent), sample.facts.get("state")
+        if not isinstance(state, dict):
+            return "each earns 1, as the prompts have no state that could say which is right"
+        if type(agent).quality is not Agent.quality or agent.ground_truth(state) is not None:
+            return ""
+        return f"each earns 1, as agent {sample.agent} does not know which is right"
 
     def _one(self, sample: RewardSample) -> RewardValue:
         agent = get_agent(sample.agent)

@@ -15,6 +15,9 @@ FAILED = ("failed", "failure", "error", "errored", "aborted", "cancelled", "canc
 function came back says nothing of its task."""
 
 
+NO_TRACE = "it reads the trace of a recorded decision, and a sampled answer has none"
+
+
 def steps_of(sample: RewardSample, kind: str) -> list[Mapping[str, Any]]:
     """The steps of a kind in `facts["steps"]`, as the collector sends them."""
     steps = sample.facts.get("steps") or []
@@ -47,6 +50,10 @@ class ToolSuccessReward:
     """
 
     name: str = "tool_success"
+
+    def inapplicable(self, sample: RewardSample) -> str:
+        """Why no sampled answer can be judged."""
+        return NO_TRACE
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
         return [self._one(sample) for sample in samples]
@@ -82,6 +89,10 @@ class TaskCompletionReward:
     """
 
     name: str = "task_completion"
+
+    def inapplicable(self, sample: RewardSample) -> str:
+        """Why no sampled answer can be judged."""
+        return NO_TRACE
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
         return [self._one(sample) for sample in samples]

@@ -36,7 +36,7 @@ from rl.training.evaluate_evidence import (
 )
 from rl.training.policy import Generation, LoadedPolicy, generate
 from rl.training.result import TrainingRefused
-from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses
+from rl.training.scoring import ResponseScore, head_check, kl_encoded, score_pairs
 
 CHUNK = 64
 """Pairs or prompts worked on between two calls of `progress`."""
@@ -376,14 +376,12 @@ def _held_out(work: _Work, own: _Side, other: _Side, evidence: Mapping[str, Othe
 
 
 def kl_to_base(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Message], str]]) -> float | None:
-    """Nats per token by which a policy's own answers are more likely to it than to its base: an estimate of its KL.
+    """KL to the base model, nats per token of a policy's own answers, never negative; None without adapter or answer.
 
-    The k1 estimator, mean of log p(y) - log base(y), over the policy's own answers; greedy ones here, so it leans high.
-    Source: Schulman, Approximating KL Divergence (2020). None without an adapter or an answer.
+    The k3 estimator of `scoring.kl_encoded` over greedy answers, where it is no unbiased estimate: it says how
+    surprised the base is by what users will read.
     """
-    items = [(list(messages), text) for messages, text in answers if text]
+    items = policy.encoder.responses([(list(messages), text) for messages, text in answers if text])
     if policy.adapter is None or not items:
         return None
-    own, base = score_responses(policy, items), score_responses(policy, items, adapter=False)
-    tokens = sum(score.tokens for score in own)
-    return sum(mine.logp - theirs.logp for mine, theirs in zip(own, base, strict=True)) / max(tokens, 1)
+    return sum(kl_encoded(policy, items)) / max(sum(len(item.response_ids) for item in items), 1)

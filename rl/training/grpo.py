@@ -20,12 +20,14 @@ from rl.training.hardware import Hardware, detect
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.named import rewards_of
+from rl.training.ppo.probing import prompts_judged
 from rl.training.ppo.prompts import Prompts, prompts_encoded
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     common_arguments,
+    last_good_restore,
     lora_begun,
     one_gpu,
     result_of,
@@ -109,8 +111,15 @@ class GRPOTrainer:
             for note in weights_begin(self.recipe, trainer.model):
                 self._note(note)
             self._note(f"forward {trainer.choice.rung}: {trainer.choice.reason}")
+            if checkpoint is None and isinstance(trainer, OnlineTrainer):
+                trainer.probe_rewards()
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            stopped_early = ""
+            if reason := trainer.watch.reason:
+                step = last_good_restore(trainer, self.output_dir, reason)
+                stopped_early = f"{reason}; the policy is that of step {step}"
+                self._note(f"stopped early: {stopped_early}")
             logged = self.recipe.mode == "logged" and trainer.eval_dataset is not None
             metrics = trainer.evaluate_at_end() if logged else {}
         result = result_of(
@@ -125,6 +134,7 @@ class GRPOTrainer:
             metrics=metrics,
             notes=self.notes,
             evaluated="eval_loss" if self.recipe.mode == "logged" else "eval_reward",
+            stopped_early=stopped_early,
             **counts,
         )
         if before := result.history.get("eval_reward"):
@@ -139,8 +149,13 @@ class GRPOTrainer:
         recipe = self.recipe
         if not self.rewards:
             self.rewards = rewards_of(recipe.reward)
-        prompts = prompts_encoded(policy.encoder, rows, recipe, self._note)
-        held_out = prompts_encoded(policy.encoder, eval_rows, recipe, self._note, recipe.eval_prompts)
+        prompts, held_out = (
+            prompts_judged(
+                prompts_encoded(policy.encoder, some, recipe, self._note, most),
+                self.rewards, self.agent, self._note, held_out=most is not None,
+            )
+            for some, most in ((rows, None), (eval_rows, recipe.eval_prompts))
+        )  # fmt: skip
         trainer = OnlineTrainer(
             model=policy.model,
             args=arguments,

@@ -24,6 +24,7 @@ from rl.training.packing import pack
 from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy
 from rl.training.ppo.judge import Judge
+from rl.training.ppo.probing import rewards_probe, valid_share
 from rl.training.ppo.prompts import Prompts
 from rl.training.ppo.rollout import (
     Rollout,
@@ -35,8 +36,10 @@ from rl.training.ppo.rollout import (
     sample_responses,
 )
 from rl.training.prefix import Rung
-from rl.training.scoring import score_encoded
+from rl.training.result import TrainingRefused
+from rl.training.scoring import kl_encoded
 from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle
+from rl.training.watch import Watch, repetition_of
 
 if TYPE_CHECKING:
     from rl.training.grpo import GRPOTrainer
@@ -58,9 +61,13 @@ class GroupTrainer(OwnHouse, trl.GRPOTrainer):
     """How rows that share a prompt are computed, and why."""
     _buffered_inputs: list[Tensors] | None
 
+    watch: Watch
+
     def settle(self, owner: GRPOTrainer, policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
         self.owner = owner
+        self.watch = Watch(owner.recipe.max_kl)
+        self.add_callback(_Watcher(self.watch))
         trainer_settle(self, policy, owner)
         forward_settle(self, self.temperature)
         self.choice = rung_settle(self, self.probe())
@@ -121,6 +128,10 @@ class GroupTrainer(OwnHouse, trl.GRPOTrainer):
             kl[-1] *= float(self.accelerator.gather(inputs["completion_mask"].sum(1).float()).mean())
         return loss
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if not self.watch.bad:  # what is kept is what a diverged run goes back to
+            super()._save_checkpoint(model, trial)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
         for row in (logs, self.state.log_history[-1]):
@@ -156,12 +167,28 @@ class OnlineTrainer(GroupTrainer):
             for n, ids in zip(prompts, completion_ids, strict=True)
         ]
         judged = self.judge.judge(self.prompts.rows, rollouts)
+        log_metric("valid", valid_share(rollouts, self.prompts.rows, self.judge.agent))
+        log_metric("repetition", repetition_of(completion_ids))
         for name, mean in judged.parts.items():
             log_metric(f"reward/{name}", mean)
         return [
             score - (0.0 if rollout.ended else self.owner.recipe.missing_eos_penalty)
             for score, rollout in zip(judged.scores, rollouts, strict=True)
         ]
+
+    def probe_rewards(self) -> None:
+        """Raises TrainingRefused for rewards that tell no sampled answer from another."""
+        if self.owner.recipe.allow_constant_reward:
+            return
+        generator = self._generator("probe", 1)
+        fault = rewards_probe(
+            self.prompts,
+            self.judge,
+            lambda ids, samples: self._answers(ids, samples, generator),
+            self.args.per_device_train_batch_size,
+        )
+        if fault:
+            raise TrainingRefused(fault)
 
     def _tokenize_prompts(self, prompts: Sequence[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [self.prompts.ids[int(number)] for number in prompts], None, {}
@@ -237,12 +264,9 @@ class OnlineTrainer(GroupTrainer):
             rollouts = self._answers([prompts.ids[i] for i in chosen], 1, generator)
             scores = self.judge.judge([prompts.rows[i] for i in chosen], rollouts).scores
             items = [rollout.item for rollout in rollouts]
-            own = score_encoded(self.policy, items)
-            with self.policy.without_adapter():
-                base = score_encoded(self.policy, items)
             rows += [
-                [score, mine - theirs, float(len(rollout.item.response_ids)), float(rollout.ended)]
-                for score, mine, theirs, rollout in zip(scores, own, base, rollouts, strict=True)
+                [score, kl, float(len(rollout.item.response_ids)), float(rollout.ended)]
+                for score, kl, rollout in zip(scores, kl_encoded(self.policy, items), rollouts, strict=True)
             ]
         if processes > 1:
             rows = gather_object(rows)
@@ -252,6 +276,23 @@ class OnlineTrainer(GroupTrainer):
         names = ("eval_reward", "eval_kl", "eval_tokens", "eval_ended")
         self.log(dict(zip(names, means, strict=True)))
         self.model.train(was_training)
+
+
+class _Watcher(TrainerCallback):
+    """Ends a run that has diverged."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        row = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        if "loss" not in row:
+            return
+        if "completions/clipped_ratio" in row:
+            row["ended"] = 1 - row["completions/clipped_ratio"]
+        row["tokens"] = row.get("completions/mean_length", math.nan)
+        if self.watch.see(state.global_step, row):
+            control.should_training_stop = True
 
 
 class _Evaluator(TrainerCallback):

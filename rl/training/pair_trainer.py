@@ -367,7 +367,7 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         metrics = self._metrics[mode]
         pairs = inputs["input_ids"].size(0) / 2 * self.args.world_size
         logratio = (metrics["rewards/chosen"][-1] + metrics["rewards/rejected"][-1]) / self.beta * pairs
-        metrics["kl"].append(logratio / tokens)
+        metrics["log_ratio"].append(logratio / tokens)
         if mode == "eval":
             return loss
         # a micro-batch is a share of its step

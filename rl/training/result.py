@@ -57,6 +57,8 @@ class TrainResult:
     hardware: dict[str, Any] = field(default_factory=dict)
     libraries: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    stopped_early: str = ""
+    """Why a run that diverged was stopped; its checkpoint is the last good one. Empty: it went to its end."""
 
     def save(self, path: str | Path) -> Path:
         """Write as JSON: whole, or not at all. Numbers JSON cannot hold (NaN, infinity) become null."""
@@ -150,12 +152,17 @@ _PANELS = (
     ("loss", "Loss", "lower is better", None),
     ("rewards/accuracies", "Reward accuracy", "share of pairs; 0.5 is a coin", 0.5),
     ("rewards/margins", "Reward margin", "β × log-ratio, chosen minus rejected, nats", 0.0),
-    ("kl", "Distance from the base", "mean log-ratio per token, nats", 0.0),
+    ("log_ratio", "Log-ratio to the base", "mean per token of the data, nats; no distance", 0.0),
+)
+
+_KTO_PANELS = (
+    *_PANELS[:3],
+    ("kl", "Distance from the base", "KTO's reference point, nats", 0.0),
 )
 
 _PPO_PANELS = (
     ("reward", "Reward", "mean score of a step's responses", None),
-    ("kl", "Distance from the base", "log-ratio per response, nats", 0.0),
+    ("kl", "KL to the base", "nats per response (k3)", 0.0),
     ("loss", "Loss", "policy + vf_coef × value; hovers, does not fall", 0.0),
     ("explained_variance", "Explained variance", "1: the value foresees the returns; 0: a constant", 0.0),
 )
@@ -171,7 +178,7 @@ _SFT_PANELS = (
     ("loss", "Loss", "lower is better", None),
     ("mean_token_accuracy", "Token accuracy", "share of tokens that are the first choice", None),
     ("rewards/demonstrations", "Reward", "log-ratio to the base per demonstration, nats", 0.0),
-    ("kl", "Distance from the base", "mean log-ratio per token, nats", 0.0),
+    ("log_ratio", "Log-ratio to the base", "mean per token of the demonstrations, nats", 0.0),
 )
 
 _SCORE_PANELS = (
@@ -188,6 +195,8 @@ def _panels(result: TrainResult) -> tuple[tuple[tuple[str, str, str, float | Non
         return _SFT_PANELS, "demonstrations"
     if result.method == "reward_model":
         return _SCORE_PANELS, "rows"
+    if result.method == "kto":
+        return _KTO_PANELS, "pairs"
     if "reward" not in result.history:
         return _PANELS, "groups" if result.method == "grpo" else "pairs"
     return (_PPO_PANELS if result.method == "ppo" else _GRPO_PANELS), "prompts"

@@ -195,7 +195,7 @@ class _Trainer(OwnHouse, trl.SFTTrainer):
         ratio = -float(loss) * step - base
         metrics = self._metrics["train" if self.model.training else "eval"]
         metrics["rewards/demonstrations"].append(ratio / len(ids))
-        metrics["kl"].append(ratio / tokens)
+        metrics["log_ratio"].append(ratio / tokens)
 
     def _shares(self) -> bool:
         return bool(self.args.average_tokens_across_devices) and self.args.world_size > 1

@@ -27,7 +27,7 @@ from rl.training.ladder import Choice, Head, install, rung_choose
 from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
 from rl.training.prefix import Rung
-from rl.training.progress import checkpoint_seal
+from rl.training.progress import checkpoint_last, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
@@ -281,6 +281,25 @@ def run_facts(recipe: Recipe, policy: LoadedPolicy, rows: Sequence[Any], process
     }
 
 
+def last_good_restore(trainer: Any, output_dir: Path, reason: str) -> int:
+    """Put the newest checkpoint's adapter, from before a run diverged, back into its model; returns its step.
+
+    Raises TrainingFailed where there is none.
+    """
+    path, _ = checkpoint_last(output_dir / "checkpoints")
+    if path is None:
+        raise TrainingFailed(
+            f"{reason}, before a checkpoint was written. Lower learning_rate (now {trainer.args.learning_rate:g}), "
+            "raise beta, or lower save_steps to have something to go back to"
+        )
+    set_peft_model_state_dict(
+        trainer.accelerator.unwrap_model(trainer.model), load_file(path / ADAPTER_FILES[1])
+    )
+    step = int(path.name.removeprefix("checkpoint-"))
+    trainer.state.global_step = step
+    return step
+
+
 def result_of(
     method: str,
     trainer: Any,
@@ -297,10 +316,11 @@ def result_of(
     metrics: dict[str, float],
     notes: list[str],
     evaluated: str = "eval_loss",
+    stopped_early: str = "",
 ) -> TrainResult:
     """What came of a run over TRL; the finished adapter is saved below `output_dir` by the main process."""
     state = trainer.state
-    cancelled = state.global_step < state.max_steps
+    cancelled = state.global_step < state.max_steps and not stopped_early
     history = history_columns(state.log_history, evaluated)
     checkpoint = output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
     if not cancelled:
@@ -309,7 +329,10 @@ def result_of(
         weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded(trainer) else None
         if trainer.is_world_process_zero():
             adapter_save(policy, checkpoint, agent=agent, method=method, weights=weights)
-    last = {name: values[-1] for name, values in history.items() if values and not name.endswith("step")}
+    standing = history_columns(
+        [row for row in state.log_history if row.get("step", 0) <= state.global_step], evaluated
+    )
+    last = {name: values[-1] for name, values in standing.items() if values and not name.endswith("step")}
     return TrainResult(
         method=method,
         status="cancelled" if cancelled else "succeeded",
@@ -328,6 +351,7 @@ def result_of(
         hardware=dataclasses.asdict(hardware),
         libraries=versions(LIBRARIES),
         notes=notes,
+        stopped_early=stopped_early,
     )
 
 

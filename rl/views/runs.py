@@ -35,7 +35,18 @@ CURVES = (
     ("rewards/margins", "Reward margin", False, "how far apart chosen and rejected are; should grow"),
     ("reward", "Reward", False, "what its own answers earn; should grow"),
     ("eval_reward", "Held-out reward", False, "the same on prompts it does not learn from"),
-    ("kl", "KL to the base model", False, "how far it moved from where it began, in nats"),
+    (
+        "kl",
+        "KL to the base model",
+        False,
+        "how far its answers moved from the base model's, in nats; never below 0",
+    ),
+    (
+        "log_ratio",
+        "Log-ratio to the base model",
+        False,
+        "how much likelier than the base it finds what it learns from, nats per token; below 0: less likely",
+    ),
     ("entropy", "Entropy", False, "how undecided it is, in nats per token; near 0 it repeats itself"),
     ("clip_fraction", "Clip fraction", True, "share of updates held back"),
     (

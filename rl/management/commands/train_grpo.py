@@ -16,7 +16,7 @@ class Command(RewardedCommand):
     help = (
         "Answer each prompt several times, have the answers rewarded, and learn from those that beat the others of "
         "their group (group relative policy optimisation); enter the result in the registry. "
-        "Example: manage.py train_grpo --agent widgets --reward agent"
+        "Example: manage.py train_grpo --agent filer --reward agent"
     )
     own_knobs = {
         "num_generations": (int, "Answers to each prompt that compete. Example: --num-generations 8"),

@@ -10,7 +10,7 @@ class Command(RewardedCommand):
     kl_knob = "init_kl_coef"
     help = (
         "Answer prompts, have the answers rewarded, and learn to earn more with proximal policy optimisation; enter "
-        "the result in the registry. Example: manage.py train_ppo --agent widgets --reward agent"
+        "the result in the registry. Example: manage.py train_ppo --agent filer --reward agent"
     )
     own_knobs = {
         "mini_batch_size": (int, "Responses per optimiser step. Example: --mini-batch-size 4"),

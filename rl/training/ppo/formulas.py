@@ -1,7 +1,8 @@
 """The mathematics of PPO on language models: pure functions of tensors, each with its shapes and its source.
 
 B responses of at most T tokens. `mask` [B, T] is true at the tokens of a response, its turn end included; each
-response starts at column 0. Sums are over masked tokens only: what stands elsewhere never matters.
+response starts at column 0, and may have gaps where others wrote (what a tool returned). Sums are over masked tokens
+only: what stands elsewhere never matters.
 
 Sources: PPO, Schulman et al. 2017 (arXiv 1707.06347); GAE, Schulman et al. 2016 (arXiv 1506.02438); RLHF, Ziegler et
 al. 2019 (arXiv 1909.08593) and Stiennon et al. 2020 (arXiv 2009.01325); Schulman 2020, "Approximating KL divergence"
@@ -91,7 +92,8 @@ def rewards_per_token(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) 
     scores [B], kl and mask [B, T] -> [B, T], 0 outside the mask. A response has at least one token.
     """
     rewards = torch.where(mask, -kl_coef * kl, 0)
-    last = mask.sum(1, keepdim=True) - 1
+    places = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, places, 0).amax(1, keepdim=True)  # beyond any gap
     return rewards.scatter_add(1, last, scores[:, None].to(rewards))
 
 
@@ -113,16 +115,18 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
     delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};  return_t = A_t + V_t.
     Nothing follows a response's last token: V and A are 0 there. With lam = 1 this is the discounted return less the
-    value, with lam = 0 the one-step error.
+    value, with lam = 0 the one-step error. A gap in the mask is no step: what follows the token before it is the token
+    after it, undiscounted by the gap's length.
     """
     rewards, values = torch.where(mask, rewards, 0), torch.where(mask, values, 0)
     advantages = torch.zeros_like(values)
     next_value = next_advantage = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
+        acted = mask[:, t]
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        next_advantage = torch.where(mask[:, t], delta + gamma * lam * next_advantage, 0)
-        next_value = values[:, t]
-        advantages[:, t] = next_advantage
+        next_advantage = torch.where(acted, delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(acted, values[:, t], next_value)
+        advantages[:, t] = torch.where(acted, next_advantage, 0)
     return advantages, advantages + values
 
 

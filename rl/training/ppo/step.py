@@ -15,6 +15,7 @@ from rl.training.ppo.formulas import (
     explained_variance,
     gae,
     kl_k1,
+    kl_k3,
     masked_mean,
     masked_sum,
     masked_whiten,
@@ -112,8 +113,8 @@ def experience_gather(
 
 
 def kl_per_response(experience: Experience) -> Tensor:
-    """[B]: log policy(response) - log reference(response), nats; its mean estimates the KL (Schulman 2020, k1)."""
-    kl = torch.where(experience.mask, kl_k1(experience.logps, experience.reference_logps), 0)
+    """[B]: nats, never negative; its mean estimates KL(policy || reference) of a response (Schulman 2020, k3)."""
+    kl = torch.where(experience.mask, kl_k3(experience.logps, experience.reference_logps), 0)
     return kl.sum(1)
 
 
@@ -258,6 +259,7 @@ def experience_metrics(experience: Experience, kl_coef: float, processes: Proces
     reward = float(_mean_over(processes, experience.scores))
     variance = _mean_over(processes, (experience.scores - reward).square())
     nats = float(_mean_over(processes, kl))
+    log_ratio = torch.where(mask, kl_k1(experience.logps, experience.reference_logps), 0).sum(1)
     tokens = processes.sum(mask.sum().float())
     entropy = processes.sum(masked_sum(experience.entropy, mask)) / tokens
     return {
@@ -265,6 +267,7 @@ def experience_metrics(experience: Experience, kl_coef: float, processes: Proces
         "reward_std": math.sqrt(float(variance)),
         "reward_less_kl": reward - kl_coef * nats,
         "kl": nats,
+        "log_ratio": float(_mean_over(processes, log_ratio)),
         "kl_coef": kl_coef,
         "tokens": float(_mean_over(processes, mask.sum(1).float())),
         "sampled_entropy": float(entropy),
@@ -280,12 +283,13 @@ def _mean_over(processes: Processes, x: Tensor) -> Tensor:
 
 
 def kl_of_rollouts(base: SharedBase, rollouts: Sequence[Rollout], recipe: PPORecipe) -> Tensor:
-    """[B]: log policy(response) - log reference(response) of responses that are only looked at, nats."""
+    """[B]: as `kl_per_response`, of responses that are only looked at."""
     size = recipe.mini_batch_size // recipe.gradient_accumulation
     found = []
     with torch.no_grad():
         for start in range(0, len(rollouts), size):
             rows = list(range(start, min(start + size, len(rollouts))))
             micro = base.micro_batch(rows, [rollouts[i].item for i in rows])
-            found.append((base.policy_tokens(micro)[0] - base.reference_logps(micro)).sum(1))
+            kl = kl_k3(base.policy_tokens(micro)[0], base.reference_logps(micro))
+            found.append(torch.where(micro.mask, kl, 0).sum(1))
     return torch.cat(found)

@@ -27,6 +27,7 @@ from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
 from rl.training.ppo.formulas import kl_coef_adapted
 from rl.training.ppo.judge import Judge, Judgement
 from rl.training.ppo.named import rewards_of
+from rl.training.ppo.probing import prompts_judged, rewards_probe, valid_share
 from rl.training.ppo.prompts import prompts_encoded
 from rl.training.ppo.rollout import Rollout, Sampling, draw_seed, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
@@ -38,10 +39,11 @@ from rl.training.ppo.step import (
 )
 from rl.training.ppo.vllm_server import VllmServer
 from rl.training.processes import Processes
-from rl.training.progress import Silent, TrainListener
-from rl.training.result import TrainingRefused, TrainResult
+from rl.training.progress import Silent, TrainListener, checkpoint_last
+from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.scoring import head_check
 from rl.training.trl_runs import rows_ordered
+from rl.training.watch import Watch, repetition_of
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors")
 
@@ -81,6 +83,8 @@ class PPOTrainer:
         self.rewards = list(rewards)
         self.policy: LoadedPolicy | None = None
         self.notes: list[str] = []
+        self.stopped_early = ""
+        self.watch = Watch(recipe.max_kl)
         self._order: tuple[int, list[int]] = (-1, [])
 
     def load_base_model(self) -> LoadedPolicy:
@@ -119,12 +123,18 @@ class PPOTrainer:
         self.eval_prompts = prompts_encoded(
             policy.encoder, eval_rows, self.recipe, self._note, self.recipe.eval_prompts
         )
-        self._check_same_run(policy, resumed=checkpoint is not None)
         self.base = SharedBase(policy, self.recipe)
         for note in self.base.notes:
             self._note(note)
         if not self.rewards:
             self.rewards = rewards_of(self.recipe.reward, self.base)
+        self.train_prompts = prompts_judged(
+            self.train_prompts, self.rewards, self.agent, self._note, held_out=False
+        )
+        self.eval_prompts = prompts_judged(
+            self.eval_prompts, self.rewards, self.agent, self._note, held_out=True
+        )
+        self._check_same_run(policy, resumed=checkpoint is not None)
         self.judge = Judge(self.rewards, agent=self.agent)
         self.server = self._server(policy)
         self.optimizer = self._optimizer()
@@ -143,6 +153,8 @@ class PPOTrainer:
         if self.processes.main:
             self.listener.on_start(total)
         self._find_forward()
+        if state.step == 0:
+            self._probe()
         if state.step == 0 and self.eval_prompts.ids:
             self._tell(self._evaluate() | {"step": 0.0})  # what it starts from, before anything is learnt
         while state.step < total:
@@ -157,8 +169,12 @@ class PPOTrainer:
             self._tell(row, shown=last or state.step % recipe.logging_steps == 0)
             if self.processes.main:
                 self.listener.on_step(state.step, total)
+            if reason := self.processes.agree(self.watch.see(state.step, row)):
+                self._last_good(reason)
+                return False
             stop = self.processes.agree(self.listener.should_stop())
-            if last or stop or state.step % recipe.save_steps == 0 or self._epoch_ends():
+            due = stop or state.step % recipe.save_steps == 0 or self._epoch_ends()
+            if last or (due and not self.watch.bad):  # what is kept is what a diverged run goes back to
                 self._save()
             if stop:
                 return not last
@@ -192,6 +208,8 @@ class PPOTrainer:
             )  # fmt: skip
         now = time.perf_counter()
         row |= self._parts(judged, rollouts)
+        row["valid"] = valid_share(rollouts, rows, self.agent)
+        row["repetition"] = repetition_of([rollout.item.response_ids for rollout in rollouts])
         row["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         row["seconds_sampling"], row["seconds_judging"] = sampled - began, scored - sampled
         row["seconds_learning"] = now - scored
@@ -328,6 +346,34 @@ class PPOTrainer:
         }
         same_run_check(self.output_dir, now, resumed=resumed, main=self.processes.main)
 
+    def _probe(self) -> None:
+        """Raises TrainingRefused for rewards that tell no sampled answer from another."""
+        if self.recipe.allow_constant_reward:
+            return
+        generator = self._generator("sample", -2)
+        fault = rewards_probe(
+            self.train_prompts,
+            self.judge,
+            lambda ids, samples: self._answers(ids, samples, generator),
+            self.recipe.batch_size,
+        )
+        if fault := self.processes.agree(fault):
+            raise TrainingRefused(fault)
+
+    def _last_good(self, reason: str) -> None:
+        """Go back to the newest checkpoint, which is from before the run diverged. Raises TrainingFailed for none."""
+        path, _ = checkpoint_last(self.output_dir / "checkpoints")
+        if path is None:
+            raise TrainingFailed(
+                f"{reason}, before a checkpoint was written. Lower learning_rate (now {self.recipe.learning_rate:g}), "
+                "raise init_kl_coef, or lower save_steps to have something to go back to"
+            )
+        rows = self.state.rows
+        self.state = checkpoint_read(path, self.base, self.optimizer)
+        self.state.rows = rows
+        self.stopped_early = f"{reason}; the policy is that of step {self.state.step}"
+        self._note(f"stopped early: {self.stopped_early}")
+
     def _find_forward(self) -> None:
         """Sample a little to find the quickest forward that is right for this model; nothing is learnt from it."""
         ids = sorted(self.train_prompts.ids, key=len)
@@ -372,8 +418,9 @@ class PPOTrainer:
             if self.processes.main:
                 adapter_save(policy, path, agent=self.agent, method="ppo")
             self.processes.wait()
+        standing = history_columns([row for row in state.rows if row["step"] <= state.step], "eval_reward")
         metrics = {
-            name: values[-1] for name, values in history.items() if values and not name.endswith("step")
+            name: values[-1] for name, values in standing.items() if values and not name.endswith("step")
         }
         if history.get("eval_reward"):
             metrics["eval_reward_before"] = history["eval_reward"][0]
@@ -395,6 +442,7 @@ class PPOTrainer:
             hardware=self.hardware.as_dict(),
             libraries={name: importlib.metadata.version(name) for name in LIBRARIES},
             notes=self.notes,
+            stopped_early=self.stopped_early,
         )
 
     def _note(self, text: str) -> None:

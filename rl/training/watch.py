@@ -1,0 +1,92 @@
+"""A watch over runs that sample or learn from rewards: it says when a run has diverged, and until when it had not.
+
+Watched are the KL to the base, the share of answers that end, the share the agent can act on, and how much answers
+repeat themselves. One bad row may be luck; PATIENCE in a row are not. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+PATIENCE = 3
+"""Bad rows in a row that stop a run."""
+
+FAR = 4.0
+"""Times the allowed KL from which one row is enough."""
+
+NATS_PER_TOKEN = 0.5
+"""KL per token that is allowed to answers so long that `max_kl` nats would be too few for them."""
+
+FELL = 0.2
+"""A share is bad where it is below this part of what it began with."""
+
+REPEATS = 0.8
+"""Share of repeated 4-grams from which answers are called repetitive, where they began below half of that."""
+
+
+@dataclass
+class Watch:
+    """Reads the rows of a run's metrics in order. Names: `kl` (nats per response), `tokens`, `ended`, `valid`,
+    `repetition` (shares); those that are missing are not watched."""
+
+    max_kl: float
+    """Nats per response; 0 watches nothing."""
+    bad: int = 0
+    """Bad rows in a row so far."""
+    last_good: int = 0
+    """Step of the last row that was not bad."""
+    first: dict[str, float] = field(default_factory=dict)
+    """The first value of each share."""
+    reason: str = ""
+    """Why the run has to stop; empty while it may go on."""
+
+    def see(self, step: int, row: Mapping[str, float]) -> str:
+        """Read the row of a step; returns `reason`."""
+        if not self.max_kl:
+            return ""
+        fault, at_once = self._fault(row)
+        for name in ("ended", "valid", "repetition"):
+            if math.isfinite(value := row.get(name, math.nan)):
+                self.first.setdefault(name, value)
+        if not fault:
+            self.bad, self.last_good = 0, step
+        else:
+            self.bad += 1
+            if at_once or self.bad >= PATIENCE:
+                self.reason = f"diverged at step {step}: {fault}"
+        return self.reason
+
+    def _fault(self, row: Mapping[str, float]) -> tuple[str, bool]:
+        tokens = row.get("tokens", math.nan)
+        allowed = max(self.max_kl, NATS_PER_TOKEN * tokens) if math.isfinite(tokens) else self.max_kl
+        kl = row.get("kl", 0.0)
+        if not kl <= allowed:
+            return (
+                f"KL to the base {kl:.0f} nats per response, {allowed:.0f} allowed (max_kl)",
+                not kl <= FAR * allowed,
+            )
+        words = {
+            "ended": "{0:.0f} % of answers end, {1:.0f} % did at first",
+            "valid": "{0:.0f} % of answers are valid, {1:.0f} % were at first",
+        }
+        for name, said in words.items():
+            now, began = row.get(name, math.nan), self.first.get(name, math.nan)
+            if began >= 0.25 and now < FELL * began:
+                return said.format(100 * now, 100 * began), False
+        now, began = row.get("repetition", math.nan), self.first.get("repetition", math.nan)
+        if began <= REPEATS / 2 and now >= REPEATS:
+            return f"{100 * now:.0f} % of what answers say they said before", False
+        return "", False
+
+
+def repetition_of(responses: Sequence[Sequence[int]]) -> float:
+    """Mean share of 4-grams of tokens that stand in a response before; 0 where no response is that long."""
+    shares = []
+    for tokens in responses:
+        grams = Counter(zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False))
+        if grams:
+            shares.append(1 - len(grams) / grams.total())
+    return math.fsum(shares) / len(shares) if shares else 0.0
