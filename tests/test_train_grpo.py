@@ -60,7 +60,20 @@ def test_logged_groups_are_a_dataset_of_their_own(quick: list[str]) -> None:
 @pytest.mark.django_db
 def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
     simulate("widgets", scenarios=40)
-    plan = json.loads(run("train_grpo", *quick, "--epochs", "3", "--max-steps", "-1", "--dry-run", "--json"))
+    plan = json.loads(
+        run(
+            "train_grpo",
+            *quick,
+            "--reward",
+            SHORT,
+            "--epochs",
+            "3",
+            "--max-steps",
+            "-1",
+            "--dry-run",
+            "--json",
+        )
+    )
     train = plan["samples"]["train"]
     assert plan["estimated_steps"] == 3 * -(-train // 2)  # two prompts a step, and a batch is always filled
     assert plan["estimated_minutes"] > 0

@@ -23,6 +23,7 @@ from rl.training.logps import causal_model
 from rl.training.packing import pack
 from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy
+from rl.training.ppo.formulas import kl_k3
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.probing import rewards_probe, valid_share
 from rl.training.ppo.prompts import Prompts
@@ -330,6 +331,27 @@ class LoggedTrainer(GroupTrainer):
     def probe(self) -> list[EncodedResponse]:
         rows = max(self.train_dataset, key=lambda row: len(row["prompt_ids"])), self.train_dataset[0]
         return [EncodedResponse(row["prompt_ids"], answer) for row in rows for answer in row["answers"][:2]]
+
+    _logps: torch.Tensor
+    """[N, T] of the newest forward: of the policy, in the loss."""
+
+    def _get_per_token_logps_and_entropies(
+        self, *args: Any, **others: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        found = super()._get_per_token_logps_and_entropies(*args, **others)
+        self._logps = found[0].detach()
+        return found
+
+    def _compute_loss(self, model: Any, inputs: Tensors) -> torch.Tensor:
+        loss = super()._compute_loss(model, inputs)
+        kl = self._metrics["train" if self.model.training else "eval"].get("kl")
+        if kl:
+            # TRL's estimate is for answers that the policy drew; the base's own say how far the base is from it. Of an
+            # answer that was made unlikely, as a bad one should be, TRL's is exponential in the distance
+            distance = kl_k3(inputs["ref_per_token_logps"], self._logps)
+            mask = inputs["completion_mask"].bool()
+            kl[-1] = float(self.accelerator.gather(torch.where(mask, distance, 0).sum(1)).mean())
+        return loss
 
     def get_train_dataloader(self) -> Any:
         return self._get_dataloader(
