@@ -2,10 +2,11 @@
 
     python benchmarks/grpo_code.py [--shown 60] [--sft-steps 60] [--steps 24] [--seed 0]
 
-A tiny programming world: "f(x) is x plus 7" is answered by `def f(x): return x + 7`; two names, three operators, constants
-from 2 to 31, four tests each that are called from another process. The bundled model cannot write code, so `train_sft` on
-`--shown` solutions comes first (GRPO on the bare base is refused by its probe, which is printed). Then GRPO on prompts
-with tests alone. Greedy answers to 40 prompts that neither saw are tested after each stage. Prints one JSON object.
+A tiny programming world: "f(x) is x plus 7" is answered by `def f(x): return x + 7`; two names, three operators,
+constants from 2 to 31, four tests each that are called from another process. The bundled model cannot write code, so
+`train_sft` on `--shown` solutions comes first (GRPO on the bare base is refused by its probe, which is printed). Then
+GRPO on prompts with tests alone. Greedy answers to 40 prompts that neither saw are tested after each stage. Prints one
+JSON object.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from rl.training.evaluate_evidence import (
 )
 from rl.training.policy import Generation, LoadedPolicy, generate
 from rl.training.result import TrainingRefused
-from rl.training.scoring import ResponseScore, head_check, kl_encoded, score_pairs
+from rl.training.scoring import ResponseScore, head_check, kl_encoded, score_pairs, score_responses
 
 CHUNK = 64
 """Pairs or prompts worked on between two calls of `progress`."""

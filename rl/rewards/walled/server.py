@@ -47,7 +47,7 @@ def package_load(folder: Path) -> None:
     for name in ("rl", "rl.rewards", PACKAGE):
         module = sys.modules[name] = types.ModuleType(name)
         module.__path__ = []
-    for name in ("wire", "answer_host", "tests_host", "script_host"):
+    for name in ("wire", "cases", "answer_host", "tests_host", "script_host"):
         module_load(f"{PACKAGE}.{name}", folder / f"{name}.py")
 
 

@@ -13,18 +13,14 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib.util
-import math
 import os
 import sys
-import types
 import unittest
 from collections.abc import Iterator
 from typing import Any
 
+from rl.rewards.walled.cases import CHECK, Case, Pytest, Rewriter, names_of, same
 from rl.rewards.walled.wire import Line, decode, encode
-
-CHECK = "ratchet_case"
-"""Name by which rewritten tests report a case."""
 
 ANSWER_MODULES = frozenset(
     ("solution", "main", "answer", "submission", "candidate", "your_module", "student", "program")
@@ -33,10 +29,6 @@ ANSWER_MODULES = frozenset(
 
 NOT_RAISED = (StopIteration, StopAsyncIteration, AssertionError, Warning)
 """Exceptions that an answer's error never becomes: they would end loops, or speak for the tests."""
-
-
-ITERATOR: Any = type(iter([]))
-"""What an iterator of the answer's is here: one over the items it sent."""
 
 
 class AnswerError(Exception):
@@ -183,96 +175,6 @@ def _changed(args: tuple[Any, ...], found: list[tuple[int, Any]]) -> None:
             before.update(after)
 
 
-# --- Cases ------------------------------------------------------------------------------------------------------
-
-
-class Case:
-    """One assert of the tests."""
-
-    def __init__(self, line: int, never: bool, branch: bool) -> None:
-        self.line = line
-        self.never = never
-        """`assert False`: it must not be reached."""
-        self.branch = branch
-        """It stands in one of several branches."""
-        self.reached = self.failed = 0
-
-
-class Rewriter(ast.NodeTransformer):
-    """Turns each assert into a case that is counted and ends nothing."""
-
-    def __init__(self, cases: list[Case]) -> None:
-        self.cases = cases
-        self.branches = 0
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        never = isinstance(node.test, ast.Constant) and not node.test.value
-        self.cases.append(Case(node.lineno, never, self.branches > 0))
-        number = len(self.cases) - 1
-        tried, failed = (
-            ast.Expr(ast.Call(ast.Name(CHECK, ast.Load()), [ast.Constant(number), value], []))
-            for value in (node.test, ast.Constant(False))
-        )
-        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [failed])
-        return ast.copy_location(ast.Try([tried], [handler], [], []), node)
-
-    def visit_With(self, node: ast.With) -> ast.AST:
-        """`with pytest.raises(...)` is a case as an assert is."""
-        calls = [item.context_expr for item in node.items]
-        raises = any(
-            isinstance(call, ast.Call)
-            and getattr(call.func, "attr", getattr(call.func, "id", "")) == "raises"
-            for call in calls
-        )
-        if not raises:
-            self.generic_visit(node)
-            return node
-        self.cases.append(Case(node.lineno, False, self.branches > 0))
-        failed, passed = (
-            ast.Expr(
-                ast.Call(
-                    ast.Name(CHECK, ast.Load()), [ast.Constant(len(self.cases) - 1), ast.Constant(ok)], []
-                )
-            )
-            for ok in (False, True)
-        )
-        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [failed])
-        return ast.copy_location(ast.Try([node], [handler], [passed], []), node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return node  # its methods are cases, each as a whole
-
-    def visit_If(self, node: ast.If) -> ast.AST:
-        self.branches += 1
-        self.generic_visit(node)
-        self.branches -= 1
-        return node
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
-        self.branches += 1
-        self.generic_visit(node)
-        self.branches -= 1
-        return node
-
-
-def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """The names a program defines somewhere, and those it reads."""
-    defined: set[str] = set()
-    read: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            defined.add(node.name)
-        elif isinstance(node, ast.arg):
-            defined.add(node.arg)
-        elif isinstance(node, ast.alias):
-            defined.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            defined.add(node.name)
-    return defined, read
-
-
 class Tests:
     """A program of tests and its cases."""
 
@@ -298,7 +200,7 @@ class Tests:
     def run(self, setup: str, given: list[dict[str, Any]]) -> None:
         """Run everything. Raises TestsUnusable."""
         trees = [self._parsed(text) for text in (setup, *self.units)]
-        defined, read = _names(ast.Module([node for tree in trees for node in tree.body], []))
+        defined, read = names_of(ast.Module([node for tree in trees for node in tree.body], []))
         wanted = {name for name in read - defined if not hasattr(builtins, name) and name != CHECK}
         if self.entry_point:
             wanted.add(self.entry_point)
@@ -426,7 +328,7 @@ class Tests:
         try:
             if "call" in case:
                 tree = ast.parse(case["call"], mode="eval")
-                for name in _names(tree)[1]:
+                for name in names_of(tree)[1]:
                     if not hasattr(builtins, name) and name not in self.space:
                         self.space[name] = Remote(self.answer, name)
                 found = eval(compile(tree, "call", "eval"), self.space)  # noqa: S307 - the tests' own words
@@ -439,78 +341,9 @@ class Tests:
             self.outcomes.append(False)
 
 
-def same(found: Any, expected: Any) -> bool:
-    """Whether plain data is what a JSON file expects: tuples count as lists there, keys as texts, floats to 1e-9."""
-    if isinstance(found, ITERATOR):
-        found = list(found)
-    if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
-        pairs = zip(found, expected, strict=False)
-        return len(found) == len(expected) and all(same(one, other) for one, other in pairs)
-    if isinstance(found, (set, frozenset)) and isinstance(expected, list):
-        try:
-            return len(found) == len(expected) and found == set(expected)
-        except TypeError:
-            return False
-    if isinstance(found, dict) and isinstance(expected, dict):
-        texts = {str(key): value for key, value in found.items()}
-        return len(texts) == len(found) == len(expected) and all(
-            key in texts and same(texts[key], value) for key, value in expected.items()
-        )
-    if isinstance(found, bool) or isinstance(expected, bool):
-        return found is expected
-    if isinstance(found, (int, float)) and isinstance(expected, (int, float)):
-        if isinstance(found, int) and isinstance(expected, int):
-            return found == expected
-        return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-12)
-    if isinstance(expected, str) and found is not None and not isinstance(found, str):
-        try:
-            return same(found, ast.literal_eval(expected))
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return False
-    return type(found) is type(expected) and bool(found == expected)
-
-
-class _Pytest(types.ModuleType):
-    """The little of pytest that tests of a function use."""
-
-    class _Raises:
-        def __init__(self, kinds: Any) -> None:
-            self.kinds = kinds
-            self.value: BaseException | None = None
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-            if kind is None:
-                raise AssertionError("did not raise")
-            self.value = error
-            return issubclass(kind, self.kinds)
-
-    def raises(self, kinds: Any, **_: Any) -> Any:
-        return self._Raises(kinds)
-
-    class approx:
-        def __init__(self, expected: Any, rel: float = 1e-6, abs: float = 1e-12) -> None:
-            self.expected, self.rel, self.abs = expected, rel, abs
-
-        def __eq__(self, other: object) -> bool:
-            expected = self.expected
-            if isinstance(expected, (list, tuple)):
-                return type(other) is type(expected) and len(other) == len(expected) and all(
-                    math.isclose(a, b, rel_tol=self.rel, abs_tol=self.abs)
-                    for a, b in zip(other, expected, strict=True)
-                )  # fmt: skip
-            return isinstance(other, (int, float)) and math.isclose(
-                other, expected, rel_tol=self.rel, abs_tol=self.abs
-            )
-
-        __hash__ = None  # type: ignore[assignment]
-
-
 def run(program: dict[str, Any], source: int, target: int, verdict: int) -> None:
     """Run the tests and write the verdict: {"passed", "cases"}, or {"unusable": why}; with "faults"."""
-    pytest = _Pytest("pytest")
+    pytest = Pytest("pytest")
     pytest.__spec__ = importlib.util.spec_from_loader("pytest", None)
     sys.modules.setdefault("pytest", pytest)
     tests = Tests(program, Answer(Line(source, target)))
