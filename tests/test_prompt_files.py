@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError
 
 from feedback.services import decision_record, rating_submit
 from rl.datasets import DatasetRefused, prepare_training_dataset
@@ -134,6 +135,16 @@ FEWER = "tests.test_prompt_files.fewer"
 def fewer(sample: RewardSample) -> float:
     """A reward of a user's own that tells answers apart."""
     return max(-2.0, 2.0 - 0.1 * len(set(sample.response)))
+
+
+@pytest.mark.django_db
+def test_an_import_of_prompts_alone_says_what_the_file_is_for(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "p.jsonl", [{"prompt": f"add {n}", "tests": ["assert f(1) == 2"]} for n in range(3)]
+    )
+    with pytest.raises(CommandError) as refused:
+        run("import_feedback", str(path), "--agent", "coder")
+    assert "train_grpo --data-file" in str(refused.value)
 
 
 # --- Decisions --------------------------------------------------------------------------------------------------

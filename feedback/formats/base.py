@@ -177,6 +177,16 @@ def verdicts_read(row: Mapping[str, Any], used: Collection[str] = ()) -> None:
         )
 
 
+PROMPT_ALONE = (
+    "a prompt without a response is no decision; train on the file itself: train_grpo --data-file FILE --reward "
+    "code_execution (or answer), see docs/rewards.md"
+)
+"""Why a row that asks and does not answer is left out of an import."""
+
+FACTS = ("facts", "tests", "test_list", "test", "entry_point", "expected_output", "input_output")
+"""Columns beside a prompt that say how answers to it are tested."""
+
+
 def has(row: Mapping[str, Any], *keys: str) -> bool:
     return all(key in row for key in keys)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from feedback.formats import trl
-from feedback.formats.base import Format, Opened, each_row, key_of, text_only
+from feedback.formats.base import PROMPT_ALONE, Format, Opened, each_row, key_of, text_only
 from feedback.formats.cells import Cell, json_of
 from feedback.formats.columns import ABSENT, NAMES, PAIRS, ColumnMap, normal, value_at
 from feedback.formats.files import rows
@@ -221,7 +221,7 @@ def _decision(
 def _single(cells: _Cells, line: int, key: str) -> Iterator[Record]:
     messages, response = _asked_and_answered(cells)
     if response is None:
-        yield RowSkipped(line, key, "a prompt without a response is no decision")
+        yield RowSkipped(line, key, PROMPT_ALONE)
         return
     rating = _rating(cells)
     yield replace(

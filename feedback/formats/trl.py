@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from feedback.formats.base import (
+    FACTS,
+    PROMPT_ALONE,
     demonstration,
     has,
     judgement,
@@ -57,7 +59,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
     if "prompt" not in row or verdicts_in(row, used=("prompt", "completion", "label")):
         return False
     labelled = "label" not in row or truth_of(row["label"]) is not None
-    return set(row) <= {"prompt", "tools"} or ("completion" in row and labelled)
+    return set(row) <= {"prompt", "tools", *FACTS} or ("completion" in row and labelled)
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
@@ -70,7 +72,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         return
     messages = messages_of(row.get("prompt"), "prompt")
     if "completion" not in row:
-        yield RowSkipped(line, key, "a prompt without a response is no decision")
+        yield RowSkipped(line, key, PROMPT_ALONE)
         return
     completion = completion_of(row["completion"], "completion", required=True)
     if "label" in row:
