@@ -17,7 +17,7 @@ ARRIVALS = {
     "20 looks, 60 before each": [60] * 20,
     "100, then 10 before each of 19 looks": [100] + [10] * 19,
     "in bursts: 15, 200, 10, 10, 400, ...": [15, 200, 10, 10, 400] * 4,
-    "doubling: 25, 25, 50, 100, ... 3,200": [25, 25, 50, 100, 200, 400, 800, 1600],
+    "doubling: 25, 25, 50, 100, ... 1,600": [25, 25, 50, 100, 200, 400, 800, 1600],
 }
 """Rated prompts that come before each look at the holdout."""
 

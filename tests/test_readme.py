@@ -96,10 +96,10 @@ EXPECTED = {
     "import_feedback": ["150 decisions, 150 ratings, 100 corrections imported"],
     "train_dpo --dry-run": ["too little to change what the policy answers", "held-out prompts (pairs)"],
     "train_dpo": [
-        "mailroom-v151",
-        "Next: python manage.py evaluate_model --policy mailroom-v151 --compare-base",
+        "mailroom-v60",
+        "Next: python manage.py evaluate_model --policy mailroom-v60 --compare-base",
     ],
-    "evaluate_model": ["Better than base", "Next: python manage.py policy promote mailroom-v151"],
+    "evaluate_model": ["Better than base", "Next: python manage.py policy promote mailroom-v60"],
     "policy": ["stage: champion", '"model": "mailroom"'],
     "api_key": ["rk_"],
     "export_model": [".gguf", "Next: llama-server -m "],
