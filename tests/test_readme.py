@@ -108,11 +108,15 @@ EXPECTED = {
 
 
 @pytest.mark.training
+@pytest.mark.prepares
 @pytest.mark.django_db(transaction=True)
 def test_the_readme_goes_from_a_file_to_a_promoted_policy_that_answers(
-    live_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live_server: Any, ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(
+        "RATCHET_HOME", str(ratchet_home)
+    )  # of the child that writes what a champion is served from
     monkeypatch.setenv("KEY", "")
     told: dict[str, str] = {}
     for block in blocks(ROOT / "README.md"):
