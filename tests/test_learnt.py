@@ -172,7 +172,7 @@ def test_a_policy_whose_reward_model_is_its_first_stage_learnt_what_that_did() -
 def test_a_policy_paid_by_the_agent_alone_learns_from_no_rating() -> None:
     for number in range(20):
         rating_submit(decision=decide(f"q{number}", "a"), rater="ada", thumb="up")
-    run = enter("ppo", knobs={"reward": "agent"})
+    run = enter("ppo", knobs={"reward": "agent", "allow_constant_reward": "true"})
     end(run, "succeeded")
     assert (run.feedback_count, learnt([run]), buffer_size(AGENT)) == (0, set(), 20)
     assert run.snapshot is not None
