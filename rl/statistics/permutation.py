@@ -48,7 +48,7 @@ def monte_carlo_p(
     # rounding in a sum must not make an equal outcome a lesser one
     limit = observed - 1e-9 * max(1.0, abs(observed))
     drawn = exceeded = 0
-    count = 200
+    count = 100
     while drawn < draws:
         count = max(1, min(count, draws - drawn, CELLS // max(observations, 1)))
         extreme = draw(random, count) >= limit
@@ -57,7 +57,7 @@ def monte_carlo_p(
             return EXCEEDANCES / (drawn + last)
         exceeded += int(extreme.sum())
         drawn += count
-        count *= 4
+        count *= 2
     return (exceeded + 1) / (drawn + 1)
 
 
