@@ -15,13 +15,15 @@ from django.conf import settings
 from feedback.selectors import raters_by_prompt
 from rl import registry
 from rl.agents import get_agent
+from rl.answer_checks import Check, barred_reason, rewards_check, rewards_of_training, tests_check
 from rl.datasets import DatasetRefused, snapshot_rows
-from rl.evidence_kinds import PAIRS
+from rl.evidence_kinds import PAIRS, REWARDS, TESTS
 from rl.gate_sheets import NEWER, OLDER
 from rl.held_out import HeldOut, held_out_of_database, held_out_of_file, held_out_of_snapshot, trained_prompts
 from rl.judging import gate_bounds, gate_difference
 from rl.logged_choices import logged_choices, off_policy
 from rl.models import Evaluation, GoldenCase, Policy
+from rl.reward_specs import rewards_located
 from rl.runs import hardware_detect
 from rl.serving.routing import serving_settings
 from rl.statistics import Difference
@@ -50,6 +52,8 @@ class EvaluationOrder:
     base_model: str | None = None
     quantization: str = "none"
     max_samples: int | None = None
+    rewards: str = ""
+    """Specs of rewards (`--reward`), separated by commas, that judge generated answers."""
     actor: str = "evaluate_model"
 
 
@@ -74,7 +78,13 @@ def evaluate(
     rival = registry.policy_get(order.compare) if order.compare else None
     agent = order.agent or (policy.agent if policy else None) or _agent_of(order.checkpoint)
     bounds = gate_bounds(agent)
+    rewards = rewards_located(order.rewards, agent) if order.rewards else ""
     held_out = _held_out(order, policy, agent, bounds.min_evidence)
+    if not rewards and REWARDS in held_out.rows:
+        rewards = rewards_located(rewards_of_training(policy), agent)
+    checks = _checks(held_out, rewards, agent)
+    reason = barred_reason(rewards, policy, agent) if rewards else ""
+    barred = {REWARDS: reason} if reason else {}
     hardware = hardware_detect()
 
     def load(adapter: Path | None, base_model: str) -> LoadedPolicy:
@@ -100,13 +110,18 @@ def evaluate(
         held_out.rows.get(PAIRS, ()),
         agent=get_agent(agent),
         others={kind: rows for kind, rows in held_out.rows.items() if kind != PAIRS},
+        checks=checks,
+        barred=barred,
         needed=bounds.min_evidence,
         against=against,
         max_samples=order.max_samples,
         progress=(lambda done, total: progress(done, total, "")) if progress else None,
     )
     evidence = figures.pop("held_out", {})
+    if REWARDS in figures["evidence"]:
+        figures["evidence"][REWARDS]["judge"] = rewards
     if evidence:
+        evidence["barred"] = barred
         figures["comparison"]["against"] = rival.name if rival else "base"
         answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
         evidence["kl"] = figures["kl"] = kl_to_base(loaded, answers)
@@ -189,8 +204,9 @@ def _held_out(order: EvaluationOrder, policy: Policy | None, agent: str, needed:
     file where it learned from one, else of all the feedback there is now.
     """
     own = policy.run.snapshot if policy and policy.run else None
+    rewarded = bool(order.rewards)
     if order.test_data is not None:
-        found = held_out_of_file(agent, order.test_data, trained_prompts(own))
+        found = held_out_of_file(agent, order.test_data, trained_prompts(own), rewarded=rewarded)
         if not found.rows and found.seen:
             raise EvaluationRefused(
                 f"all {found.seen} rows of {order.test_data} have prompts the policy was trained on; "
@@ -199,11 +215,16 @@ def _held_out(order: EvaluationOrder, policy: Policy | None, agent: str, needed:
         nowhere = f"{order.test_data} holds nothing to judge by"
         next_step = "give pairs, ratings, scores or corrections: see docs/evaluate.md"
     elif own is not None and own.query.get("source") == "file":
-        found = held_out_of_snapshot(own)
+        found = held_out_of_snapshot(own, rewarded=rewarded)
+        if not rewarded and rewards_of_training(policy) and _too_few(found, needed):
+            found = held_out_of_snapshot(own, rewarded=True)
         nowhere = f"the file that {policy and policy.name} was trained on holds no prompt out"
         next_step = "give --test-data FILE"
     else:
-        found = held_out_of_database(agent, needed)
+        found = held_out_of_database(agent, needed, rewarded=rewarded)
+        if not rewarded and rewards_of_training(policy) and _too_few(found, needed):
+            # nobody judged enough of its answers: the rewards it was trained on say what they can
+            found = held_out_of_database(agent, needed, rewarded=True)
         nowhere = (
             f"no held-out evidence for agent {agent}: about a third of the first rated prompts are held out, and none "
             "of these has a verdict, a preference or a correction"
@@ -213,6 +234,20 @@ def _held_out(order: EvaluationOrder, policy: Policy | None, agent: str, needed:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.most_common(4) if count)
         raise EvaluationRefused(f"{nowhere}{f' (left out: {reasons})' if reasons else ''}; {next_step}")
     return found
+
+
+def _too_few(held_out: HeldOut, needed: int) -> bool:
+    return max(held_out.counts().values(), default=0) < needed
+
+
+def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
+    """What judges the generated answers of the kinds that need them."""
+    checks: dict[str, Check] = {}
+    if TESTS in held_out.rows:
+        checks[TESTS] = tests_check(agent)
+    if REWARDS in held_out.rows:
+        checks[REWARDS] = rewards_check(rewards, agent)
+    return checks
 
 
 def _simulated(rows: Sequence[Mapping[str, Any]]) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from django.conf import settings
 
 from rl.datasets import (
     DatasetRefused,
@@ -18,13 +20,17 @@ from rl.datasets import (
 )
 from rl.datasets.evidence import EvidenceSource
 from rl.datasets.making import PROMPTS_AT_ONCE, source_opened
-from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, lead_kind
+from rl.datasets.prompt_files import holds_prompts
+from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS, lead_kind
 from rl.examples import Example, examples_from_evidence
 from rl.holdout import Tally
 from rl.judgements import SPLITS, Evidence, Split
 from rl.models import Snapshot
 from rl.pairs import pairs_from_evidence
 from rl.recipes import DATASET_CONFIG
+from rl.rewards import answers as right_answers
+from rl.rewards.code_tests import EXPECTED
+from rl.rewards.code_tests import TESTS as TEST_COLUMNS
 from rl.splits import SourceSplits
 
 HOLDOUT: Split = "holdout"
@@ -36,8 +42,14 @@ DATASETS: dict[str, str] = {
     LABELS: Snapshot.Kind.SCORES,
     OUTCOMES: Snapshot.Kind.SCORES,
     CORRECTIONS: Snapshot.Kind.CORRECTIONS,
+    TESTS: Snapshot.Kind.PROMPTS,
+    REWARDS: Snapshot.Kind.PROMPTS,
 }
 """Kind of evidence -> the kind of dataset its rows stand in."""
+
+
+WRITTEN = ("correction", "demonstration", "teacher")
+"""Sources of rows that show an answer as it should be, rather than one that was given and liked."""
 
 
 @dataclass
@@ -56,11 +68,14 @@ class HeldOut:
         return {kind: len({row["prompt_hash"] for row in rows}) for kind, rows in self.rows.items()}
 
 
-def held_out_of_database(agent: str, needed: int) -> HeldOut:
-    """Everything held out that was recorded here; the kind that leads is written as a snapshot, the others are not."""
+def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> HeldOut:
+    """Everything held out that was recorded here; the kind that leads is written as a snapshot, the others are not.
+
+    rewarded: every prompt is evidence of the kind `rewards`, as a reward function will judge the answers to it.
+    """
     found = HeldOut()
     source_opened(agent, "db")  # an agent nobody knows is refused by name
-    found.rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, binding=True)
+    found.rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, binding=True)
     if found.rows:
         lead = lead_kind(found.counts(), needed)
         prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
@@ -68,11 +83,13 @@ def held_out_of_database(agent: str, needed: int) -> HeldOut:
     return found
 
 
-def held_out_of_file(agent: str, path: Path, trained: Iterable[str] = ()) -> HeldOut:
+def held_out_of_file(
+    agent: str, path: Path, trained: Iterable[str] = (), *, rewarded: bool = False
+) -> HeldOut:
     """A whole file as held-out evidence, less the prompts (hashes) that were trained on. Raises DatasetRefused."""
     found = HeldOut()
     trained = set(trained)
-    rows = _rows_by_kind(agent, SPLITS, found.left_out, source="file", data_file=path)
+    rows = _rows_by_kind(agent, SPLITS, found.left_out, rewarded, source="file", data_file=path)
     for kind, whole in rows.items():
         unseen = [row for row in whole if row["prompt_hash"] not in trained]
         found.seen += len(whole) - len(unseen)
@@ -81,10 +98,10 @@ def held_out_of_file(agent: str, path: Path, trained: Iterable[str] = ()) -> Hel
     return found
 
 
-def held_out_of_snapshot(snapshot: Snapshot) -> HeldOut:
+def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldOut:
     """What the dataset a policy was trained on holds out. Raises DatasetRefused where its file is gone or changed."""
     rows = list(snapshot_rows(snapshot, HOLDOUT))
-    return HeldOut(rows=_sorted_by_kind(str(snapshot.kind), rows), snapshot=snapshot)
+    return HeldOut(rows=_sorted_by_kind(str(snapshot.kind), rows, rewarded), snapshot=snapshot)
 
 
 def trained_prompts(snapshot: Snapshot | None) -> set[str]:
@@ -93,11 +110,14 @@ def trained_prompts(snapshot: Snapshot | None) -> set[str]:
 
 
 def _rows_by_kind(
-    agent: str, splits: Sequence[str], left_out: Counter[str], **source: Any
+    agent: str, splits: Sequence[str], left_out: Counter[str], rewarded: bool, **source: Any
 ) -> dict[str, Rows]:
     """The rows of every kind in these splits. Raises DatasetRefused for what cannot be read."""
     found: dict[str, Rows] = {}
-    for dataset in dict.fromkeys(DATASETS.values()):
+    datasets = list(dict.fromkeys(DATASETS.values()))
+    if "data_file" in source and holds_prompts(source["data_file"]):
+        datasets = [Snapshot.Kind.PROMPTS]  # no feedback stands in it
+    for dataset in datasets:
         try:
             prepared = prepare_training_dataset(
                 agent, dataset, min_samples=1, for_training=False, dry_run=True, **source
@@ -105,12 +125,12 @@ def _rows_by_kind(
         except DatasetTooSmall:
             continue
         rows = [row for row in prepared.rows() if row["split"] in splits]
-        found |= _sorted_by_kind(dataset, rows)
+        found |= _sorted_by_kind(dataset, rows, rewarded)
         left_out.update(prepared.left_out)
     return found
 
 
-def _sorted_by_kind(dataset: str, rows: Rows) -> dict[str, Rows]:
+def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool) -> dict[str, Rows]:
     """Rows of one kind of dataset as evidence: kind -> rows, kinds without a row left out."""
     found: dict[str, Rows] = {}
     for row in rows:
@@ -131,7 +151,21 @@ def _sorted_by_kind(dataset: str, rows: Rows) -> dict[str, Rows]:
             found.setdefault(kind_of(row["source"]), []).extend(
                 {**row, "completion": completion, "score": reward} for completion, reward in rated
             )
+        elif dataset == Snapshot.Kind.PROMPTS:
+            if testable(row.get("facts") or {}):
+                found.setdefault(TESTS, []).append(row)
+            if rewarded:
+                found.setdefault(REWARDS, []).append(row)
     return {kind: single for kind, some in found.items() if (single := _single_texts(some))}
+
+
+def testable(facts: Mapping[str, Any]) -> bool:
+    """Whether a prompt's facts decide if an answer is right: a right answer, or tests where code may be run."""
+    columns = [
+        *right_answers.COLUMNS,
+        *((*TEST_COLUMNS, *EXPECTED) if settings.ENABLE_CODE_EXECUTION else ()),
+    ]
+    return any(facts.get(name) not in (None, "", [], {}) for name in columns)
 
 
 def _single_texts(rows: Rows) -> Rows:
@@ -176,7 +210,16 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
         },
         LABELS: _hashes(row for row in scores if kind_of(row.source) == LABELS),
         OUTCOMES: _hashes(row for row in scores if kind_of(row.source) == OUTCOMES),
-        CORRECTIONS: _hashes(row for row in demonstrations if row.source != "ratings"),
+        CORRECTIONS: _hashes(row for row in demonstrations if row.source in WRITTEN),
+    }
+    hashes = given.prompt_hashes()
+    splits.asked(hashes)
+    held_out = [name for name in hashes if splits(name) == HOLDOUT]
+    prompts[TESTS] = {
+        name
+        for start in range(0, len(held_out), PROMPTS_AT_ONCE)
+        for name, prompt in given.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items()
+        if testable(prompt.facts)
     }
     readable = _readable(given, sorted(set().union(*prompts.values())))
     counts |= {kind: len(hashes & readable) for kind, hashes in prompts.items()}

@@ -158,6 +158,7 @@ DOORS = [
     "rl.reward_models",
     "rl.reward_specs",
     "rl.scorer_process",
+    "rl.answer_checks",
 ]
 
 

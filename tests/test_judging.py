@@ -13,13 +13,20 @@ from django.utils import timezone
 
 from feedback.services import decision_record, rating_submit
 from rl import registry
-from rl.evaluations import EvaluationOrder, evaluate
+from rl.agents import get_agent
+from rl.answer_checks import barred_reason, rewards_of_training
+from rl.evaluations import EvaluationOrder, EvaluationRefused, evaluate
+from rl.held_out import evidence_counts
 from rl.judgements import Split
 from rl.judging import comparison_newest, policy_judge
 from rl.models import Policy, Snapshot, TrainingRun
-from rl.recipes import KTORecipe
+from rl.recipes import KTORecipe, SFTRecipe
+from rl.rewards.base import RewardSample
+from rl.training.evaluate import evaluate_policy
 from rl.training.hardware import Hardware
 from rl.training.kto import KTOTrainer
+from rl.training.policy import load_policy
+from rl.training.sft import SFTTrainer
 from tests.standing import stand
 from tests.tiny import tiny_model
 
@@ -55,9 +62,16 @@ def rated(agent: str, asks: list[str], *, shuffled: bool = False) -> list[dict[s
     return rows
 
 
-def registered(agent: str, base: Path, adapter: Path) -> Policy:
+def registered(
+    agent: str, base: Path, adapter: Path, method: str = "kto", recipe: dict[str, Any] | None = None
+) -> Policy:
     run = TrainingRun.objects.create(
-        agent=agent, method="kto", base_model=str(base), status="succeeded", finished_at=timezone.now()
+        agent=agent,
+        method=method,
+        recipe=recipe or {},
+        base_model=str(base),
+        status="succeeded",
+        finished_at=timezone.now(),
     )
     return registry.policy_register(
         run,
@@ -126,3 +140,156 @@ def test_shuffled_thumbs_promote_nothing(base: Path, tmp_path: Path) -> None:
         registry.RegistryRefused, match=r"no gain beyond chance is shown: .* in concordance with"
     ):
         registry.policy_promote(policy, actor="test")
+
+
+# --- What people wrote, tests, rewards ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base, and an adapter that learnt from demonstrations to answer kindly."""
+    folder = tmp_path_factory.mktemp("taught")
+    base = tiny_model(folder / "base", "llama")
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Could you explain point {i} to me?"}], "completion": KIND}
+        for i in range(24)
+    ]
+    recipe = SFTRecipe(**{**KNOBS, "max_steps": 30})
+    trainer = SFTTrainer(recipe, str(base), output_dir=folder / "run", hardware=HARDWARE)
+    return base, Path(trainer.train(rows).checkpoint)
+
+
+def corrected(agent: str, asks: list[str]) -> None:
+    for ask in asks:
+        decision = decision_record(
+            agent=agent, messages=[{"role": "user", "content": ask}], response=RUDE
+        ).row
+        rating_submit(decision=decision, rater="ann", correction=KIND)
+
+
+@pytest.mark.training
+def test_what_people_wrote_is_evidence_beside_the_pairs_it_makes(taught: tuple[Path, Path]) -> None:
+    base, adapter = taught
+    corrected("own-bot", questions(34, "holdout"))
+    policy = registered("own-bot", base, adapter, method="sft")
+    found = evaluate(EvaluationOrder(policy=policy.name, compare_base=True))
+    assert found["carried_by"] == "pairs"  # a correction beats what it corrects
+    written = found["evidence"]["corrections"]
+    assert (written["prompts"], written["unit"]) == (34, "nats per token")
+    assert written["difference"]["low"] > 1
+    assert written["value"] == pytest.approx(written["own"]["value"])
+    sheet = policy_judge(policy)
+    assert sheet is not None
+    verdicts = {verdict.rule: verdict for verdict in sheet.verdicts}
+    assert verdicts["other_evidence"].outcome == "passed"
+    assert "nats per token in agreement with what people wrote" in verdicts["other_evidence"].words
+
+
+@pytest.mark.training
+def test_demonstrations_alone_carry_the_judgement(taught: tuple[Path, Path]) -> None:
+    base, adapter = taught
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Would you explain item {i}?"}], "completion": text}
+        for i in range(16)
+        for text in (KIND, KIND + " Truly.")
+    ]
+    policy = load_policy(str(base), adapter, hardware=HARDWARE)
+    found = evaluate_policy(
+        policy, agent=get_agent("own-bot"), others={"corrections": rows}, against="base", generate_samples=2
+    )
+    assert found["carried_by"] == "corrections"
+    assert (
+        found["evidence"]["corrections"]["prompts"] == 16
+    )  # two texts to one prompt are one piece of evidence
+    assert found["comparison"]["difference"]["low"] > 0
+    assert found["preference_accuracy"] is None
+    alone = evaluate_policy(
+        policy, agent=get_agent("own-bot"), others={"corrections": rows}, generate_samples=2
+    )
+    assert alone["evidence"]["corrections"]["own"] == found["evidence"]["corrections"]["own"]
+
+
+@pytest.mark.training
+def test_a_structured_agent_agrees_where_its_greedy_answer_does_the_same(taught: tuple[Path, Path]) -> None:
+    base, adapter = taught
+    agent = get_agent("filer")
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Could you explain point {i} to me?"}], "completion": KIND}
+        for i in range(4)
+    ]
+    policy = load_policy(str(base), adapter, hardware=HARDWARE)
+    found = evaluate_policy(
+        policy, agent=agent, others={"corrections": rows}, against="base", generate_samples=1
+    )
+    written = found["evidence"]["corrections"]
+    assert (written["prompts"], written["unit"]) == (4, "points")
+    assert (written["value"], written["against_value"]) == (1.0, 0.0)
+
+
+@pytest.mark.training
+def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(taught: tuple[Path, Path]) -> None:
+    base, adapter = taught
+    for ask in questions(32, "holdout"):
+        decision_record(
+            agent="own-bot",
+            messages=[{"role": "user", "content": ask}],
+            response=RUDE,
+            metadata={"answer": KIND},
+        )
+    assert evidence_counts("own-bot")["tests"] == 32
+    policy = registered("own-bot", base, adapter, method="grpo", recipe={"reward": "answer"})
+    found = evaluate(EvaluationOrder(policy=policy.name, compare_base=True))
+    assert found["carried_by"] == "tests"
+    assert (found["evidence"]["tests"]["value"], found["evidence"]["tests"]["against_value"]) == (1.0, 0.0)
+    assert found["comparison"]["p_value"] < 1e-6
+    sheet = policy_judge(policy)
+    assert sheet is not None
+    assert sheet.verdicts[1].words.startswith("+100.0 points in tests passed against base")
+
+
+@pytest.mark.training
+def test_a_file_of_prompts_and_a_reward_judge_without_any_feedback(
+    taught: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, adapter = taught
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"Could you explain point {i} to me?", "answer": KIND} for i in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = evaluate(
+        EvaluationOrder(
+            checkpoint=adapter, base_model=str(base), agent="own-bot", test_data=path, compare_base=True,
+            rewards="tests.test_judging.shortness",
+        )
+    )  # fmt: skip
+    assert found["evidence"]["tests"]["prompts"] == found["evidence"]["rewards"]["prompts"] == 8
+    assert found["evidence"]["rewards"]["judge"] == "tests.test_judging.shortness"
+    # the answer has 31 characters: raw 2 - 31 / 100, in [0, 1] (1.69 + 2) / 4
+    assert found["evidence"]["rewards"]["value"] == pytest.approx((2 - len(KIND) / 100 + 2) / 4)
+
+
+def shortness(sample: RewardSample) -> float:
+    """A user's own reward."""
+    return max(2 - len(sample.response) / 100, -2)
+
+
+def test_a_learnt_reward_does_not_judge_what_was_trained_on_it() -> None:
+    run = TrainingRun.objects.create(
+        agent="own-bot", method="ppo", base_model="bundled", status="succeeded", finished_at=timezone.now(),
+        recipe={"reward": "model:/somewhere/judge, agent"},
+    )  # fmt: skip
+    policy = Policy(name="own-bot-v1", agent="own-bot", run=run)
+    assert barred_reason("model:/somewhere/judge", policy, "own-bot") == (
+        "model:/somewhere/judge is the reward that own-bot-v1 was trained on"
+    )
+    assert barred_reason("model:/somewhere/other", policy, "own-bot") == ""
+    assert barred_reason("agent", policy, "own-bot") == ""  # a rule is what it is, whoever was trained on it
+    assert rewards_of_training(policy) == "model:/somewhere/judge, agent"
+
+
+def test_without_any_evidence_the_refusal_says_what_to_do() -> None:
+    decision_record(agent="own-bot", messages="hello", response="hi")
+    policy = registered("own-bot", Path("bundled"), Path("nowhere"))
+    with pytest.raises(
+        EvaluationRefused, match=r"no held-out evidence for agent own-bot: .* rate more at /rate/"
+    ):
+        evaluate(EvaluationOrder(policy=policy.name, compare_base=True))

@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 
 from rl.statistics.intervals import Difference
-from rl.statistics.permutation import DRAWS, LARGE, monte_carlo_p
+from rl.statistics.permutation import DRAWS, LARGE, monte_carlo_p, seed_of
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,6 @@ def gini_concordance_p(
     clusters: Sequence[Hashable] | None = None,
     *,
     draws: int = DRAWS,
-    seed: int = 0,
 ) -> float:
     """One-sided p that scores are no higher where people rated better; for the other side give -scores.
 
@@ -122,7 +121,7 @@ def gini_concordance_p(
         statistics: np.ndarray = gini / np.sqrt(np.maximum(variance, _LEAST))
         return statistics
 
-    return monte_carlo_p(observed, draw, len(worth), draws=draws, seed=seed)
+    return monte_carlo_p(observed, draw, len(worth), draws=draws, seed=seed_of(worth, order.first, members))
 
 
 _LEAST = 1e-12

@@ -57,6 +57,14 @@ class Command(RatchetCommand):
         )
         add("--max-samples", type=int, metavar="N", help="At most so many rows of each kind (default: all).")
         add(
+            "--reward",
+            action="append",
+            default=[],
+            metavar="SPEC",
+            help="A reward function or reward model that judges generated answers to held-out prompts, as for "
+            "train_grpo. May be given again. Example: --reward model:assistant-rm-v120",
+        )
+        add(
             "--output",
             type=Path,
             metavar="F",
@@ -74,6 +82,7 @@ class Command(RatchetCommand):
             base_model=options["base_model"],
             quantization="none" if options["no_quantization"] else options["quantization"],
             max_samples=options["max_samples"],
+            rewards=",".join(options["reward"]),
         )
         with self.bar("evaluating") as bar:
             result = evaluations.evaluate(order, bar.update)
@@ -109,6 +118,8 @@ class Command(RatchetCommand):
                 f"{100 * result['simulated_share']:.0f} % of this evidence comes from SIMULATED ratings."
             )
         for kind, figures in result["evidence"].items():
+            if figures.get("judge"):
+                self.stdout.write(f"Rewards are given by {figures['judge']}.")
             if figures.get("barred"):
                 self.stdout.write(f"WARNING: {kind} do not count for the gate: {figures['barred']}.")
         if comparison:
