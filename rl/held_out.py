@@ -139,12 +139,9 @@ def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool) -> dict[str, Rows]
         elif dataset == Snapshot.Kind.SCORES:
             found.setdefault(kind_of(row["source"]), []).append(row)
         elif dataset == Snapshot.Kind.LABELS:
-            found.setdefault(LABELS, []).append({**row, "score": float(row["label"])})
+            found.setdefault(kind_of(row["source"]), []).append({**row, "score": float(row["label"])})
         elif dataset == Snapshot.Kind.CORRECTIONS:
-            if row["source"] not in (
-                "ratings",
-                "reward",
-            ):  # what is only liked is evidence as a label or an outcome
+            if row["source"] in WRITTEN:  # what is only liked is evidence as a label or an outcome
                 found.setdefault(CORRECTIONS, []).append(row)
         elif dataset == Snapshot.Kind.GROUPS:
             rated = zip(row["completions"], row["rewards"], strict=True)
