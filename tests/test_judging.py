@@ -151,8 +151,12 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("taught")
     base = tiny_model(folder / "base", "llama")
     rows = [
-        {"prompt": [{"role": "user", "content": f"Could you explain point {i} to me?"}], "completion": KIND}
-        for i in range(24)
+        {
+            "prompt": [{"role": "user", "content": f"Could you explain point {i} {of}to me?"}],
+            "completion": KIND,
+        }
+        for i in range(100, 112)
+        for of in ("", "of the holdout list ")
     ]
     recipe = SFTRecipe(**{**KNOBS, "max_steps": 30})
     trainer = SFTTrainer(recipe, str(base), output_dir=folder / "run", hardware=HARDWARE)
@@ -229,7 +233,9 @@ def test_a_structured_agent_agrees_where_its_greedy_answer_does_the_same(taught:
 @pytest.mark.training
 def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(taught: tuple[Path, Path]) -> None:
     base, adapter = taught
-    for ask in questions(32, "holdout"):
+    for number in range(32):
+        ask = f"Could you explain point {number} to me?"
+        stand("own-bot", [{"role": "user", "content": ask}], "holdout")
         decision_record(
             agent="own-bot",
             messages=[{"role": "user", "content": ask}],
@@ -240,11 +246,14 @@ def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(taught: tup
     policy = registered("own-bot", base, adapter, method="grpo", recipe={"reward": "answer"})
     found = evaluate(EvaluationOrder(policy=policy.name, compare_base=True))
     assert found["carried_by"] == "tests"
-    assert (found["evidence"]["tests"]["value"], found["evidence"]["tests"]["against_value"]) == (1.0, 0.0)
-    assert found["comparison"]["p_value"] < 1e-6
+    tests = found["evidence"]["tests"]
+    assert tests["value"] > 0.7
+    assert tests["against_value"] == 0.0
+    assert found["comparison"]["p_value"] < 1e-4
     sheet = policy_judge(policy)
     assert sheet is not None
-    assert sheet.verdicts[1].words.startswith("+100.0 points in tests passed against base")
+    assert " points in tests passed against base" in sheet.verdicts[1].words
+    assert sheet.verdicts[1].passed
 
 
 @pytest.mark.training
