@@ -79,9 +79,11 @@ def hardware_detect(profile: str | None = None) -> Hardware:
 def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
     """The preset's name and the recipe: preset, then the RATCHET_CONFIG file, then the order's own knobs."""
     name = order.config or hardware.preset
-    recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(
-        **order.knobs
-    )
+    configured = settings.RATCHET_CONFIG.get(order.method) or {}
+    knobs = dict(order.knobs)
+    if "epochs" in knobs or "epochs" in configured:
+        knobs.setdefault("min_steps", 0)  # who names the passes gets them
+    recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
     if method_named(order.method).rewarded:
         rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
     return name, start_settled(order, recipe)
@@ -96,6 +98,7 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
     config, recipe = recipe_for(order, hardware)
     prepared = _prepare(order, recipe, _new(order), dry_run=True)
     base_model = base_model_for(order)
+    recipe = recipe.fitted(prepared.counts["train"])
     expected = _named(method_named(order.method).estimate)(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
     )
@@ -153,6 +156,7 @@ def _run_enter(order: TrainOrder, hardware: Hardware) -> TrainingRun:
     config, recipe = recipe_for(order, hardware)
     new = _new(order)
     prepared = _prepare(order, recipe, new)
+    recipe = recipe.fitted(prepared.counts["train"])
     run = TrainingRun.objects.create(
         agent=order.agent,
         result=order.said,
@@ -182,8 +186,9 @@ def _settle(run: TrainingRun, hardware: Hardware) -> None:
         if run.snapshot is None:
             order = TrainOrder(run.agent, run.method, run.config or None, run.base_model, run.recipe)
             run.config, recipe = recipe_for(order, hardware)
-            run.recipe, run.seed = recipe.as_dict(), recipe.seed
             run.snapshot = _dataset(run, order, recipe)
+            recipe = recipe.fitted(run.snapshot.counts["train"]) if run.snapshot else recipe
+            run.recipe, run.seed = recipe.as_dict(), recipe.seed
             run.hardware, run.code_version = hardware.as_dict(), code_version()
             run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
     except (

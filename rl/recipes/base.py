@@ -10,6 +10,9 @@ from typing import Any, Self
 
 from rl.curriculum import ORDERS
 
+MOST_PASSES = 30
+"""Passes over the same rows that `min_steps` may ask for: beyond them a policy learns the rows, not the taste."""
+
 
 class RecipeError(ValueError):
     """A knob that does not exist or a value outside its range; the message names the knob and what is allowed."""
@@ -23,6 +26,9 @@ class Recipe:
     """Passes over the training pairs; fractions allowed."""
     max_steps: int = -1
     """Optimiser steps; -1 means as many as `epochs` asks for."""
+    min_steps: int = 0
+    """Least optimiser steps: few rows are passed over again until there are so many (at most MOST_PASSES times). 0
+    never adds a pass. Has no say where `epochs` or `max_steps` is given."""
     batch_size: int = 4
     """Pairs per optimiser micro-batch."""
     gradient_accumulation: int = 1
@@ -73,7 +79,7 @@ class Recipe:
             "logging_steps",
             "max_grad_norm",
         )
-        self._not_negative("weight_decay", "eval_steps", "micro_tokens")
+        self._not_negative("weight_decay", "eval_steps", "micro_tokens", "min_steps")
         for knob in ("warmup_ratio", "lora_dropout"):
             if not 0 <= getattr(self, knob) < 1:
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
@@ -106,8 +112,17 @@ class Recipe:
         """Optimiser steps of a run on so many training rows, in one process."""
         if rows == 0 or self.max_steps > 0:
             return self.max_steps if rows else 0
-        per_epoch = math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
-        return max(1, math.ceil(self.epochs * per_epoch))
+        return max(1, math.ceil(self.fitted(rows).epochs * self._steps_per_epoch(rows)))
+
+    def _steps_per_epoch(self, rows: int) -> int:
+        return math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
+
+    def fitted(self, rows: int) -> Self:
+        """A copy whose `epochs` give at least `min_steps` optimiser steps on so many training rows."""
+        if rows == 0 or self.max_steps > 0 or self.min_steps == 0:
+            return self
+        passes = min(math.ceil(self.min_steps / self._steps_per_epoch(rows)), MOST_PASSES)
+        return dataclasses.replace(self, epochs=max(self.epochs, float(passes)))
 
     def with_knobs(self, **knobs: Any) -> Self:
         """A copy with knobs replaced; text is converted to the knob's type. Raises RecipeError."""

@@ -76,18 +76,19 @@ DPO_CONFIG: dict[str, DPORecipe] = {
     ),
     # 24 GB and more
     "high_quality": DPORecipe(lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=2e-5),
-    # a laptop and a small model, measured on the bundled base: one pass teaches the taste, and the weight on the chosen
-    # answers keeps them valid (without it, 1e-3 at beta 0.1 learnt the taste in 30 steps and forgot to choose from the
-    # list: 23 % valid answers instead of 100 %)
+    # a laptop and a small model, measured on the bundled base (DECISIONS, 2026-11-22): large steps, a hundred of them
+    # at least, and the weight on the chosen answers keeps them valid (without it, 1e-3 at beta 0.1 learnt the taste in
+    # 30 steps and forgot to choose from the list: 23 % valid answers instead of 100 %)
     "cpu": DPORecipe(
         lora_r=16,
         lora_alpha=32,
         batch_size=16,
-        learning_rate=4e-4,
-        beta=0.3,
+        learning_rate=1e-3,
+        beta=0.1,
         sft_weight=1.0,
         max_length=1024,
-        epochs=1.0,
+        epochs=2.0,
+        min_steps=100,
     ),
 }
 """DPO presets by name: what `train_dpo --config` takes."""

@@ -1,0 +1,46 @@
+"""Number of optimiser steps of a recipe: from passes over many rows, from `min_steps` on few."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rl.recipes import RECIPES, RecipeError
+from rl.recipes.base import MOST_PASSES, Recipe
+
+FEW = Recipe(epochs=2.0, batch_size=16, min_steps=100)
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "steps"),
+    [
+        (81, 17.0, 102),  # 6 steps a pass: 17 passes are the first with 100
+        (1000, 2.0, 126),  # 63 a pass: two passes are enough
+        (800, 2.0, 100),
+        (799, 2.0, 100),
+        (400, 4.0, 100),
+        (3, float(MOST_PASSES), MOST_PASSES),  # one step a pass: by heart, and no further
+    ],
+)
+def test_few_rows_are_passed_over_until_there_are_steps_enough(rows: int, epochs: float, steps: int) -> None:
+    fitted = FEW.fitted(rows)
+    assert (fitted.epochs, FEW.steps(rows), fitted.steps(rows)) == (epochs, steps, steps)
+
+
+def test_steps_that_were_named_are_left_alone() -> None:
+    named = dataclasses.replace(FEW, max_steps=7)
+    assert named.fitted(81) is named
+    assert named.steps(81) == 7
+    assert dataclasses.replace(FEW, min_steps=0).steps(81) == 12
+    assert FEW.steps(0) == 0
+
+
+def test_a_negative_number_of_steps_is_refused() -> None:
+    with pytest.raises(RecipeError, match="min_steps must not be negative"):
+        Recipe(min_steps=-1)
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto", "sft", "reward_model"])
+def test_a_laptop_gives_a_hundred_rows_more_than_a_handful_of_steps(method: str) -> None:
+    assert RECIPES[method]["cpu"].steps(101) >= 50
