@@ -41,6 +41,9 @@ CHALLENGER, CHAMPION = "challenger", "champion"
 """What a gate may open to. A champion must be better; a challenger must not be worse, as live traffic decides on."""
 
 
+UNLUCKY = 0.1
+"""Chance below which a loss of valid answers is not put down to luck (exact, one-sided)."""
+
 FIRST_SHARE = 2 / 3
 """Of alpha, what the first attempt may spend. Each new champion begins a new count, so most attempts are first ones."""
 
@@ -245,7 +248,10 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
 
 
 def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """The agent can act on as many of its answers."""
+    """The agent can act on as many of its answers: it loses no more than the bound, or no more than luck does.
+
+    Two invalid answers of sixty are three points, and happen to a policy as good as the other one in four times.
+    """
     if not evidence.answered:
         return Verdict("valid", NOT_APPLICABLE, "no prompt was answered by both")
     n = len(evidence.answered)
@@ -253,11 +259,12 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     other = sum(one.other_valid for one in evidence.answered) / n
     figures = {"value": own, "against": other, "n": n, "bound": -bounds.max_invalid_gain}
     said = f"{100 * own:.1f} % of its answers are valid, of {evidence.against}'s {100 * other:.1f} %"
-    if own - other >= -bounds.max_invalid_gain:
-        return Verdict("valid", PASSED, said, figures)
     losses = sum(one.other_valid and not one.valid for one in evidence.answered)
     wins = sum(one.valid and not one.other_valid for one in evidence.answered)
-    return Verdict("valid", REFUSED, said, figures, waits=binomial_luck(losses, wins) > 0.05)
+    figures["p"] = luck = binomial_luck(losses, wins)
+    if own - other >= -bounds.max_invalid_gain or luck > UNLUCKY:
+        return Verdict("valid", PASSED, said, figures)
+    return Verdict("valid", REFUSED, said, figures, waits=luck > 0.05)
 
 
 def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:

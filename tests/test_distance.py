@@ -25,7 +25,7 @@ from tests.test_commands import run
 from tests.test_datasets import rate
 from tests.test_pages import make_policy
 
-CPU = RECIPES["dpo"]["cpu"]
+CPU = RECIPES["dpo"]["cpu"].with_knobs(min_steps=0, epochs=1.0, learning_rate=4e-4)
 
 
 def thumbs(count: int, agent: str = "helper") -> None:
@@ -167,10 +167,12 @@ def test_a_dry_run_says_the_distance_the_doubt_and_the_next_step() -> None:
         rate(f"question {number}", "yes", "up")
         rate(f"question {number}", "no", "down")
     plan = json.loads(run("train_dpo", "--config", "cpu", "--dry-run", "--json"))
+    assert plan["estimated_steps"] == RECIPES["dpo"]["cpu"].steps(plan["samples"]["train"]) > 20
     assert plan["doubt"].startswith(f"{plan['samples']['train']} pairs and ")
     assert plan["evidence"] == gate_distance("helper").as_dict()
     assert plan["next"] == "python manage.py train_dpo --agent helper"
-    said = " ".join(run("train_dpo", "--config", "cpu", "--dry-run").split())
+    short = ("--epochs", "1", "--learning-rate", "4e-4")
+    said = " ".join(run("train_dpo", "--config", "cpu", *short, "--dry-run").split())
     assert "too little to change what the policy answers" in said
     assert f"{plan['samples']['holdout']} of 30 held-out prompts" in said
     assert said.endswith("Next: python manage.py train_dpo --agent helper")

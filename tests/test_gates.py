@@ -81,7 +81,7 @@ def test_a_challenger_need_only_not_be_worse() -> None:
     ("rule", "good", "bad"),
     [
         (gates.rule_reward, answered(), answered(reward=0.3)),
-        (gates.rule_valid, answered(), [*answered(19), *answered(1, valid=False)]),
+        (gates.rule_valid, answered(), [*answered(16), *answered(4, valid=False)]),
         (gates.rule_length, answered(chars=60), answered(chars=70)),
         (gates.rule_length, answered(chars=30), answered(chars=20)),
     ],
@@ -163,9 +163,11 @@ def test_a_gain_that_may_be_chance_rests_on_nobody() -> None:
 
 def test_what_may_be_chance_waits_for_more_and_harm_does_not() -> None:
     good, bad = answered(60)[0], answered(1, valid=False)[0]
-    # two of sixty invalid: a coin falls so twice running one time in four; six: one in sixty-four
-    few = verdict(gates.rule_valid, evidence(answered=[good] * 58 + [bad] * 2))
+    # of sixty so many invalid: a coin falls so three times running one time in eight; four: 1 in 16; six: 1 in 64
+    luck = verdict(gates.rule_valid, evidence(answered=[good] * 57 + [bad] * 3))
+    few = verdict(gates.rule_valid, evidence(answered=[good] * 56 + [bad] * 4))
     many = verdict(gates.rule_valid, evidence(answered=[good] * 54 + [bad] * 6))
+    assert (luck.passed, luck.figures["p"]) == (True, 0.125)
     assert (few.passed, few.waits) == (False, True)
     assert (many.passed, many.waits) == (False, False)
     assert not gate_judge(evidence(cases(5, 0, 0)), BOUNDS).harmful
