@@ -135,8 +135,8 @@ def clean(home: Path, seed: int) -> Path:
 
 def trained(world: World, options: argparse.Namespace) -> dict[str, Any]:
     """The policy of the documented commands, and how it orders right and wrong tools beside the base."""
-    plan = world.say("train_kto", "--agent", AGENT, "--dry-run")
-    result = world.say("train_kto", "--agent", AGENT, "--epochs", str(options.epochs))
+    plan = world.say(f"train_{options.method}", "--agent", AGENT, "--dry-run")
+    result = world.say(f"train_{options.method}", "--agent", AGENT, "--epochs", str(options.epochs))
     found = world.say(
         "evaluate_model", "--policy", result["policy"], "--compare-base",
         "--test-data", str(clean(world.home, options.seed)),
@@ -152,10 +152,8 @@ def trained(world: World, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def flow_traces(world: World, options: argparse.Namespace) -> dict[str, Any]:
-    random = Random(options.seed)
-    with TraceCollector(
-        AGENT, world.address, world.key("ingest"), world.home / "spool", fsync=False
-    ) as collector:
+    random, key = Random(options.seed), world.key("ingest")
+    with TraceCollector(AGENT, world.address, key, world.home / "spool", fsync=False) as collector:
         for _ in range(options.traces):
             run_once(collector, random)
         assert collector.flush(120), collector.status()
@@ -169,13 +167,13 @@ def flow_traces(world: World, options: argparse.Namespace) -> dict[str, Any]:
     }
     exported = world.say("export_model", "--policy", figures["policy"], "--format", "gguf")
     figures["gguf"] = [Path(file["path"]).name for file in exported["files"]]
-    figures["gateway"] = asked(world, figures["policy"], options)
+    figures["gateway"] = asked(world, key, figures["policy"], options)
     return figures
 
 
-def asked(world: World, policy: str, options: argparse.Namespace) -> dict[str, Any]:
+def asked(world: World, key: str, policy: str, options: argparse.Namespace) -> dict[str, Any]:
     """Share of unseen goals whose answer through the gateway, at temperature 0, names the right tool."""
-    key, random = world.key("decide"), Random(f"asked {options.seed}")
+    random = Random(f"asked {options.seed}")
     right = 0
     answers: list[str] = []
     for _ in range(options.asked):
@@ -213,6 +211,7 @@ def main() -> None:
     parser.add_argument("--flow", default="traces,outcomes", help="Which, with commas between (default both)")
     parser.add_argument("--traces", type=int, default=210)
     parser.add_argument("--decisions", type=int, default=360)
+    parser.add_argument("--method", choices=["kto", "sft"], default="kto")
     parser.add_argument("--epochs", type=float, default=8)
     parser.add_argument("--asked", type=int, default=20, help="Goals asked through the gateway (default 20)")
     parser.add_argument("--seed", type=int, default=0)
