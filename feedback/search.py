@@ -133,7 +133,7 @@ def batch_asked(check: Check, text: str) -> int | None:
     """The number of an import as an address says it; None where it says none."""
     if not text:
         return None
-    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+    if not text.isascii() or not text.isdecimal() or len(text) > 18 or int(text) == 0:
         check.fields["batch"] = f"expected the number of an import, found {shown(text)}"
         return None
     return int(text)

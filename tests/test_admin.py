@@ -20,7 +20,18 @@ from django.utils import timezone
 
 from backend.facts_admin import FactAdmin
 from feedback.keys import key_check, key_create
-from feedback.models import AgentSettings, ApiKey, Comparison, Decision, Lease, Outcome, Rating, Trace
+from feedback.models import (
+    AgentName,
+    AgentSettings,
+    ApiKey,
+    Comparison,
+    Decision,
+    ImportBatch,
+    Lease,
+    Outcome,
+    Rating,
+    Trace,
+)
 from feedback.roles import role_give
 from feedback.services import (
     comparison_submit,
@@ -30,7 +41,18 @@ from feedback.services import (
     rating_withdraw,
 )
 from rl import registry
-from rl.models import Artifact, Evaluation, Learnt, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
+from rl.models import (
+    Artifact,
+    Evaluation,
+    Learnt,
+    Policy,
+    PolicyEvent,
+    PromptSplit,
+    RewardModelEvent,
+    RunMetric,
+    Snapshot,
+    TrainingRun,
+)
 from rl.models.experiments import Arm
 from tests.judged import evidence_stored
 
@@ -116,9 +138,10 @@ def page(row: Model, action: str = "change") -> str:
 
 def test_every_model_stands_in_the_admin() -> None:
     ours = {model for app in ("feedback", "rl") for model in apps.get_app_config(app).get_models()}
-    # a metric is shown within its run and an arm within its experiment, a lease lives for minutes, what was learnt is
-    # counted on the agent's page
-    elsewhere = {RunMetric, Arm, Lease, Learnt}
+    # a metric is shown within its run, an arm within its experiment and a reward model's event within its version, a
+    # lease lives for minutes, what was learnt and held out is counted on the agent's page, imports have pages of their
+    # own, and an agent's earlier name is told with its present one
+    elsewhere = {RunMetric, Arm, RewardModelEvent, Lease, Learnt, PromptSplit, ImportBatch, AgentName}
     assert ours - set(admin.site._registry) - elsewhere == set()
 
 

@@ -77,8 +77,8 @@ DPO_CONFIG: dict[str, DPORecipe] = {
     # 24 GB and more
     "high_quality": DPORecipe(lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=2e-5),
     # a laptop and a small model, measured on the bundled base (DECISIONS, 2026-11-22): larger steps, a hundred
-    # of them at least, and the weight on the chosen answers keeps them valid (without it, 1e-3 at beta 0.1 learnt the taste in
-    # 30 steps and forgot to choose from the list: 23 % valid answers instead of 100 %)
+    # of them at least, and the weight on the chosen answers keeps them valid (without it, 1e-3 at beta 0.1 learnt the
+    # taste in 30 steps and forgot to choose from the list: 23 % valid answers instead of 100 %)
     "cpu": DPORecipe(
         lora_r=16,
         lora_alpha=32,
