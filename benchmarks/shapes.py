@@ -221,7 +221,7 @@ class Desk:
                 cwd=ROOT, env=self.environment, stdout=log, stderr=log,
             )  # fmt: skip
         try:
-            for _ in range(300):
+            for _ in range(1200):
                 try:
                     urllib.request.urlopen(f"{self.base}/healthz")
                     break

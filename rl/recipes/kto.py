@@ -53,7 +53,7 @@ KTO_CONFIG: dict[str, KTORecipe] = {
         lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=2e-5
     ),
     "cpu": KTORecipe(
-        epochs=2.0, min_steps=100, batch_size=16, learning_rate=2e-3, beta=0.1, lora_r=8, lora_alpha=16,
+        epochs=2.0, min_steps=100, batch_size=16, learning_rate=1e-3, beta=0.3, lora_r=8, lora_alpha=16,
         save_steps=25,
     ),
 }  # fmt: skip
