@@ -114,7 +114,7 @@ def main() -> None:
         ).train(shown)  # fmt: skip
         began = time.perf_counter()
         grpo = GRPOTrainer(
-            recipe.with_knobs(start_from=sft.checkpoint),
+            recipe.with_knobs(start_from=sft.checkpoint, beta=0.0, learning_rate=2e-4),
             output_dir=home / "grpo",
             agent="coder",
             rewards=[reward],
@@ -133,7 +133,7 @@ def main() -> None:
     result["gain_of_grpo"] = paired_difference(*cells).as_dict()
     result |= {
         "reward_first_and_last": [grpo.history["reward"][0], grpo.history["reward"][-1]],
-        "kl": grpo.metrics["kl"], "steps": grpo.steps, "stopped_early": grpo.stopped_early,
+        "kl": grpo.metrics.get("kl"), "steps": grpo.steps, "stopped_early": grpo.stopped_early,
     }  # fmt: skip
     print(json.dumps(result, indent=1))
 

@@ -206,6 +206,12 @@ def test_a_kl_far_beyond_or_no_number_stops_at_once() -> None:
     assert seen(Watch(0.0), {"kl": 1e9}) == [False]
 
 
+def test_a_run_that_begins_far_from_the_base_is_measured_from_there() -> None:
+    watch = Watch(30.0, from_base=False)
+    assert seen(watch, {"kl": 367}, {"kl": 390}, *[{"kl": 400}] * 3) == [False, False, False, False, True]
+    assert "400 nats per response, 367 at first, 30 allowed" in watch.reason
+
+
 def test_long_answers_may_go_half_a_nat_a_token() -> None:
     assert seen(Watch(30.0), *[{"kl": 99.0, "tokens": 200.0}] * 4) == [False] * 4
     assert seen(Watch(30.0), *[{"kl": 101.0, "tokens": 200.0}] * 3) == [False, False, True]

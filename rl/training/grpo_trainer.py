@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import pad, split_tensor_dict, use_adapter
 
+from rl.recipes import BASE
 from rl.rewards.engine import group_advantages
 from rl.training.encoding import EncodedResponse
 from rl.training.ladder import Choice
@@ -67,7 +68,7 @@ class GroupTrainer(OwnHouse, trl.GRPOTrainer):
     def settle(self, owner: GRPOTrainer, policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
         self.owner = owner
-        self.watch = Watch(owner.recipe.max_kl)
+        self.watch = Watch(owner.recipe.max_kl, owner.recipe.start_from == BASE)
         self.add_callback(_Watcher(self.watch))
         trainer_settle(self, policy, owner)
         forward_settle(self, self.temperature)

@@ -33,13 +33,15 @@ class Watch:
     `repetition` (shares); those that are missing are not watched."""
 
     max_kl: float
-    """Nats per response; 0 watches nothing."""
+    """Nats per response beyond where the run began; 0 watches nothing."""
+    from_base: bool = True
+    """Whether the run began as the base; else its first row says how far away it began."""
     bad: int = 0
     """Bad rows in a row so far."""
     last_good: int = 0
     """Step of the last row that was not bad."""
     first: dict[str, float] = field(default_factory=dict)
-    """The first value of each share."""
+    """The first value of each."""
     reason: str = ""
     """Why the run has to stop; empty while it may go on."""
 
@@ -48,7 +50,9 @@ class Watch:
         if not self.max_kl:
             return ""
         fault, at_once = self._fault(row)
-        for name in ("ended", "valid", "repetition"):
+        for name in (
+            ("ended", "valid", "repetition") if self.from_base else ("kl", "ended", "valid", "repetition")
+        ):
             if math.isfinite(value := row.get(name, math.nan)):
                 self.first.setdefault(name, value)
         if not fault:
@@ -63,11 +67,12 @@ class Watch:
         tokens = row.get("tokens", math.nan)
         allowed = max(self.max_kl, NATS_PER_TOKEN * tokens) if math.isfinite(tokens) else self.max_kl
         kl = row.get("kl", 0.0)
-        if not kl <= allowed:
-            return (
-                f"KL to the base {kl:.0f} nats per response, {allowed:.0f} allowed (max_kl)",
-                not kl <= FAR * allowed,
-            )
+        began = 0.0 if self.from_base else self.first.get("kl", kl)
+        moved = kl - began
+        if not moved <= allowed:
+            beyond = f", {began:.0f} at first" if began else ""
+            said = f"KL to the base {kl:.0f} nats per response{beyond}, {allowed:.0f} allowed (max_kl)"
+            return said, not moved <= FAR * allowed
         words = {
             "ended": "{0:.0f} % of answers end, {1:.0f} % did at first",
             "valid": "{0:.0f} % of answers are valid, {1:.0f} % were at first",

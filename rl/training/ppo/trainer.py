@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import get_scheduler
 
-from rl.recipes import PPORecipe
+from rl.recipes import BASE, PPORecipe
 from rl.rewards.base import RewardFunction
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.following import history_columns
@@ -84,7 +84,7 @@ class PPOTrainer:
         self.policy: LoadedPolicy | None = None
         self.notes: list[str] = []
         self.stopped_early = ""
-        self.watch = Watch(recipe.max_kl)
+        self.watch = Watch(recipe.max_kl, recipe.start_from == BASE)
         self._order: tuple[int, list[int]] = (-1, [])
 
     def load_base_model(self) -> LoadedPolicy:
