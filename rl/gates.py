@@ -271,6 +271,9 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """It has not gone further from the base model than allowed."""
     if evidence.kl is None:
         return Verdict("kl", NOT_APPLICABLE, "its distance to the base model was not measured")
+    if lead_of(evidence, bounds) == CORRECTIONS:
+        words = f"{evidence.kl:.2f} nats per token: it says what people wrote, which is as far from the base model"
+        return Verdict("kl", NOT_APPLICABLE, words, {"value": evidence.kl, "bound": bounds.max_kl})
     figures = {"value": evidence.kl, "bound": bounds.max_kl}
     said = (
         f"KL to the base model {evidence.kl:.2f} nats per token of its own answers, {bounds.max_kl:g} allowed"

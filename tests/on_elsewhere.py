@@ -53,7 +53,7 @@ def dpo(base: str, folder: Path, hardware: Hardware) -> Found:
     policy = load_policy(base, adapter=result.checkpoint, hardware=hardware)
     rows = test_dpo.some_pairs(12, seed=2)
     judged = evaluate_policy(policy, rows, agent=test_dpo.WIDGETS, against="base", generate_samples=4)
-    answers = [answer["answer"] for answer in judged["evidence"]["answers"]]
+    answers = [answer["answer"] for answer in judged["held_out"]["answers"]]
     states = embeddings(policy, [(row["prompt"], row["chosen"]) for row in rows[:3]])
     return history(result) | {
         "accuracy": [judged["preference_accuracy"]["value"]],

@@ -674,5 +674,5 @@ def test_a_file_is_imported_by_keyboard_with_scripts_blocked(opener: Opener, tmp
     expect(page.get_by_text("1 row cannot be read")).to_be_visible()
     page.get_by_role("button", name="Import without this row").focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_text("Imported 2 decisions, 1 comparisons")).to_be_visible()
+    expect(page.get_by_text("2 decisions, 1 comparison imported (import 1)")).to_be_visible()
     assert Decision.objects.filter(agent="from-a-file").count() == 2

@@ -393,10 +393,10 @@ def test_train_dpo_makes_what_it_trained_a_model(
         "--register-ollama", "--json",
     )  # fmt: skip
     said = json.loads(capsys.readouterr().out)
-    assert said["ollama"]["name"] == said["policy"] == "helper-v44"
-    assert of_the_policy(rated, "helper-v44")["template"].startswith("{{ range .Messages }}")
+    assert said["ollama"]["name"] == said["policy"] == "helper-v24"
+    assert of_the_policy(rated, "helper-v24")["template"].startswith("{{ range .Messages }}")
     assert [found["name"] for found in ollama.models(rated.url)] == [
-        "helper-v44"
+        "helper-v24"
     ]  # nobody asked for the alias
 
 
@@ -408,10 +408,10 @@ def test_run_pipeline_deploys_what_passes_the_gate(
     call_command("run_pipeline", "--agent", "helper", "--config", "cpu", "--deploy-ollama", "--json")
     said = json.loads(capsys.readouterr().out)
     assert (said["passed"], said["stage"]) == (True, "champion"), said["reason"]
-    assert said["deployed"] == f"ollama {rated.url} as helper-v44, fast"
-    of_the_policy(rated, "helper-v44")
-    assert rated.models["fast:latest"] == rated.models["helper-v44:latest"]
-    events = Policy.objects.get(name="helper-v44").events.order_by("pk").values_list("kind", flat=True)
+    assert said["deployed"] == f"ollama {rated.url} as helper-v24, fast"
+    of_the_policy(rated, "helper-v24")
+    assert rated.models["fast:latest"] == rated.models["helper-v24:latest"]
+    events = Policy.objects.get(name="helper-v24").events.order_by("pk").values_list("kind", flat=True)
     assert [kind for kind in events if kind in ("promoted", "exported", "deployed")][-1] == "deployed"
 
 

@@ -85,7 +85,10 @@ def test_what_harms_is_rejected_with_its_reason(policy: Policy, doors: Doors) ->
     doors.found = {"kl": 9.0}
     outcome = follow(policy)
     assert (outcome.stage, doors.exported) == ("rejected", [])
-    assert policy.events.get(kind="rejected").reason == "9.00 nats per token from the base model, 2 allowed"
+    assert (
+        policy.events.get(kind="rejected").reason
+        == "KL to the base model 9.00 nats per token of its own answers, 2 allowed"
+    )
 
 
 def test_what_lacks_evidence_stays_a_candidate(policy: Policy, doors: Doors) -> None:

@@ -94,7 +94,7 @@ NOT_RUN = {
 
 EXPECTED = {
     "import_feedback": ["150 decisions, 150 ratings, 100 corrections imported"],
-    "train_dpo --dry-run": ["estimate 100 steps", "held-out prompts (pairs)"],
+    "train_dpo --dry-run": ["estimate 48 steps", "held-out prompts (pairs)"],
     "train_dpo": [
         "mailroom-v60",
         "Next: python manage.py evaluate_model --policy mailroom-v60 --compare-base",

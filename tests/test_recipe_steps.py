@@ -15,12 +15,13 @@ FEW = Recipe(epochs=2.0, batch_size=16, min_steps=100)
 @pytest.mark.parametrize(
     ("rows", "epochs", "steps"),
     [
-        (81, 17.0, 102),  # 6 steps a pass: 17 passes are the first with 100
+        (140, 12.0, 108),  # 9 steps a pass: 12 passes are the first with 100
+        (81, 12.0, 72),  # 6 a pass: twelve passes, and no further
         (1000, 2.0, 126),  # 63 a pass: two passes are enough
         (800, 2.0, 100),
         (799, 2.0, 100),
         (400, 4.0, 100),
-        (3, float(MOST_PASSES), MOST_PASSES),  # one step a pass: by heart, and no further
+        (3, float(MOST_PASSES), MOST_PASSES),  # one step a pass
     ],
 )
 def test_few_rows_are_passed_over_until_there_are_steps_enough(rows: int, epochs: float, steps: int) -> None:
@@ -41,6 +42,6 @@ def test_a_negative_number_of_steps_is_refused() -> None:
         Recipe(min_steps=-1)
 
 
-@pytest.mark.parametrize("method", ["dpo", "kto", "sft", "reward_model"])
+@pytest.mark.parametrize("method", ["dpo", "kto", "reward_model"])
 def test_a_laptop_gives_a_hundred_rows_more_than_a_handful_of_steps(method: str) -> None:
-    assert RECIPES[method]["cpu"].steps(101) >= 50
+    assert RECIPES[method]["cpu"].steps(101) >= 60

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rl.curriculum import ORDERS
 
-MOST_PASSES = 30
+MOST_PASSES = 12
 """Passes over the same rows that `min_steps` may ask for: beyond them a policy learns the rows, not the taste."""
 
 

@@ -88,7 +88,7 @@ DPO_CONFIG: dict[str, DPORecipe] = {
         sft_weight=1.0,
         max_length=1024,
         epochs=2.0,
-        min_steps=100,
+        min_steps=60,
     ),
 }
 """DPO presets by name: what `train_dpo --config` takes."""

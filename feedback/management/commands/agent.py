@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -18,18 +19,21 @@ class Command(RatchetCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
         commands = parser.add_subparsers(dest="action", required=True, metavar="rename|delete")
         rename = commands.add_parser(
             "rename", help="Give an agent another name. Example: agent rename filer sorter"
         )
-        super().add_arguments(rename)
         rename.add_argument("agent", metavar="AGENT", help="The agent's slug now.")
         rename.add_argument("new", metavar="NEW", help="The slug it gets: one that no agent has.")
         rename.add_argument("--dry-run", action="store_true", help="Say what would move; change nothing.")
         delete = commands.add_parser(
             "delete", help="Remove all of an agent. Example: agent delete filer --dry-run"
         )
-        super().add_arguments(delete)
+        for sub in (rename, delete):
+            sub.add_argument(
+                "--json", action="store_true", default=argparse.SUPPRESS, help="As before the action."
+            )
         delete.add_argument("agent", metavar="AGENT", help="The agent's slug.")
         delete.add_argument("--dry-run", action="store_true", help="Say what would go; remove nothing.")
         delete.add_argument(
