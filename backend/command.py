@@ -110,7 +110,7 @@ class RatchetCommand(BaseCommand):
         raise NotImplementedError
 
     def next_step(self, result: dict[str, Any]) -> str:
-        """What to do next, a command where there is one: printed last, and `next` in JSON. Empty: nothing follows."""
+        """Next step after this command: the last line printed, `next` in JSON. Empty: nothing follows."""
         return ""
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""What to do after each command, in one place: commands print it as their last line, `--json` has it as `next`."""
+"""Next step after each command, in one place: commands print it as their last line, `--json` has it as `next`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def after_promotion(policy: str, agent: str) -> str:
 
 
 def after_export(format: str, path: str) -> str:
-    """How the written file is served by another program."""
+    """Command that serves the written file in another program."""
     where = Path(path)
     folder = where if not where.suffix else where.parent
     return {

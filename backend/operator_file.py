@@ -32,7 +32,7 @@ class OperatorFileError(ValueError):
 
 @dataclass(frozen=True)
 class OperatorFile:
-    """What the file says, by where it counts."""
+    """Values of the file, by where they count."""
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Section -> {knob: value}, without the base models."""
@@ -41,7 +41,7 @@ class OperatorFile:
     base_model: str = ""
     """Base model where nothing else names one; empty where the file does not say."""
     enabled: bool | None = None
-    """Whether agents retrain by themselves; None where the file does not say."""
+    """Switch for agents that retrain by themselves; None where the file does not say."""
 
 
 def operator_file(path: str) -> OperatorFile:
