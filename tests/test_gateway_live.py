@@ -180,7 +180,8 @@ def test_while_the_database_is_away_apps_are_answered_and_nothing_is_lost(
     client: openai.OpenAI, settings: Any
 ) -> None:
     settings.FEEDBACK_REMEMBER_S = 0.0  # whatever was read is too old, and the database is asked again
-    client.chat.completions.create(model="support-bot", messages=HELLO)
+    first = client.chat.completions.create(model="support-bot", messages=HELLO).id
+    assert [str(row.pk) for row in recorded()] == [first]  # written, so that it never goes to the spool
 
     def away(*_: Any, **__: Any) -> Any:
         raise OperationalError("server closed the connection unexpectedly")
