@@ -100,6 +100,7 @@ def figures_of(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
             "seconds": result.seconds,
             "notes": result.notes,
             **({"stopped_early": result.stopped_early} if result.stopped_early else {}),
+            **({"best_step": result.best_step} if result.best_step else {}),
         },
     }
 
@@ -133,6 +134,7 @@ def train_report(
         "notes": result.notes,
         "evidence": distance.as_dict() if distance else None,
         "stopped_early": result.stopped_early,
+        "best_step": result.best_step,
         "files": {
             "result": str(run_folder(run) / "result.json"),
             "plot": str(run_folder(run) / "training.png"),

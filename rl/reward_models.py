@@ -170,7 +170,8 @@ def reward_model_enter(
             feedback_count=snapshot.feedback_count,
         )
         _event(version, Kind.REGISTERED, actor, f"trained by run {run.pk}", to_stage=version.stage)
-        run_finish(run, TrainingRun.Status.SUCCEEDED, **figures)
+        reason = f"stopped early: {result.stopped_early}" if result.stopped_early else ""
+        run_finish(run, TrainingRun.Status.SUCCEEDED, reason=reason, **figures)
     return version
 
 

@@ -122,7 +122,7 @@ def losses_of(base: str, folder: Path, recipe: DPORecipe) -> tuple[list[float], 
     folder.mkdir(exist_ok=True)
     policy = owner.load_base_model()
     pairs = policy.encoder.pairs(some_pairs(1), 96, 32)
-    trainer = owner._trainer(policy, owner._arguments(False), pairs, EncodedPairs())
+    trainer = owner._trainer(policy, owner._arguments(1, 0), pairs, EncodedPairs())
     losses = []
     for i in range(3):
 

@@ -243,7 +243,10 @@ class TrainCommand(RatchetCommand):
             self.console.print(table)
             return
         figures = {name: value for name, value in result["metrics"].items() if name in SHOWN}
-        table.add_row("steps", f"{result['steps']:,} in {result['seconds']:.0f} s")
+        best = f", the weights of step {result['best_step']:,} kept" if result.get("best_step") else ""
+        table.add_row("steps", f"{result['steps']:,} in {result['seconds']:.0f} s{best}")
+        if result["stopped_early"]:
+            table.add_row("stopped early", result["stopped_early"])
         table.add_row("figures", ", ".join(f"{SHOWN[name]} {value:.3g}" for name, value in figures.items()))
         for note in result["notes"]:
             table.add_row("note", note)

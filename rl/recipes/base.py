@@ -13,6 +13,9 @@ from rl.curriculum import ORDERS
 MOST_PASSES = 12
 """Passes over the same rows that `min_steps` may ask for: beyond them a policy learns the rows, not the taste."""
 
+MOST_WARM_UP_PASSES = 3
+"""Passes over the judged responses in a warm-up, at most: their wording is wanted, not which one went with what."""
+
 
 class RecipeError(ValueError):
     """A knob that does not exist or a value outside its range; the message names the knob and what is allowed."""
@@ -58,6 +61,10 @@ class Recipe:
     """Optimiser steps between metric rows."""
     eval_steps: int = 0
     """Optimiser steps between evaluations on the eval split; 0 evaluates once, at the end."""
+    patience: int = 0
+    """Evaluations on the eval split without a better one after which training stops; the weights are then those of the
+    best evaluation. 0 makes every step and takes the last weights; so does an eval split too small to tell
+    (`rl.training.early_stopping`)."""
     curriculum: str = "none"
     """Training rows easy to hard in each epoch: by `margin` (pairs), `length` or number of `steps`; `none` shuffles."""
     seed: int = 42
@@ -79,7 +86,7 @@ class Recipe:
             "logging_steps",
             "max_grad_norm",
         )
-        self._not_negative("weight_decay", "eval_steps", "micro_tokens", "min_steps")
+        self._not_negative("weight_decay", "eval_steps", "micro_tokens", "min_steps", "patience")
         for knob in ("warmup_ratio", "lora_dropout"):
             if not 0 <= getattr(self, knob) < 1:
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
@@ -175,8 +182,17 @@ class AdapterRecipe(Recipe):
     """`base` begins with a fresh adapter, `champion` with the weights of the agent's champion (the base where there is
     none on this base model), a policy's name with that policy's. The reference stays the base model in each case, so
     that generations cannot walk away from it unnoticed."""
+    warm_up_steps: int = 0
+    """Steps of supervised fine-tuning on all responses that were judged, liked or not, before a preference loss (DPO,
+    KTO), in three passes at most; what comes of it is the reference in the base's place (`rl.training.warm_up`). For
+    answers that the base model would not write by itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._not_negative("warm_up_steps")
         if not self.start_from:
             raise RecipeError("start_from must be base, champion or the name of a policy, found nothing")
+
+    def warm_up(self, responses: int) -> int:
+        """Optimiser steps of the warm-up on so many judged responses."""
+        return min(self.warm_up_steps, MOST_WARM_UP_PASSES * self._steps_per_epoch(responses))

@@ -57,6 +57,10 @@ class DPORecipe(AdapterRecipe):
         self._one_of("loss", DPO_LOSSES)
         self._one_of("attention", ("auto", "split", "flex"))
         self._one_of("compile", ("auto", "on", "off"))
+        if self.warm_up_steps and not self.precompute_reference:
+            raise RecipeError(
+                "warm_up_steps needs precompute_reference: the warm-up is not kept while training"
+            )
         if self.loss == "exo_pair" and self.label_smoothing == 0:
             raise RecipeError("loss exo_pair needs label_smoothing above 0; its paper uses 0.001")
 

@@ -31,6 +31,7 @@ from rl.training.trl_runs import (
     special_tokens_settle,
     weights_begin,
 )
+from rl.training.warm_up import WarmUp, warm_up
 
 
 class DPOTrainer:
@@ -64,6 +65,7 @@ class DPOTrainer:
         self.resume = resume
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
         self.policy: LoadedPolicy | None = None
+        self.warm_up: WarmUp | None = None
         self.notes: list[str] = []
 
     def load_base_model(self) -> LoadedPolicy:
@@ -90,7 +92,7 @@ class DPOTrainer:
         checkpoint, said = folder_prepare(self.output_dir, resume=self.resume)
         for note in said:
             self._note(note)
-        arguments = self._arguments(bool(eval_rows))
+        arguments = self._arguments(len(train_rows), len(eval_rows))
         self._main = arguments.process_index == 0
         policy = self.load_base_model()
         for note in policy.notes:
@@ -106,6 +108,7 @@ class DPOTrainer:
         now = run_facts(self.recipe, policy, train.rows, arguments.world_size)
         same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
         with matmul(self.hardware):
+            self._warm_up(train_rows)
             trainer = self._trainer(policy, arguments, train, held_out)
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -126,6 +129,19 @@ class DPOTrainer:
             notes=self.notes,
         )
 
+    def _warm_up(self, rows: Sequence[Any]) -> None:
+        judged = [
+            {"prompt": row["prompt"], "completion": row[side]}
+            for row in rows
+            for side in ("chosen", "rejected")
+        ]
+        self.warm_up = warm_up(
+            self.recipe, judged, self.base_model, output_dir=self.output_dir, agent=self.agent,
+            hardware=self.hardware, cache_dir=self.cache_dir,
+        )  # fmt: skip
+        if self.warm_up is not None:
+            self._note(self.warm_up.note)
+
     def _encode(self, policy: LoadedPolicy, rows: Sequence[Any]) -> EncodedPairs:
         try:
             return policy.encoder.pairs(rows, self.recipe.max_length, self.recipe.max_completion_length)
@@ -142,10 +158,10 @@ class DPOTrainer:
         for why, count in pairs.left_out.items():
             self._note(f"left out {count} pairs: {why}")
 
-    def _arguments(self, evaluates: bool) -> trl.DPOConfig:
+    def _arguments(self, rows: int, eval_rows: int) -> trl.DPOConfig:
         losses, weights = trl_losses(self.recipe)
         arguments = trl.DPOConfig(
-            **common_arguments(self.recipe, self.hardware, self.output_dir, evaluates=evaluates),
+            **common_arguments(self.recipe, self.hardware, self.output_dir, rows=rows, eval_rows=eval_rows),
             beta=self.recipe.beta,
             loss_type=losses,
             loss_weights=weights,
@@ -165,6 +181,7 @@ class DPOTrainer:
         weights = [row["weight"] for row in train.rows]
         collator = PairCollator(policy.tokenizer.pad_token_id, weight_scale=len(weights) / math.fsum(weights))
         special_tokens_settle(policy)
+        recipe = self.warm_up.begun(self.recipe) if self.warm_up is not None else self.recipe
         trainer = PairTrainer(
             model=policy.model,
             args=arguments,
@@ -172,10 +189,10 @@ class DPOTrainer:
             eval_dataset=dataset(held_out),
             processing_class=policy.tokenizer,
             data_collator=collator,
-            peft_config=lora_begun(self.recipe, policy),
+            peft_config=lora_begun(recipe, policy),
         )
         trainer.settle(self, policy)
-        for note in weights_begin(self.recipe, trainer.model):
+        for note in weights_begin(recipe, trainer.model):
             self._note(note)
         self._note(trainer.choice.said)
         self._note(trainer.compile_choice.said)
@@ -193,8 +210,10 @@ class DPOTrainer:
                 for row in pairs.rows
                 for side in ("chosen_ids", "rejected_ids")
             ]
-            cache = RowCache(self.cache_dir / "reference.sqlite3") if self.cache_dir is not None else None
-            logps, computed = reference_logps(policy, arguments, items, 2 * self.recipe.batch_size, cache)
+            own = self.warm_up is None and self.cache_dir is not None  # of a warm-up nothing is known before
+            cache = RowCache(self.cache_dir / "reference.sqlite3") if own and self.cache_dir else None
+            reference = self.warm_up.reference if self.warm_up is not None else policy
+            logps, computed = reference_logps(reference, arguments, items, 2 * self.recipe.batch_size, cache)
             if cache is not None:
                 self._note(
                     f"reference log-probabilities: {computed:,} computed, "

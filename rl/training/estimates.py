@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rl.recipes import DPORecipe, KTORecipe, Recipe, RewardModelRecipe
+from rl.recipes import AdapterRecipe, DPORecipe, KTORecipe, Recipe, RewardModelRecipe
+from rl.training.early_stopping import evaluation_interval
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
@@ -107,8 +108,15 @@ def estimated(
 
 
 def evaluations(recipe: Recipe, steps: int) -> int:
-    """How often a run of so many steps looks at its held-out rows: every `eval_steps`, and after the last."""
-    return -(-steps // recipe.eval_steps) if recipe.eval_steps else 1
+    """How often a run of so many steps looks at its eval rows, at most: see `rl.training.early_stopping`."""
+    if recipe.patience == 0 and recipe.eval_steps == 0:
+        return 1
+    return -(-steps // evaluation_interval(recipe, steps))
+
+
+def warm_up_forwards(recipe: AdapterRecipe, responses: int) -> float:
+    """The steps of a warm-up on so many responses, each as long as three passes forward."""
+    return 3.0 * recipe.warm_up(responses)
 
 
 def nothing(what: str) -> Estimate:
@@ -189,7 +197,7 @@ def dpo(
     work = Work(
         count,
         steps,
-        reference + looked,
+        reference + looked + warm_up_forwards(recipe, 2 * count),
         note="the reference counted in full: what earlier runs computed is kept",
     )
     return estimated(shape, recipe, hardware, micros, work, packed=True)
@@ -215,7 +223,9 @@ def kto(
     micros = [[*own, *others] for own, others in cut]
     once = len(rows) / recipe.batch_size
     work = Work(
-        len(rows), steps, once + (1 + evaluations(recipe, steps)) * once * HELD_OUT_SHARE,
+        len(rows),
+        steps,
+        once + (1 + evaluations(recipe, steps)) * once * HELD_OUT_SHARE + warm_up_forwards(recipe, len(rows)),
         note="the reference counted in full: what earlier runs computed is kept",
     )  # fmt: skip
     return estimated(shape, recipe, hardware, micros, work, packed=True)

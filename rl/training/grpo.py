@@ -260,7 +260,7 @@ class GRPOTrainer:
         logged = recipe.mode == "logged"
         vllm = {} if recipe.vllm == "off" else {"use_vllm": True, "vllm_mode": recipe.vllm}
         return trl.GRPOConfig(
-            **common_arguments(recipe, self.hardware, self.output_dir, evaluates=False),
+            **common_arguments(recipe, self.hardware, self.output_dir),
             num_generations=recipe.num_generations,
             max_completion_length=recipe.max_new_tokens,
             temperature=recipe.temperature,

@@ -15,7 +15,7 @@ import trl
 from datasets import Dataset
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
-from rl.recipes import KTORecipe
+from rl.recipes import AdapterRecipe, KTORecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
@@ -40,6 +40,7 @@ from rl.training.trl_runs import (
     trainer_settle,
     weights_begin,
 )
+from rl.training.warm_up import WarmUp, warm_up
 
 BALANCE = (1.0, 4.0 / 3.0)
 """Bounds of (weight x number of good) / (weight x number of bad): Ethayarajh et al. 2024, eq. 9."""
@@ -93,6 +94,7 @@ class KTOTrainer:
         self.resume = resume
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
         self.policy: LoadedPolicy | None = None
+        self.warm_up: WarmUp | None = None
         self.notes: list[str] = []
 
     def load_base_model(self) -> LoadedPolicy:
@@ -120,7 +122,7 @@ class KTOTrainer:
             raise TrainingRefused(f"expected at least 2 responses to train on, found {len(encoded)}")
         # the reference point needs a second prompt; one held-out row alone has none
         held_out = self._encode(policy, eval_rows)[0] if len(eval_rows) > 1 else []
-        arguments = self._arguments(bool(held_out), weights)
+        arguments = self._arguments(len(encoded), len(held_out), weights)
         self._main = arguments.process_index == 0
         truncated = {
             "prompts": sum(item.prompt_cut for item, _ in encoded),
@@ -136,6 +138,14 @@ class KTOTrainer:
         now = run_facts(self.recipe, policy, rows, arguments.world_size)
         same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
         with matmul(self.hardware):
+            self.warm_up = warm_up(
+                self.recipe, train_rows, self.base_model, output_dir=self.output_dir, agent=self.agent,
+                hardware=self.hardware, cache_dir=self.cache_dir,
+            )  # fmt: skip
+            recipe: AdapterRecipe = self.recipe
+            if self.warm_up is not None:
+                self._note(self.warm_up.note)
+                recipe = self.warm_up.begun(recipe)
             special_tokens_settle(policy)
             trainer = _Trainer(
                 model=policy.model,
@@ -144,10 +154,10 @@ class KTOTrainer:
                 eval_dataset=self._dataset(policy, arguments, held_out) if held_out else None,
                 processing_class=policy.tokenizer,
                 data_collator=KTOCollator(policy.tokenizer.pad_token_id),
-                peft_config=lora_begun(self.recipe, policy),
+                peft_config=lora_begun(recipe, policy),
             )
             trainer.settle(self, policy)
-            for note in weights_begin(self.recipe, trainer.model):
+            for note in weights_begin(recipe, trainer.model):
                 self._note(note)
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -185,11 +195,11 @@ class KTOTrainer:
         empty = len(rows) - len(kept)
         return kept, {"empty response": empty} if empty else {}
 
-    def _arguments(self, evaluates: bool, weights: tuple[float, float]) -> trl.KTOConfig:
+    def _arguments(self, rows: int, eval_rows: int, weights: tuple[float, float]) -> trl.KTOConfig:
         recipe = self.recipe
         return trl.KTOConfig(
             # our order is shuffled already, see _dataset
-            **common_arguments(recipe, self.hardware, self.output_dir, evaluates=evaluates)
+            **common_arguments(recipe, self.hardware, self.output_dir, rows=rows, eval_rows=eval_rows)
             | {"train_sampling_strategy": "sequential"},
             beta=recipe.beta,
             loss_type=recipe.loss,
@@ -215,9 +225,11 @@ class KTOTrainer:
             EncodedResponse(item.prompt_ids, other.response_ids)
             for item, other in zip(items, [*items[1:], items[0]], strict=True)
         ]
-        cache = RowCache(self.cache_dir / "reference.sqlite3") if self.cache_dir is not None else None
+        own = self.warm_up is None and self.cache_dir is not None  # of a warm-up nothing is known before
+        cache = RowCache(self.cache_dir / "reference.sqlite3") if own and self.cache_dir else None
+        reference = self.warm_up.reference if self.warm_up is not None else policy
         logps, computed = reference_logps(
-            policy, arguments, [*items, *mismatched], 2 * self.recipe.batch_size, cache
+            reference, arguments, [*items, *mismatched], 2 * self.recipe.batch_size, cache
         )
         if cache is not None:
             self._note(

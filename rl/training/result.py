@@ -58,7 +58,10 @@ class TrainResult:
     libraries: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     stopped_early: str = ""
-    """Why a run that diverged was stopped; its checkpoint is the last good one. Empty: it went to its end."""
+    """Why a run ended before its last step, by itself: it diverged, and its checkpoint is the last good one, or the
+    eval split gained no more, and its checkpoint is the best one. Empty: it went to its end."""
+    best_step: int = 0
+    """The step whose weights were kept, by the eval split; 0: the last one's."""
 
     def save(self, path: str | Path) -> Path:
         """Write as JSON: whole, or not at all. Numbers JSON cannot hold (NaN, infinity) become null."""

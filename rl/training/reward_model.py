@@ -107,7 +107,9 @@ class RewardModelTrainer:
         backbone, encoder = self.load_base_model()
         train, held_out = self._encode(encoder, train_rows), self._encode(encoder, eval_rows)
         arguments = transformers.TrainingArguments(
-            **common_arguments(self.recipe, self.hardware, self.output_dir, evaluates=bool(held_out))
+            **common_arguments(
+                self.recipe, self.hardware, self.output_dir, rows=len(train), eval_rows=len(held_out)
+            )
         )
         self._main = arguments.process_index == 0
         for note in [*notes, *encoder.notes]:
@@ -187,7 +189,7 @@ class RewardModelTrainer:
         self, trainer: ScoreTrainer, train: list[dict[str, Any]], held_out: list[dict[str, Any]]
     ) -> dict[str, Any] | None:
         """What stands beside the weights; None of a model that was stopped before it was finished."""
-        if trainer.state.global_step < trainer.state.max_steps:
+        if trainer.state.global_step < trainer.state.max_steps and not trainer.stopped_early():
             return None
         some = train[:: -(-len(train) // SCALED)]
         scores = [score for pair in trainer.scores(some) for score in pair]
@@ -230,7 +232,9 @@ class RewardModelTrainer:
         if facts is not None:
             held = facts.get("held_out", {})
             metrics |= {name: value for name, value in held.items() if name != "curve"}
-        last = {name: values[-1] for name, values in history.items() if values and not name.endswith("step")}
+        taken = trainer.best_step() or state.global_step
+        standing = history_columns([row for row in state.log_history if row.get("step", 0) <= taken])
+        last = {name: values[-1] for name, values in standing.items() if values and not name.endswith("step")}
         return TrainResult(
             method="reward_model",
             status="cancelled" if facts is None else "succeeded",
@@ -247,6 +251,8 @@ class RewardModelTrainer:
             hardware=dataclasses.asdict(self.hardware),
             libraries=versions(LIBRARIES),
             notes=self.notes,
+            stopped_early=trainer.stopped_early(),
+            best_step=trainer.best_step(),
         )
 
     def _note(self, text: str) -> None:

@@ -91,7 +91,9 @@ class SFTTrainer:
         head_check(policy)
         train, held_out = self._encode(policy, train_rows), self._encode(policy, eval_rows)
         arguments = trl.SFTConfig(
-            **common_arguments(self.recipe, self.hardware, self.output_dir, evaluates=bool(held_out)),
+            **common_arguments(
+                self.recipe, self.hardware, self.output_dir, rows=len(train), eval_rows=len(held_out)
+            ),
             max_length=None,
         )
         self._main = arguments.process_index == 0

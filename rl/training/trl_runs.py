@@ -20,6 +20,7 @@ from transformers import PrinterCallback
 from rl.curriculum import curriculum_order
 from rl.recipes import BASE, AdapterRecipe, Recipe
 from rl.training.deferred import Later, Ledger
+from rl.training.early_stopping import EarlyStopping, best_evaluation, stopping_arguments
 from rl.training.encoding import EncodedResponse
 from rl.training.following import Follower, history_columns
 from rl.training.hardware import Hardware
@@ -34,11 +35,12 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "
 
 
 def common_arguments(
-    recipe: Recipe, hardware: Hardware, output_dir: Path, *, evaluates: bool
+    recipe: Recipe, hardware: Hardware, output_dir: Path, *, rows: int = 0, eval_rows: int = 0
 ) -> dict[str, Any]:
-    """Keyword arguments that every one of TRL's configs is given."""
+    """Keyword arguments that every one of TRL's configs is given, for a run on so many rows; without `eval_rows` it is
+    never evaluated."""
     on_gpu = hardware.device == "cuda"
-    steps = evaluates and recipe.eval_steps > 0
+    steps = eval_rows > 0 and recipe.eval_steps > 0
     return {
         "output_dir": str(output_dir / "checkpoints"),
         "use_cpu": hardware.device == "cpu",
@@ -73,6 +75,7 @@ def common_arguments(
         "dataloader_pin_memory": on_gpu,
         "ddp_find_unused_parameters": False,
         "remove_unused_columns": False,
+        **stopping_arguments(recipe, recipe.steps(rows), eval_rows),
     }
 
 
@@ -178,6 +181,9 @@ def trainer_settle(trainer: Any, policy: LoadedPolicy, owner: Any) -> None:
         if isinstance(module, torch.nn.Dropout) and "lora_dropout" in name:  # TRL silences it with the others
             module.p = owner.recipe.lora_dropout
     trainer.remove_callback(PrinterCallback)  # it prints to stdout
+    if trainer.args.load_best_model_at_end:
+        trainer.early_stopping = EarlyStopping(owner.recipe.patience)
+        trainer.add_callback(trainer.early_stopping)
     trainer.add_callback(Follower(trainer, owner.listener))
 
 
@@ -199,6 +205,8 @@ class OwnHouse:
     _metrics: dict[str, dict[str, list[Any]]]
     _total_train_tokens: Any
 
+    early_stopping: EarlyStopping | None = None
+    """Who watches the eval split; None: the run makes every step."""
     ledger: Ledger | None = None
     """Where metrics wait on the device until they are logged; None: they are read at once."""
     _unchecked: tuple[tuple[int, str, Later], ...] = ()
@@ -223,11 +231,19 @@ class OwnHouse:
         ]
 
     def evaluate_at_end(self) -> dict[str, float]:
-        """Metrics on the eval split after the last step, unless that step's are there already."""
+        """Metrics on the eval split of the weights that were kept, unless they were evaluated already."""
         for row in reversed(self.state.log_history):
-            if "eval_loss" in row and row.get("step") == self.state.global_step:
+            if "eval_loss" in row and row.get("step") == (self.best_step() or self.state.global_step):
                 return {name: value for name, value in row.items() if name.startswith("eval_")}
         return dict(self.evaluate())  # type: ignore[attr-defined]
+
+    def best_step(self) -> int:
+        """The step of the weights that were kept; 0: the last one's, as nobody watched the eval split."""
+        return best_evaluation(self.state.log_history)[0] if self.early_stopping is not None else 0
+
+    def stopped_early(self) -> str:
+        """Why the eval split ended the run; empty where it did not."""
+        return self.early_stopping.reason if self.early_stopping is not None else ""
 
     def loss_check(self, loss: torch.Tensor, advice: str) -> None:
         """Raises TrainingFailed for a loss that is not a number any more; with a ledger, when that is read."""
@@ -320,6 +336,7 @@ def result_of(
 ) -> TrainResult:
     """What came of a run over TRL; the finished adapter is saved below `output_dir` by the main process."""
     state = trainer.state
+    stopped_early = stopped_early or trainer.stopped_early()
     cancelled = state.global_step < state.max_steps and not stopped_early
     history = history_columns(state.log_history, evaluated)
     checkpoint = output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
@@ -329,9 +346,8 @@ def result_of(
         weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded(trainer) else None
         if trainer.is_world_process_zero():
             adapter_save(policy, checkpoint, agent=agent, method=method, weights=weights)
-    standing = history_columns(
-        [row for row in state.log_history if row.get("step", 0) <= state.global_step], evaluated
-    )
+    taken = trainer.best_step() or state.global_step
+    standing = history_columns([row for row in state.log_history if row.get("step", 0) <= taken], evaluated)
     last = {name: values[-1] for name, values in standing.items() if values and not name.endswith("step")}
     return TrainResult(
         method=method,
@@ -352,6 +368,7 @@ def result_of(
         libraries=versions(LIBRARIES),
         notes=notes,
         stopped_early=stopped_early,
+        best_step=trainer.best_step(),
     )
 
 

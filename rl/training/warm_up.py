@@ -1,0 +1,86 @@
+"""Supervised fine-tuning before a preference loss: the estimate of the policy that wrote the responses people judged.
+
+Preference losses measure a response against a reference, which is meant to be the policy that wrote it. Responses that
+were recorded elsewhere were not written by the base model, which may put dozens of nats between two of them for no
+reason that has to do with anybody's taste. Rafailov et al. 2023 (arXiv 2305.18290, section 4) estimate the unknown
+reference by maximum likelihood before DPO starts; so does this, for DPO and KTO. Where the paper takes preferred
+responses alone, all of them are taken here: a reference that likes what people like would leave less to learn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.recipes import BASE, AdapterRecipe, SFTRecipe
+from rl.training.hardware import Hardware
+from rl.training.model_files import ADAPTER_FILES
+from rl.training.policy import LoadedPolicy, load_policy
+from rl.training.sft import SFTTrainer
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What the warm-up left."""
+
+    reference: LoadedPolicy
+    """The base with the adapter of the warm-up: what the preference loss measures against."""
+    adapter: Path
+    note: str
+
+    def begun(self, recipe: AdapterRecipe) -> AdapterRecipe:
+        """The recipe, starting from the warm-up where it would start from the base."""
+        return (
+            dataclasses.replace(recipe, start_from=str(self.adapter)) if recipe.start_from == BASE else recipe
+        )
+
+
+def warm_up(
+    recipe: AdapterRecipe,
+    rows: Sequence[Mapping[str, Any]],
+    base_model: str,
+    *,
+    output_dir: Path,
+    agent: str,
+    hardware: Hardware,
+    cache_dir: Path | None,
+) -> WarmUp | None:
+    """Fine-tune the base on the responses of `rows` ({"prompt", "completion"}) for the recipe's `warm_up_steps`, or
+    take what an interrupted run has finished; None where the recipe asks for none.
+
+    Loads the base once more beside the policy that is trained. It is short and is not interrupted: a run that is asked
+    to stop does so at its own first step.
+    """
+    if recipe.warm_up_steps == 0 or not rows:
+        return None
+    folder = output_dir / "warm_up"
+    steps = recipe.warm_up(len(rows))
+    note = f"warmed up on the {len(rows):,} responses that were judged, {steps} steps: they are the reference"
+    adapter = folder / "adapter"
+    if not (adapter / ADAPTER_FILES[1]).is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        result = SFTTrainer(
+            _recipe(recipe, steps),
+            base_model,
+            output_dir=folder,
+            agent=agent,
+            hardware=hardware,
+            cache_dir=cache_dir,
+        ).train(list(rows))
+        adapter = Path(result.checkpoint)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    reference = load_policy(
+        base_model, adapter, hardware=hardware, quantization=recipe.quantization, cache_dir=cache_dir
+    )
+    return WarmUp(reference, adapter, note)
+
+
+def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
+    shared = {field.name for field in dataclasses.fields(AdapterRecipe)} - {"start_from", "warm_up_steps"}
+    knobs = {name: getattr(recipe, name) for name in shared}
+    knobs |= {"max_steps": steps, "save_steps": steps, "patience": 0, "eval_steps": 0, "curriculum": "none"}
+    return SFTRecipe(**knobs)
