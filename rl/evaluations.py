@@ -14,7 +14,7 @@ from django.conf import settings
 
 from feedback.selectors import raters_by_prompt
 from rl import registry
-from rl.agents import get_agent
+from rl.agent_definitions import agent_served
 from rl.answer_checks import Check, barred_reason, rewards_check, rewards_of_training, tests_check
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.evidence_kinds import PAIRS, REWARDS, TESTS
@@ -104,11 +104,11 @@ def evaluate(
         against = load(registry.home_path(rival.adapter_path), rival.base_model)
     elif order.compare_base:
         against = "base"
-    loaded = load(adapter, base_model)
+    loaded, served = load(adapter, base_model), agent_served(agent)
     figures = evaluate_policy(
         loaded,
         held_out.rows.get(PAIRS, ()),
-        agent=get_agent(agent),
+        agent=served,
         others={kind: rows for kind, rows in held_out.rows.items() if kind != PAIRS},
         checks=checks,
         barred=barred,
@@ -126,7 +126,7 @@ def evaluate(
         answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
         evidence["kl"] = figures["kl"] = kl_to_base(loaded, answers)
         if cases := golden_cases(agent):
-            evidence["golden"] = golden_check(loaded, get_agent(agent), cases)
+            evidence["golden"] = golden_check(loaded, served, cases)
         _say_more([*evidence["cases"], *itertools.chain(*evidence["others"].values())], agent, rival)
     figures["off_policy"], difference = _off_policy(agent, loaded, against)
     if evidence and difference is not None:

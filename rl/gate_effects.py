@@ -67,7 +67,9 @@ class Effect(Protocol):
 
 
 def points(share: float) -> str:
-    return f"{100 * share:+.1f} points"
+    """A difference of shares in percentage points, with as many digits as show on which side of 0 it lies."""
+    value = 100 * share
+    return f"{value:+.1f} points" if abs(value) >= 0.05 or value == 0 else f"{value:+.2g} points"
 
 
 def amount(effect: Effect, value: float) -> str:

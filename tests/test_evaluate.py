@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rl.agents.base import Agent, ChoiceAgent, InvalidResponse, State
-from rl.training import evaluate
+from rl.training import evaluate, evaluate_answers
 from rl.training.evaluate import evaluate_policy
 from rl.training.hardware import Hardware
 from rl.training.policy import Generation, LoadedPolicy, load_policy
@@ -84,7 +84,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
         return [Generation(policy.answers[messages[-1]["content"]], 3, "stop") for messages in prompts]
 
     monkeypatch.setattr(evaluate, "score_pairs", scores)
-    monkeypatch.setattr(evaluate, "generate", answers)
+    monkeypatch.setattr(evaluate_answers, "generate", answers)
     monkeypatch.setattr(evaluate, "head_check", lambda policy: None)
     monkeypatch.setattr(evaluate, "LoadedPolicy", Made)
 

@@ -319,3 +319,13 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Any) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ServingRefused, match="cannot read"):
         LlamaPolicy(tmp_path / "bad.gguf")
+
+
+def test_an_answer_is_taken_from_the_closed_set_whatever_the_heat(llama: LlamaPolicy, files: Files) -> None:
+    answers = ('Say "no".', "Watch Heat.\nTonight.", "Ärger\\vermeiden")
+    hello = [{"role": "user", "content": "Hello"}]
+    asks = [Ask(hello, 48, temperature=3.0, seed=seed, answers=answers) for seed in range(8)]
+    drawn = [llama.answer(ask, files.one) for ask in asks]
+    assert {answer.text for answer in drawn} <= set(answers)
+    assert {answer.finish_reason for answer in drawn} == {"stop"}
+    assert len({answer.text for answer in drawn}) > 1

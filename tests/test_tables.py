@@ -14,7 +14,7 @@ import pytest
 
 from feedback import formats
 from feedback.formats import ColumnMap, reading, tables
-from feedback.formats.columns import Scale, is_verdict, value_at
+from feedback.formats.columns import Scale, is_verdict, map_guessed, value_at
 from feedback.formats.files import rows
 from feedback.formats.records import (
     FormatRefused,
@@ -678,11 +678,31 @@ def test_a_preview_says_what_each_column_is_taken_for() -> None:
     assert seen.notes == ("Thumb: read as thumbs",)
 
 
+@pytest.mark.parametrize(
+    ("names", "map"),
+    [
+        (
+            "question bot_reply stars reviewer date",
+            "--map prompt=question,response=bot_reply,rating=stars --rater reviewer",
+        ),
+        (
+            "text userPrompt aiAnswer user_rating",
+            "--map prompt=userPrompt,response=aiAnswer,rating=user_rating",
+        ),
+        ("Kundenfrage Antwort Bewertung", "--map prompt=COLUMN,response=COLUMN,rating=Bewertung"),
+        ("a b", "--map prompt=COLUMN,response=COLUMN,rating=COLUMN"),
+    ],
+)
+def test_a_map_is_guessed_from_words_in_the_names(names: str, map: str) -> None:
+    assert map_guessed(names.split()) == map
+
+
 def test_a_preview_of_what_needs_a_map_shows_the_columns_and_the_problem(tmp_path: Path) -> None:
     path = text(tmp_path / "t.csv", "frage,antwort,punkte\nq,a,85\n")
     (seen,) = formats.preview(path)
     assert (seen.format, [column.name for column in seen.columns]) == ("", ["frage", "antwort", "punkte"])
     assert "of no known format" in seen.problem
+    assert "--map prompt=COLUMN,response=COLUMN,rating=COLUMN" in seen.problem
     map = ColumnMap.parse("prompt=frage,response=antwort,rating=punkte:0..100")
     (seen,) = formats.preview(path, map)
     assert [column.field for column in seen.columns] == ["prompt", "response", "score"]

@@ -231,6 +231,7 @@ _VERDICTS = frozenset({
     "bewertung", "urteil", "sterne", "puntuacion", "puntuación", "valoracion", "valoración", "calificacion",
     "calificación", "avaliação", "évaluation", "avis", "valutazione", "voto",
 })  # fmt: skip
+_WHO = frozenset({"annotator", "annotators", "rater", "raters"})
 _TRUE_OR_FALSE = frozenset({
     "good", "bad", "ok", "correct", "wrong", "helpful", "unhelpful", "harmful", "accepted", "rejected", "approved",
     "passed", "success", "failed", "satisfied", "solved", "resolved", "kto", "chosen",
@@ -275,6 +276,21 @@ def verdicts_in(row: Mapping[str, Any], used: Collection[str] = ()) -> list[str]
         for name, value in row.items()
         if name not in used and value is not None and value != "" and is_verdict(name, value)
     ]
+
+
+def map_guessed(names: Iterable[str]) -> str:
+    """Options of a command that map these columns, guessed from words in their names, to be checked by who brought
+    them; what cannot be guessed stays COLUMN."""
+    left, found = list(names), {}
+    for field in ("prompt", "response", "rating", "rater"):
+        usual = {*NAMES[field], *(_VERDICTS - _WHO if field == "rating" else ())}
+        whole = [name for name in left if normal(name) in usual]
+        part = [name for name in left if set(normal(_HUMPS.sub("_", name)).split("_")) & usual]
+        if guess := next(iter([*whole, *part]), None):
+            found[field] = guess
+            left.remove(guess)
+    fields = ",".join(f"{field}={found.get(field, 'COLUMN')}" for field in ("prompt", "response", "rating"))
+    return f"--map {fields}" + (f" --rater {found['rater']}" if "rater" in found else "")
 
 
 def header_known(names: Iterable[str]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from feedback.formats import llamafactory, table
 from feedback.formats.base import Format
-from feedback.formats.columns import ColumnMap
+from feedback.formats.columns import ColumnMap, map_guessed
 from feedback.formats.files import rows
 from feedback.formats.order import ORDER
 from feedback.formats.records import FormatRefused, RowRefused
@@ -51,7 +51,6 @@ def format_of(path: Path, name: str = "", columns: ColumnMap | None = None) -> F
         raise FormatRefused(f"{name}: expected rows below the header, or in the list, found none")
     found = f"found rows with {', '.join(seen)}" if seen else "found no row that is an object"
     raise FormatRefused(
-        f"{name}: of no known format: {found}. Say which column holds what, as in --map "
-        "prompt=COLUMN,response=COLUMN,rating=COLUMN, or what wrote the file, with --format "
-        f"{'|'.join(format.name for format in ORDER)}; docs/formats.md shows each"
+        f"{name}: of no known format: {found}. Say which column holds what, as in {map_guessed(seen)}, or what wrote "
+        "the file, with --format NAME; docs/formats.md shows the columns and the names of every format"
     )

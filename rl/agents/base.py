@@ -95,11 +95,18 @@ class Agent:
     max_new_tokens: int = 48
     preview: str = "text"
     rewarded: RewardFacts = field(default_factory=RewardFacts, compare=False)
+    answers: tuple[str, ...] = ()
+    """Every response it gives, where they are a closed set whatever is asked; empty where they are not."""
 
     @property
     def structured(self) -> bool:
         """True where a response must be JSON that `parse` accepts."""
         return False
+
+    @property
+    def discrete(self) -> bool:
+        """True where two answers are the same or not: actions, out of which some are right, and not wordings."""
+        return self.structured or bool(self.answers)
 
     def facts(self) -> AgentFacts:
         return AgentFacts(self.slug, self.title, self.description, self.suggested_tags, self.preview)

@@ -68,6 +68,19 @@ def _references(value: Any) -> list[str]:
     return [found for inner in value for found in _references(inner)] if isinstance(value, list) else []
 
 
+def answer_of_schema(response: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What a response in JSON says, checked by a schema; a value that is no object stands under "value". Raises
+    InvalidResponse."""
+    try:
+        answer = json.loads(response, object_pairs_hook=_keys_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidResponse(f"expected JSON, found {response[:80]!r} ({error})") from error
+    fault = schema_fault(answer, schema)
+    if fault:
+        raise InvalidResponse(f"expected an answer that fits the schema; {fault}")
+    return answer if isinstance(answer, dict) else {"value": answer}
+
+
 def places_of(template: str) -> list[str]:
     """The names a template takes from the state, in order, each once."""
     return list(dict.fromkeys(PLACE.findall(template)))
@@ -103,14 +116,7 @@ class TemplateAgent(Agent):
             raise InvalidResponse("expected an answer, found nothing but blanks")
         if self.schema is None:
             return {"text": response.strip()}
-        try:
-            answer = json.loads(response, object_pairs_hook=_keys_once)
-        except (ValueError, RecursionError) as error:
-            raise InvalidResponse(f"expected JSON, found {response[:80]!r} ({error})") from error
-        fault = schema_fault(answer, self.schema)
-        if fault:
-            raise InvalidResponse(f"expected an answer that fits the schema; {fault}")
-        return answer if isinstance(answer, dict) else {"value": answer}
+        return answer_of_schema(response, self.schema)
 
     def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
         return None if self.schema is None else dict(self.schema)

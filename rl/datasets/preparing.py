@@ -240,6 +240,11 @@ def _check_enough(
         if source == "db"
         else "give a larger file, or lower --min-samples"
     )
+    if kind == "pairs" and left_out["single_response"] >= need:
+        advice = (
+            f"answers rated one by one teach python manage.py train_kto --agent {agent}, and `--method auto` of "
+            "run_pipeline picks what fits"
+        )
     short = f"{need} needed" if found < need else "none of them in the train split"
     raise DatasetTooSmall(
         f"{found} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"

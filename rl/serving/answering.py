@@ -13,6 +13,7 @@ from django.conf import settings
 
 from rl.serving import metrics
 from rl.serving.base import (
+    IN_PROCESS,
     Answer,
     Ask,
     Backend,
@@ -82,7 +83,7 @@ def backends() -> list[Backend]:
 
 
 def _backend(name: str) -> Backend:
-    if name == "in-process":
+    if name == IN_PROCESS:
         return InProcess(
             context=settings.SERVING_CONTEXT,
             waiting=settings.SERVING_QUEUE,

@@ -12,6 +12,9 @@ ChatMessage = Mapping[str, Any]
 BASE = "base"
 """Names the base model wherever a policy's name could stand."""
 
+IN_PROCESS = "in-process"
+"""Name of the backend that answers with llama.cpp in the web process itself."""
+
 
 class ServingRefused(ValueError):
     """A question that no retry will get answered: the caller has to change it."""
@@ -50,6 +53,8 @@ class Ask:
     seed: int | None = None
     response_schema: Mapping[str, Any] | None = None
     """JSON schema that constrains decoding; {} is any JSON object."""
+    answers: Sequence[str] = ()
+    """The closed set a policy's answer is taken from, where its agent has one; heeded in process."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of an OpenAI request (tools, tool_choice, logit_bias, ...), passed on as they are."""
     limit_field: str = "max_tokens"

@@ -13,11 +13,12 @@ from typing import Any
 from django.utils import timezone
 
 from feedback.checks import Check
+from rl.agent_definitions import agent_served
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
 from rl.serving import answering
 from rl.serving.answering import Served
-from rl.serving.base import Answer, Ask, BackendUnable, ServingRefused
+from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
 from rl.serving.chat_request import read_messages
 from rl.serving.choosing import choose
 from rl.serving.gateway import facts_of, propensity_of, recorder
@@ -56,7 +57,7 @@ def decide(order: DecideOrder) -> Decided:
     """Assign, answer, record. Raises ServingRefused (a fault of the order), NobodyAnswers."""
     began = time.perf_counter()
     target = target_of(order.agent, order.unit)
-    agent = get_agent(target.agent)
+    agent = get_agent(target.agent) if target.models[0].name == BASE else agent_served(target.agent)
     messages, listed = order_checked(agent, order)
     if listed:
         facts = _chosen(agent, target, order, messages, listed, began)
@@ -110,8 +111,11 @@ def _messages(agent: Agent, order: DecideOrder) -> list[dict[str, Any]]:
 
 
 def _listed(agent: Agent, order: DecideOrder) -> list[Any]:
-    """The candidates as they were sent, or those the agent finds in the state; empty for free words."""
+    """The candidates as they were sent, the agent's closed set of answers, or those it finds in the state; empty for
+    free words."""
     if order.candidates is None:
+        if agent.answers:
+            return list(agent.answers)
         if not isinstance(order.state, Mapping):
             return []
         try:
@@ -164,7 +168,8 @@ def _chosen(
     try:
         served = answering.log_probabilities(target, messages, texts)
     except BackendUnable:
-        if agent.response_schema(_state(order)) is None or order.candidates is not None:
+        narrowed = agent.answers or agent.response_schema(_state(order)) is not None
+        if not narrowed or order.candidates is not None:
             raise
         # a server that tells no probabilities still answers within the schema, with what is listed; how likely that
         # answer was stays unknown
@@ -203,6 +208,7 @@ def _written(
         wanted.max_tokens or agent.max_new_tokens,
         temperature=wanted.temperature,
         response_schema=schema,
+        answers=agent.answers,
     )
     served = answering.answer(target, ask)
     facts = facts_of(target, served, served.result)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from rl.serving.base import BASE, BackendFailed, Model
+from rl.serving.base import BASE, IN_PROCESS, BackendFailed, Model
 
 logger = logging.getLogger("rl.serving")
 
@@ -87,7 +87,7 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
 
 def base_prepare() -> None:
     """Have the base model's file made where there is none, so that the first question finds it."""
-    if "in-process" in settings.SERVING_BACKENDS:
+    if IN_PROCESS in settings.SERVING_BACKENDS:
         with suppress(BackendFailed):  # says that it is being made, which is what is wanted
             files_of(Model(BASE, settings.RATCHET_BASE_MODEL))
 

@@ -17,10 +17,11 @@ from django.utils import timezone
 
 from feedback.recording import Recorder, spool_folder
 from feedback.selectors import decision_answered_lately, decision_get
+from rl.agent_definitions import agent_served
 from rl.agents import get_agent
 from rl.serving import answering, metrics
 from rl.serving.answering import Served
-from rl.serving.base import Answer, Ask, BackendFailed, Piece
+from rl.serving.base import BASE, Answer, Ask, BackendFailed, Piece
 from rl.serving.chat_request import ChatRequest
 from rl.serving.routing import Target, serving_settings, target_of
 
@@ -130,13 +131,18 @@ def complete_stream(
 
 def ask_of(request: ChatRequest, target: Target) -> Ask:
     """The question as the agent wants it answered: its schema and its settings where the request does not say."""
-    agent, wanted = get_agent(target.agent), serving_settings(target.agent)
-    schema = request.ask.response_schema
-    if agent.structured and not request.has_format:
+    meant, wanted = target.models[0], serving_settings(target.agent)
+    # what an agent's answers look like is only inferred for its policies: an app's own model answers as it pleases
+    agent = get_agent(target.agent) if meant.name == BASE else agent_served(target.agent)
+    schema, answers = request.ask.response_schema, agent.answers
+    if request.has_format or request.ask.extra.get("tools"):
+        answers = ()  # the caller says what an answer looks like
+    elif agent.structured:
         schema = agent.response_schema()
     return dataclasses.replace(
         request.ask,
         response_schema=schema,
+        answers=answers,
         temperature=request.ask.temperature if request.ask.temperature is not None else wanted.temperature,
         max_tokens=request.ask.max_tokens or wanted.max_tokens,
     )
@@ -208,12 +214,13 @@ def facts_of(target: Target, served: Served[Any], answer: Answer) -> dict[str, A
 
 
 def propensity_of(answer: Answer, ask: Ask) -> float | None:
-    """Probability of a written answer within a schema, where a choice is what it comes to.
+    """Probability of a written answer within a schema or a closed set, where a choice is what it comes to.
 
     None where the backend does not tell, where it was cut, and of free words: the probability of a page of text says
     how long it is. (`metadata.serving.log_probability` has it nevertheless.)
     """
-    if answer.log_probability is None or answer.finish_reason != "stop" or ask.response_schema is None:
+    free = ask.response_schema is None and answer.text not in ask.answers
+    if answer.log_probability is None or answer.finish_reason != "stop" or free:
         return None
     return math.exp(answer.log_probability) or None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rl.serving.base import (
+    BASE,
+    IN_PROCESS,
     Answer,
     Ask,
     BackendFailed,
@@ -32,7 +35,7 @@ BASES = 2
 class InProcess:
     """llama.cpp with every base loaded once, and every policy an adapter on its base."""
 
-    name = "in-process"
+    name = IN_PROCESS
 
     def __init__(self, *, context: int = 4096, waiting: int = 64, cache_bytes: int = CACHE_BYTES) -> None:
         self._context, self._cache_bytes = context, cache_bytes
@@ -43,7 +46,7 @@ class InProcess:
         ask_check(ask)
         deadline = time.monotonic() + timeout_s
         with self._opened(model, timeout_s) as (llama, adapter):
-            return llama.answer(ask, adapter, deadline=deadline)
+            return llama.answer(_as_meant(ask, model), adapter, deadline=deadline)
 
     def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
         """Written by a thread of its own: a reader who is slow, or gone, must not keep the others waiting."""
@@ -55,7 +58,7 @@ class InProcess:
         def write() -> None:
             try:
                 with self._opened(model, timeout_s) as (llama, adapter):
-                    for piece in llama.stream(ask, adapter, deadline=deadline):
+                    for piece in llama.stream(_as_meant(ask, model), adapter, deadline=deadline):
                         if gone.is_set():
                             return
                         pieces.put(piece)
@@ -104,3 +107,8 @@ class InProcess:
     def close(self) -> None:
         while self._bases:
             self._bases.popitem()[1].close()
+
+
+def _as_meant(ask: Ask, model: Model) -> Ask:
+    """The closed set of answers holds for policies: the base model, which never saw them, answers freely."""
+    return dataclasses.replace(ask, answers=()) if model.name == BASE and ask.answers else ask

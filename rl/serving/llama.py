@@ -155,8 +155,8 @@ class LlamaPolicy:
     ) -> Iterator[Piece]:
         """The answer piece by piece; the last piece has the finish reason and the counts."""
         ask_check(ask)
-        schema = ask.response_schema
-        grammar = nullcontext() if schema is None else grammar_sampler(self.context, schema_grammar(schema))
+        gbnf = grammar_of(ask)
+        grammar = nullcontext() if gbnf is None else grammar_sampler(self.context, gbnf)
         prompt = self.tokens(self.render(ask.messages))
         limit = min(ask.max_tokens or MAX_TOKENS, max(self.context.context - len(prompt), 1))
         random = np.random.default_rng(ask.seed)
@@ -266,6 +266,15 @@ def ask_check(ask: Ask) -> None:
                 param=name,
                 code="unsupported",
             )
+
+
+def grammar_of(ask: Ask) -> str | None:
+    """The schema that constrains decoding, else the closed set of answers, as llama.cpp's grammar; None: free text."""
+    if ask.response_schema is not None:
+        return schema_grammar(ask.response_schema)
+    if ask.answers:
+        return "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in ask.answers)
+    return None
 
 
 def schema_grammar(schema: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from django.conf import settings
 
 from rl.models import Artifact, Policy
-from rl.serving.base import BASE, Model
+from rl.serving.base import BASE, IN_PROCESS, Model
 from rl.serving.files import base_file, files_present
 
 logger = logging.getLogger("rl.serving")
@@ -50,7 +50,7 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
     has no converter is written as one whole file. Takes up to SERVING_PREPARE_TIMEOUT_S seconds. Raises
     PreparationRefused where nothing can be written and no other backend could answer.
     """
-    if "in-process" not in settings.SERVING_BACKENDS:
+    if IN_PROCESS not in settings.SERVING_BACKENDS:
         return []
     model = model_of(policy)
     if files_present(model) is not None:

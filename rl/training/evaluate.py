@@ -16,6 +16,7 @@ from rl.training.evaluate_answers import (
     HeldOutPrompt,
     Reward,
     Rows,
+    answers_given,
     errors_of,
     held_out_prompts,
     slices_of,
@@ -34,7 +35,7 @@ from rl.training.evaluate_evidence import (
     side_figure,
     written_evidence,
 )
-from rl.training.policy import Generation, LoadedPolicy, generate
+from rl.training.policy import Generation, LoadedPolicy
 from rl.training.result import TrainingRefused
 from rl.training.scoring import ResponseScore, head_check, kl_encoded, score_pairs, score_responses
 
@@ -80,8 +81,9 @@ def evaluate_policy(
 
     - preference_accuracy: share of pairs where log p(chosen | prompt) > log p(rejected | prompt), summed over the
       tokens, not length-normalised; a tie counts as not preferred. Beside it the same per token. None without a pair.
-    - valid_rate: share of greedy answers, one to each of the first `generate_samples` distinct prompts, that the
-      agent can act on; with a row's `state`, the choice must also be one it lists.
+    - valid_rate: share of answers (the likeliest of the agent's closed set, else written greedily), one to each of the
+      first `generate_samples` distinct prompts, that the agent can act on; with a row's `state`, the choice must also
+      be one it lists.
     - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function: 1 for an answer
       people preferred for that prompt, 0 for one they only rejected or that is not valid, 0.5 for any other.
     - ground_truth: share of answers that are right, over the prompts whose right answer the agent knows, or None.
@@ -184,7 +186,7 @@ def _asked(
     if generate_samples <= 0:
         return first
     known = {prompt.key for prompt in first}
-    kinds = [*GENERATED, *([CORRECTIONS] if agent.structured else [])]
+    kinds = [*GENERATED, *([CORRECTIONS] if agent.discrete else [])]
     for kind in kinds:
         keys = {prompt.key for prompt in held_out_prompts({kind: rows.get(kind, ())})}
         wanted = [prompt for prompt in prompts if prompt.key in keys][:CHECKED]
@@ -246,12 +248,8 @@ def _side(policy: LoadedPolicy, work: _Work, tick: _Ticker) -> _Side:
     answers: list[Generation] = []
     for start in range(0, len(asked), CHUNK):
         chunk = asked[start : start + CHUNK]
-        answers += generate(
-            policy,
-            [prompt.messages for prompt in chunk],
-            max_new_tokens=judge.agent.max_new_tokens,
-            batch_size=batch_size,
-        )
+        messages = [prompt.messages for prompt in chunk]
+        answers += answers_given(policy, messages, judge.agent, batch_size=batch_size)
         tick(len(chunk))
     problems = [judge.problem(prompt, answer) for prompt, answer in zip(asked, answers, strict=True)]
     rewards = [

@@ -13,7 +13,7 @@ from rl.judgements import NEUTRAL
 from rl.statistics import wilson_interval
 from rl.training.encoding import prompt_messages, response_text
 from rl.training.policy import Generation, LoadedPolicy, generate
-from rl.training.scoring import ResponseScore
+from rl.training.scoring import ResponseScore, score_responses
 
 Reward = Callable[[Mapping[str, Any], str], float]
 """(held-out row, generated answer) -> reward in [0, 1]."""
@@ -67,6 +67,22 @@ def held_out_prompts(rows: Rows) -> list[HeldOutPrompt]:
                 if row["score"] != NEUTRAL:
                     side.append(response_text(row, "completion", number))
     return list(found.values())
+
+
+def answers_given(
+    policy: LoadedPolicy, prompts: Sequence[Sequence[Message]], agent: Agent, *, batch_size: int = 16
+) -> list[Generation]:
+    """The likeliest answer to each prompt as the agent is served: out of its closed set of answers, else written
+    greedily."""
+    if not agent.answers:
+        return generate(policy, prompts, max_new_tokens=agent.max_new_tokens, batch_size=batch_size)
+    items = [(prompt, answer) for prompt in prompts for answer in agent.answers]
+    scores = score_responses(policy, items, batch_size=batch_size)
+    size, found = len(agent.answers), []
+    for start in range(0, len(items), size):
+        best = max(range(start, start + size), key=lambda place: scores[place].logp)
+        found.append(Generation(items[best][1], scores[best].tokens, "stop"))
+    return found
 
 
 class AnswerJudge:
@@ -146,7 +162,7 @@ def golden_check(
     Right is an answer the agent can act on that does what one of `accepted` does (any, where there are none) and
     nothing that `forbidden` lists.
     """
-    answers = generate(policy, [case["messages"] for case in cases], max_new_tokens=agent.max_new_tokens)
+    answers = answers_given(policy, [case["messages"] for case in cases], agent)
     judge, found = AnswerJudge(agent, None), []
     for case, answer in zip(cases, answers, strict=True):
         prompt = HeldOutPrompt(list(case["messages"]), case)

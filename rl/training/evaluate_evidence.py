@@ -43,7 +43,7 @@ class OtherEvidence:
 def rows_scored(rows: Mapping[str, Sequence[Mapping[str, Any]]], agent: Agent) -> list[Scored]:
     """The rows of every kind whose own response is scored: rated answers, and written ones where the agent's answers
     are free text (of a structured agent the greedy answer itself is compared)."""
-    kinds = [LABELS, OUTCOMES, *([] if agent.structured else [CORRECTIONS])]
+    kinds = [LABELS, OUTCOMES, *([] if agent.discrete else [CORRECTIONS])]
     return [(kind, row) for kind in kinds for row in rows.get(kind, ())]
 
 

@@ -17,8 +17,10 @@ from feedback.models import AgentSettings
 from feedback.remembered import Believed
 from feedback.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN, feedback_counts_lately
-from rl.agents import AGENTS, get_agent
+from rl.agent_definitions import agent_served
+from rl.agents import AGENTS
 from rl.agents.base import Agent
+from rl.agents.inferred import InferredAgent
 from rl.buffer import buffer_sizes_lately
 from rl.distance import gate_distances_lately
 from rl.labelling import labels_shown
@@ -59,7 +61,7 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
     known = slug in counts or slug in AGENTS or defined or TrainingRun.objects.filter(agent=slug).exists()
     if not re.fullmatch(SLUG_PATTERN, slug) or not known:
         raise Http404(f"no agent {slug}")
-    found = get_agent(slug)
+    found = agent_served(slug)
     policies = list(Policy.objects.filter(agent=slug).defer("adapter_path").order_by("pk"))
     champion = next((policy for policy in policies if policy.stage == Policy.Stage.CHAMPION), None)
     context = {
@@ -81,6 +83,7 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         "schema": json.dumps(schema, ensure_ascii=False, indent=2)
         if (schema := found.response_schema())
         else "",
+        "inferred": isinstance(found, InferredAgent),
         "example": _example(found),
         "rewards": rewards_shown(slug),
         "labels": labels_card(slug),

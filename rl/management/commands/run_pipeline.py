@@ -69,7 +69,7 @@ class Command(RatchetCommand):
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["run"] is not None:
-            with self.bar("judging") as bar:
+            with self.bar("judging, then the gate and the files") as bar:
                 outcome = pipeline.run_follow(options["run"], bar.update)
             run = TrainingRun.objects.get(pk=options["run"])
             return {"training": {"run": run.pk, "why": run.result.get("why", "")}, **asdict(outcome)}
@@ -88,7 +88,7 @@ class Command(RatchetCommand):
                 f"python manage.py train_{trained['method']} --resume {trained['run']}, then "
                 f"python manage.py run_pipeline --run {trained['run']}"
             )
-        with self.bar("judging") as bar:
+        with self.bar("judging, then the gate and the files") as bar:
             outcome = whole.follow(trained, bar.update)
         if options["deploy_ollama"] and outcome.passed and not outcome.deployed.startswith("ollama"):
             with self.bar("deploying") as bar:

@@ -1,0 +1,154 @@
+"""What an agent's recorded responses say about its answers, and judging and serving it by that."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from feedback.remembered import forget_all
+from feedback.services import decision_record, rating_submit
+from rl.agent_definitions import agent_served
+from rl.agents import get_agent
+from rl.agents.base import InvalidResponse
+from rl.agents.inferred import agent_inferred, closed_answers
+from rl.models import AgentDefinition
+from rl.serving.base import Ask, Model
+from rl.serving.in_process import _as_meant
+from tests.api_client import ApiClient
+from tests.served import Parrot, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
+
+FILMS = ("Watch Heat.", "Watch Totoro.", "Watch Alien.")
+
+
+def recorded(count: int = 60) -> list[tuple[str, str]]:
+    return [(f"What shall I watch on day {i}?", FILMS[i % 3]) for i in range(count)]
+
+
+def test_an_app_that_answers_with_one_of_three_texts_has_a_closed_set_of_answers() -> None:
+    agent = agent_inferred("movie-night", recorded())
+    assert agent is not None
+    assert set(agent.answers) == set(FILMS)
+    assert agent.is_valid("Watch Heat. ")
+    assert not agent.structured
+    assert agent.discrete
+    with pytest.raises(InvalidResponse, match="one of the 3 answers it was recorded with, found 'Open Plans"):
+        agent.parse("Open Plans.")
+
+
+@pytest.mark.parametrize("count", [0, 39])
+def test_few_responses_show_nothing(count: int) -> None:
+    assert agent_inferred("movie-night", recorded(count)) is None
+
+
+def test_a_set_is_closed_where_hardly_a_new_text_is_to_be_expected() -> None:
+    # Good's estimate of what was never seen: 2 of 40 texts stand there once, 5 %; then 3 of 41
+    texts = ["a"] * 20 + ["b"] * 18 + ["c", "d"]
+    assert set(closed_answers(texts)) == {"a", "b", "c", "d"}
+    assert closed_answers([*texts, "e"]) == ()
+    assert closed_answers(["a"] * 100) == ()  # one answer is no choice
+    assert closed_answers([str(i % 33) for i in range(3_300)]) == ()  # 33 are not listed any more
+    assert len(closed_answers([str(i % 32) for i in range(3_200)])) == 32
+
+
+def test_options_that_stand_in_the_prompt_are_not_closed() -> None:
+    """Another prompt lists other options: what was recorded is no limit, but the form stays."""
+    rows = [
+        (f"drinks: {a}, {b}", json.dumps({"drink": a})) for a, b in [("tea", "milk"), ("cocoa", "tea")] * 30
+    ]
+    agent = agent_inferred("barista", rows)
+    assert agent is not None
+    assert agent.answers == ()
+    assert agent.structured
+    assert agent.discrete
+    assert agent.is_valid('{"drink": "lemonade"}')
+    assert not agent.is_valid('{"folder": "tea"}')
+    assert not agent.is_valid('{"drink": 7}')
+    assert not agent.is_valid("tea")
+
+
+def test_objects_of_wordings_have_a_form_and_are_not_told_the_same_by_it() -> None:
+    rows = [("hello", json.dumps({"reply": f"Dear customer {i}, ...", "urgency": i / 2})) for i in range(50)]
+    agent = agent_inferred("letters", rows)
+    assert agent is not None
+    assert agent.schema is not None
+    assert agent.schema["properties"] == {"reply": {"type": "string"}, "urgency": {"type": "number"}}
+    assert agent.structured
+    assert not agent.discrete
+
+
+def test_free_text_stays_free() -> None:
+    assert agent_inferred("letters", [("hello", f"Dear customer {i}") for i in range(100)]) is None
+
+
+@pytest.mark.django_db
+def test_an_agent_is_inferred_from_what_its_app_and_people_wrote_and_not_from_what_this_machine_wrote() -> (
+    None
+):
+    for prompt, response in recorded(48):
+        decision_record(
+            agent="movie-night", messages=[{"role": "user", "content": prompt}], response=response
+        )
+    for i in range(20):
+        decision_record(
+            agent="movie-night",
+            messages=[{"role": "user", "content": "?"}],
+            response=f"ramble {i}",
+            metadata={"serving": {"backend": "in-process"}},
+        )
+    first = decision_record(
+        agent="movie-night", messages=[{"role": "user", "content": "Any idea?"}], response=FILMS[0]
+    ).row
+    for rater in ("lea", "tom"):
+        rating_submit(decision=first, rater=rater, thumb="down", correction="Watch Amelie.")
+    agent = agent_served("movie-night")
+    assert set(agent.answers) == {*FILMS, "Watch Amelie."}
+    assert get_agent("movie-night").answers == ()  # training data is taken as it comes
+    AgentDefinition.objects.create(slug="movie-night", title="Movies")
+    forget_all()
+    assert agent_served("movie-night").answers == ()  # a definition says otherwise
+
+
+def test_built_in_agents_are_what_they_are() -> None:
+    assert agent_served("filer") is get_agent("filer")
+
+
+@pytest.fixture
+def films() -> None:
+    for prompt, response in recorded(45):
+        decision_record(
+            agent="support-bot", messages=[{"role": "user", "content": prompt}], response=response
+        )
+    forget_all()
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("written_at_once", "films")
+def test_a_policy_answers_out_of_the_closed_set_and_an_apps_own_model_as_it_pleases(parrot: Parrot) -> None:
+    api = ApiClient("ingest")
+    asking = {"model": "support-bot", "messages": [{"role": "user", "content": "And tonight?"}]}
+    api.post("/v1/chat/completions", asking)
+    policy_made("support-bot-v3", "support-bot")
+    forget_all()
+    api.post("/v1/chat/completions", asking)
+    api.post("/v1/chat/completions", {**asking, "response_format": {"type": "text"}})
+    # what the app's own model answered the first time is one of its answers from then on
+    assert [set(ask.answers) for ask, _ in parrot.asked] == [set(), {*FILMS, parrot.said}, set()]
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("written_at_once", "films")
+def test_deciding_without_candidates_chooses_out_of_the_closed_set(parrot: Parrot) -> None:
+    policy_made("support-bot-v3", "support-bot")
+    response = ApiClient("ingest").post("/api/decide/", {"agent": "support-bot", "messages": "And tonight?"})
+    body = response.json()
+    assert response.status_code == 201
+    assert {candidate["response"] for candidate in body["candidates"]} == set(FILMS)
+    assert body["response"] == "Watch Heat."  # the shortest: the parrot gives each character a nat
+    assert body["propensity"] == 1.0
+
+
+@pytest.mark.parametrize(("name", "answers"), [("base", ()), ("movie-night-v1", FILMS)])
+def test_the_base_model_is_not_held_to_answers_it_never_saw(name: str, answers: tuple[str, ...]) -> None:
+    ask = Ask([{"role": "user", "content": "?"}], answers=FILMS)
+    assert tuple(_as_meant(ask, Model(name, "bundled")).answers) == answers
