@@ -14,6 +14,7 @@ from django.templatetags.static import static
 from django.urls import reverse_lazy
 from dotenv import load_dotenv
 
+from backend.home import home_private
 from backend.operator_file import OperatorFileError, operator_file
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -40,6 +41,7 @@ def _number(name: str, default: float, low: float, high: float) -> float:
 
 # --- Where things lie -------------------------------------------------------------------------------------
 RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or BASE_DIR / "var").expanduser().resolve()
+home_private(RATCHET_HOME)
 # Where Hugging Face's libraries keep what they fetched, so that a plan can look at a model's shape without them
 HF_HUB_CACHE = Path(
     os.environ.get("HF_HUB_CACHE")
@@ -116,8 +118,33 @@ SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
-# Plain http on a laptop is the default; behind TLS set SECURE_COOKIES=true
-SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _flag("SECURE_COOKIES", False)
+# Plain http on a laptop is the default. HTTPS_ONLY is the production mode: docs/settings.md#in-production has it whole.
+HTTPS_ONLY = _flag("HTTPS_ONLY", False)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _flag("SECURE_COOKIES", HTTPS_ONLY)
+SECURE_SSL_REDIRECT = HTTPS_ONLY
+# Load balancers ask these over plain http, from inside
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
+SECURE_HSTS_SECONDS = int(_number("HSTS_SECONDS", 365 * 86_400 if HTTPS_ONLY else 0, 0, 10 * 365 * 86_400))
+SECURE_HSTS_INCLUDE_SUBDOMAINS = _flag("HSTS_SUBDOMAINS", False)
+SECURE_HSTS_PRELOAD = _flag("HSTS_PRELOAD", False)
+# Proxies in front of the site that add to X-Forwarded-For and set X-Forwarded-Proto. With none, clients could send both
+# headers themselves, so neither is read.
+NUM_PROXIES = int(_number("NUM_PROXIES", 0, 0, 10))
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if NUM_PROXIES else None
+
+# backend/content_security.py adds what the admin needs
+SECURE_CSP = {
+    "default-src": ["'none'"],
+    "script-src": ["'self'"],
+    "style-src": ["'self'"],
+    # data: is how Swagger UI's style sheet carries its icons
+    "img-src": ["'self'", "data:"],
+    "font-src": ["'self'"],
+    "connect-src": ["'self'"],
+    "form-action": ["'self'"],
+    "frame-ancestors": ["'none'"],
+    "base-uri": ["'none'"],
+}
 DATA_UPLOAD_MAX_MEMORY_SIZE = 10 * 1024 * 1024
 # Of a file given to the import page; the command takes any size
 FEEDBACK_UPLOAD_MAX_BYTES = 50 * 1024 * 1024
@@ -143,6 +170,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "backend.content_security.ContentSecurityPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -370,7 +398,13 @@ SERVING_QUANTIZATION = os.environ.get("SERVING_QUANTIZATION") or "f16"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
+    "formatters": {
+        "line": {
+            "()": "backend.log_lines.SecretsHidden",
+            "format": "{asctime} {levelname} {name}: {message}",
+            "style": "{",
+        }
+    },
     # stderr, always: stdout belongs to a command's answer
     "handlers": {"stderr": {"class": "logging.StreamHandler", "stream": sys.stderr, "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": "WARNING"},
@@ -405,15 +439,12 @@ UNFOLD = {
     "SITE_FAVICONS": [
         {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("favicon.svg")}
     ],
-    "STYLES": [lambda request: static("rl/admin.css")],
+    "STYLES": [lambda request: static("rl/admin.css"), lambda request: static("rl/admin_colors.css")],
+    # Unfold writes the colours into every page as an inline style, which the Content-Security-Policy refuses; they lie
+    # in static/rl/admin_colors.css
+    "GLOBAL_CALLBACK": "backend.facts_admin.page_context",
     # Django's log of edits stays empty where nothing can be edited; a policy's history are its events
     "SHOW_HISTORY": False,
-    "COLORS": {
-        "primary": {
-            "50": "#effaf8", "100": "#d9ece9", "200": "#b5ddd7", "300": "#84c8bf", "400": "#4fc0b2", "500": "#238f84",
-            "600": "#0f6e66", "700": "#0c5a54", "800": "#0b4843", "900": "#0a3b37", "950": "#052220",
-        }
-    },
     "SIDEBAR": {
         "show_search": True,
         "navigation": [

@@ -17,6 +17,8 @@ urlpatterns = [
     path("", include("rl.api.health_urls")),
     path("", include("feedback.urls")),
     path("", include("rl.urls")),
+    # Django redirects from here to a row's own page, by any content type and id a client writes; no model here has one
+    re_path("^admin/r/", errors.no_such_page),
     path("admin/", admin.site.urls),
     path(
         "accounts/login/",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.urls import path
-from drf_spectacular.views import SpectacularSwaggerView
+from drf_spectacular.views import SpectacularSwaggerSplitView
 
 from backend.rest.schema import SchemaView
 from feedback.api.agreement import Agreement
@@ -28,5 +28,5 @@ urlpatterns = [
     path("ratings/export/", RatingsExport.as_view(), name="api-export"),
     path("agreement/", Agreement.as_view(), name="api-agreement"),
     path("schema/", SchemaView.as_view(), name="api-schema"),
-    path("docs/", SpectacularSwaggerView.as_view(url_name="api-schema"), name="api-docs"),
+    path("docs/", SpectacularSwaggerSplitView.as_view(url_name="api-schema"), name="api-docs"),
 ]

@@ -162,6 +162,11 @@ def no_such_address(request: HttpRequest) -> HttpResponse:
     return _json(request, 404, error_body("not_found", message))
 
 
+def no_such_page(request: HttpRequest) -> HttpResponse:
+    """An address at which there is nothing on purpose."""
+    raise Http404
+
+
 def _json(request: HttpRequest, status: int, body: dict[str, Any]) -> HttpResponse:
     """An error in the shape of the address it was found at."""
     if request.path.startswith("/v1/"):
