@@ -12,7 +12,6 @@ from typing import IO, Any, cast
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, OperationalError, connection
-from django.db.migrations.executor import MigrationExecutor
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,6 +21,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from backend.disks import disk_fault
+from backend.migration_state import migrations_waiting
 
 logger = logging.getLogger("rl.command")
 
@@ -79,11 +81,9 @@ class Bar:
 
 def migrations_applied() -> None:
     """Raise CommandError where the database lacks tables, and DatabaseError where there is none."""
-    executor = MigrationExecutor(connection)
-    waiting = executor.migration_plan(executor.loader.graph.leaf_nodes())
-    if waiting:
+    if waiting := migrations_waiting():
         raise CommandError(
-            f"the database is {len(waiting)} migrations behind: run `python manage.py migrate` first"
+            f"the database is {waiting} migrations behind: run `python manage.py migrate` first"
         )
 
 
@@ -139,6 +139,9 @@ class RatchetCommand(BaseCommand):
 
     def _one_line(self, error: Exception) -> str:
         text = " ".join(str(error).split()) or type(error).__name__
+        name = connection.settings_dict["NAME"] if connection.vendor == "sqlite" else ""
+        if fault := disk_fault(error, str(name)):
+            return fault
         if (isinstance(error, DatabaseError) and "no such table" in text) or (
             "does not exist" in text and "relation" in text
         ):

@@ -381,6 +381,12 @@ for _backend in SERVING_BACKENDS:
 GATEWAY_NEW_AGENTS = [
     name.strip() for name in (os.environ.get("GATEWAY_NEW_AGENTS") or "").split(",") if name.strip()
 ]
+# What becomes of an answer whose decision neither the database nor the disk takes.
+GATEWAY_WITHOUT_RECORDING = (os.environ.get("GATEWAY_WITHOUT_RECORDING") or "answer").strip().lower()
+if GATEWAY_WITHOUT_RECORDING not in ("answer", "refuse"):
+    raise ImproperlyConfigured(
+        f"GATEWAY_WITHOUT_RECORDING must be answer or refuse, found {GATEWAY_WITHOUT_RECORDING!r}"
+    )
 SERVING_API_KEY = os.environ.get("SERVING_API_KEY") or ""
 # What such a server calls a policy; {policy} stands for the policy's name.
 SERVING_MODEL = os.environ.get("SERVING_MODEL") or "{policy}"

@@ -17,12 +17,14 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connection
 
+from backend.disks import disk_state
 from feedback.checks import DecisionUnknown, FeedbackRefused
 from feedback.collecting.problems import Problems
 from feedback.collecting.spool import Progress, Spool, locked, renew_after_fork
@@ -48,19 +50,36 @@ Facts = Mapping[str, Any]
 """A decision as `feedback.services.decision_record` takes it, JSON alone, with its id and created_at."""
 
 
-@dataclass
+class Storage(StrEnum):
+    """Where a decision lies when whoever recorded it goes on."""
+
+    DATABASE = "database"
+    DISK = "disk"
+    """In the journal or the spool, and soon in the database."""
+    MEMORY = "memory"
+    """Neither database nor disk took it. It waits in the process and is lost with it; where more than
+    `spool.MAX_WAITING` wait, or it was not to be held, it is gone already."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether it outlives the process."""
+        return self is not Storage.MEMORY
+
+
+@dataclass(eq=False)
 class _Waiting:
     facts: Facts
     done: threading.Event = field(default_factory=threading.Event)
-    written: bool = False
-    """Set before `done`: True in the database, False in the spool."""
+    storage: Storage = Storage.MEMORY
+    """Set before `done`."""
 
 
 class Recorder:
-    """One per process. `note` and `record` never raise.
+    """One per process. `note` and `record` never raise, and say where the decision lies.
 
-    `note` waits for nobody; while the database is away, or too slow, for one write to the disk. `record` tells whether
-    the decision is in the database, and waits WAIT_S for it at most.
+    `note` waits for nobody; while the database is away, or too slow, for one write to the disk. `record` waits WAIT_S
+    for the database at most. `hold`: what neither takes waits in memory until one of them does; without it the
+    decision is dropped, for a caller that refuses its request then.
     """
 
     def __init__(self, folder: Callable[[], Path], *, counted: Callable[[str], None] | None = None) -> None:
@@ -96,8 +115,12 @@ class Recorder:
             self._spools[folder] = Spool(folder, self._problems)
         return self._spools[folder]
 
-    def note(self, facts: Facts) -> None:
-        """Have a decision recorded soon. When this returns it outlives the process."""
+    def recordable(self) -> bool:
+        """Whether disk or database would take a decision now, as far as is known without writing one."""
+        return time.monotonic() >= self._down_until or disk_state(self._folder()).ok
+
+    def note(self, facts: Facts, *, hold: bool = True) -> Storage:
+        """Have a decision recorded soon."""
         line = json.dumps(facts).encode("ascii") + b"\n"
         with self._signal:
             if time.monotonic() >= self._down_until and len(self._queue) + self._in_hand < MOST_IN_HAND:
@@ -110,8 +133,8 @@ class Recorder:
                     if len(self._queue) == 1:  # else the thread knows
                         self._awake()
                         self._signal.notify()
-                    return
-        self.record(facts)
+                    return Storage.DISK
+        return self.record(facts, hold=hold)
 
     def _journal_open(self) -> Journal:
         folder = self._folder()
@@ -119,12 +142,12 @@ class Recorder:
             self._journal = Journal(folder)
         return self._journal
 
-    def record(self, facts: Facts) -> bool:
-        """Have a decision recorded. True: it is in the database; False: it is in the spool, or is about to be."""
+    def record(self, facts: Facts, *, hold: bool = True) -> Storage:
+        """Have a decision recorded, and wait for the database a moment."""
         waiting = _Waiting(facts)
         if time.monotonic() < self._down_until:
-            self._spool(waiting)
-            return False
+            self._spool(waiting, hold=hold)
+            return waiting.storage
         with self._signal:
             self._queue.append(waiting)
             self._hurried = True
@@ -132,15 +155,25 @@ class Recorder:
             self._signal.notify()
         if not waiting.done.wait(WAIT_S):
             # it may still get into the database: the replay of the same id then changes nothing
-            self._spool(waiting)
-        return waiting.written
+            self._spool(waiting, hold=hold)
+        elif not waiting.storage.durable and not hold:
+            self._drop(waiting)
+        return waiting.storage
 
-    def _spool(self, waiting: _Waiting) -> None:
-        self.spool.put({"kind": "decision", "body": dict(waiting.facts)})
-        self._counted("spooled")
+    def _spool(self, waiting: _Waiting, *, hold: bool = True) -> None:
+        on_disk = self.spool.put(_line_of(waiting.facts), hold=hold)
+        waiting.storage = Storage.DISK if on_disk else Storage.MEMORY
+        self._counted("spooled" if on_disk else "in_memory" if hold else "dropped")
         waiting.done.set()
         with self._signal:
+            if not on_disk and not hold and waiting in self._queue:
+                self._queue.remove(waiting)
             self._awake()
+
+    def _drop(self, waiting: _Waiting) -> None:
+        """Take back what the thread has put into memory meanwhile."""
+        if not self.spool.take_back(_line_of(waiting.facts)):
+            waiting.storage = Storage.DISK  # the disk took it at this very moment
 
     def _awake(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -187,7 +220,11 @@ class Recorder:
             with self._signal:
                 self._in_hand = 0
                 if self._journal is not None and batch:
-                    self._journal.empty(turned)
+                    try:
+                        self._journal.empty(turned)
+                    except OSError as error:
+                        # its decisions are replayed once more, which changes nothing
+                        self._problems.say("journal", "the journal cannot be emptied", error)
         connection.close()
 
     def _batch(self, failures: int) -> tuple[list[_Waiting], int]:
@@ -215,14 +252,14 @@ class Recorder:
             # a conflict is a retry that was answered anew under the same id: the first answer stands
             if isinstance(found, FeedbackRefused) and found.code != "conflict":
                 self._keep_refused(waiting, str(found))
-            waiting.written = True
+            waiting.storage = Storage.DATABASE
             waiting.done.set()
             self._counted("written")
 
     def _keep_refused(self, waiting: _Waiting, reason: str) -> None:
         """A decision the database will never take is kept beside the spool, with the reason."""
         self._problems.say("refused", f"a decision cannot be recorded: {reason}")
-        self.spool.put({"kind": "decision", "body": dict(waiting.facts)})
+        self.spool.put(_line_of(waiting.facts))
 
     # --- Replaying ----------------------------------------------------------------------------------------
 
@@ -232,10 +269,11 @@ class Recorder:
         Raises OperationalError while the database is away.
         """
         spool = self.spool
+        if not spool.write_waiting():
+            self._replay_memory(spool)
         if not spool.folder.is_dir():
             return 0
         self._take_over(spool)
-        spool.write_waiting()
         if not spool.unhandled():
             return 0
         count = 0
@@ -248,6 +286,14 @@ class Recorder:
         if count:
             logger.info("%d decisions came out of the spool %s", count, spool.folder)
         return count
+
+    def _replay_memory(self, spool: Spool) -> None:
+        """Put what waits in memory straight into the database: it may be back before the disk is."""
+        while lines := [line for line in spool.waiting_lines(MAX_BULK) if isinstance(line["body"], dict)]:
+            for line, found in zip(lines, _ingested([line["body"] for line in lines]), strict=True):
+                if isinstance(found, FeedbackRefused) and found.code != "conflict":
+                    self._problems.say("refused", f"a decision cannot be recorded: {found}")
+                spool.take_back(line)
 
     def _take_over(self, spool: Spool) -> None:
         """What processes that are gone had in hand goes on its way through the spool."""
@@ -327,6 +373,11 @@ class Recorder:
                 return True
             time.sleep(0.02)
         return False
+
+
+def _line_of(facts: Facts) -> dict[str, Any]:
+    """A decision as the spool keeps it."""
+    return {"kind": "decision", "body": dict(facts)}
 
 
 def _ingested(bodies: Sequence[Facts]) -> list[Ingested | FeedbackRefused]:

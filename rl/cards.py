@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from backend.disks import file_replace
 from rl import registry
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.selectors import Headline, Share, headline_of, share_of
@@ -153,5 +154,5 @@ def card_write(policy: Policy) -> Path | None:
     if not folder.is_dir():
         return None
     path = folder / "README.md"
-    path.write_text(policy_card(policy), "utf-8")
+    file_replace(path, policy_card(policy))
     return path

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from backend.disks import file_replace
 from feedback.collecting.spool import locked
 from rl import registry
 from rl.evaluations import base_of
@@ -122,7 +123,7 @@ def base_export(
                 progress=report,
             )
         facts = json.dumps({"base_model": base_model, "quantization": quantization})
-        (folder / "base.json").write_text(facts, "utf-8")
+        file_replace(folder / "base.json", facts)
     return {
         "policy": None,
         "checkpoint": None,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from feedback.ingest import decision_ingest
-from feedback.recording import Recorder
+from feedback.recording import Recorder, Storage
 from rl.models import Artifact, Policy
 from rl.serving import answering
 from rl.serving.base import Answer, Ask, BackendFailed, ChatMessage, Model, Piece
@@ -99,8 +99,9 @@ def parrot_only(monkeypatch: pytest.MonkeyPatch) -> Parrot:
 def written_by_the_asking_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions are recorded by the thread that asks, inside the test's transaction."""
 
-    def record(self: Recorder, facts: Any) -> bool:
-        return decision_ingest(**facts).stored
+    def record(self: Recorder, facts: Any, *, hold: bool = True) -> Storage:
+        decision_ingest(**facts)
+        return Storage.DATABASE
 
     monkeypatch.setattr(Recorder, "record", record)
     monkeypatch.setattr(Recorder, "note", record)

@@ -224,6 +224,7 @@ def test_where_an_agents_policy_fails_the_base_steps_in_and_is_named(api: ApiCli
     assert body["model"] == "base"
     assert body["ratchet"] == {
         "agent": "widgets", "policy": "base", "intended": "widgets-v2", "stepped_in": True, "arm": "",
+        "recorded": True,
     }  # fmt: skip
     row = Decision.objects.get()
     assert (row.policy, row.metadata["serving"]["meant"]) == ("base", "widgets-v2")

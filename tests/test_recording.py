@@ -20,7 +20,7 @@ from feedback import recording
 from feedback.checks import DecisionUnknown
 from feedback.journal import Journal, journals, noted
 from feedback.models import Decision
-from feedback.recording import Recorder, recorded_or_never
+from feedback.recording import Recorder, Storage, recorded_or_never
 from feedback.services import rating_submit
 from tests.server import ROOT
 
@@ -76,7 +76,7 @@ def recorder(tmp_path: Path, database: Database) -> Iterator[Recorder]:
 
 def test_a_decision_is_in_the_database_when_record_returns(recorder: Recorder) -> None:
     sent = facts()
-    assert recorder.record(sent) is True
+    assert recorder.record(sent) is Storage.DATABASE
     assert str(Decision.objects.get().pk) == sent["id"]
     assert not recorder.spool.days()
 
@@ -86,7 +86,7 @@ def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
 ) -> None:
     database.error = OperationalError("server closed the connection")
     sent = [facts(n) for n in range(5)]
-    assert [recorder.record(one) for one in sent] == [False] * 5
+    assert [recorder.record(one) for one in sent] == [Storage.DISK] * 5
     assert Decision.objects.count() == 0
     lines = recorder.spool.days()[0].read_text().splitlines()
     assert [json.loads(line)["body"]["id"] for line in lines] == [one["id"] for one in sent]
@@ -101,7 +101,7 @@ def test_a_slow_database_holds_nobody_up_and_the_decision_is_there_once(
     monkeypatch.setattr(recording, "WAIT_S", 0.05)
     database.block = threading.Event()
     sent = facts()
-    assert recorder.record(sent) is False  # it did not wait for the ten seconds
+    assert recorder.record(sent) is Storage.DISK  # it did not wait for the ten seconds
     assert len(recorder.spool.days()[0].read_text().splitlines()) == 1
     database.block.set()
     assert recorder.drained(10)
@@ -159,7 +159,7 @@ def test_what_is_noted_gathers_before_it_is_written(
         time.sleep(0.001)
     for number in range(20):
         recorder.note(facts(number))
-    assert recorder.record(facts()) is True  # whoever waits for one hurries all
+    assert recorder.record(facts()) is Storage.DATABASE  # whoever waits for one hurries all
     assert Decision.objects.count() == 22
     assert database.batches == [1, 21]
 
@@ -293,7 +293,7 @@ def test_an_agent_that_keeps_a_share_keeps_it_here_too(recorder: Recorder) -> No
     from feedback.models import AgentSettings
 
     AgentSettings.objects.create(agent="support-bot", collection_rate=0.0)
-    assert recorder.record(facts()) is True
+    assert recorder.record(facts()) is Storage.DATABASE
     assert Decision.objects.count() == 0
 
 

@@ -149,16 +149,34 @@ class Spool:
 
     # --- Writing ------------------------------------------------------------------------------------------
 
-    def put(self, record: dict[str, Any]) -> bool:
-        """Append a record durably. Raises nothing: while the disk takes none it waits in memory, and False returns."""
-        line = json.dumps(record, allow_nan=False).encode("ascii") + b"\n"
+    def put(self, record: dict[str, Any], *, hold: bool = True) -> bool:
+        """Append a record durably. Raises nothing: while the disk takes none it waits in memory, and False returns.
+
+        Without `hold` it does not wait: False then says that it is kept nowhere.
+        """
+        line = _line(record)
         with self._guard:
             if len(self._waiting) >= MAX_WAITING:
-                self.lost += 1
+                self.lost += hold
                 self.problems.say("lost", f"{self.folder} cannot be written: a record was lost")
                 return False
             self._waiting.append(line)
-        return self.write_waiting()
+        # taken back by us, it is nowhere; written by another thread meanwhile, it is on disk
+        return self.write_waiting() or (not hold and not self.take_back(record))
+
+    def waiting_lines(self, most: int) -> list[dict[str, Any]]:
+        """The oldest records that wait in memory, so many at most."""
+        with self._guard:
+            return [json.loads(line) for line in list(self._waiting)[:most]]
+
+    def take_back(self, record: dict[str, Any]) -> bool:
+        """Forget a record that waits in memory; whether it did."""
+        with self._writing, self._guard:
+            try:
+                self._waiting.remove(_line(record))
+            except ValueError:
+                return False
+            return True
 
     def write_waiting(self) -> bool:
         """Write what waits; threads that arrive together share one write and one fsync."""
@@ -294,6 +312,10 @@ class Spool:
                 if not self.unhandled({day: day.stat().st_size}):
                     day.unlink()
                     _beside(day, "progress.json").unlink(missing_ok=True)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False).encode("ascii") + b"\n"
 
 
 def _record(line: bytes, start: int) -> Record:

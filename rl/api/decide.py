@@ -15,6 +15,7 @@ from backend.rest.views import ApiView
 from feedback.api.shown import decision_as_shown, decision_shown
 from feedback.building import identity_of
 from feedback.models import Decision
+from feedback.recording import Storage
 from feedback.selectors import decision_get
 from rl.agents import get_agent
 from rl.agents.base import Agent
@@ -22,19 +23,20 @@ from rl.api.training import agent_checked
 from rl.serving.answering import NobodyAnswers
 from rl.serving.base import ServingRefused
 from rl.serving.deciding import ORDER, DecideOrder, action_of, decide, order_checked, order_hash
+from rl.serving.recording_policy import HEADER as RECORDED_HEADER
+from rl.serving.recording_policy import RecordingImpossible
 from rl.serving.routing import ModelUnknown
 
 OPTIONAL = ("state", "messages", "candidates", "unit", "run_id", "metadata", "id")
 
 
 class Unavailable(Refused):
-    """No model answers now."""
+    """No model answers now, or no decision can be recorded."""
 
-    def __init__(self, error: NobodyAnswers) -> None:
+    def __init__(self, error: NobodyAnswers | RecordingImpossible) -> None:
         self.wait = max(1, math.ceil(error.retry_after_s))
-        super().__init__(
-            f"no model answers now: {error}; try again in {self.wait} s", code="unavailable", status=503
-        )
+        what = "no model answers now" if isinstance(error, NobodyAnswers) else "no answer is given"
+        super().__init__(f"{what}: {error}; try again in {self.wait} s", code="unavailable", status=503)
 
 
 class Decide(ApiView):
@@ -67,16 +69,21 @@ class Decide(ApiView):
                     fields={"id": "already used for another write"},
                 )
             action = action_of(agent, before.response, before.state)
-            return Response({**decision_shown(before), "action": action, "stored": True}, status=200)
+            shown = {**decision_shown(before), "action": action, "stored": True, "recorded": True}
+            return Response(shown, status=200)
         try:
             made = decide(order)
         except ServingRefused as refusal:
             raise _refused(refusal) from refusal
-        except NobodyAnswers as error:
+        except (NobodyAnswers, RecordingImpossible) as error:
             raise Unavailable(error) from error
-        return Response(
-            {**decision_as_shown(made.facts), "action": made.action, "stored": made.recorded}, status=201
-        )
+        shown = {
+            **decision_as_shown(made.facts),
+            "action": made.action,
+            "stored": made.storage is Storage.DATABASE,
+            "recorded": made.recorded,
+        }
+        return Response(shown, status=201, headers={} if made.recorded else {RECORDED_HEADER: "no"})
 
 
 def _checked(agent: Agent, order: DecideOrder) -> None:

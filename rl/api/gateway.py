@@ -25,6 +25,8 @@ from rl.serving.answering import NobodyAnswers
 from rl.serving.base import BackendFailed, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest, chat_request
 from rl.serving.gateway import Completion, complete, complete_stream
+from rl.serving.recording_policy import HEADER as RECORDED_HEADER
+from rl.serving.recording_policy import RecordingImpossible
 from rl.serving.routing import Listed, ModelUnknown, models_listed, policy_model, target_of
 
 KEYS = uuid.UUID("6f1d2c1e-8a0b-4f3b-9d53-1c9e6c1f4b7a")
@@ -42,9 +44,10 @@ def _refusal(error: Exception, context: dict[str, Any]) -> Response:
     if isinstance(error, ServingRefused):
         status = 404 if isinstance(error, ModelUnknown) else 400
         return Response(openai_body(status, str(error), param=error.param, code=error.code), status=status)
-    if isinstance(error, NobodyAnswers):
+    if isinstance(error, (NobodyAnswers, RecordingImpossible)):
         wait = max(1, math.ceil(error.retry_after_s))
-        message = f"no model answers now: {error}; try again in {wait} s"
+        what = "no model answers now" if isinstance(error, NobodyAnswers) else "no answer is given"
+        message = f"{what}: {error}; try again in {wait} s"
         return Response(
             openai_body(503, message, code="unavailable"), status=503, headers={"Retry-After": str(wait)}
         )
@@ -111,6 +114,7 @@ def _routing_shown(made: Completion) -> dict[str, Any]:
         "intended": made.intended,
         "stepped_in": made.stepped_in,
         "arm": made.arm,
+        "recorded": made.recorded,
     }
 
 
@@ -134,7 +138,9 @@ def _events(
     last = Piece()
     try:
         for piece in pieces:
-            assert isinstance(piece, Piece)
+            if isinstance(piece, Completion):
+                made = piece
+                continue
             delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
             if piece.tool_calls:
                 delta["tool_calls"] = _indexed(piece.tool_calls)
@@ -146,7 +152,7 @@ def _events(
         # the status is long sent: the clients raise what they find here
         yield _event(openai_body(503, f"the answer broke off: {failure}", code="unavailable"))
         return
-    yield chunk({}, last.finish_reason)
+    yield chunk({}, last.finish_reason, **({} if made.recorded else {"ratchet": _routing_shown(made)}))
     if asked.include_usage:
         yield _event({**head, "choices": [], "usage": _usage(last.tokens_in, last.tokens_out)})
     _count(made, last.tokens_in, last.tokens_out, began)
@@ -168,7 +174,8 @@ def _usage(tokens_in: int | None, tokens_out: int | None) -> dict[str, int]:
 
 def _headers(made: Completion) -> dict[str, str]:
     named = {"X-Request-Id": str(made.id), "X-Ratchet-Agent": made.agent, "X-Ratchet-Policy": made.policy}
-    return named | ({"X-Ratchet-Intended": made.intended} if made.stepped_in else {})
+    named |= {"X-Ratchet-Intended": made.intended} if made.stepped_in else {}
+    return named | ({} if made.recorded else {RECORDED_HEADER: "no"})
 
 
 def _idempotent(request: Request) -> uuid.UUID | None:

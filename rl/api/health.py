@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.http import require_safe
@@ -12,6 +14,8 @@ from django_q.brokers import get_broker
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 
+from backend.disks import disk_state
+from backend.migration_state import migrations_complete
 from backend.rest.reading import parameters
 from backend.rest.views import ApiView
 from rl.models import TrainingRun
@@ -21,6 +25,7 @@ from rl.serving.base import BackendFailed
 from rl.serving.files import files_of
 from rl.serving.gateway import recorder
 from rl.serving.openai_server import OpenAIServer
+from rl.serving.recording_policy import refuses
 from rl.serving.routing import base_model
 
 logger = logging.getLogger("rl.health")
@@ -34,14 +39,47 @@ def healthz(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def readyz(request: HttpRequest) -> HttpResponse:
-    """Database, queue and at least one model answer; else 503. Open to everyone: it names parts, and no more."""
-    found = {"database": _database(), "queue": _queue(), "model": _model()}
-    ready = all(found.values())
-    body = {
-        "status": "ready" if ready else "not ready",
-        **{k: "ok" if v else "away" for k, v in found.items()},
+    """State of each part; 503 where one is missing that answers depend on. Open to everyone: it names parts alone.
+
+    A disk that is full or read-only makes it `degraded`: answers are given all the same, unless
+    GATEWAY_WITHOUT_RECORDING is `refuse` and the database takes no decision either.
+    """
+    database = _database()
+    parts = {
+        "database": "ok" if database else "away",
+        "migrations": _migrations() if database else "unknown",
+        "queue": "ok" if _queue() else "away",
+        "model": "ok" if _model() else "away",
     }
+    disks = {"data": _disks(_data_folders()), "spool": _disks([recorder.spool.folder])}
+    ready = all(state == "ok" for state in parts.values()) and (recorder.recordable() or not refuses())
+    status = "not ready" if not ready else "ready" if set(disks.values()) == {"ok"} else "degraded"
+    body = {"status": status, **parts, **disks}
     return JsonResponse(body, status=200 if ready else 503, headers={} if ready else {"Retry-After": "5"})
+
+
+def _data_folders() -> list[Path]:
+    """RATCHET_HOME, and where an SQLite database lies."""
+    database = settings.DATABASES["default"]
+    lite = database["ENGINE"] == "django.db.backends.sqlite3" and "memory" not in str(database["NAME"])
+    return [settings.RATCHET_HOME, *([Path(str(database["NAME"])).parent] if lite else [])]
+
+
+def _disks(folders: list[Path]) -> str:
+    """`ok`, or the state of the first that is not."""
+    for state in map(disk_state, folders):
+        if not state.ok:
+            logger.warning("%s", state.reason)
+            return state.state
+    return "ok"
+
+
+def _migrations() -> str:
+    try:
+        return "ok" if migrations_complete() else "missing"
+    except DatabaseError as error:
+        logger.warning("the database does not tell its migrations: %s", error)
+        return "unknown"
 
 
 def _database() -> bool:

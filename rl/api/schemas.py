@@ -138,7 +138,11 @@ COMPONENTS: dict[str, Schema] = {
                 "type": ["object", "null"],
                 "description": "What the response stands for; null where the agent cannot act on it",
             },
-            "stored": {"type": "boolean", "description": "false: on disk, until the database is back"},
+            "stored": {"type": "boolean", "description": "false: not in the database yet"},
+            "recorded": {
+                "type": "boolean",
+                "description": "false: neither database nor disk took it (`GATEWAY_WITHOUT_RECORDING`)",
+            },
         },
     ),
     "PolicyVersion": _all_of(

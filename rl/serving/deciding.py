@@ -13,6 +13,7 @@ from typing import Any
 from django.utils import timezone
 
 from feedback.checks import Check
+from feedback.recording import Storage
 from rl.agent_definitions import agent_served
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
@@ -22,6 +23,7 @@ from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
 from rl.serving.chat_request import read_messages
 from rl.serving.choosing import choose
 from rl.serving.gateway import facts_of, propensity_of, recorder
+from rl.serving.recording_policy import after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
 
 MAX_CANDIDATES = 1000
@@ -49,16 +51,19 @@ class Decided:
 
     facts: dict[str, Any]
     action: dict[str, Any] | None
+    storage: Storage
+    """Where it lies now."""
     recorded: bool
-    """True: in the database; False: on disk, to be replayed."""
+    """Whether it outlives this process."""
 
 
 def decide(order: DecideOrder) -> Decided:
-    """Assign, answer, record. Raises ServingRefused (a fault of the order), NobodyAnswers."""
+    """Assign, answer, record. Raises ServingRefused (a fault of the order), NobodyAnswers, RecordingImpossible."""
     began = time.perf_counter()
     target = target_of(order.agent, order.unit)
     agent = get_agent(target.agent) if target.models[0].name == BASE else agent_served(target.agent)
     messages, listed = order_checked(agent, order)
+    before_answer(recorder)
     if listed:
         facts = _chosen(agent, target, order, messages, listed, began)
     else:
@@ -74,7 +79,9 @@ def decide(order: DecideOrder) -> Decided:
         "created_at": timezone.now().isoformat(),
     }
     facts["metadata"]["serving"] |= {ORDER: order_hash(order)}
-    return Decided(facts, action_of(agent, facts["response"], order.state), recorder.record(facts))
+    action = action_of(agent, facts["response"], order.state)
+    storage = recorder.record(facts, hold=not refuses())
+    return Decided(facts, action, storage, after_answer(recorder, storage))
 
 
 def order_checked(agent: Agent, order: DecideOrder) -> tuple[list[dict[str, Any]], list[Any]]:

@@ -23,6 +23,7 @@ from rl.serving import answering, metrics
 from rl.serving.answering import Served
 from rl.serving.base import BASE, Answer, Ask, BackendFailed, Piece
 from rl.serving.chat_request import ChatRequest
+from rl.serving.recording_policy import RecordingImpossible, after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
 
 logger = logging.getLogger("rl.serving")
@@ -50,6 +51,9 @@ class Completion:
     intended: str = ""
     """The policy that was to answer; `policy` is another where that one failed and somebody stepped in."""
 
+    recorded: bool = True
+    """Whether the decision outlives this process; of a stream that begins, whether it is expected to."""
+
     @property
     def stepped_in(self) -> bool:
         """Whether another policy answered than the one the request came to."""
@@ -60,18 +64,20 @@ def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool
     """Answer a request and record the decision.
 
     id: the decision's, where the client's idempotency key says which one it is. retried: the client says it sends this
-    once more. Either way what was answered before is given again. Raises ServingRefused, NobodyAnswers.
+    once more. Either way what was answered before is given again. Raises ServingRefused, NobodyAnswers,
+    RecordingImpossible.
     """
     target = target_of(request.model, request.unit)
     if (earlier := _earlier(request, target, id, retried)) is not None:
         return earlier
+    before_answer(recorder)
     served = answering.answer(target, ask_of(request, target))
     answer = served.result
     text = _storable(answer.text)
     made = _completion(id or uuid.uuid4(), target, served, text, answer.finish_reason, answer.tool_calls)
     made = dataclasses.replace(made, tokens_in=answer.tokens_in, tokens_out=answer.tokens_out)
-    recorder.note(_facts(request, target, served, made, answer))
-    return made
+    storage = recorder.note(_facts(request, target, served, made, answer), hold=not refuses())
+    return dataclasses.replace(made, recorded=after_answer(recorder, storage))
 
 
 def complete_stream(
@@ -80,7 +86,8 @@ def complete_stream(
     """As `complete`, in pieces: first a Completion without text, then pieces, the last one with the finish reason.
 
     The decision is recorded before the last piece is given, or when whoever reads leaves, or the backend breaks off
-    (then BackendFailed is raised); what was given until then is what is recorded. Raises as `complete`.
+    (then BackendFailed is raised); what was given until then is what is recorded. Where that fails, a Completion with
+    `recorded` false comes after the last piece: words that were given cannot be refused. Raises as `complete`.
     """
     target = target_of(request.model, request.unit)
     if (earlier := _earlier(request, target, id, retried)) is not None:
@@ -89,14 +96,17 @@ def complete_stream(
             yield Piece(earlier.text, earlier.tool_calls)
         yield Piece("", (), earlier.finish_reason, earlier.tokens_in, earlier.tokens_out)
         return
+    recordable = before_answer(recorder)
     began = time.perf_counter()
     served = answering.stream(target, ask_of(request, target))
-    made = _completion(id or uuid.uuid4(), target, served, "", "", ())
+    made = dataclasses.replace(
+        _completion(id or uuid.uuid4(), target, served, "", "", ()), recorded=recordable
+    )
     texts: list[str] = []
     calls: list[Mapping[str, Any]] = []
     last = Piece(finish_reason="left")
 
-    def record() -> None:
+    def record() -> bool:
         answer = Answer(
             text="".join(texts),
             tokens_in=last.tokens_in,
@@ -106,9 +116,14 @@ def complete_stream(
             tool_calls=_calls_joined(calls),
             log_probability=last.log_probability,
         )
-        recorder.note(_facts(request, target, served, made, answer))
+        storage = recorder.note(_facts(request, target, served, made, answer))
+        try:
+            return after_answer(recorder, storage)
+        except RecordingImpossible:
+            return False  # it was given already, and is held in memory
 
     recorded = False
+    durable = True
     try:
         yield made
         for piece in served.result:
@@ -116,9 +131,11 @@ def complete_stream(
             calls.extend(piece.tool_calls)
             if piece.finish_reason is not None:
                 last = piece
-                record()
+                durable = record()
                 recorded = True
             yield piece
+        if not durable:
+            yield dataclasses.replace(made, recorded=False)
     except BackendFailed:
         last = Piece(finish_reason="error")
         raise

@@ -28,12 +28,14 @@ def folder_prepare(output_dir: Path, *, resume: bool) -> tuple[Path | None, list
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
         probe = checkpoints / f".writable.{os.getpid()}"  # each process of a launch makes its own
-        probe.touch()
-        probe.unlink()
+        try:
+            probe.write_bytes(bytes(4096))  # a full disk still takes names
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise TrainingRefused(
             f"expected a folder that can be written at {output_dir}, found {error.strerror}: "
-            f"choose another or change its permissions"
+            f"free some space, choose another or change its permissions"
         ) from error
     if resume:
         checkpoint, notes = checkpoint_last(checkpoints)

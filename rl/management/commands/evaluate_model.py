@@ -11,6 +11,7 @@ from rich.table import Table
 
 from backend import next_steps
 from backend.command import RatchetCommand
+from backend.disks import file_replace
 from rl import evaluations, judging
 from rl.distance import gate_distance
 from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
@@ -87,9 +88,8 @@ class Command(RatchetCommand):
         with self.bar("evaluating") as bar:
             result = evaluations.evaluate(order, bar.update)
         if options["output"]:
-            options["output"].write_text(
-                json.dumps(result, indent=2, ensure_ascii=False, default=str) + "\n", "utf-8"
-            )
+            text = json.dumps(result, indent=2, ensure_ascii=False, default=str) + "\n"
+            file_replace(options["output"], text)
         return result
 
     def show(self, result: dict[str, Any]) -> None:

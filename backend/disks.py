@@ -1,0 +1,92 @@
+"""State of the disk behind a folder: whether something can be written there, and what to do where it cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+LEAST_FREE_BYTES = 1024 * 1024
+"""A disk with less than this is full: SQLite, a journal and a log need some blocks each to write anything."""
+
+
+@dataclass(frozen=True)
+class DiskState:
+    """One folder's disk: `ok`, `full` or `read-only`, and why in words (empty where it is ok)."""
+
+    path: Path
+    state: str
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "ok"
+
+
+def disk_state(path: Path) -> DiskState:
+    """State of the disk that `path`, or the nearest folder above it that exists, lies on. Two system calls."""
+    folder = path
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    # access(2) says EROFS to the superuser too, whom permission bits do not bind
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return DiskState(
+            path, "read-only", f"{folder} cannot be written: mount it writable, or change its permissions"
+        )
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < LEAST_FREE_BYTES:
+        return DiskState(path, "full", f"the disk of {folder} has {free:,} bytes left: free some space")
+    if found.f_files and not found.f_favail:
+        return DiskState(path, "full", f"the disk of {folder} has no inodes left: remove some files")
+    return DiskState(path, "ok")
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
+SQLITE_FAULTS = {
+    "disk is full": "the disk of {folder} is full: free some space and run it again",
+    "readonly database": "{folder} cannot be written: mount it writable, or change its permissions",
+    "unable to open database file": "{folder} must be there and be writable: make it so, or correct DATABASE_URL",
+    "disk I/O error": "the disk of {folder} takes nothing: free some space, and look at the system's log",
+}
+"""What SQLite says -> what it means and what to do."""
+
+
+def disk_fault(error: BaseException, database: str = "") -> str:
+    """What a disk did to a command, naming the path and what to do; empty where it was something else.
+
+    database: the SQLite file, where there is one.
+    """
+    folder = Path(database).parent if database else None
+    for text, meaning in SQLITE_FAULTS.items():
+        if folder is not None and text in str(error):
+            return f"the database {database} cannot be written: {meaning.format(folder=folder)}; {KEPT}"
+    if not isinstance(error, OSError) or error.errno not in (*FULL, *LOCKED):
+        return ""
+    path = str(error.filename2 or error.filename or "the disk")
+    if error.errno in FULL:
+        return f"{path} cannot be written: its disk is full; free some space and run it again; {KEPT}"
+    return (
+        f"{path} cannot be written ({error.strerror}): mount it writable, change its permissions, or name another "
+        f"folder (RATCHET_HOME for everything); {KEPT}"
+    )
+
+
+KEPT = "what was whole before is as it was"
+
+
+def file_replace(path: Path, text: str) -> None:
+    """Write a text under a name as a whole: until the last step what stood there stands. Raises OSError."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.half")
+    try:
+        half.write_text(text, "utf-8")
+        half.replace(path)
+    except OSError as error:
+        # a write on an open file names none
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            half.unlink(missing_ok=True)
