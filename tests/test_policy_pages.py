@@ -330,3 +330,29 @@ def test_the_card_says_what_is_known_and_no_more() -> None:
     assert "preference accuracy: 87.5 %" in card
     assert "**Promoted by force** by ann: demo tomorrow" in card
     assert "Only 40 held-out pairs" in card
+
+
+def test_a_run_shows_how_its_policy_was_judged(rater: Client) -> None:
+    policy = make_policy(1)
+    page = rater.get(f"/runs/{policy.run_id}/")
+    assert "Not judged yet" in page.text
+    judged(policy)
+    page = rater.get(f"/runs/{policy.run_id}/")
+    assert page.status_code == 200
+    assert 'aria-label="Preference accuracy 87.5\u202f%, 95 % interval 73.9 to 94.5"' in page.text
+
+
+def test_a_run_shows_a_policy_judged_by_what_is_no_share(rater: Client) -> None:
+    policy = make_policy(1)
+    difference = {"value": 0.1, "low": 0.0, "high": 0.2, "unit": "nats per token", "kind": "corrections"}
+    policy.metrics = {
+        "headline": {
+            "kind": "corrections", "title": "Agreement with corrections", "unit": "nats per token", "value": -1.5,
+            "low": -2.0, "high": -1.0, "n": 31, "against": {"value": -2.5},
+        },
+        "difference": difference | {"confidence": 0.95},
+    }  # fmt: skip
+    policy.save()
+    page = rater.get(f"/runs/{policy.run_id}/").text
+    assert "-1.500 nats per token" in page
+    assert '<svg class="interval"' not in page

@@ -75,7 +75,7 @@ def agent_inferred(slug: str, recorded: Sequence[tuple[str, str]]) -> InferredAg
     return InferredAgent(
         slug=slug,
         title=slug,
-        description=f"{slug}: answers as the {len(recorded):,} recorded responses do.",
+        description="Answers with one of a few texts." if answers else "Answers with objects of one form.",
         suggested_tags=ASSISTANT.suggested_tags,
         max_new_tokens=ASSISTANT.max_new_tokens,
         answers=answers,

@@ -95,9 +95,11 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
 def _origin(found: Agent, defined: bool) -> str:
     if found.slug in AGENTS:
         return f"{type(found).__module__}.{type(found).__qualname__}"
-    return (
-        "defined in the admin, without code" if defined else "no file of its own: answers as assistant does"
-    )
+    if defined:
+        return "defined in the admin, without code"
+    if isinstance(found, InferredAgent):
+        return "no definition: known by its recorded responses"
+    return "no definition: free text"
 
 
 def _example(found: Agent) -> dict[str, Any] | None:
