@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,7 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
+    "axes",
     "feedback",
 ]
 
@@ -178,6 +180,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "axes.middleware.AxesMiddleware",
 ]
 
 ROOT_URLCONF = "backend.urls"
@@ -225,6 +228,24 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
+# The brake on sign-in, counted by django-axes (feedback/sign_in_brake.py)
+AXES_FAILURE_LIMIT = int(_number("SIGN_IN_FAILURES", 10, 1, 1_000_000))
+SIGN_IN_FAILURES_OF_ADDRESS = int(_number("SIGN_IN_FAILURES_OF_ADDRESS", 50, 1, 1_000_000))
+AXES_COOLOFF_TIME = timedelta(seconds=_number("SIGN_IN_WAIT_S", 900, 1, 7 * 86_400))
+AXES_LOCKOUT_PARAMETERS = ["username", "ip_address"]
+AXES_HANDLER = "feedback.sign_in_brake.BrakeHandler"
+AXES_LOCKOUT_CALLABLE = "feedback.sign_in_brake.refused_response"
+AXES_CLIENT_IP_CALLABLE = "backend.client_address.client_address"
+# who is sent away does not make it longer by trying: nobody can be kept out for ever by somebody else
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_DISABLE_ACCESS_LOG = True
+AXES_ENABLE_ADMIN = False
+AXES_VERBOSE = False
+AXES_SENSITIVE_PARAMETERS = ["username", "ip_address", "csrfmiddlewaretoken"]
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "login"

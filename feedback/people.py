@@ -20,6 +20,7 @@ from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_decode, urlsafe_base64_encode
 
 from feedback.roles import ADMIN, RATER, role_give
+from feedback.sign_in_brake import brake_release
 
 
 class PeopleRefused(ValueError):
@@ -65,7 +66,8 @@ def signin_link(username: str, base_url: str) -> SigninLink:
     """Make a one-time link for a person, who is added when missing.
 
     The first person of an installation may do everything, so that the admin opens; those after are raters until
-    somebody makes them more. The link ends with the next sign-in of that person, or after PASSWORD_RESET_TIMEOUT.
+    somebody makes them more. A person whom the brake on sign-in holds up is let go.
+    The link ends with the next sign-in of that person, or after PASSWORD_RESET_TIMEOUT.
 
     base_url: scheme and host people open Ratchet at, such as http://localhost:8000. Raises PeopleRefused.
     """
@@ -77,6 +79,7 @@ def signin_link(username: str, base_url: str) -> SigninLink:
         raise PeopleRefused(
             f"{username} may not sign in: the account is switched off; switch it on in the admin"
         )
+    brake_release(user)
     address = reverse(
         "signin-link",
         kwargs={"uid": urlsafe_base64_encode(force_bytes(user.pk)), "token": link_tokens.make_token(user)},
@@ -115,8 +118,10 @@ def signin_link_check(uid: str, token: str) -> User | None:
     try:
         user = get_user_model().objects.get(pk=urlsafe_base64_decode(uid).decode())
     except (ValueError, OverflowError, ValidationError, get_user_model().DoesNotExist):
-        return None
-    return user if user.is_active and link_tokens.check_token(user, token) else None
+        user = get_user_model()(is_active=False)
+    # checked for nobody too: how long the answer takes must not tell who is there
+    good = link_tokens.check_token(user, token)
+    return user if good and user.is_active else None
 
 
 def signin_link_redeem(uid: str, token: str) -> User | None:

@@ -34,6 +34,7 @@ from feedback.roles import SCOPE_PERMISSIONS
 from feedback.search import Narrowed, narrowed_of
 from feedback.selectors import agents_known, decision_get, policies_known
 from feedback.services import FeedbackConflict, FeedbackRefused, rating_submit, rating_withdraw
+from feedback.sign_in_brake import link_allowed, link_failed
 from feedback.suggestions import suggestion_of, suggestion_reopen, suggestion_settle
 
 UNDO_KEY, SKIP_KEY = "rate_undo", "rate_skipped"
@@ -326,8 +327,11 @@ def link_signin(request: HttpRequest, uid: str, token: str) -> HttpResponse:
 
     GET only asks: mail programs and chats open links to preview them, and would use it up.
     """
+    if not link_allowed(request, uid):
+        return HttpResponse(status=429)  # the middleware of the brake has the page
     user = signin_link_redeem(uid, token) if request.method == "POST" else signin_link_check(uid, token)
     if user is None:
+        link_failed(request, uid)
         return render(request, "link.html", {"person": None}, status=410)
     if request.method == "POST":
         login(request, user, backend="django.contrib.auth.backends.ModelBackend")

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import Client
 
 from feedback.models import RaterKind
@@ -59,7 +60,7 @@ def test_the_page_names_simulated_raters_as_such() -> None:
 
 def page_again(query: str) -> str:
     client = Client()
-    client.login(username="someone", password="correct horse battery")
+    client.force_login(User.objects.get(username="someone"))
     text: str = client.get(f"/agreement/{query}").content.decode()
     return text
 
