@@ -28,7 +28,8 @@ from feedback.models import ApiKey
 
 SCOPE_WORDS = {
     "ingest": "record decisions, traces and outcomes",
-    "rate": "rate and compare",
+    "rate": "rate and compare, as itself",
+    "rate_as": "and on behalf of others, whom it names as `rater`",
     "read": "find, read and export",
     "operate": "train, promote and roll back",
 }

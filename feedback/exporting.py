@@ -77,6 +77,20 @@ def export_stream(
     return pieces()
 
 
+def export_begun(
+    name: str, selection: Selection, report: ExportReport, *, limit: int | None = None
+) -> Iterator[bytes]:
+    """As `export_stream`, after reading the first piece: a database that is away is met before anything is sent."""
+    pieces = export_stream(name, selection, report, limit=limit)
+    first = next(pieces, b"")
+
+    def going_on() -> Iterator[bytes]:
+        yield first
+        yield from pieces
+
+    return going_on()
+
+
 def _rows(shape: Shape, selection: Selection, left_out: Counter[str]) -> Generator[Line]:
     for view in shape.views:
         with closing(records(view, selection, left_out)) as found:

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from feedback import formats
 from feedback.exported import Selection
-from feedback.exporting import ExportReport, export_stream, filename, media_type
+from feedback.exporting import ExportReport, export_begun, filename, media_type
 from feedback.formats.columns import FIELDS
 from feedback.formats.previews import Preview
 from feedback.formats.records import FormatRefused
@@ -239,7 +239,7 @@ def export_file(request: HttpRequest) -> HttpResponseBase:
     if name not in formats.SHAPES or (agent is not None and agent not in agents_known()):
         return HttpResponseRedirect("/export/")
     return StreamingHttpResponse(
-        export_stream(name, Selection(agent), ExportReport(name)),
+        export_begun(name, Selection(agent), ExportReport(name)),
         content_type=media_type(name),
         headers={"Content-Disposition": f'attachment; filename="{filename(name, agent)}"'},
     )

@@ -13,6 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
+from backend.rest.access import RATE_AS
 from feedback.checks import Check, FeedbackRefused
 from feedback.models import ApiKey
 from feedback.remembered import Remembered
@@ -45,6 +46,8 @@ def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
     if unknown or not wanted:
         found = ", ".join(map(str, unknown)) or "none"
         check.fields["scopes"] = f"expected one or more of {', '.join(ApiKey.SCOPES)}; found {found}"
+    elif RATE_AS in wanted and "rate" not in wanted:
+        check.fields["scopes"] = "rate_as says whose rating is sent, and needs rate beside it"
     if check.fields:
         raise KeyRefused(
             "; ".join(f"{field}: {fault}" for field, fault in check.fields.items()), check.fields

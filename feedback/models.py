@@ -399,14 +399,14 @@ class Lease(models.Model):
 class ApiKey(models.Model):
     """A key of an app or a script. Only its SHA-256 is kept; the key itself is shown once, when it is made."""
 
-    SCOPES = ("ingest", "rate", "read", "operate")
+    SCOPES = ("ingest", "rate", "rate_as", "read", "operate")
 
     name = models.CharField(max_length=100, unique=True)
     prefix = models.CharField(
         max_length=12, unique=True, editable=False, help_text="First characters, to tell keys apart"
     )
     key_hash = models.CharField(max_length=64, unique=True, editable=False)
-    scopes = models.JSONField(default=list, help_text="Of ingest, rate, read, operate")
+    scopes = models.JSONField(default=list, help_text="Of ingest, rate, rate_as, read, operate")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
     revoked_at = models.DateTimeField(null=True, blank=True)

@@ -30,6 +30,8 @@ from feedback.collecting.problems import Problems
 from feedback.collecting.spool import Progress, Spool, locked, renew_after_fork
 from feedback.ingest import MAX_BULK, Ingested, decisions_ingest
 from feedback.journal import Journal, journals, noted, take_over
+from feedback.models import Decision
+from feedback.selectors import decision_get
 
 logger = logging.getLogger("feedback.recording")
 
@@ -409,6 +411,16 @@ def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
         while time.monotonic() < deadline and any(noted(spool_folder(), str(id)) for id in decisions):
             time.sleep(0.01)
         return then()
+
+
+def decision_recorded(id: uuid.UUID) -> Decision | None:
+    """A decision by its id; where a process of this machine has it in hand, once that is written, WAIT_S at most."""
+    deadline = time.monotonic() + WAIT_S
+    while (
+        (row := decision_get(id)) is None and noted(spool_folder(), str(id)) and time.monotonic() < deadline
+    ):
+        time.sleep(0.01)
+    return row
 
 
 def spool_replay() -> int:

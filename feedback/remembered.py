@@ -12,7 +12,10 @@ from typing import Generic, TypeVar
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, close_old_connections
 
+from backend.outages import OutageLog
+
 logger = logging.getLogger("feedback")
+outage = OutageLog(logger)
 
 V = TypeVar("V")
 
@@ -49,10 +52,12 @@ class Remembered(Generic[V]):
             return kept[1]
         try:
             value = make()
-        except (OperationalError, InterfaceError):
+        except (OperationalError, InterfaceError) as error:
             if kept is None or now - kept[0] > STALE_S:
                 raise
-            logger.warning("the database cannot be reached; going by what was read %.0f s ago", now - kept[0])
+            outage.met(
+                f"the database cannot be reached; going by what was read {now - kept[0]:.0f} s ago", error
+            )
             return kept[1]
         self._keep(key, now, value)
         return value

@@ -28,7 +28,7 @@ def examples() -> list[tuple[str, int]]:
 
 @pytest.mark.django_db
 def test_every_example_runs_and_answers_as_promised() -> None:
-    app = ApiClient("ingest", "rate", "read", "operate")
+    app = ApiClient("ingest", "rate", "rate_as", "read", "operate")
     shown = examples()
     assert len(shown) >= 12
     for command, status in shown:

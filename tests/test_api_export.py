@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.http import StreamingHttpResponse
 
+from backend.rest import errors
 from feedback.formats import SHAPES
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from tests.api_client import ApiClient, error_of
@@ -84,3 +87,30 @@ def test_a_bad_parameter_is_refused_by_name(reader: ApiClient, query: dict[str, 
     response = reader.get("/api/ratings/export/", **query)
     assert response.status_code == 400
     assert set(error_of(response)["fields"]) == set(query)
+
+
+def test_a_database_that_is_away_is_said_before_the_file_begins(
+    reader: ApiClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """503 and JSON, as from every endpoint; a thousand requests write one line, not a thousand."""
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("connection refused to 10.0.0.7")
+
+    monkeypatch.setattr("feedback.exporting.records", away)
+    errors.outage.reset()
+    loggers = [logging.getLogger("backend"), logging.getLogger("django.request")]
+    for logger in loggers:
+        logger.addHandler(caplog.handler)
+    try:
+        for _ in range(5):
+            response = reader.get("/api/ratings/export/")
+            assert response.status_code == 503
+            assert error_of(response)["code"] == "unavailable"
+            assert int(response["Retry-After"]) > 0
+    finally:
+        for logger in loggers:
+            logger.removeHandler(caplog.handler)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(set(lines)) == 1, lines
+    assert "the database cannot be reached: OperationalError: connection refused" in lines[0]

@@ -10,6 +10,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from feedback.keys import KeyRefused, key_create
 from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Trace
 from feedback.services import decision_record
 from tests.api_client import ApiClient, error_of, person
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def app() -> ApiClient:
-    return ApiClient("ingest", "rate", "read")
+    return ApiClient("ingest", "rate", "rate_as", "read")
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_rating_is_stored_as_it_was_said(app: ApiClient, decision: Decision, s
 
 
 def test_the_key_rates_where_nobody_is_named(app: ApiClient, decision: Decision) -> None:
-    assert app.post(ratings_of(decision), {"thumb": "up"}).json()["rater"] == "key-ingest-rate-read"
+    assert app.post(ratings_of(decision), {"thumb": "up"}).json()["rater"] == "key-ingest-rate-rate_as-read"
 
 
 def test_a_later_rating_of_the_same_rater_supersedes(app: ApiClient, decision: Decision) -> None:
@@ -477,3 +478,25 @@ def test_feedback_needs_an_agents_slug(app: ApiClient) -> None:
         "/api/policies/feedback/Not%20A%20Slug", {"prompt": "q", "response": "r", "score": 0.5}
     )
     assert set(error_of(response)["fields"]) == {"agent"}
+
+
+# --- Whose rating -------------------------------------------------------------------------------------------
+
+
+def test_a_key_with_rate_alone_rates_as_itself(decision: Decision) -> None:
+    other = made(response="another answer")
+    app = ApiClient("rate")
+    address = ratings_of(decision)
+    refused = app.post(address, {"thumb": "up", "rater": "ada"})
+    assert (refused.status_code, error_of(refused)["code"]) == (403, "forbidden")
+    assert "rate_as" in error_of(refused)["message"]
+    pair = {"left": str(decision.pk), "right": str(other.pk), "preference": "left"}
+    assert app.post("/api/comparisons/", {**pair, "rater": "ada"}).status_code == 403
+    assert app.post(address, {"thumb": "up", "rater": "key-rate"}).json()["rater"] == "key-rate"
+    assert app.post(address, {"thumb": "down"}).json()["rater"] == "key-rate"
+    assert app.post("/api/comparisons/", pair).json()["rater"] == "key-rate"
+
+
+def test_rate_as_needs_rate() -> None:
+    with pytest.raises(KeyRefused, match="needs rate beside it"):
+        key_create("app", ["rate_as"])

@@ -453,7 +453,7 @@ def test_ratchets_own_api_takes_what_a_collector_sends(live_server: Any, tmp_pat
     from feedback.keys import key_create
     from feedback.models import Decision, Outcome, Rating, Trace
 
-    _, secret = key_create("app", ["ingest", "rate"])
+    _, secret = key_create("app", ["ingest", "rate", "rate_as"])
     with TraceCollector("support-bot", live_server.url, secret, tmp_path) as collector:
         with collector.trace("run-7", unit="u7", policy="rules-v1") as trace:
             trace.step("plan")

@@ -113,7 +113,7 @@ def query(server: Server, sql: str) -> list[tuple[Any, ...]]:
 
 def rated(server: Server, before_send: Callable[[], None] = lambda: None) -> tuple[list[str], list[Rater]]:
     """All raters at work at once; returns the decisions and the raters when everything is answered."""
-    key = server.key("ingest", "rate")
+    key = server.key("ingest", "rate", "rate_as")
     first = Rater(server, key, "nobody", lambda: None)
     decisions = [str(uuid.uuid4()) for _ in range(DECISIONS)]
     for decision in decisions:

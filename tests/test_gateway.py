@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import Any
 
 import pytest
+from django.test import override_settings
 
 from feedback.models import Decision
 from rl.models import ServingSettings
@@ -412,6 +414,34 @@ def test_an_idempotency_key_is_answered_once(api: ApiClient, parrot: Parrot) -> 
     assert asked(api, headers={"Idempotency-Key": "k1"}) == first
     assert asked(api, headers={"Idempotency-Key": "k2"})["id"] != first["id"]
     assert (len(parrot.asked), Decision.objects.count()) == (2, 2)
+
+
+def test_an_idempotency_key_with_another_request_is_a_conflict(api: ApiClient, parrot: Parrot) -> None:
+    first = asked(api, headers={"Idempotency-Key": "k1"})
+    for change in ({"temperature": 1}, {"messages": [{"role": "user", "content": "Other"}]}):
+        body = {"model": "support-bot", "messages": HELLO, **change}
+        response = api.post(ADDRESS, body, headers={"Idempotency-Key": "k1"})
+        assert response.status_code == 409
+        assert error_of(response)["code"] == "idempotency_key_reused"
+        assert first["id"] in error_of(response)["message"]
+    unit = {"Idempotency-Key": "k1", "X-Ratchet-Unit": "somebody else"}
+    assert api.post(ADDRESS, {"model": "support-bot", "messages": HELLO}, headers=unit).status_code == 409
+    assert (len(parrot.asked), Decision.objects.count()) == (1, 1)
+
+
+def test_neither_keys_nor_retries_cross_api_keys(api: ApiClient, parrot: Parrot) -> None:
+    first = asked(api, headers={"Idempotency-Key": "k1"})
+    other = ApiClient("ingest")
+    parrot.said = "for the other"
+    assert asked(other, headers={"Idempotency-Key": "k1"})["id"] != first["id"]
+    assert asked(other, headers={"X-Stainless-Retry-Count": "1"})["id"] != first["id"]
+
+
+def test_nobody_can_put_an_answer_under_another_callers_key(api: ApiClient, parrot: Parrot) -> None:
+    """The id is made with the site's own secret, not with what any caller may know."""
+    first = uuid.UUID(asked(api, headers={"Idempotency-Key": "k1"})["id"])
+    with override_settings(SECRET_KEY="another"):
+        assert uuid.UUID(asked(api, headers={"Idempotency-Key": "k1"})["id"]) != first
 
 
 def test_a_retry_of_an_answered_request_gets_the_same_answer(api: ApiClient, parrot: Parrot) -> None:

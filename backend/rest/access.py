@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # DRF's views import the default classes, which are here
 
 SCOPES = ("ingest", "rate", "read", "operate")
 """What a key or a role may do: record decisions, outcomes and traces; rate and compare; read; train and promote."""
+RATE_AS = "rate_as"
+"""What a key may do beside `rate`: say whose rating it sends. Without it a key rates as itself."""
 MAX_CALLERS = 10_000
 """Callers counted at once."""
 

@@ -15,7 +15,10 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.response import Response
 
+from backend.outages import OutageLog
+
 logger = logging.getLogger("backend.rest")
+outage = OutageLog(logger)
 
 RETRY_S = 2
 """Seconds a client is asked to wait when the database cannot be reached."""
@@ -101,9 +104,13 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     request = context.get("request")
     where = f"{request.method} {request.path}" if request is not None else "a request"
     if isinstance(error, (OperationalError, InterfaceError)):
-        logger.error("%s: the database cannot be reached", where, exc_info=error)
+        outage.met(f"{where}: the database cannot be reached", error, logging.ERROR)
         message = f"the database cannot be reached; send it again in {RETRY_S} s, with the same id"
-        return Response(error_body("unavailable", message), status=503, headers={"Retry-After": str(RETRY_S)})
+        response = Response(
+            error_body("unavailable", message), status=503, headers={"Retry-After": str(RETRY_S)}
+        )
+        response._has_been_logged = True  # type: ignore[attr-defined]  # or Django adds a line for each of them
+        return response
     logger.error("%s failed", where, exc_info=error)
     return Response(error_body("internal", INTERNAL), status=500)
 

@@ -8,7 +8,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.access import grant_of
+from backend.rest.access import RATE_AS, grant_of
 from backend.rest.errors import Refused
 from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
@@ -23,13 +23,24 @@ COMPARISON_OPTIONAL = ("id", "tags", "notes", "rater", "rater_kind")
 
 
 def rater_of(request: Request, facts: dict[str, Any]) -> str:
-    """Who rated: whom an app names, or its key; a signed-in person rates as themselves and simulates nobody."""
+    """Who rated: the key itself, or whom it names where it has `rate_as`; a person rates as themselves.
+
+    Raises Refused (403) for a key that names somebody else without it, (400) for a person that does, or simulates one.
+    """
     grant = grant_of(request)
     said = facts.pop("rater", grant.who)
     if grant.is_person and said != grant.who:
         raise Refused(
             f"signed in as {grant.who}, one rates as oneself; to send others' ratings use an API key",
             fields={"rater": "expected your own name, or nothing"},
+        )
+    if not grant.is_person and said != grant.who and RATE_AS not in grant.scopes:
+        raise Refused(
+            f"the key {grant.who!r} has the scope rate, and rates as itself; to send others' ratings it needs rate_as: "
+            f"make one with `manage.py api_key create NAME --scopes rate,{RATE_AS}`, or leave `rater` out",
+            code="forbidden",
+            status=403,
+            fields={"rater": f"expected {grant.who}, or nothing"},
         )
     if grant.is_person and facts.get("rater_kind", "human") != "human":
         raise Refused("expected a person's rating", fields={"rater_kind": "expected human, found another"})

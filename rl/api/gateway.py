@@ -11,6 +11,7 @@ from typing import Any
 
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.crypto import salted_hmac
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -24,13 +25,13 @@ from rl.serving import metrics
 from rl.serving.answering import NobodyAnswers
 from rl.serving.base import BackendFailed, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest, chat_request
-from rl.serving.gateway import Completion, complete, complete_stream
+from rl.serving.gateway import Completion, KeyReused, complete, complete_stream
 from rl.serving.recording_policy import HEADER as RECORDED_HEADER
 from rl.serving.recording_policy import RecordingImpossible
 from rl.serving.routing import Listed, ModelUnknown, models_listed, policy_model, target_of
 
-KEYS = uuid.UUID("6f1d2c1e-8a0b-4f3b-9d53-1c9e6c1f4b7a")
-"""Name space of decisions whose id is made of an idempotency key."""
+STATUSES: dict[type[ServingRefused], int] = {ModelUnknown: 404, KeyReused: 409}
+"""Refusals that are no 400."""
 
 
 def openai_handler(error: Exception, context: dict[str, Any]) -> Response:
@@ -42,7 +43,7 @@ def openai_handler(error: Exception, context: dict[str, Any]) -> Response:
 
 def _refusal(error: Exception, context: dict[str, Any]) -> Response:
     if isinstance(error, ServingRefused):
-        status = 404 if isinstance(error, ModelUnknown) else 400
+        status = STATUSES.get(type(error), 400)
         return Response(openai_body(status, str(error), param=error.param, code=error.code), status=status)
     if isinstance(error, (NobodyAnswers, RecordingImpossible)):
         wait = max(1, math.ceil(error.retry_after_s))
@@ -73,6 +74,7 @@ class ChatCompletions(OpenAIView):
             request.data,
             unit=request.headers.get("X-Ratchet-Unit", ""),
             run_id=request.headers.get("X-Ratchet-Run", ""),
+            caller=grant_of(request).ident,
         )
         id = _idempotent(request)
         retried = request.headers.get("X-Stainless-Retry-Count", "0") != "0"
@@ -179,9 +181,15 @@ def _headers(made: Completion) -> dict[str, str]:
 
 
 def _idempotent(request: Request) -> uuid.UUID | None:
-    """The decision's id where the client sends an Idempotency-Key: the same key of the same caller, the same id."""
+    """The decision's id where the client sends an Idempotency-Key: the same key of the same caller, the same id.
+
+    Nobody else can work the id out, and so put an answer of their own under it first.
+    """
     key = request.headers.get("Idempotency-Key", "")
-    return uuid.uuid5(KEYS, f"{grant_of(request).ident}\n{key}") if key else None
+    if not key:
+        return None
+    digest = salted_hmac(__name__, f"{grant_of(request).ident}\n{key}", algorithm="sha256").digest()
+    return uuid.UUID(bytes=digest[:16], version=5)
 
 
 def _count(made: Completion, tokens_in: int | None, tokens_out: int | None, began: float) -> None:

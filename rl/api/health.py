@@ -16,6 +16,7 @@ from rest_framework.request import Request
 
 from backend.disks import disk_state
 from backend.migration_state import migrations_complete
+from backend.outages import OutageLog
 from backend.rest.reading import parameters
 from backend.rest.views import ApiView
 from rl.models import TrainingRun
@@ -29,6 +30,7 @@ from rl.serving.recording_policy import refuses
 from rl.serving.routing import base_model
 
 logger = logging.getLogger("rl.health")
+database_outage, queue_outage = OutageLog(logger), OutageLog(logger)
 
 
 @require_safe
@@ -55,7 +57,9 @@ def readyz(request: HttpRequest) -> HttpResponse:
     ready = all(state == "ok" for state in parts.values()) and (recorder.recordable() or not refuses())
     status = "not ready" if not ready else "ready" if set(disks.values()) == {"ok"} else "degraded"
     body = {"status": status, **parts, **disks}
-    return JsonResponse(body, status=200 if ready else 503, headers={} if ready else {"Retry-After": "5"})
+    response = JsonResponse(body, status=200 if ready else 503, headers={} if ready else {"Retry-After": "5"})
+    response._has_been_logged = True  # type: ignore[attr-defined]  # or Django adds a line for each probe
+    return response
 
 
 def _data_folders() -> list[Path]:
@@ -87,7 +91,7 @@ def _database() -> bool:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
     except DatabaseError as error:
-        logger.warning("the database does not answer: %s", error)
+        database_outage.met("the database does not answer", error)
         return False
     return True
 
@@ -96,7 +100,7 @@ def _queue() -> bool:
     try:
         return bool(get_broker().ping())
     except Exception as error:  # a broker's own kinds of failure are as many as there are brokers
-        logger.warning("the queue does not answer: %r", error)
+        queue_outage.met("the queue does not answer", error)
         return False
 
 

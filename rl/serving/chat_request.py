@@ -39,8 +39,9 @@ class ChatRequest:
     """The client said how the answer is to be formed, or gave tools: the agent's own schema stands back."""
 
 
-def chat_request(body: Any, *, unit: str = "", run_id: str = "") -> ChatRequest:
+def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "") -> ChatRequest:
     """Read a body; unit and run_id are what the headers say, and win over the body's `user` and metadata.
+    caller: whose request it is, such as key:3: the same words of another caller are another request.
 
     Raises ServingRefused, naming the parameter.
     """
@@ -76,7 +77,7 @@ def chat_request(body: Any, *, unit: str = "", run_id: str = "") -> ChatRequest:
         unit=unit or _text(body, "user") or _text(body, "safety_identifier"),
         run_id=run_id or _text(metadata, "run_id"),
         metadata=metadata,
-        body_hash=hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest(),
+        body_hash=hashlib.sha256(json.dumps([caller, unit, body], sort_keys=True).encode()).hexdigest(),
         has_format=body.get("response_format") is not None or tools,
     )
     _storable(found)

@@ -15,23 +15,37 @@ from typing import Any
 from django.db import DatabaseError
 from django.utils import timezone
 
-from feedback.recording import Recorder, spool_folder
-from feedback.selectors import decision_answered_lately, decision_get
+from backend.outages import OutageLog
+from feedback.recording import Recorder, decision_recorded, spool_folder
+from feedback.selectors import decision_answered_lately
 from rl.agent_definitions import agent_served
 from rl.agents import get_agent
 from rl.serving import answering, metrics
 from rl.serving.answering import Served
-from rl.serving.base import BASE, Answer, Ask, BackendFailed, Piece
+from rl.serving.base import BASE, Answer, Ask, BackendFailed, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest
 from rl.serving.recording_policy import RecordingImpossible, after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
 
 logger = logging.getLogger("rl.serving")
+outage = OutageLog(logger)
 
 RETRY_MINUTES = 10
 """A retry of a request that was answered so long ago gets the same answer again."""
 
 recorder = Recorder(spool_folder, counted=lambda how: metrics.RECORDED.labels(how).inc())
+
+
+class KeyReused(ServingRefused):
+    """An Idempotency-Key that was sent before with another request."""
+
+    def __init__(self, decision: uuid.UUID) -> None:
+        super().__init__(
+            f"this Idempotency-Key was sent before with another request, which decision {decision} answered: send a "
+            "new key with a new request, and the same body with the same key",
+            param="Idempotency-Key",
+            code="idempotency_key_reused",
+        )
 
 
 @dataclass(frozen=True)
@@ -64,8 +78,8 @@ def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool
     """Answer a request and record the decision.
 
     id: the decision's, where the client's idempotency key says which one it is. retried: the client says it sends this
-    once more. Either way what was answered before is given again. Raises ServingRefused, NobodyAnswers,
-    RecordingImpossible.
+    once more. Either way what was answered before is given again. Raises ServingRefused (KeyReused where the key came
+    with another request), NobodyAnswers, RecordingImpossible.
     """
     target = target_of(request.model, request.unit)
     if (earlier := _earlier(request, target, id, retried)) is not None:
@@ -269,7 +283,7 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
         return None
     try:
         row = (
-            decision_get(id)
+            decision_recorded(id)
             if id is not None
             else decision_answered_lately(
                 target.agent,
@@ -279,10 +293,12 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
             )
         )
     except DatabaseError as error:
-        logger.warning("a retry is answered anew, for the database cannot be asked: %s", error)
+        outage.met("a retry is answered anew, for the database cannot be asked", error)
         return None
     if row is None:
         return None
+    if id is not None and row.metadata.get("serving", {}).get("request") != request.body_hash:
+        raise KeyReused(row.pk)
     message = json.loads(row.response)[0] if row.metadata.get("response_is") == "messages" else {}
     return Completion(
         id=row.pk,

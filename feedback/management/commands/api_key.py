@@ -29,7 +29,8 @@ class Command(RatchetCommand):
             required=True,
             metavar="SCOPES",
             help="What it may do, separated by commas: ingest (record decisions, outcomes, traces), rate (rate and "
-            "compare), read (find, read, export), operate (train, promote). Example: --scopes ingest,rate",
+            "compare, as itself), rate_as (on behalf of others, whom `rater` names), read (find, read, export), "
+            "operate (train, promote). Example: --scopes ingest,rate",
         )
         listing = actions.add_parser(
             "list", help="Show every key: its scopes, when it was used last, revoked or not."
