@@ -17,7 +17,7 @@ from rl import registry
 from rl.agent_definitions import agent_served
 from rl.answer_checks import Check, barred_reason, rewards_check, rewards_of_training, tests_check
 from rl.datasets import DatasetRefused, snapshot_rows
-from rl.evidence_kinds import PAIRS, REWARDS, TESTS
+from rl.evidence_kinds import CORRECTIONS, PAIRS, REWARDS, TESTS
 from rl.gate_sheets import NEWER, OLDER
 from rl.held_out import HeldOut, held_out_of_database, held_out_of_file, held_out_of_snapshot, trained_prompts
 from rl.judging import gate_bounds, gate_difference
@@ -64,8 +64,9 @@ def evaluate(
 
     Raises EvaluationRefused, DatasetRefused, RegistryRefused and the furnace's PolicyLoadError.
     """
-    from rl.training.evaluate import evaluate_policy, kl_to_base
+    from rl.training.evaluate import evaluate_policy
     from rl.training.evaluate_answers import golden_check
+    from rl.training.evaluate_distance import kl_to_base, written_gain
     from rl.training.policy import load_policy
 
     if (order.policy is None) == (order.checkpoint is None):
@@ -115,6 +116,7 @@ def evaluate(
         needed=bounds.min_evidence,
         against=against,
         max_samples=order.max_samples,
+        spare=held_out.spare,
         progress=(lambda done, total: progress(done, total, "")) if progress else None,
     )
     evidence = figures.pop("held_out", {})
@@ -125,6 +127,8 @@ def evaluate(
         figures["comparison"]["against"] = rival.name if rival else "base"
         answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
         evidence["kl"] = figures["kl"] = kl_to_base(loaded, answers)
+        if gain := written_gain(loaded, held_out.rows.get(CORRECTIONS, [])[: order.max_samples]):
+            evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if cases := golden_cases(agent):
             evidence["golden"] = golden_check(loaded, served, cases)
         _say_more([*evidence["cases"], *itertools.chain(*evidence["others"].values())], agent, rival)

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 import scipy
 
-from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
-from rl.gate_sheets import Case, Item, Rated
+from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS, lead_kind
+from rl.gate_sheets import Case, Evidence, GateBounds, Item, Rated
 from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
+from rl.statistics.bounded import lopsided_mean_p
 from rl.statistics.gini import GiniConcordance, gini_concordance, gini_concordance_p
 from rl.statistics.permutation import draws_for, sign_flip_p
 
@@ -121,12 +122,17 @@ def binomial_luck(wins: int, losses: int) -> float:
 
 @dataclass(frozen=True)
 class MeanEffect:
-    """A figure on both sides: the mean paired difference, Student's t interval, sign-flip permutation tests."""
+    """A figure on both sides: the mean paired difference, Student's t interval, sign flips and Gaffke's bound.
+
+    Sign flips are exact where differences are symmetric when nobody is better; the bound holds where they are not.
+    """
 
     differences: tuple[float, ...]
     own: float
     other: float
     unit: str
+    least: float | None = None
+    """The lowest difference there can be; None where there is no such bound."""
 
     @property
     def n(self) -> int:
@@ -147,10 +153,19 @@ class MeanEffect:
         return Difference(self.value, found.low, found.high)
 
     def better(self, alpha: float = 0.05) -> float:
-        return sign_flip_p(self.differences, draws=draws_for(alpha))
+        return self._above_zero(self.differences, alpha)
 
     def worse(self, alpha: float = 0.05) -> float:
-        return sign_flip_p([-one for one in self.differences], draws=draws_for(alpha))
+        return self._above_zero([-one for one in self.differences], alpha)
+
+    def _above_zero(self, differences: Sequence[float], alpha: float) -> float:
+        draws = draws_for(alpha)
+        symmetric = sign_flip_p(differences, draws=draws)
+        return (
+            symmetric
+            if symmetric > alpha
+            else max(symmetric, lopsided_mean_p(differences, self.least, draws=draws))
+        )
 
     def above(self, rest: Effect) -> float:
         assert isinstance(rest, MeanEffect)
@@ -231,6 +246,7 @@ def effect_of(kind: str, items: Sequence[Item], among: Sequence[Item] | None = N
         math.fsum(case.own for case in cases) / n,
         math.fsum(case.other for case in cases) / n,
         UNITS.get(kind, "points"),
+        -1.0 if kind == REWARDS else None,
     )
 
 
@@ -262,3 +278,9 @@ def prompts_of(items: Sequence[Item]) -> int:
     """Distinct held-out prompts among items: a case is one prompt, rated answers say to which they belong."""
     rated = {item.prompt for item in items if isinstance(item, Rated)}
     return len(rated) + sum(isinstance(item, Case) for item in items)
+
+
+def lead_of(evidence: Evidence, bounds: GateBounds) -> str:
+    """The kind of evidence that carries the accuracy rule: see `rl.evidence_kinds.lead_kind`."""
+    counts = {kind: prompts_of(evidence.items(kind)) for kind in KINDS if kind not in evidence.barred}
+    return lead_kind(counts, bounds.min_evidence)

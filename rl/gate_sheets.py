@@ -32,12 +32,12 @@ class GateBounds:
     """Chance that a policy no better than the champion is taken for better, over all attempts on one holdout."""
     margin: float = 0.0
     """The lower bound of the difference in preference accuracy must lie above it."""
-    max_reward_loss: float = 0.1
-    """The mean reward may be lower by at most this, and not surely lower."""
-    max_invalid_gain: float = 0.03
-    """The share of valid answers may be lower by at most this."""
+    max_reward_loss: float = 0.2
+    """A fall of the mean reward by more than this must be ruled out (one-sided interval, 90 %)."""
+    max_invalid_gain: float = 0.1
+    """A fall of the share of valid answers by more than this must be ruled out (one-sided interval, 90 %)."""
     max_kl: float = 2.0
-    """Nats per token of its own answers, to the base model."""
+    """Nats per token of its own answers, to the base model; where corrections lead, beyond what people wrote."""
     max_slice_loss: float = 0.1
     """No slice may lose more than this in accuracy, where the loss is not chance."""
     min_slice: int = 10
@@ -104,6 +104,8 @@ class Answered:
     other_reward: float
     chars: int
     other_chars: int
+    judged: bool = True
+    """Whether a reward can tell a good answer to this prompt from a bad one; what nobody judged shows form alone."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,9 @@ class Evidence:
     """Pairs: whether each side held the preferred response for more likely."""
     answered: Sequence[Answered] = ()
     kl: float | None = None
+    """To the base model, nats per token of the policy's own greedy answers (k3); None where it was not measured."""
+    written_gain: Difference | None = None
+    """log p(policy) - log p(base) of what people wrote, nats per token, with its 95 % interval; None if not known."""
     golden: Sequence[Golden] = ()
     off_policy: Difference | None = None
     """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""

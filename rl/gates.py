@@ -8,19 +8,18 @@ the time over ALL of them together. How they count on a holdout that grows: `att
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS, lead_kind
+from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.gate_answers import rule_golden, rule_kl, rule_length, rule_off_policy, rule_reward, rule_valid
 from rl.gate_effects import (
     MEASURES,
     Effect,
     TableEffect,
     amount,
-    binomial_luck,
     effect_of,
+    lead_of,
     prompts_of,
 )
 from rl.gate_sheets import (
@@ -35,14 +34,10 @@ from rl.gate_sheets import (
     Sheet,
     Verdict,
 )
-from rl.statistics import Difference, mean_interval
+from rl.statistics import Difference
 
 CHALLENGER, CHAMPION = "challenger", "champion"
 """What a gate may open to. A champion must be better; a challenger must not be worse, as live traffic decides on."""
-
-
-UNLUCKY = 0.1
-"""Chance below which a loss of valid answers is not put down to luck (exact, one-sided)."""
 
 FIRST_SHARE = 2 / 3
 """Of alpha, what the first attempt may spend. Each new champion begins a new count, so most attempts are first ones."""
@@ -79,12 +74,6 @@ COUNTED = {
     REWARDS: " that reward functions apply to",
 }
 """Kind of evidence -> what its held-out prompts have."""
-
-
-def lead_of(evidence: Evidence, bounds: GateBounds) -> str:
-    """The kind of evidence that carries the accuracy rule: see `rl.evidence_kinds.lead_kind`."""
-    counts = {kind: prompts_of(evidence.items(kind)) for kind in KINDS if kind not in evidence.barred}
-    return lead_kind(counts, bounds.min_evidence)
 
 
 def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
@@ -233,54 +222,6 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     return Verdict("raters", PASSED, "the gain stands without any one frequent rater", figures)
 
 
-def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """The mean reward of its answers is not worse."""
-    if not evidence.answered:
-        return Verdict("reward", NOT_APPLICABLE, "no prompt was answered by both")
-    found = mean_interval([one.reward - one.other_reward for one in evidence.answered], bounds=(-1.0, 1.0))
-    assert found.value is not None  # there is at least one
-    figures = {**found.as_dict(), "bound": -bounds.max_reward_loss}
-    surely = found.n > 1 and found.high is not None and found.high < 0
-    if found.value < -bounds.max_reward_loss or surely:
-        said = f"the average reward fell by {-found.value:.3f}"
-        return Verdict("reward", REFUSED, said, figures, waits=not surely)
-    return Verdict("reward", PASSED, f"the average reward changed by {found.value:+.3f}", figures)
-
-
-def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """The agent can act on as many of its answers: it loses no more than the bound, or no more than luck does.
-
-    Two invalid answers of sixty are three points, and happen to a policy as good as the other one in four times.
-    """
-    if not evidence.answered:
-        return Verdict("valid", NOT_APPLICABLE, "no prompt was answered by both")
-    n = len(evidence.answered)
-    own = sum(one.valid for one in evidence.answered) / n
-    other = sum(one.other_valid for one in evidence.answered) / n
-    figures = {"value": own, "against": other, "n": n, "bound": -bounds.max_invalid_gain}
-    said = f"{100 * own:.1f} % of its answers are valid, of {evidence.against}'s {100 * other:.1f} %"
-    losses = sum(one.other_valid and not one.valid for one in evidence.answered)
-    wins = sum(one.valid and not one.other_valid for one in evidence.answered)
-    figures["p"] = luck = binomial_luck(losses, wins)
-    if own - other >= -bounds.max_invalid_gain or luck > UNLUCKY:
-        return Verdict("valid", PASSED, said, figures)
-    return Verdict("valid", REFUSED, said, figures, waits=luck > 0.05)
-
-
-def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """It has not gone further from the base model than allowed."""
-    if evidence.kl is None:
-        return Verdict("kl", NOT_APPLICABLE, "its distance to the base model was not measured")
-    if lead_of(evidence, bounds) == CORRECTIONS:
-        words = f"{evidence.kl:.2f} nats per token: it says what people wrote, which is as far from the base model"
-        return Verdict("kl", NOT_APPLICABLE, words, {"value": evidence.kl, "bound": bounds.max_kl})
-    figures = {"value": evidence.kl, "bound": bounds.max_kl}
-    said = (
-        f"KL to the base model {evidence.kl:.2f} nats per token of its own answers, {bounds.max_kl:g} allowed"
-    )
-    return Verdict("kl", REFUSED if not evidence.kl <= bounds.max_kl else PASSED, said, figures)
-
-
 def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """No slice (tag, topic, length, which side is longer) loses more than the bound, where that is not chance.
 
@@ -344,46 +285,6 @@ def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     if effect.value < 0 and p <= 0.05:
         return Verdict("forgetting", REFUSED, f"it forgot: {said}", figures)
     return Verdict("forgetting", PASSED, said, figures)
-
-
-def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """Every decision that must be right is right."""
-    if not evidence.golden:
-        return Verdict("golden", NOT_APPLICABLE, "no golden cases are listed for this agent")
-    failed = [case for case in evidence.golden if not case.passed]
-    figures = {"n": len(evidence.golden), "failed": [dataclasses.asdict(case) for case in failed]}
-    if failed:
-        names = ", ".join(case.name for case in failed[:3])
-        return Verdict(
-            "golden", REFUSED, f"{len(failed)} of {len(evidence.golden)} golden cases fail: {names}", figures
-        )
-    return Verdict("golden", PASSED, f"all {len(evidence.golden)} golden cases are right", figures)
-
-
-def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """Answers did not grow or shrink: preference rewards length, so length is the cheapest way to look better."""
-    ratios = [math.log((one.chars + 1) / (one.other_chars + 1)) for one in evidence.answered]
-    if not ratios:
-        return Verdict("length", NOT_APPLICABLE, "no prompt was answered by both")
-    ratio = math.exp(math.fsum(ratios) / len(ratios))
-    figures = {"value": ratio, "n": len(ratios), "bound": bounds.max_length_ratio}
-    said = f"its answers are {ratio:.2f} times as long as {evidence.against}'s"
-    if not 1 / bounds.max_length_ratio <= ratio <= bounds.max_length_ratio:
-        return Verdict("length", REFUSED, f"{said}, {bounds.max_length_ratio:g} is allowed", figures)
-    return Verdict("length", PASSED, said, figures)
-
-
-def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """What it would have earned on logged decisions is not less than what the champion earned."""
-    found = evidence.off_policy
-    if found is None:
-        return Verdict(
-            "off_policy", NOT_APPLICABLE, "no decisions with propensities and rewards to estimate from"
-        )
-    figures = {**found.as_dict(), "bound": -bounds.max_off_policy_loss}
-    said = f"the off-policy estimate of its reward is {found.value:+.3f} from the champion's"
-    worse = found.value < -bounds.max_off_policy_loss or found.high < 0
-    return Verdict("off_policy", REFUSED if worse else PASSED, said, figures)
 
 
 Rule = Callable[[Evidence, GateBounds, str], Verdict]

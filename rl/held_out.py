@@ -48,6 +48,12 @@ DATASETS: dict[str, str] = {
 """Kind of evidence -> the kind of dataset its rows stand in."""
 
 
+UNTRAINED: tuple[Split, ...] = ("eval", HOLDOUT)
+"""Sides of the split that no policy is trained on."""
+
+SPARE = 400
+"""Prompts kept, at most, to ask for answers beside those with evidence."""
+
 WRITTEN = ("correction", "demonstration", "teacher")
 """Sources of rows that show an answer as it should be, rather than one that was given and liked."""
 
@@ -61,6 +67,9 @@ class HeldOut:
     """Where the rows of the kind that carries the accuracy rule are kept; None for a file that is only judged on."""
     seen: int = 0
     """Rows left out because their prompts were trained on."""
+    spare: Rows = field(default_factory=list)
+    """Prompts that no policy trains on, whatever was said of them: of the eval and the holdout side. They show whether
+    answers are valid."""
     left_out: Counter[str] = field(default_factory=Counter)
 
     def counts(self) -> dict[str, int]:
@@ -75,7 +84,7 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
     """
     found = HeldOut()
     source_opened(agent, "db")  # an agent nobody knows is refused by name
-    found.rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, binding=True)
+    found.rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, binding=True, spare=found.spare)
     if found.rows:
         lead = lead_kind(found.counts(), needed)
         prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
@@ -101,7 +110,8 @@ def held_out_of_file(
 def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldOut:
     """What the dataset a policy was trained on holds out. Raises DatasetRefused where its file is gone or changed."""
     rows = list(snapshot_rows(snapshot, HOLDOUT))
-    return HeldOut(rows=_sorted_by_kind(str(snapshot.kind), rows, rewarded), snapshot=snapshot)
+    spare = list(itertools.islice(snapshot_rows(snapshot, "eval"), SPARE))
+    return HeldOut(rows=_sorted_by_kind(str(snapshot.kind), rows, rewarded), snapshot=snapshot, spare=spare)
 
 
 def trained_prompts(snapshot: Snapshot | None) -> set[str]:
@@ -110,9 +120,14 @@ def trained_prompts(snapshot: Snapshot | None) -> set[str]:
 
 
 def _rows_by_kind(
-    agent: str, splits: Sequence[str], left_out: Counter[str], rewarded: bool, **source: Any
+    agent: str,
+    splits: Sequence[str],
+    left_out: Counter[str],
+    rewarded: bool,
+    spare: Rows | None = None,
+    **source: Any,
 ) -> dict[str, Rows]:
-    """The rows of every kind in these splits. Raises DatasetRefused for what cannot be read."""
+    """The rows of every kind in these splits; `spare` collects prompts. Raises DatasetRefused."""
     found: dict[str, Rows] = {}
     datasets = list(dict.fromkeys(DATASETS.values()))
     if "data_file" in source and holds_prompts(source["data_file"]):
@@ -125,6 +140,9 @@ def _rows_by_kind(
         except DatasetTooSmall:
             continue
         rows = [row for row in prepared.rows() if row["split"] in splits]
+        if spare is not None and dataset == Snapshot.Kind.PROMPTS:
+            aside = (row for row in prepared.rows() if row["split"] in UNTRAINED)
+            spare += itertools.islice(aside, SPARE)
         found |= _sorted_by_kind(dataset, rows, rewarded)
         left_out.update(prepared.left_out)
     return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl.gate_effects import effect_of, items_of
+from rl.gate_effects import effect_of, items_of, lead_of
 from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Golden, Sheet
-from rl.gates import CHAMPION, alpha_of_attempt, attempt_number, gate_interval, gate_judge, lead_of
+from rl.gates import CHAMPION, alpha_of_attempt, attempt_number, gate_interval, gate_judge
 from rl.models import Evaluation, GateSettings, Policy
 from rl.statistics import Difference
 
@@ -64,10 +64,12 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
                 one["other_reward"],
                 len(one["answer"]),
                 len(one["other_answer"]),
+                one.get("judged", True),
             )
             for one in stored.get("answers", ())
         ],
         kl=stored.get("kl"),
+        written_gain=Difference(**gain) if (gain := stored.get("written_gain")) else None,
         golden=[Golden(**case) for case in stored.get("golden", ())],
         off_policy=Difference(**off_policy) if off_policy else None,
         attempt=attempt_of(evaluation),

@@ -3,7 +3,6 @@ rules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,13 +10,13 @@ import scipy
 
 from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gate_sheets import Case, Evidence, Item, Rated
-from rl.gates import attempt_number, gate_judge
+from rl.gates import CHAMPION, PASSED, attempt_number, gate_judge, rule_accuracy
 from tests.gate_worlds import BOUNDS
 
 
 @dataclass(frozen=True)
 class KindWorld:
-    """How a candidate differs from its rival on held-out evidence of one kind."""
+    """Difference of a candidate from its rival on held-out evidence of one kind."""
 
     kind: str
     prompts: int = 200
@@ -27,62 +26,119 @@ class KindWorld:
     liked: float = 0.6
     """Share of thumbs up; of scores, their mean."""
     levels: int = 2
-    """Values a rating takes: 2 thumbs, 5 stars."""
+    """Values a rating takes: 2 thumbs, 5 stars; 0 any number in [0, 1], most of them small."""
     answers: int = 1
     """Rated answers to each prompt, whose log-probabilities move together."""
     tails: float = 0.0
     """Degrees of freedom of Student's t for the log-ratios, 0 for the normal distribution."""
     spread: float = 1.0
     """How many times as far the log-ratios of liked answers spread."""
+    skew: float = 0.0
+    """Of figures: share of the prompts on which the candidate loses much; it gains a little on all the others."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Evidence as columns: of rated answers values and shifts, of cases the figures of both sides."""
+
+    first: np.ndarray
+    second: np.ndarray
+    prompts: np.ndarray
+    rated: bool
+
+    @property
+    def items(self) -> list[Item]:
+        rows = zip(self.prompts.tolist(), self.first.tolist(), self.second.tolist(), strict=True)
+        if self.rated:
+            return [Rated(f"p{prompt}", value, shift) for prompt, value, shift in rows]
+        return [Case(own, other) for _, own, other in rows]
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no gate would see a gain: a mean difference of at most one standard error, or a correlation of 0.
+
+        It spares the gate most evidence of policies that are no better; a test holds that nothing else is spared.
+        """
+        if self.rated:
+            ranks = scipy.stats.rankdata(self.second)
+            return bool(((self.first - self.first.mean()) * (ranks - ranks.mean())).sum() <= 0)
+        differences = self.first - self.second
+        return bool(differences.sum() <= np.sqrt((differences**2).sum()))
 
 
 def noise(world: KindWorld, random: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
     return random.standard_t(world.tails, size) if world.tails else random.standard_normal(size)
 
 
-def rated(world: KindWorld, random: np.random.Generator) -> list[Item]:
+def values_of(world: KindWorld, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """What people or outcomes said of answers, in [0, 1]."""
+    if world.levels == 0:
+        return random.beta(0.4, 1.2, shape)
+    if world.levels == 2:
+        return (random.random(shape) < world.liked).astype(float)
+    return random.binomial(world.levels - 1, world.liked, shape) / (world.levels - 1)
+
+
+def rated(world: KindWorld, random: np.random.Generator) -> Drawn:
     """Values drawn by taste, shifts of log-probability by how the candidate was trained."""
     shape = (world.prompts, world.answers)
-    if world.levels == 2:
-        values = (random.random(shape) < world.liked).astype(float)
-    else:
-        values = random.binomial(world.levels - 1, world.liked, shape) / (world.levels - 1)
+    values = values_of(world, random, shape)
     # a normal shift of this size makes P(liked higher) = 1/2 + gain
-    size = np.sqrt(2) * scipy.stats.norm.ppf(0.5 + world.gain)
-    together = noise(world, random, (world.prompts, 1)) if world.answers > 1 else 0.0
+    size = np.sqrt(2) * scipy.special.ndtri(0.5 + world.gain)
     own = noise(world, random, shape)
-    drawn = (own + together) / np.sqrt(2) if world.answers > 1 else own
-    drawn = drawn * np.where(values > 0.5, world.spread, 1.0)
-    shifts = drawn + size * (values - 0.5)
-    return [
-        Rated(f"p{i}", float(values[i, j]), float(shifts[i, j]))
-        for i in range(world.prompts)
-        for j in range(world.answers)
-    ]
+    if world.answers > 1:
+        own = (own + noise(world, random, (world.prompts, 1))) / np.sqrt(2)
+    shifts = own * np.where(values > 0.5, world.spread, 1.0) + size * (values - 0.5)
+    return Drawn(values.ravel(), shifts.ravel(), np.repeat(np.arange(world.prompts), world.answers), True)
 
 
-def right_or_wrong(world: KindWorld, random: np.random.Generator) -> list[Item]:
+def right_or_wrong(world: KindWorld, random: np.random.Generator) -> Drawn:
     """Both sides on the same prompts, differing on three in ten."""
     discordant = max(0.3, world.gain)
     draw, same = random.random(world.prompts), random.random(world.prompts) < 0.6
     wins, losses = draw < (discordant + world.gain) / 2, draw > 1 - (discordant - world.gain) / 2
-    return [
-        Case(float(w or (not x and s)), float(x or (not w and s)))
-        for w, x, s in zip(wins, losses, same, strict=True)
-    ]
+    own, other = wins | (~losses & same), losses | (~wins & same)
+    return Drawn(own.astype(float), other.astype(float), np.arange(world.prompts), False)
 
 
-def figures(world: KindWorld, random: np.random.Generator) -> list[Item]:
-    """A figure on both sides whose difference is above 0 on 1/2 + gain of the prompts."""
-    size = scipy.stats.norm.ppf(0.5 + world.gain)
-    differences = noise(world, random, world.prompts) + size
+def written(world: KindWorld, random: np.random.Generator) -> Drawn:
+    """Log-likelihoods on both sides; the difference is above 0 on 1/2 + gain of the prompts, with skew 0 on average."""
+    size = scipy.special.ndtri(0.5 + world.gain)
     theirs = random.standard_normal(world.prompts) - 3
-    return [Case(float(a + b), float(a)) for a, b in zip(theirs, differences, strict=True)]
+    if world.skew:
+        lost = random.random(world.prompts) < world.skew
+        differences = np.where(lost, 1 - 1 / world.skew, 1.0) + 0.3 * noise(world, random, world.prompts)
+    else:
+        differences = noise(world, random, world.prompts) + size
+    return Drawn(theirs + differences, theirs, np.arange(world.prompts), False)
+
+
+def rewarded(world: KindWorld, random: np.random.Generator) -> Drawn:
+    """Rewards of generated answers: 0, 1/2 or 1 on either side, half of them alike; `gain` in the mean reward.
+
+    With `skew` the candidate earns a little more on most prompts and nothing on so many, and as much on average.
+    """
+    levels, shares = np.array([0.0, 0.5, 1.0]), [0.25, 0.5, 0.25]
+    theirs = random.choice(levels, world.prompts, p=shares)
+    if world.skew:
+        lost = random.random(world.prompts) < world.skew
+        theirs = np.full(world.prompts, 0.5)
+        return Drawn(
+            np.where(lost, 0.0, 0.5 + 0.5 * world.skew / (1 - world.skew)),
+            theirs,
+            np.arange(world.prompts),
+            False,
+        )
+    same, anew = random.random(world.prompts) < 0.5, random.choice(levels, world.prompts, p=shares)
+    own = np.where(same, theirs, anew)
+    # a whole step of 1/2 more, where there is room: on three prompts in four
+    raised = (own < 1) & (random.random(world.prompts) < world.gain / 0.5 / 0.75)
+    return Drawn(np.where(raised, own + 0.5, own), theirs, np.arange(world.prompts), False)
 
 
 DRAWN = {
-    PAIRS: right_or_wrong, TESTS: right_or_wrong, LABELS: rated, OUTCOMES: rated, CORRECTIONS: figures, REWARDS:
-    figures,
+    PAIRS: right_or_wrong, TESTS: right_or_wrong, LABELS: rated, OUTCOMES: rated, CORRECTIONS: written,
+    REWARDS: rewarded,
 }  # fmt: skip
 """Kind -> how its evidence is drawn."""
 
@@ -92,39 +148,44 @@ def evidence_of(world: KindWorld, random: np.random.Generator, attempt: int = 1)
     return evidence_from(world.kind, DRAWN[world.kind](world, random), attempt)
 
 
-def evidence_from(kind: str, items: Sequence[Item], attempt: int = 1) -> Evidence:
+def evidence_from(kind: str, drawn: Drawn, attempt: int = 1) -> Evidence:
     if kind == PAIRS:
-        return Evidence("champion", [item for item in items if isinstance(item, Case)], attempt=attempt)
-    return Evidence("champion", (), attempt=attempt, others={kind: items})
+        cases = [item for item in drawn.items if isinstance(item, Case)]
+        return Evidence("champion", cases, attempt=attempt)
+    return Evidence("champion", (), attempt=attempt, others={kind: drawn.items})
 
 
-def shuffled(world: KindWorld, items: Sequence[Item], random: np.random.Generator) -> list[Item]:
+def shuffled(drawn: Drawn, random: np.random.Generator) -> Drawn:
     """The same evidence with what people said shuffled: values among answers, sides among prompts."""
-    if all(isinstance(item, Rated) for item in items):
-        order = random.permutation(len(items))
-        found = [item for item in items if isinstance(item, Rated)]
-        return [replace(item, value=found[j].value) for item, j in zip(found, order, strict=True)]
-    flip = random.random(len(items)) < 0.5
-    return [
-        replace(item, own=item.other, other=item.own) if isinstance(item, Case) and f else item
-        for item, f in zip(items, flip, strict=True)
-    ]
+    if drawn.rated:
+        return replace(drawn, first=random.permutation(drawn.first))
+    flip = random.random(len(drawn.first)) < 0.5
+    return replace(
+        drawn,
+        first=np.where(flip, drawn.second, drawn.first),
+        second=np.where(flip, drawn.first, drawn.second),
+    )
 
 
-def promoted_in(world: KindWorld, random: np.random.Generator, attempts: int = 20) -> int | None:
-    """Which of so many candidates of a world, tried one after the other, gets through the gate, from 1."""
+def opens(kind: str, drawn: Drawn, attempt: int) -> bool:
+    """Whether the gate opens; the rules beside accuracy are asked only where that one passes."""
+    if drawn.hopeless:
+        return False
+    found = evidence_from(kind, drawn, attempt)
+    return rule_accuracy(found, BOUNDS, CHAMPION).outcome == PASSED and gate_judge(found, BOUNDS).passed
+
+
+def promoted_in(
+    world: KindWorld, random: np.random.Generator, attempts: int = 20, *, shuffle: bool = False
+) -> int | None:
+    """The number, from 1, of the first of so many candidates of a world that gets through the gate.
+
+    shuffle: what people said of the answers is shuffled before each is judged.
+    """
     for k in range(1, attempts + 1):
-        number = attempt_number([world.prompts] * k, world.prompts)
-        if gate_judge(evidence_of(world, random, number), BOUNDS).passed:
-            return k
-    return None
-
-
-def shuffled_promoted_in(world: KindWorld, random: np.random.Generator, attempts: int = 20) -> int | None:
-    """The same for candidates that learnt a real taste, judged by what people said shuffled."""
-    for k in range(1, attempts + 1):
-        items = shuffled(world, DRAWN[world.kind](world, random), random)
-        number = attempt_number([world.prompts] * k, world.prompts)
-        if gate_judge(evidence_from(world.kind, items, number), BOUNDS).passed:
+        drawn = DRAWN[world.kind](world, random)
+        if shuffle:
+            drawn = shuffled(drawn, random)
+        if opens(world.kind, drawn, attempt_number([world.prompts] * k, world.prompts)):
             return k
     return None

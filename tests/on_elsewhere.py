@@ -37,12 +37,17 @@ Found = dict[str, Any]
 TIMES = ("seconds", "per_second", "runtime", "step_time")
 """Parts of the names of measured times."""
 
+EXACT = 1e-6
+"""Margins in nats below which two log-probabilities are one number twice, but for rounding."""
+
 
 def history(result: TrainResult) -> Found:
     assert result.status == "succeeded"
+    # before the first step the policy is its reference: where the margins are exact ties, the side that rounding falls
+    # on says nothing; an accuracy over margins that are no ties is compared as all else is
+    tied = abs(result.history.get("rewards/margins", [1.0])[0]) < EXACT
     return {
-        # before the first step the policy is its reference: which side of an exact tie rounding falls on says nothing
-        name: values[1:] if name == "rewards/accuracies" else values
+        name: values[1:] if tied and name == "rewards/accuracies" else values
         for name, values in result.history.items()
         if not any(part in name for part in TIMES)
     } | {"packed": [any("split+last_layer" in note for note in result.notes)]}

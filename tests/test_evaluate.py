@@ -244,6 +244,24 @@ def test_max_samples_and_no_generation_are_respected() -> None:
 
 
 @pytest.mark.usefixtures("made")
+def test_prompts_that_nobody_judged_show_whether_answers_are_valid_and_no_more() -> None:
+    spare = [
+        {"prompt": [{"role": "user", "content": ask}], "state": {"fruits": FRUITS}}
+        for ask in ("q0", "s0", "s1")
+    ]
+    policy = prefers(10)
+    policy.answers = {**policy.answers, "s0": "no fruit", "s1": A}
+    rival = prefers(10)
+    rival.answers = {**rival.answers, "s0": A, "s1": A}
+    outcome = evaluate_policy(policy, ROWS, agent=PICKER, against=rival, spare=spare)
+    assert (outcome["valid_rate"]["value"], outcome["valid_rate"]["n"]) == (11 / 12, 12)
+    assert (outcome["average_reward"]["value"], outcome["average_reward"]["n"]) == (1.0, 10)
+    assert [answer["judged"] for answer in outcome["held_out"]["answers"]] == [True] * 10 + [False] * 2
+    evaluate_policy(policy, ROWS, agent=PICKER, generate_samples=11, spare=spare)
+    assert policy.asked[12:] == [*(f"q{i}" for i in range(10)), "s0"]
+
+
+@pytest.mark.usefixtures("made")
 def test_progress_ends_at_its_total() -> None:
     seen: list[tuple[int, int]] = []
     evaluate_policy(

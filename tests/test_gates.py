@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl import gates
+from rl import gate_answers, gates
+from rl.evidence_kinds import CORRECTIONS
 from rl.gate_sheets import NEWER, OLDER, Answered, Case, Evidence, GateBounds, GateError, Golden, Verdict
 from rl.gates import gate_judge
 from rl.statistics import Difference
@@ -80,10 +81,10 @@ def test_a_challenger_need_only_not_be_worse() -> None:
 @pytest.mark.parametrize(
     ("rule", "good", "bad"),
     [
-        (gates.rule_reward, answered(), answered(reward=0.3)),
-        (gates.rule_valid, answered(), [*answered(16), *answered(4, valid=False)]),
-        (gates.rule_length, answered(chars=60), answered(chars=70)),
-        (gates.rule_length, answered(chars=30), answered(chars=20)),
+        (gate_answers.rule_reward, answered(), answered(reward=0.3)),
+        (gate_answers.rule_valid, answered(), [*answered(16), *answered(4, valid=False)]),
+        (gate_answers.rule_length, answered(chars=60), answered(chars=70)),
+        (gate_answers.rule_length, answered(chars=30), answered(chars=20)),
     ],
 )
 def test_answers_that_got_worse_are_refused(
@@ -95,7 +96,7 @@ def test_answers_that_got_worse_are_refused(
 
 @pytest.mark.parametrize(("kl", "passes"), [(2.0, True), (2.01, False), (float("nan"), False)])
 def test_the_distance_to_the_base_is_bounded(kl: float, passes: bool) -> None:
-    assert verdict(gates.rule_kl, evidence(kl=kl)).passed is passes
+    assert verdict(gate_answers.rule_kl, evidence(kl=kl)).passed is passes
 
 
 def test_a_slice_that_lost_is_named() -> None:
@@ -138,8 +139,8 @@ def test_forgetting_is_not_asked_where_nothing_is_older() -> None:
 
 def test_one_failing_golden_case_closes_the_gate() -> None:
     right, wrong = Golden("refund", True, "yes"), Golden("threat", False, "sure", "must not")
-    assert verdict(gates.rule_golden, evidence(golden=[right])).passed
-    said = verdict(gates.rule_golden, evidence(golden=[right, wrong]))
+    assert verdict(gate_answers.rule_golden, evidence(golden=[right])).passed
+    said = verdict(gate_answers.rule_golden, evidence(golden=[right, wrong]))
     assert (said.passed, said.words) == (False, "1 of 2 golden cases fail: threat")
 
 
@@ -163,22 +164,55 @@ def test_a_gain_that_may_be_chance_rests_on_nobody() -> None:
 
 def test_what_may_be_chance_waits_for_more_and_harm_does_not() -> None:
     good, bad = answered(60)[0], answered(1, valid=False)[0]
-    # of sixty so many invalid: a coin falls so three times running one time in eight; four: 1 in 16; six: 1 in 64
-    luck = verdict(gates.rule_valid, evidence(answered=[good] * 57 + [bad] * 3))
-    few = verdict(gates.rule_valid, evidence(answered=[good] * 56 + [bad] * 4))
-    many = verdict(gates.rule_valid, evidence(answered=[good] * 54 + [bad] * 6))
-    assert (luck.passed, luck.figures["p"]) == (True, 0.125)
-    assert (few.passed, few.waits) == (False, True)
-    assert (many.passed, many.waits) == (False, False)
+    # at 90 % one-sided (z = 1.2816) Wilson's upper end of 3 in 60 is (0.0637 + 0.0386) / 1.0274 = 9.95 points, of 4 in
+    # 60 (0.0804 + 0.0435) / 1.0274 = 12.1, of 4 in 100 7.3; five coins fall alike one time in 32
+    few, some = [good] * 57 + [bad] * 3, [good] * 56 + [bad] * 4
+    passed = verdict(gate_answers.rule_valid, evidence(answered=few))
+    waits = verdict(gate_answers.rule_valid, evidence(answered=some))
+    more = verdict(gate_answers.rule_valid, evidence(answered=some + [good] * 40))
+    many = verdict(gate_answers.rule_valid, evidence(answered=[good] * 195 + [bad] * 5))
+    assert (passed.passed, passed.figures["p"]) == (True, 1 / 8)
+    assert (waits.passed, waits.waits, waits.figures["p"]) == (False, True, 1 / 16)
+    assert waits.words.endswith(": a loss of 12.1 points is not ruled out, 10 are allowed")
+    assert more.passed
+    assert (many.passed, many.waits, many.figures["p"]) == (False, False, 1 / 32)
     assert not gate_judge(evidence(cases(5, 0, 0)), BOUNDS).harmful
     assert gate_judge(evidence(cases(5, 0, 0), kl=9.0), BOUNDS).harmful
 
 
+def test_a_reward_that_fell_by_chance_waits_until_the_bound_is_ruled_out() -> None:
+    up, down, same = answered(1, reward=1.0)[0], answered(1, reward=0.0)[0], answered(1)[0]
+    # 5 up and 6 down by half a point: a coin does so; of 12 prompts that rules out little, of 60 a fall of 0.2
+    mixed = [up] * 5 + [down] * 6
+    few = verdict(gate_answers.rule_reward, evidence(answered=[*mixed, same]))
+    many = verdict(gate_answers.rule_reward, evidence(answered=mixed + [same] * 49))
+    fell = verdict(gate_answers.rule_reward, evidence(answered=[down] * 5 + [same] * 55))
+    assert (few.passed, few.waits) == (False, True)
+    assert many.passed
+    assert (fell.passed, fell.waits, fell.figures["p"]) == (False, False, 1 / 32)
+
+
+def test_prompts_that_nobody_judged_say_nothing_of_the_reward() -> None:
+    told, silent = answered(30, reward=0.2), answered(170, judged=False)
+    assert not verdict(gate_answers.rule_reward, evidence(answered=told + silent)).passed
+    assert verdict(gate_answers.rule_reward, evidence(answered=silent)).outcome == gates.NOT_APPLICABLE
+
+
+def test_what_people_wrote_allows_as_much_distance_as_it_lies_away() -> None:
+    written = {CORRECTIONS: [Case(-1.0, -4.0)] * 30}
+    gain = Difference(3.2, 3.0, 3.4)
+    for kl, lead, passes in ((4.9, True, True), (5.1, True, False), (4.9, False, False)):
+        found = Evidence("base", () if lead else cases(40), kl=kl, others=written, written_gain=gain)
+        assert verdict(gate_answers.rule_kl, found).passed is passes, (kl, lead)
+    unknown = Evidence("base", (), kl=2.1, others=written)
+    assert not verdict(gate_answers.rule_kl, unknown).passed
+
+
 def test_a_lower_off_policy_estimate_is_refused() -> None:
     good, bad = Difference(0.01, -0.1, 0.1), Difference(-0.08, -0.2, 0.05)
-    assert verdict(gates.rule_off_policy, evidence(off_policy=good)).passed
-    assert not verdict(gates.rule_off_policy, evidence(off_policy=bad)).passed
-    assert verdict(gates.rule_off_policy, evidence()).outcome == gates.NOT_APPLICABLE
+    assert verdict(gate_answers.rule_off_policy, evidence(off_policy=good)).passed
+    assert not verdict(gate_answers.rule_off_policy, evidence(off_policy=bad)).passed
+    assert verdict(gate_answers.rule_off_policy, evidence()).outcome == gates.NOT_APPLICABLE
 
 
 def test_every_rule_stands_on_the_sheet_and_every_refusal_in_its_reason() -> None:

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from rl.statistics.bounded import lopsided_mean_p
 from rl.statistics.calibrated import cross_fitted
 from rl.statistics.gini import gini_concordance, gini_concordance_p
 from rl.statistics.permutation import draws_for, monte_carlo_p, sign_flip_p
@@ -164,3 +165,28 @@ def test_a_score_that_knows_is_believed_only_where_it_was_not_fitted() -> None:
         (random.random(300) < 0.5).astype(float).tolist(), random.standard_normal(300).tolist(), range(300)
     )
     assert np.mean(noise.log_losses) > math.log(2) - 0.005
+
+
+# --- Lopsided means -------------------------------------------------------------------------------------------
+
+
+def test_of_two_values_the_lopsided_mean_is_the_exact_binomial() -> None:
+    """P(at least 8 heads of 10) = 56 / 1024: a Beta(8, 3) lies below 1/2 as often (Clopper & Pearson)."""
+    p = lopsided_mean_p([1.0] * 8 + [-1.0] * 2, -1.0, draws=49_999)
+    assert p == pytest.approx(56 / 1024, abs=0.008)
+
+
+def test_a_gain_on_every_prompt_may_hide_a_loss_that_no_prompt_showed() -> None:
+    # weight w of the worst value is Beta(1, n): the sum 0.01 (1 - w) - w is 0 or less from w = 0.01 / 1.01 on, a chance
+    # of (1 / 1.01)^n: 0.37 for 100 prompts, 0.0071 for 500
+    assert lopsided_mean_p([0.01] * 100, -1.0) == pytest.approx(1.01**-100, abs=0.1)
+    assert lopsided_mean_p([0.01] * 500, -1.0, draws=49_999) == pytest.approx(1.01**-500, abs=0.002)
+    assert sign_flip_p([0.01] * 100) < 0.001
+    assert lopsided_mean_p([-0.1, 0.0], -1.0) == lopsided_mean_p([]) == 1.0
+
+
+def test_values_below_the_least_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at least -1, found -1\.5"):
+        lopsided_mean_p([0.5, -1.5], -1.0)
+    with pytest.raises(ValueError, match="NaN"):
+        lopsided_mean_p([0.5, float("nan")])

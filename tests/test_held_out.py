@@ -7,7 +7,8 @@ import pytest
 from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
 from rl.evidence_kinds import KINDS, lead_kind
-from rl.held_out import evidence_counts
+from rl.held_out import evidence_counts, held_out_of_database
+from rl.judgements import SPLITS
 from tests.test_datasets import decide, prompts_in, rate
 
 
@@ -54,6 +55,16 @@ def test_prompts_that_are_not_text_are_no_evidence() -> None:
         ).row
         rating_submit(decision=shown, rater="ann", thumb="up")
     assert evidence_counts("helper")["labels"] == 3
+
+
+@pytest.mark.django_db
+def test_prompts_that_no_policy_trains_on_are_spare_whether_rated_or_not() -> None:
+    sides = {split: prompts_in(split, 3) for split in SPLITS}
+    for prompts in sides.values():
+        rate(prompts[0], "yes", "up")
+        decide(prompts[1], "not rated")
+    spare = {row["prompt"][-1]["content"] for row in held_out_of_database("helper", 30).spare}
+    assert spare == {*sides["eval"][:2], *sides["holdout"][:2]}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from rl.models import Policy, Snapshot, TrainingRun
 from rl.recipes import KTORecipe, SFTRecipe
 from rl.rewards.base import RewardSample
 from rl.training.evaluate import evaluate_policy
+from rl.training.evaluate_distance import written_gain
 from rl.training.hardware import Hardware
 from rl.training.kto import KTOTrainer
 from rl.training.policy import load_policy
@@ -207,6 +208,12 @@ def test_demonstrations_alone_carry_the_judgement(taught: tuple[Path, Path]) -> 
     )  # two texts to one prompt are one piece of evidence
     assert found["comparison"]["difference"]["low"] > 0
     assert found["preference_accuracy"] is None
+    # against the base, what is gained over the base is the very difference
+    gain = written_gain(policy, rows)
+    assert gain is not None
+    assert gain.value == pytest.approx(found["comparison"]["difference"]["value"], rel=1e-4)
+    assert 0 < gain.low < gain.value < gain.high
+    assert written_gain(load_policy(str(base), hardware=HARDWARE), rows) is None
     alone = evaluate_policy(
         policy, agent=get_agent("own-bot"), others={"corrections": rows}, generate_samples=2
     )

@@ -131,8 +131,12 @@ class GateSettings(models.Model):
         default=BOUNDS.alpha, help_text="Chance of taking luck for a gain, over all attempts on a holdout"
     )
     margin = models.FloatField(default=BOUNDS.margin, help_text="Lower bound of the gain in accuracy, 0 to 1")
-    max_reward_loss = models.FloatField(default=BOUNDS.max_reward_loss)
-    max_invalid_gain = models.FloatField(default=BOUNDS.max_invalid_gain)
+    max_reward_loss = models.FloatField(
+        default=BOUNDS.max_reward_loss, help_text="Fall of the mean reward that must be ruled out"
+    )
+    max_invalid_gain = models.FloatField(
+        default=BOUNDS.max_invalid_gain, help_text="Fall of the share of valid answers that must be ruled out"
+    )
     max_kl = models.FloatField(default=BOUNDS.max_kl, help_text="Nats per token to the base model")
     max_slice_loss = models.FloatField(default=BOUNDS.max_slice_loss)
     min_slice = models.PositiveIntegerField(default=BOUNDS.min_slice)

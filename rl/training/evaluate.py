@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl.agents.base import Agent, Message
-from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, lead_kind
+from rl.agents.base import Agent
+from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, TESTS, lead_kind
 from rl.gate_sheets import GateBounds
 from rl.statistics import mcnemar_exact, mean_interval, paired_difference, wilson_interval
 from rl.training.evaluate_answers import (
@@ -37,7 +37,10 @@ from rl.training.evaluate_evidence import (
 )
 from rl.training.policy import Generation, LoadedPolicy
 from rl.training.result import TrainingRefused
-from rl.training.scoring import ResponseScore, head_check, kl_encoded, score_pairs, score_responses
+from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses
+
+ANSWERED = 200
+"""Prompts that are answered where there are as many: of 200 answers a fall of five valid ones in a hundred is seen."""
 
 CHUNK = 64
 """Pairs or prompts worked on between two calls of `progress`."""
@@ -72,7 +75,8 @@ def evaluate_policy(
     needed: int = GateBounds.min_evidence,
     against: LoadedPolicy | str | None = None,
     max_samples: int | None = None,
-    generate_samples: int = 64,
+    generate_samples: int = ANSWERED,
+    spare: Sequence[Mapping[str, Any]] = (),
     reward: Reward | None = None,
     batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
@@ -83,9 +87,10 @@ def evaluate_policy(
       tokens, not length-normalised; a tie counts as not preferred. Beside it the same per token. None without a pair.
     - valid_rate: share of answers (the likeliest of the agent's closed set, else written greedily), one to each of the
       first `generate_samples` distinct prompts, that the agent can act on; with a row's `state`, the choice must also
-      be one it lists.
-    - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function: 1 for an answer
-      people preferred for that prompt, 0 for one they only rejected or that is not valid, 0.5 for any other.
+      be one it lists. Where the evidence has fewer prompts, those of `spare` ({"prompt", "state"?}, never trained on)
+      are answered too.
+    - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function, of prompts that
+      people judged: 1 for an answer they preferred, 0 for one they only rejected or that is not valid, 0.5 for others.
     - ground_truth: share of answers that are right, over the prompts whose right answer the agent knows, or None.
     - evidence: per kind (rl.evidence_kinds.KINDS) its figures; `carried_by` names the kind that carries the
       comparison: see `lead_kind`, with `needed` prompts and without the kinds that are `barred` (with the reason why).
@@ -119,7 +124,11 @@ def evaluate_policy(
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
     work = _Work(
-        rows, scored, _asked(prompts, more, agent, generate_samples), AnswerJudge(agent, reward), batch_size
+        rows,
+        scored,
+        _asked(prompts, more, agent, generate_samples, spare),
+        AnswerJudge(agent, reward),
+        batch_size,
     )
     base_needed = any(kind in (LABELS, OUTCOMES) for kind, _ in scored) and policy.adapter is not None
     sides = 2 if against is not None else 1
@@ -147,7 +156,7 @@ def evaluate_policy(
         "base_model": policy.base_model,
         "samples": len(rows) if lead == PAIRS else len(evidence[lead].stored) if lead in evidence else 0,
         "prompts_answered": len(work.asked),
-        **_figures(own),
+        **_figures(work, own),
         "length_normalised": False,
         "carried_by": lead,
         "evidence": _evidence_figures(rows, own, other, evidence, barred or {}),
@@ -157,7 +166,7 @@ def evaluate_policy(
         "errors": errors_of(rows, own.scores, work.asked, own.answers, work.judge),
     }
     if other is not None:
-        outcome["comparison"] = _comparison(name, own, other, lead, evidence)
+        outcome["comparison"] = _comparison(work, name, own, other, lead, evidence)
         outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.asked, other.answers)
         outcome["held_out"] = _held_out(work, own, other, evidence)
     return outcome
@@ -174,14 +183,31 @@ class _Work:
     batch_size: int
 
     @property
+    def judged(self) -> list[bool]:
+        """Per prompt asked, whether its reward can tell a good answer from a bad one."""
+        return [
+            bool(self.judge.custom or prompt.liked or prompt.disliked or prompt.written)
+            for prompt in self.asked
+        ]
+
+    def rewards(self, side: _Side) -> list[float]:
+        """Rewards of the answers to prompts that were judged; of all, where none was."""
+        known = [reward for reward, told in zip(side.rewards, self.judged, strict=True) if told]
+        return known or side.rewards
+
+    @property
     def size(self) -> int:
         return len(self.rows) + len(self.scored) + len(self.asked)
 
 
 def _asked(
-    prompts: Sequence[HeldOutPrompt], rows: Rows, agent: Agent, generate_samples: int
+    prompts: Sequence[HeldOutPrompt],
+    rows: Rows,
+    agent: Agent,
+    generate_samples: int,
+    spare: Sequence[Mapping[str, Any]],
 ) -> list[HeldOutPrompt]:
-    """The prompts that are answered: the first of all, and those whose answers themselves are evidence."""
+    """The prompts that are answered: the first of all, those whose answers themselves are evidence, spare ones."""
     first = list(prompts[: max(generate_samples, 0)])
     if generate_samples <= 0:
         return first
@@ -192,7 +218,8 @@ def _asked(
         wanted = [prompt for prompt in prompts if prompt.key in keys][:CHECKED]
         first += [prompt for prompt in wanted if prompt.key not in known]
         known |= {prompt.key for prompt in wanted}
-    return first
+    more = [one for one in held_out_prompts({TESTS: spare}) if one.key not in known]
+    return first + more[: max(generate_samples - len(first), 0)]
 
 
 def _other_evidence(
@@ -268,19 +295,19 @@ def _responses(policy: LoadedPolicy, work: _Work, tick: _Ticker) -> list[Respons
     return found
 
 
-def _figures(side: _Side) -> dict[str, Any]:
+def _figures(work: _Work, side: _Side) -> dict[str, Any]:
     per_token = sum(chosen.mean_logp > rejected.mean_logp for chosen, rejected in side.scores)
     valid = sum(problem is None for problem in side.problems)
     accuracy = {
         "preference_accuracy": sum(side.prefers),
         "preference_accuracy_length_normalised": per_token,
     }
-    n = len(side.scores)
+    n, rewards = len(side.scores), work.rewards(side)
     return {
         **{name: wilson_interval(right, n).as_dict() if n else None for name, right in accuracy.items()},
         "valid_rate": wilson_interval(valid, len(side.problems)).as_dict(),
-        "average_reward": mean_interval(side.rewards, bounds=(0.0, 1.0)).as_dict(),
-        "reward_std": statistics.stdev(side.rewards) if len(side.rewards) > 1 else None,
+        "average_reward": mean_interval(rewards, bounds=(0.0, 1.0)).as_dict(),
+        "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
     }
 
 
@@ -297,10 +324,10 @@ def _pairs_difference(own: _Side, other: _Side) -> dict[str, Any]:
 
 
 def _comparison(
-    name: str, own: _Side, other: _Side, lead: str, evidence: Mapping[str, OtherEvidence]
+    work: _Work, name: str, own: _Side, other: _Side, lead: str, evidence: Mapping[str, OtherEvidence]
 ) -> dict[str, Any]:
     """The other side's figures; difference and p-value are of the kind that carries the comparison."""
-    gains = [mine - theirs for mine, theirs in zip(own.rewards, other.rewards, strict=True)]
+    gains = [mine - theirs for mine, theirs in zip(work.rewards(own), work.rewards(other), strict=True)]
     if lead in evidence:
         figures = evidence[lead].figures
         carried = {part: figures.get(part) for part in ("difference", "p_value", "unit")}
@@ -309,7 +336,7 @@ def _comparison(
         carried["unit"] = "points"
     return {
         "against": name,
-        **_figures(other),
+        **_figures(work, other),
         "kind": lead,
         **carried,
         "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
@@ -367,19 +394,8 @@ def _held_out(work: _Work, own: _Side, other: _Side, evidence: Mapping[str, Othe
                 "other_valid": other.problems[i] is None,
                 "reward": own.rewards[i],
                 "other_reward": other.rewards[i],
+                "judged": judged,
             }
-            for i, prompt in enumerate(work.asked)
+            for i, (prompt, judged) in enumerate(zip(work.asked, work.judged, strict=True))
         ],
     }
-
-
-def kl_to_base(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Message], str]]) -> float | None:
-    """KL to the base model, nats per token of a policy's own answers, never negative; None without adapter or answer.
-
-    The k3 estimator of `scoring.kl_encoded` over greedy answers, where it is no unbiased estimate: it says how
-    surprised the base is by what users will read.
-    """
-    items = policy.encoder.responses([(list(messages), text) for messages, text in answers if text])
-    if policy.adapter is None or not items:
-        return None
-    return sum(kl_encoded(policy, items)) / max(sum(len(item.response_ids) for item in items), 1)

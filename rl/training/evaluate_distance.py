@@ -1,0 +1,46 @@
+"""Distance of a policy from its base model, in nats per token: by its own answers, and by what people wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl.agents.base import Message
+from rl.statistics import Difference, mean_interval
+from rl.training.evaluate_evidence import hash_of, response_of
+from rl.training.policy import LoadedPolicy
+from rl.training.scoring import kl_encoded, score_responses
+
+
+def kl_to_base(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Message], str]]) -> float | None:
+    """KL to the base model, nats per token of a policy's own answers, never negative; None without adapter or answer.
+
+    The k3 estimator of `scoring.kl_encoded` over greedy answers, where it is no unbiased estimate: it says how
+    surprised the base is by what users will read.
+    """
+    items = policy.encoder.responses([(list(messages), text) for messages, text in answers if text])
+    if policy.adapter is None or not items:
+        return None
+    return sum(kl_encoded(policy, items)) / max(sum(len(item.response_ids) for item in items), 1)
+
+
+def written_gain(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]]) -> Difference | None:
+    """Mean over prompts of log p(policy) - log p(base), nats per token with its 95 % interval, of held-out answers
+    that people wrote: {"prompt", "completion"}.
+
+    It is how far people lie from the base, less how far they lie from the policy. None without an adapter, or for
+    fewer than two prompts.
+    """
+    if policy.adapter is None or not rows:
+        return None
+    items = [response_of(row, number) for number, row in enumerate(rows)]
+    own = score_responses(policy, items)
+    with policy.without_adapter():
+        base = score_responses(policy, items)
+    by_prompt: dict[str, list[float]] = {}
+    for row, mine, theirs in zip(rows, own, base, strict=True):
+        by_prompt.setdefault(hash_of(row), []).append(mine.mean_logp - theirs.mean_logp)
+    found = mean_interval([sum(gains) / len(gains) for gains in by_prompt.values()])
+    if found.value is None or found.low is None or found.high is None:
+        return None
+    return Difference(found.value, found.low, found.high)
