@@ -20,7 +20,7 @@ from rl.datasets import DatasetRefused, snapshot_rows
 from rl.evidence_kinds import CORRECTIONS, PAIRS, REWARDS, TESTS
 from rl.gate_sheets import NEWER, OLDER
 from rl.held_out import HeldOut, held_out_of_database, held_out_of_file, held_out_of_snapshot, trained_prompts
-from rl.judging import gate_bounds, gate_difference
+from rl.judging import attempt_of, gate_bounds, gate_difference
 from rl.logged_choices import logged_choices, off_policy
 from rl.models import Evaluation, GoldenCase, Policy
 from rl.reward_specs import rewards_located
@@ -155,8 +155,10 @@ def evaluate(
         figures=figures,
         evidence=evidence,
     )
-    if order.test_data is None and (gated := gate_difference(evaluation)) is not None:
-        figures["comparison"]["gate"] = gated
+    if order.test_data is None:
+        figures["look"] = attempt_of(evaluation)
+        if (gated := gate_difference(evaluation)) is not None:
+            figures["comparison"]["gate"] = gated
         evaluation.save(update_fields=["figures"])
     if policy is not None and order.test_data is None:
         registry.policy_evaluated(policy, evaluation, actor=order.actor)

@@ -3,12 +3,12 @@
 A gate is asked again and again on much the same held-out prompts, so luck is paid for: the first attempt on a holdout
 may spend two thirds of `alpha`, the k-th one third of 1 / ((k - 1) k). These shares sum to 1, so whatever attempts have
 to do with each other (union bound) a policy no better than the champion gets past the accuracy rule at most `alpha` of
-the time over ALL of them together. How they count on a holdout that grows: `attempt_number`.
+the time over ALL of them together, on a holdout that stays or grows. Every look counts (`rl.judging.attempt_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
@@ -48,19 +48,6 @@ def alpha_of_attempt(alpha: float, attempt: int) -> float:
     if attempt < 1:
         raise GateError(f"attempts count from 1, found {attempt}")
     return alpha * (FIRST_SHARE if attempt == 1 else (1 - FIRST_SHARE) / (attempt * (attempt - 1)))
-
-
-REMEMBERED = 2
-"""What the looks at much smaller holdouts count for together. Where a holdout grows by as much with each look, from
-nothing on, the numbers are 1, 3, 4, 4, 5, 5, ... and may spend 2/3 + 1/18 + 2 (1/36 + 1/60 + ...) = 17/18 of alpha."""
-
-
-def attempt_number(looked_at: Sequence[int], samples: int) -> int:
-    """The number of a look at a holdout of `samples` prompts; `looked_at`: the sizes at all looks so far, itself among
-    them. Looks at holdouts of at most half the size count for REMEMBERED: most of what is looked at now is new.
-    """
-    small = sum(2 * size <= samples for size in looked_at)
-    return max(len(looked_at) - small, 1) + (REMEMBERED if small else 0)
 
 
 # --- The rules ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import scipy
 
 from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gate_sheets import Case, Evidence, Item, Rated
-from rl.gates import CHAMPION, PASSED, attempt_number, gate_judge, rule_accuracy
+from rl.gates import CHAMPION, PASSED, gate_judge, rule_accuracy
 from tests.gate_worlds import BOUNDS
 
 
@@ -186,6 +186,6 @@ def promoted_in(
         drawn = DRAWN[world.kind](world, random)
         if shuffle:
             drawn = shuffled(drawn, random)
-        if opens(world.kind, drawn, attempt_number([world.prompts] * k, world.prompts)):
+        if opens(world.kind, drawn, k):
             return k
     return None

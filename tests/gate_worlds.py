@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Sheet
-from rl.gates import CHAMPION, attempt_number, gate_judge
+from rl.gates import CHAMPION, gate_judge
 
 BOUNDS = GateBounds()
 DISCORDANT = 0.3
@@ -80,11 +80,10 @@ def promoted_in_a_row(
     """
     whole = evidence_of(replace(world, prompts=max(sizes)), random) if alike else None
     for k, size in enumerate(sizes, 1):
-        attempt = attempt_number(sizes[:k], size)
         if whole is None:
-            found = evidence_of(replace(world, prompts=size), random, attempt)
+            found = evidence_of(replace(world, prompts=size), random, k)
         else:
-            found = replace(whole, cases=whole.cases[:size], attempt=attempt)
+            found = replace(whole, cases=whole.cases[:size], attempt=k)
         if gate_judge(found, BOUNDS).passed:
             return k
     return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl.gate_sheets import Case, Evidence, GateBounds
-from rl.gates import attempt_number, gate_judge
+from rl.gates import gate_judge
 from rl.holdout import splits_drawn
 from rl.judgements import Split
 
@@ -49,7 +49,6 @@ def promoted_at(growth: Growth, seed: int, draw: Draw = as_ratchet_does) -> int 
     random = np.random.default_rng(seed)
     known: dict[str, Split] = {}
     trained: set[str] = set()
-    looks: list[int] = []
     prompts: list[str] = []
     total = sum(growth.arrivals)
     fate = random.random(total)
@@ -65,8 +64,7 @@ def promoted_at(growth: Growth, seed: int, draw: Draw = as_ratchet_does) -> int 
                 by_heart = growth.memory and name in trained
                 own = True if by_heart else luck < 0.7 - DISCORDANT / 2 or 1 - luck < DISCORDANT / 2
                 cases.append(Case(own, luck < 0.7))
-        looks.append(len(cases))
-        evidence = Evidence("champion", cases, attempt=attempt_number(looks, len(cases)))
+        evidence = Evidence("champion", cases, attempt=look)
         if gate_judge(evidence, BOUNDS).passed:
             return look
     return None

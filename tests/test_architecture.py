@@ -32,6 +32,7 @@ PURE = [
     "rl.curriculum",
     "rl.statistics",
     "rl.evidence_kinds",
+    "rl.gate_answers",
     "rl.gate_effects",
     "rl.gate_sheets",
     "rl.gates",

@@ -10,8 +10,9 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from rl import registry
+from rl.gates import alpha_of_attempt
 from rl.judging import attempt_of
-from rl.models import GateSettings, Policy, PolicyEvent, TrainingRun
+from rl.models import Evaluation, GateSettings, Policy, PolicyEvent, TrainingRun
 from tests.judged import judged
 
 pytestmark = pytest.mark.django_db
@@ -147,10 +148,29 @@ def test_an_agents_own_bounds_are_used() -> None:
         registry.policy_promote(policy(), actor="ann")
 
 
-def test_every_look_at_a_holdout_counts_as_an_attempt_and_less_when_it_has_doubled() -> None:
+def test_every_look_at_a_holdout_counts_as_an_attempt_even_where_nothing_was_compared() -> None:
     looks = [judged(policy(f"widgets-v{number}", against=None)) for number in range(1, 4)]
     assert [attempt_of(look) for look in looks] == [1, 2, 3]
-    grown = judged(policy("widgets-v4", against=None), both=60)
-    assert grown.samples == 2 * looks[0].samples
-    assert attempt_of(grown) == 3
-    assert attempt_of(judged(policy("widgets-v5", against=None), "widgets-v1")) == 1
+    # shown alone, or beside another policy than the one to beat: somebody may pick by it all the same
+    judged(policy("widgets-v4", against=None), "")
+    judged(policy("widgets-v5", against=None), "widgets-v1")
+    again = judged(Policy.objects.get(name="widgets-v4"))
+    assert attempt_of(again) == 5  # the same policy on the same prompts is one look
+    grown = judged(policy("widgets-v6", against=None), both=60)
+    assert attempt_of(grown) == 6
+    assert sum(alpha_of_attempt(0.05, number) for number in range(1, 1000)) < 0.05
+    file = judged(policy("widgets-v7", against=None))
+    Evaluation.objects.filter(pk=file.pk).update(split="file")
+    assert (
+        attempt_of(judged(policy("widgets-v8", against=None))) == 7
+    )  # v1 to v6 and itself: a file is no holdout
+
+
+def test_a_new_champion_begins_a_new_count_and_its_own_figures_pick_nobody() -> None:
+    judged(policy("widgets-v0", against=None), "")
+    first = registry.policy_promote(policy("widgets-v1"), actor="ann")
+    judged(first, "")
+    assert attempt_of(judged(policy("widgets-v2", against=None), "widgets-v1")) == 1
+    judged(policy("widgets-v3", against=None), "")
+    judged(policy("widgets-v4", against=None), "base")
+    assert attempt_of(judged(policy("widgets-v5", against=None), "widgets-v1")) == 4

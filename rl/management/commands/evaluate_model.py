@@ -124,12 +124,22 @@ class Command(RatchetCommand):
                 self.stdout.write(f"WARNING: {kind} do not count for the gate: {figures['barred']}.")
         if comparison:
             self.stdout.write(verdict(result))
+        elif "look" in result:
+            self.stdout.write(look_text(result["look"]))
         self.stdout.write(off_policy_text(result["off_policy"]))
         if result["seen_in_training"]:
             self.stdout.write(f"{result['seen_in_training']:,} rows left out: their prompts were trained on.")
 
     def next_step(self, result: dict[str, Any]) -> str:
         return next_after_evaluation(result)
+
+
+def look_text(look: int) -> str:
+    """The price of figures of the holdout that were shown without a comparison, in one sentence."""
+    return (
+        f"Look {look} at this holdout: whoever picks a policy by these figures used it up a little, so the gate "
+        "counts it as it counts comparisons. With --test-data FILE nothing is counted."
+    )
 
 
 MEASURES = {
