@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.statistics import wilson_interval
-from tests.evidence_worlds import DRAWN, KindWorld, opens, promoted_in
+from tests.evidence_worlds import KindWorld, drawn_of, opens, promoted_in
 
 WORLDS = {
     PAIRS: KindWorld(PAIRS),
@@ -69,6 +69,7 @@ def worlds(seeds: int) -> Iterator[tuple[str, int, Promoted]]:
             seeds,
             functools.partial(promoted_in, world),
         )
+    yield from grouped(seeds)
     for kind, world in WORLDS.items():
         of = KindWorld(**{**vars(world), "gain": 0.2})
         name = f"{kind}, 20 points better, feedback shuffled, 200 prompts: promoted in any of 20 attempts"
@@ -81,9 +82,34 @@ def worlds(seeds: int) -> Iterator[tuple[str, int, Promoted]]:
                 yield name, max(seeds // 2, 50), functools.partial(first, of)
 
 
+def grouped(seeds: int) -> Iterator[tuple[str, int, Promoted]]:
+    """Worlds in which prompts come in groups that are near-identical, 600 prompts each; power beside."""
+    for kind in (PAIRS, LABELS, CORRECTIONS):
+        for groups in ("1", "3", "10", "heavy"):
+            world = KindWorld(**{**vars(WORLDS[kind]), "prompts": 600, "groups": groups})
+            name = f"{kind}, 600 prompts in groups of {groups}"
+            yield (
+                f"{name}, no better: promoted in any of 20 attempts",
+                seeds,
+                functools.partial(promoted_in, world),
+            )
+            better = KindWorld(**{**vars(world), "gain": 0.1})
+            yield (
+                f"{name}, 10 points better: at the first attempt",
+                max(seeds // 2, 50),
+                functools.partial(first, better),
+            )
+            if groups != "1":
+                blind = KindWorld(**{**vars(world), "told": False})
+                name = (
+                    f"{name}, not known to the gate (the mistake), no better: promoted in any of 20 attempts"
+                )
+                yield name, max(seeds // 4, 50), functools.partial(promoted_in, blind)
+
+
 def first(world: KindWorld, random: np.random.Generator) -> bool:
     """Whether the first candidate of a world gets through."""
-    return opens(world.kind, DRAWN[world.kind](world, random), 1)
+    return opens(world.kind, drawn_of(world, random), 1)
 
 
 def main() -> None:

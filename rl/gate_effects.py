@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import scipy
 
 from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS, lead_kind
+from rl.gate_clusters import one_per_cluster
 from rl.gate_sheets import Case, Evidence, GateBounds, Item, Rated
 from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
 from rl.statistics.bounded import lopsided_mean_p
@@ -241,12 +242,14 @@ def effect_of(kind: str, items: Sequence[Item], among: Sequence[Item] | None = N
     ):
         return TableEffect(*table_of(cases))
     n = len(cases)
+    # of cases that are right or wrong, those of one cluster were averaged: shares still, and no log-likelihood is one
+    shares = all(0 <= side <= 1 for case in cases for side in (case.own, case.other))
     return MeanEffect(
         tuple(case.own - case.other for case in cases),
         math.fsum(case.own for case in cases) / n,
         math.fsum(case.other for case in cases) / n,
-        UNITS.get(kind, "points"),
-        -1.0 if kind == REWARDS else None,
+        "points" if shares and kind != REWARDS else UNITS.get(kind, "points"),
+        -1.0 if shares else None,
     )
 
 
@@ -255,15 +258,17 @@ UNITS = {CORRECTIONS: "nats per token", REWARDS: "of reward"}
 
 
 def items_of(stored: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """Stored items as a gate's rules take them."""
+    """Stored items as a gate's rules take them: near-identical prompts are one."""
     found: list[Item] = []
+    clusters: list[str] = []
     for one in stored:
+        clusters.append(one.get("cluster", ""))
         facts = {"slices": tuple(one["slices"]), "raters": tuple(one.get("raters", ()))}
         if "shift" in one:
             found.append(Rated(one["prompt_hash"], one["value"], one["shift"], **facts))
         else:
             found.append(Case(one["own"], one["other"], **facts))
-    return found
+    return one_per_cluster(found, clusters)
 
 
 def table_of(cases: Sequence[Case]) -> tuple[int, int, int, int]:

@@ -53,10 +53,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
     off_policy = stored.get("off_policy")
     return Evidence(
         against=evaluation.against,
-        cases=[
-            Case(case["own"], case["other"], tuple(case["slices"]), tuple(case.get("raters", ())))
-            for case in stored.get("cases", ())
-        ],
+        cases=[item for item in items_of(stored.get("cases", ())) if isinstance(item, Case)],
         others={kind: items_of(items) for kind, items in stored.get("others", {}).items()},
         barred=stored.get("barred", {}),
         answered=[

@@ -9,6 +9,7 @@ import numpy as np
 import scipy
 
 from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.gate_clusters import one_per_cluster
 from rl.gate_sheets import Case, Evidence, Item, Rated
 from rl.gates import CHAMPION, PASSED, gate_judge, rule_accuracy
 from tests.gate_worlds import BOUNDS
@@ -35,6 +36,12 @@ class KindWorld:
     """How many times as far the log-ratios of liked answers spread."""
     skew: float = 0.0
     """Of figures: share of the prompts on which the candidate loses much; it gains a little on all the others."""
+    groups: str = ""
+    """Near-identical prompts: groups of so many ("3", "10"), of heavy-tailed sizes ("heavy"), or none."""
+    alike: float = 0.9
+    """Share of a group's prompts on which all is as on its first one."""
+    told: bool = True
+    """Whether the gate knows the groups."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +52,20 @@ class Drawn:
     second: np.ndarray
     prompts: np.ndarray
     rated: bool
+    clusters: np.ndarray | None = None
+    """Per item the number of its prompt's group; None where no prompt is like another."""
 
     @property
     def items(self) -> list[Item]:
         rows = zip(self.prompts.tolist(), self.first.tolist(), self.second.tolist(), strict=True)
-        if self.rated:
-            return [Rated(f"p{prompt}", value, shift) for prompt, value, shift in rows]
-        return [Case(own, other) for _, own, other in rows]
+        found: list[Item] = (
+            [Rated(f"p{prompt}", value, shift) for prompt, value, shift in rows]
+            if self.rated
+            else [Case(own, other) for _, own, other in rows]
+        )
+        if self.clusters is None:
+            return found
+        return one_per_cluster(found, [f"c{number}" for number in self.clusters.tolist()])
 
     @property
     def hopeless(self) -> bool:
@@ -59,10 +73,14 @@ class Drawn:
 
         It spares the gate most evidence of policies that are no better; a test holds that nothing else is spared.
         """
+        first, second = self.first, self.second
+        if self.clusters is not None:
+            sizes = np.bincount(self.clusters)
+            first, second = (np.bincount(self.clusters, one) / sizes for one in (first, second))
         if self.rated:
-            ranks = scipy.stats.rankdata(self.second)
-            return bool(((self.first - self.first.mean()) * (ranks - ranks.mean())).sum() <= 0)
-        differences = self.first - self.second
+            ranks = scipy.stats.rankdata(second)
+            return bool(((first - first.mean()) * (ranks - ranks.mean())).sum() <= 0)
+        differences = first - second
         return bool(differences.sum() <= np.sqrt((differences**2).sum()))
 
 
@@ -143,9 +161,35 @@ DRAWN = {
 """Kind -> how its evidence is drawn."""
 
 
+def group_numbers(world: KindWorld, random: np.random.Generator) -> np.ndarray:
+    """Per prompt the number of its group; heavy-tailed sizes are Pareto's of index 1.1, the largest a fifth of all."""
+    if world.groups != "heavy":
+        return np.arange(world.prompts) // int(world.groups)
+    sizes: list[int] = []
+    while sum(sizes) < world.prompts:
+        sizes.append(int(min(1 + random.pareto(1.1), world.prompts / 5)))
+    return np.repeat(np.arange(len(sizes)), sizes)[: world.prompts]
+
+
+def drawn_of(world: KindWorld, random: np.random.Generator) -> Drawn:
+    """Evidence of one candidate; in groups, most prompts say again what the first of their group said."""
+    drawn = DRAWN[world.kind](world, random)
+    if not world.groups:
+        return drawn
+    numbers = group_numbers(world, random)
+    firsts = np.searchsorted(numbers, numbers)
+    source = np.where(random.random(world.prompts) < world.alike, firsts, np.arange(world.prompts))
+    return replace(
+        drawn,
+        first=drawn.first[source],
+        second=drawn.second[source],
+        clusters=numbers if world.told else None,
+    )
+
+
 def evidence_of(world: KindWorld, random: np.random.Generator, attempt: int = 1) -> Evidence:
     """One evaluation of a candidate in this world."""
-    return evidence_from(world.kind, DRAWN[world.kind](world, random), attempt)
+    return evidence_from(world.kind, drawn_of(world, random), attempt)
 
 
 def evidence_from(kind: str, drawn: Drawn, attempt: int = 1) -> Evidence:
@@ -183,7 +227,7 @@ def promoted_in(
     shuffle: what people said of the answers is shuffled before each is judged.
     """
     for k in range(1, attempts + 1):
-        drawn = DRAWN[world.kind](world, random)
+        drawn = drawn_of(world, random)
         if shuffle:
             drawn = shuffled(drawn, random)
         if opens(world.kind, drawn, k):

@@ -33,6 +33,7 @@ PURE = [
     "rl.statistics",
     "rl.evidence_kinds",
     "rl.gate_answers",
+    "rl.gate_clusters",
     "rl.gate_effects",
     "rl.gate_sheets",
     "rl.gates",

@@ -9,6 +9,7 @@ import pytest
 
 from rl import gates
 from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.gate_effects import effect_of, items_of
 from rl.gate_sheets import OLDER, Case, Evidence, GateBounds, Item, Rated, Verdict
 from rl.gates import gate_judge
 from tests.evidence_worlds import DRAWN, KindWorld, evidence_from, evidence_of, promoted_in
@@ -160,3 +161,46 @@ def test_what_the_worlds_call_hopeless_no_gate_lets_through(kind: str) -> None:
     hopeless = [one for one in drawn if one.hopeless]
     assert len(hopeless) >= 10
     assert not any(gate_judge(evidence_from(kind, one), BOUNDS).passed for one in hopeless)
+
+
+def test_near_identical_prompts_are_one_piece_of_evidence() -> None:
+    """Ten prompts won, nine of them one question: two of two, not ten of ten; a share of a cluster is a share."""
+    alike = [
+        {
+            "prompt_hash": str(i),
+            "own": 1.0,
+            "other": 0.0,
+            "slices": [f"tag:{i}"],
+            "raters": ["ann"],
+            "cluster": "a",
+        }
+        for i in range(9)
+    ]
+    alone = {"prompt_hash": "x", "own": 1.0, "other": 0.0, "slices": [], "raters": ["bob"]}
+    items = items_of([*alike, alone])
+    assert items == [
+        Case(1.0, 0.0, tuple(f"tag:{i}" for i in range(9)), ("ann",)),
+        Case(1.0, 0.0, (), ("bob",)),
+    ]
+    half = items_of([*alike[:3], {**alike[3], "own": 0.0}, alone])
+    effect = effect_of(TESTS, half)
+    assert effect is not None
+    assert (effect.n, effect.value, effect.unit) == (2, (0.75 + 1) / 2, "points")
+    # two answers to one prompt stay two; two prompts of one cluster become one answer between them
+    rated = [
+        {"prompt_hash": prompt, "value": value, "shift": shift, "slices": [], "cluster": "a"}
+        for prompt, value, shift in (("p", 1.0, 0.5), ("p", 0.0, 0.1))
+    ]
+    assert len(items_of(rated)) == 2
+    (one,) = items_of([*rated, {**rated[0], "prompt_hash": "q", "value": 0.5, "shift": 0.6}])
+    assert isinstance(one, Rated)
+    assert (one.prompt, one.value, one.shift) == ("a", 0.5, pytest.approx(0.4))
+
+
+def test_groups_that_are_near_identical_promote_nobody() -> None:
+    world = KindWorld(PAIRS, prompts=120, groups="3")
+    through = [promoted_in(world, np.random.default_rng(seed)) for seed in range(30)]
+    assert sum(found is not None for found in through) <= 4  # 1.5 expected at most; 4 or fewer in 98 %
+    blind = KindWorld(PAIRS, prompts=120, groups="3", told=False)
+    through = [promoted_in(blind, np.random.default_rng(seed)) for seed in range(30)]
+    assert sum(found is not None for found in through) > 4
