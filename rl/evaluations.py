@@ -66,7 +66,7 @@ def evaluate(
     """
     from rl.training.evaluate import evaluate_policy
     from rl.training.evaluate_answers import golden_check
-    from rl.training.evaluate_distance import kl_to_base, written_gain
+    from rl.training.evaluate_distance import kl_to_reference, written_gain
     from rl.training.policy import load_policy
 
     if (order.policy is None) == (order.checkpoint is None):
@@ -126,7 +126,7 @@ def evaluate(
         evidence["barred"] = barred
         figures["comparison"]["against"] = rival.name if rival else "base"
         answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
-        evidence["kl"] = figures["kl"] = kl_to_base(loaded, answers)
+        evidence["kl"] = figures["kl"] = kl_to_reference(loaded, answers)
         if gain := written_gain(loaded, held_out.rows.get(CORRECTIONS, [])[: order.max_samples]):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if cases := golden_cases(agent):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ from rl.training.early_stopping import (
     FEWEST_TO_STOP,
     best_evaluation,
     evaluation_interval,
+    ranking_loss,
     stopping_arguments,
     stops_early,
 )
+from rl.training.evaluate_distance import kl_to_reference
 from rl.training.kto import KTOTrainer
-from rl.training.policy import load_policy
+from rl.training.policy import REFERENCE, load_policy
 from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModelTrainer
 from rl.training.scoring import score_responses
@@ -69,6 +73,15 @@ def test_the_best_evaluation_is_the_first_of_equals_and_never_a_nan() -> None:
     assert best_evaluation([*log, {"eval_loss": 0.4, "step": 20}]) == (20, 0)
 
 
+def test_the_ranking_loss_is_that_of_the_best_scale() -> None:
+    # three of four pairs the right way round by the same distance: the best scale makes it ln 3, and p = 3/4
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    for scale in (0.02, 1.0, 50.0):
+        assert ranking_loss([scale, scale, scale, -scale]) == pytest.approx(entropy, abs=1e-4)
+    assert ranking_loss([-1.0, -2.0, 0.5]) == pytest.approx(math.log(2))  # no better than a coin at any scale
+    assert ranking_loss([1.0, 2.0]) < 0.01
+
+
 def test_a_run_is_evaluated_sixteen_times_or_as_its_recipe_says() -> None:
     assert [evaluation_interval(DPORecipe(), steps) for steps in (1, 16, 17, 160)] == [1, 1, 2, 10]
     assert evaluation_interval(DPORecipe(eval_steps=7), 160) == 7
@@ -109,7 +122,8 @@ def test_a_run_that_gains_no_more_stops_and_keeps_its_best_weights(
     result = trainer(recipe, base, output_dir=tmp_path, hardware=HARDWARE).train(
         shaped(ROWS), shaped(CONTRARY)
     )
-    losses = dict(zip(result.history["eval_step"], result.history["eval_loss"], strict=True))
+    metric = "eval_ranking_loss" if method == "dpo" else "eval_loss"
+    losses = dict(zip(result.history["eval_step"], result.history[metric], strict=True))
     assert result.status == "succeeded"
     assert result.best_step == min(losses, key=lambda step: losses[step])
     assert result.steps == result.best_step + recipe.patience < result.total_steps == 12
@@ -120,7 +134,7 @@ def test_a_run_that_gains_no_more_stops_and_keeps_its_best_weights(
     checkpoints = tmp_path / "checkpoints"
     assert same_weights(Path(result.checkpoint), checkpoints / f"checkpoint-{result.best_step}")
     assert not same_weights(Path(result.checkpoint), checkpoints / f"checkpoint-{result.steps}")
-    assert result.metrics["eval_loss"] == losses[result.best_step]
+    assert result.metrics[metric] == losses[result.best_step]
 
 
 @pytest.mark.training
@@ -141,9 +155,9 @@ def test_a_killed_run_counts_its_patience_from_where_it_was(base: str, tmp_path:
 
 @pytest.mark.training
 def test_a_run_whose_last_evaluation_is_the_best_makes_every_step(base: str, tmp_path: Path) -> None:
-    recipe = DPORecipe(**QUICK | {"max_steps": 5, "eval_steps": 2})
-    held_out = some_pairs(FEWEST_TO_STOP, seed=1)
-    result = DPOTrainer(recipe, base, output_dir=tmp_path, hardware=HARDWARE).train(ROWS, held_out)
+    recipe = KTORecipe(**QUICK | {"max_steps": 5, "eval_steps": 2})
+    held_out = labels(some_pairs(FEWEST_TO_STOP, seed=1))
+    result = KTOTrainer(recipe, base, output_dir=tmp_path, hardware=HARDWARE).train(labels(ROWS), held_out)
     assert result.history["eval_step"] == [2, 4, 5]  # the last step is evaluated too
     assert (result.status, result.steps, result.stopped_early) == ("succeeded", 5, "")
     assert result.best_step == 5
@@ -152,9 +166,9 @@ def test_a_run_whose_last_evaluation_is_the_best_makes_every_step(base: str, tmp
 # The warm-up -----------------------------------------------------------------------------------------------------
 
 
-def test_a_warm_up_passes_over_few_responses_three_times_at_most() -> None:
+def test_a_warm_up_passes_over_few_responses_six_times_at_most() -> None:
     recipe = KTORecipe(batch_size=16, warm_up_steps=60)
-    assert [recipe.warm_up(rows) for rows in (10, 160, 320, 5000)] == [3, 30, 60, 60]
+    assert [recipe.warm_up(rows) for rows in (10, 80, 160, 5000)] == [6, 30, 60, 60]
 
 
 def test_a_warm_up_needs_its_reference_computed_before() -> None:
@@ -169,7 +183,13 @@ def test_the_reference_is_the_policy_that_was_shown_what_was_judged(
 ) -> None:
     trainer, recipe, shaped = RUNS[method]
     recipe = dataclasses.replace(
-        recipe, warm_up_steps=6, patience=0, eval_steps=0, max_steps=1, learning_rate=1e-2
+        recipe,
+        warm_up_steps=6,
+        patience=0,
+        eval_steps=0,
+        max_steps=1,
+        learning_rate=1e-5,
+        warm_up_learning_rate=1e-2,
     )
     notes = Follower()
     owner = trainer(recipe, base, output_dir=tmp_path, hardware=HARDWARE, listener=notes)
@@ -185,6 +205,15 @@ def test_the_reference_is_the_policy_that_was_shown_what_was_judged(
         return sum(score.logp for score in scores) / len(scores)
 
     assert mean_logp(str(tmp_path / "warm_up" / "adapter")) > mean_logp(None) + 5
+    # and its distance is measured from there: one step away from the reference, and far from the base
+    policy = load_policy(base, result.checkpoint, hardware=HARDWARE)
+    assert same_weights(Path(result.checkpoint) / REFERENCE, tmp_path / "warm_up" / "adapter")
+    near = kl_to_reference(policy, asked)
+    shutil.rmtree(Path(result.checkpoint) / REFERENCE)
+    far = kl_to_reference(policy, asked)
+    assert near is not None
+    assert far is not None
+    assert 10 * near < far
 
 
 @pytest.mark.training

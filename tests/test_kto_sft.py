@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
 from rl.training import trl_runs
-from rl.training.kto import KTOTrainer, kto_weights
+from rl.training.kto import KTOTrainer, kto_weights, logistic_loss
 from rl.training.ladder import Choice
 from rl.training.policy import generate, load_policy
 from rl.training.prefix import Rung
@@ -116,6 +118,28 @@ def test_kto_learns_from_thumbs_what_is_preferred(base: str, tmp_path: Path) -> 
     assert {"loss", "kl", "rewards/chosen", "rewards/rejected", "rewards/margins"} <= result.history.keys()
     assert "eval_loss" in result.metrics
     assert len(follower.rows) >= len(result.history["step"])
+
+
+def test_the_logistic_loss_by_hand() -> None:
+    # -log sigmoid(0) = ln 2 for the good one, -log sigmoid(-ln 3) = ln 4 for the bad one
+    rewards, liked = torch.tensor([0.0, math.log(3)]), torch.tensor([True, False])
+    assert float(logistic_loss(rewards, liked, (1.0, 1.0))) == pytest.approx(1.5 * math.log(2))
+    assert float(logistic_loss(rewards, liked, (2.0, 1.0))) == pytest.approx(2 * math.log(2))
+
+
+@pytest.mark.training
+def test_the_logistic_loss_teaches_what_is_preferred(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = dataclasses.replace(KTO, loss="logistic", max_steps=6)
+    packed = kto(base, tmp_path / "packed", recipe).train(labels(16), labels(4))
+    assert packed.history["loss"][0] == pytest.approx(math.log(2), abs=1e-5)  # the policy is its reference
+    assert packed.history["loss"][-1] < packed.history["loss"][0]
+    assert preference(base, packed.checkpoint) > preference(base, None)
+    # and the library's own rows, one for each response, give the same
+    monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, **__: Choice(Rung.STOCK, "a test", {}))
+    stock = kto(base, tmp_path / "stock", recipe).train(labels(16), labels(4))
+    assert stock.history["loss"] == pytest.approx(packed.history["loss"], abs=1e-4)
 
 
 @pytest.mark.training

@@ -13,7 +13,7 @@ from rl.curriculum import ORDERS
 MOST_PASSES = 12
 """Passes over the same rows that `min_steps` may ask for: beyond them a policy learns the rows, not the taste."""
 
-MOST_WARM_UP_PASSES = 3
+MOST_WARM_UP_PASSES = 6
 """Passes over the judged responses in a warm-up, at most: their wording is wanted, not which one went with what."""
 
 
@@ -184,12 +184,14 @@ class AdapterRecipe(Recipe):
     that generations cannot walk away from it unnoticed."""
     warm_up_steps: int = 0
     """Steps of supervised fine-tuning on all responses that were judged, liked or not, before a preference loss (DPO,
-    KTO), in three passes at most; what comes of it is the reference in the base's place (`rl.training.warm_up`). For
+    KTO), in six passes at most; what comes of it is the reference in the base's place (`rl.training.warm_up`). For
     answers that the base model would not write by itself."""
+    warm_up_learning_rate: float = 0.0
+    """Learning rate of the warm-up; 0 takes `learning_rate`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._not_negative("warm_up_steps")
+        self._not_negative("warm_up_steps", "warm_up_learning_rate")
         if not self.start_from:
             raise RecipeError("start_from must be base, champion or the name of a policy, found nothing")
 

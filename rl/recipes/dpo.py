@@ -80,19 +80,21 @@ DPO_CONFIG: dict[str, DPORecipe] = {
     ),
     # 24 GB and more
     "high_quality": DPORecipe(lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=2e-5),
-    # a laptop and a small model, measured on the bundled base (DECISIONS, 2026-11-22): larger steps, a hundred
-    # of them at least, and the weight on the chosen answers keeps them valid (without it, 1e-3 at beta 0.1 learnt the
-    # taste in 30 steps and forgot to choose from the list: 23 % valid answers instead of 100 %)
+    # a laptop and a small model, tuned on the six worlds of benchmarks/world_tastes.py (DECISIONS, 2026-11-22): the
+    # warm-up makes a reference of what was judged, and the weight on the chosen answers holds on to writing them
     "cpu": DPORecipe(
         lora_r=16,
         lora_alpha=32,
         batch_size=16,
         learning_rate=1e-3,
         beta=0.3,
-        sft_weight=1.0,
+        sft_weight=0.2,
+        warm_up_steps=80,
+        warm_up_learning_rate=2e-3,
         max_length=1024,
         epochs=2.0,
-        min_steps=60,
+        min_steps=250,
+        patience=6,
     ),
 }
 """DPO presets by name: what `train_dpo --config` takes."""

@@ -32,7 +32,7 @@ REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
         lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=5e-5
     ),
     "cpu": RewardModelRecipe(
-        epochs=2.0, min_steps=100, batch_size=16, learning_rate=1e-3, lora_r=16, lora_alpha=32, save_steps=25
+        epochs=2.0, min_steps=150, patience=6, batch_size=16, learning_rate=1e-3, lora_r=16, lora_alpha=32,
     ),
 }  # fmt: skip
 """Reward model presets by name: what `train_reward_model --config` takes."""

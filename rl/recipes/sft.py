@@ -41,7 +41,7 @@ SFT_CONFIG: dict[str, SFTRecipe] = {
         lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=5e-5
     ),
     "cpu": SFTRecipe(
-        epochs=4.0, batch_size=16, learning_rate=2e-3, lora_r=8, lora_alpha=16, save_steps=25
+        epochs=3.0, min_steps=250, patience=6, batch_size=16, learning_rate=2e-3, lora_r=16, lora_alpha=32,
     ),
 }  # fmt: skip
 """SFT presets by name: what `train_sft --config` takes."""

@@ -113,7 +113,7 @@ class DPOTrainer:
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out.rows else {}
-        return result_of(
+        result = result_of(
             "dpo",
             trainer,
             policy,
@@ -128,6 +128,9 @@ class DPOTrainer:
             metrics=metrics,
             notes=self.notes,
         )
+        if self.warm_up is not None and self._main and result.status == "succeeded":
+            self.warm_up.store(Path(result.checkpoint))
+        return result
 
     def _warm_up(self, rows: Sequence[Any]) -> None:
         judged = [

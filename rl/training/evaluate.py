@@ -35,7 +35,7 @@ from rl.training.evaluate_evidence import (
     side_figure,
     written_evidence,
 )
-from rl.training.policy import Generation, LoadedPolicy
+from rl.training.policy import Generation, LoadedPolicy, reference_load
 from rl.training.result import TrainingRefused
 from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses
 
@@ -149,7 +149,11 @@ def evaluate_policy(
         with policy.without_adapter():
             base = _responses(policy, work, tick)
     assert base is not None
-    evidence = _other_evidence(work, more, checks or {}, own, other, base)
+    references = (
+        _reference_responses(policy, base, work),
+        _reference_responses(against, base, work) if isinstance(against, LoadedPolicy) else base,
+    )
+    evidence = _other_evidence(work, more, checks or {}, own, other, references)
     counts = {PAIRS: len(rows)} | {kind: one.figures["prompts"] for kind, one in evidence.items()}
     lead = lead_kind({kind: n for kind, n in counts.items() if kind not in (barred or {})}, needed)
     outcome: dict[str, Any] = {
@@ -228,19 +232,23 @@ def _other_evidence(
     checks: Mapping[str, Check],
     own: _Side,
     other: _Side | None,
-    base: Sequence[ResponseScore],
+    references: tuple[Sequence[ResponseScore], Sequence[ResponseScore]],
 ) -> dict[str, OtherEvidence]:
-    """Evidence of every kind beside pairs. Alone, rated answers are compared with the base, the others with nothing."""
+    """Evidence of every kind beside pairs. Alone, rated answers are compared with the base, the others with nothing.
+
+    references: scores of the rated answers by the reference of either side, see `_reference_responses`.
+    """
     found: dict[str, OtherEvidence] = {}
     for kind in dict.fromkeys(kind for kind, _ in work.scored):
         at = [i for i, (one, _) in enumerate(work.scored) if one == kind]
         of = [work.scored[i][1] for i in at]
-        mine, plain = [own.responses[i] for i in at], [base[i] for i in at]
-        theirs = [other.responses[i] for i in at] if other is not None else plain
+        mine = [own.responses[i] for i in at]
+        from_mine, from_theirs = ([scores[i] for i in at] for scores in references)
+        theirs = [other.responses[i] for i in at] if other is not None else from_theirs
         if kind == CORRECTIONS:
             found[kind] = written_evidence(of, mine, theirs if other is not None else mine)
         else:
-            found[kind] = rated_evidence(kind, of, mine, theirs, plain)
+            found[kind] = rated_evidence(kind, of, mine, theirs, from_mine, from_theirs)
     answered = {prompt.key: i for i, prompt in enumerate(work.asked)}
     for kind in KINDS:
         if kind in found or kind not in rows:
@@ -293,6 +301,17 @@ def _responses(policy: LoadedPolicy, work: _Work, tick: _Ticker) -> list[Respons
         found += score_responses(policy, items, batch_size=work.batch_size)
         tick(len(items))
     return found
+
+
+def _reference_responses(
+    policy: LoadedPolicy, base: Sequence[ResponseScore], work: _Work
+) -> Sequence[ResponseScore]:
+    """Scores of the rated answers by the reference that a policy was trained against: the base's, or its warm-up's."""
+    rated = any(kind in (LABELS, OUTCOMES) for kind, _ in work.scored)
+    reference = reference_load(policy) if rated else None
+    if reference is None:
+        return base
+    return _responses(reference, work, _Ticker(None, 0))
 
 
 def _figures(work: _Work, side: _Side) -> dict[str, Any]:

@@ -8,24 +8,27 @@ from typing import Any
 from rl.agents.base import Message
 from rl.statistics import Difference, mean_interval
 from rl.training.evaluate_evidence import hash_of, response_of
-from rl.training.policy import LoadedPolicy
+from rl.training.policy import LoadedPolicy, reference_load
 from rl.training.scoring import kl_encoded, score_responses
 
 
-def kl_to_base(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Message], str]]) -> float | None:
-    """KL to the base model, nats per token of a policy's own answers, never negative; None without adapter or answer.
+def kl_to_reference(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Message], str]]) -> float | None:
+    """KL to the reference a policy was trained against, nats per token of its own answers, never negative; None
+    without adapter or answer.
 
-    The k3 estimator of `scoring.kl_encoded` over greedy answers, where it is no unbiased estimate: it says how
-    surprised the base is by what users will read.
+    The reference is the base model, or what a warm-up made of it (`rl.training.warm_up`): how far a policy went for
+    the sake of what people prefer is told by the latter. The k3 estimator of `scoring.kl_encoded` over greedy answers,
+    where it is no unbiased estimate: it says how surprised the reference is by what users will read.
     """
     items = policy.encoder.responses([(list(messages), text) for messages, text in answers if text])
     if policy.adapter is None or not items:
         return None
-    return sum(kl_encoded(policy, items)) / max(sum(len(item.response_ids) for item in items), 1)
+    apart = kl_encoded(policy, items, reference=reference_load(policy))
+    return sum(apart) / max(sum(len(item.response_ids) for item in items), 1)
 
 
 def written_gain(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]]) -> Difference | None:
-    """Mean over prompts of log p(policy) - log p(base), nats per token with its 95 % interval, of held-out answers
+    """Mean over prompts of log p(policy) - log p(reference), nats per token with its 95 % interval, of held-out answers
     that people wrote: {"prompt", "completion"}.
 
     It is how far people lie from the base, less how far they lie from the policy. None without an adapter, or for
@@ -35,8 +38,11 @@ def written_gain(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]]) -> Dif
         return None
     items = [response_of(row, number) for number, row in enumerate(rows)]
     own = score_responses(policy, items)
-    with policy.without_adapter():
-        base = score_responses(policy, items)
+    if (reference := reference_load(policy)) is not None:
+        base = score_responses(reference, items)
+    else:
+        with policy.without_adapter():
+            base = score_responses(policy, items)
     by_prompt: dict[str, list[float]] = {}
     for row, mine, theirs in zip(rows, own, base, strict=True):
         by_prompt.setdefault(hash_of(row), []).append(mine.mean_logp - theirs.mean_logp)

@@ -62,20 +62,28 @@ def rated_evidence(
     rows: Sequence[Mapping[str, Any]],
     own: Sequence[ResponseScore],
     other: Sequence[ResponseScore],
-    base: Sequence[ResponseScore],
+    own_reference: Sequence[ResponseScore],
+    other_reference: Sequence[ResponseScore],
 ) -> OtherEvidence:
-    """Rated answers: how far the policy moved each from the other side, and how well each side knows what is liked."""
-    stored = [
-        {
-            "prompt_hash": hash_of(row),
-            "value": float(row["score"]),
-            "shift": mine.mean_logp - theirs.mean_logp,
-            "own": mine.mean_logp - plain.mean_logp,
-            "other": theirs.mean_logp - plain.mean_logp,
-            "slices": slices_of(row),
-        }
-        for row, mine, theirs, plain in zip(rows, own, other, base, strict=True)
-    ]
+    """Rated answers: how far the policy moved each from the other side, and how well each side knows what is liked.
+
+    How far a side moved an answer is measured from the reference it was trained against: the base model, or its
+    warm-up. Where both have the same, their distance from each other is what remains.
+    """
+    stored = []
+    for row, *scores in zip(rows, own, other, own_reference, other_reference, strict=True):
+        mine, theirs, from_mine, from_theirs = (score.mean_logp for score in scores)
+        moved, other_moved = mine - from_mine, theirs - from_theirs
+        stored.append(
+            {
+                "prompt_hash": hash_of(row),
+                "value": float(row["score"]),
+                "shift": moved - other_moved,
+                "own": moved,
+                "other": other_moved,
+                "slices": slices_of(row),
+            }
+        )
     effect = effect_of(kind, items_of(stored))
     figures: dict[str, Any] = {"responses": len(rows), **_figures(stored, effect)}
     if isinstance(effect, ConcordanceEffect):

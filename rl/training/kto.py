@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import trl
 from datasets import Dataset
+from torch.nn import functional
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from rl.recipes import AdapterRecipe, KTORecipe
@@ -162,7 +163,7 @@ class KTOTrainer:
             with failures_explained(self.recipe, self.output_dir):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out else {}
-        return result_of(
+        result = result_of(
             "kto",
             trainer,
             policy,
@@ -177,6 +178,9 @@ class KTOTrainer:
             metrics=metrics,
             notes=self.notes,
         )
+        if self.warm_up is not None and self._main and result.status == "succeeded":
+            self.warm_up.store(Path(result.checkpoint))
+        return result
 
     def _encode(
         self, policy: LoadedPolicy, rows: Sequence[Any]
@@ -202,7 +206,7 @@ class KTOTrainer:
             **common_arguments(recipe, self.hardware, self.output_dir, rows=rows, eval_rows=eval_rows)
             | {"train_sampling_strategy": "sequential"},
             beta=recipe.beta,
-            loss_type=recipe.loss,
+            loss_type="apo_zero_unpaired" if recipe.loss == "logistic" else recipe.loss,
             desirable_weight=recipe.desirable_weight or weights[0],
             undesirable_weight=recipe.undesirable_weight or weights[1],
             max_length=None,
@@ -225,15 +229,15 @@ class KTOTrainer:
             EncodedResponse(item.prompt_ids, other.response_ids)
             for item, other in zip(items, [*items[1:], items[0]], strict=True)
         ]
+        pointed = arguments.loss_type == "kto"  # the other losses have no reference point
+        scored = [*items, *mismatched] if pointed else items
         own = self.warm_up is None and self.cache_dir is not None  # of a warm-up nothing is known before
         cache = RowCache(self.cache_dir / "reference.sqlite3") if own and self.cache_dir else None
         reference = self.warm_up.reference if self.warm_up is not None else policy
-        logps, computed = reference_logps(
-            reference, arguments, [*items, *mismatched], 2 * self.recipe.batch_size, cache
-        )
+        logps, computed = reference_logps(reference, arguments, scored, 2 * self.recipe.batch_size, cache)
         if cache is not None:
             self._note(
-                f"reference log-probabilities: {computed:,} computed, {2 * len(items) - computed:,} known before"
+                f"reference log-probabilities: {computed:,} computed, {len(scored) - computed:,} known before"
             )
         return Dataset.from_dict(
             {
@@ -242,7 +246,7 @@ class KTOTrainer:
                 "KL_completion_ids": [item.response_ids for item in mismatched],
                 "label": [label for _, label in encoded],
                 "ref_logps": logps[: len(items)],
-                "ref_KL_logps": logps[len(items) :],
+                "ref_KL_logps": logps[len(items) :] if pointed else [0.0] * len(items),
             }
         )
 
@@ -258,13 +262,16 @@ class KTOCollator(DataCollatorForUnpairedPreference):
     behind it, where TRL has two rows per response."""
 
     rung: Rung = Rung.STOCK
+    mismatched: bool = True
+    """Whether the loss has a reference point, which the mismatched responses are for."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         if self.rung is Rung.STOCK:
             return dict(super().torch_call(examples))
+        columns = ("completion_ids", "KL_completion_ids")[: 1 + self.mismatched]
         packed = pack(
-            [example["prompt_ids"] for example in examples] * 2,
-            [example[name] for name in ("completion_ids", "KL_completion_ids") for example in examples],
+            [example["prompt_ids"] for example in examples] * len(columns),
+            [example[name] for name in columns for example in examples],
             pad_token_id=self.pad_token_id,
         )
         batch = completions_alone(packed, self.pad_token_id, len(examples))
@@ -273,19 +280,36 @@ class KTOCollator(DataCollatorForUnpairedPreference):
         return batch
 
 
+def logistic_loss(rewards: torch.Tensor, labels: torch.Tensor, weights: tuple[float, float]) -> torch.Tensor:
+    """Logistic regression of thumbs on rewards: the mean over [B] responses of -w log sigmoid(r) where one was good and
+    -w log sigmoid(-r) where it was bad.
+
+    rewards: beta times the log-ratio to the reference, nats. It is binary classifier optimisation (Jung et al. 2024,
+    arXiv 2404.04656) with its shift held at nought: with the shift, all responses could become unlikely together.
+    """
+    signs = torch.where(labels, 1.0, -1.0)
+    weight = torch.where(labels, weights[0], weights[1])
+    return -(weight * functional.logsigmoid(signs * rewards)).mean()
+
+
 class _Trainer(OwnHouse, trl.KTOTrainer):
     """TRL's trainer on responses that are already tokens and whose reference is known."""
 
     method = "kto"
     _mismatched: torch.Tensor | None = None
     """[B] log-probabilities of the mismatched responses, where they came with the others."""
+    logistic = False
+    """Whether the loss is `logistic_loss`, computed from what TRL's own has computed."""
+    _logps: torch.Tensor | None = None
+    """[B] log-probabilities of the responses of this batch."""
 
     def settle(self, owner: KTOTrainer, policy: LoadedPolicy) -> None:
         self.precompute_ref_logps = True
+        self.logistic = owner.recipe.loss == "logistic"
         trainer_settle(self, policy, owner)
         forward_settle(self)
         choice = rung_settle(self, self.token_rows("completion_ids", "KL_completion_ids"))
-        self.data_collator.rung = choice.rung
+        self.data_collator.rung, self.data_collator.mismatched = choice.rung, self.calculate_KL
         owner._note(choice.said)
 
     def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
@@ -296,13 +320,34 @@ class _Trainer(OwnHouse, trl.KTOTrainer):
             # one forward for what TRL computes in two; its loss is given what it would have computed
             count = len(inputs["label"])
             found = model(packed=inputs["packed"], fused_lm_head=True)
-            self._mismatched = found.log_probs[count:].detach().sum(-1)
+            self._mismatched = found.log_probs[count:].detach().sum(-1) if self.calculate_KL else None
             answered = type(found)(**{name: values[:count] for name, values in found.items()})
             inputs = {name: values for name, values in inputs.items() if name != "packed"}
             model = functools.partial(_given, answered)
-        loss = super()._compute_loss(model, inputs, return_outputs)
+        loss = super()._compute_loss(self._kept(model), inputs, return_outputs)
+        if self.logistic:
+            loss = self._logistic_loss(inputs)
         self.loss_check(loss[0] if return_outputs else loss, f" or raise beta (now {self.beta:g})")
         return loss
+
+    def _kept(self, model: Any) -> Any:
+        """The model, whose log-probabilities are kept for the loss that TRL does not have."""
+        if not self.logistic:
+            return model
+
+        def asked(**inputs: Any) -> Any:
+            output = model(**inputs)
+            self._logps = output.log_probs.sum(-1)
+            return output
+
+        return asked
+
+    def _logistic_loss(self, inputs: dict[str, Any]) -> torch.Tensor:
+        assert self._logps is not None
+        logps, self._logps = self._logps, None
+        rewards = self.beta * (logps - inputs["ref_logps"].to(logps))
+        labels = inputs["label"].to(device=logps.device, dtype=torch.bool)
+        return logistic_loss(rewards, labels, (self.desirable_weight, self.undesirable_weight))
 
 
 def _given(output: Any, **_: Any) -> Any:

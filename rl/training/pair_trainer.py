@@ -22,6 +22,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 from rl.recipes import DPORecipe
 from rl.training.compile_choice import CompileChoice, compile_choose
 from rl.training.deferred import Ledger
+from rl.training.early_stopping import RANKING_LOSS, ranking_loss
 from rl.training.encoding import EncodedResponse
 from rl.training.flex import flatten
 from rl.training.ladder import Choice, lowest_rung, packed_logps
@@ -231,6 +232,8 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
     """How rows that share a prompt are computed, and why."""
     compile_choice: CompileChoice
     """Whether the layers are compiled, and why."""
+    _differences: list[float] | None = None
+    """log p(chosen) - log p(rejected) of the eval pairs so far, nats; None while it is not evaluated."""
     later_metrics: bool | None = None
     """Whether metrics stay on the device until they are logged; None: where the device is not the CPU."""
 
@@ -360,7 +363,8 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         with contextlib.nullcontext() if self.ledger is None else self.ledger.gathering(self):
-            loss = super()._compute_loss(self._read_later(model), inputs, return_outputs)
+            watched = self._read_later(model) if self.model.training else self._read_differences(model)
+            loss = super()._compute_loss(watched, inputs, return_outputs)
             tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()
         mode = "train" if self.model.training else "eval"
         self.loss_check(loss[0] if return_outputs else loss, f" or raise beta (now {self.beta:g})")
@@ -372,6 +376,26 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
             return loss
         # a micro-batch is a share of its step
         return (loss[0] * self._share, *loss[1:]) if return_outputs else loss * self._share
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, with the ranking loss of the pairs beside its metrics."""
+        self._differences = []
+        output = super().evaluation_loop(*args, **kwargs)
+        differences, self._differences = self._differences, None
+        output.metrics[RANKING_LOSS] = ranking_loss(differences)
+        return output
+
+    def _read_differences(self, model: Any) -> Any:
+        """The model, whose log-probabilities of the pairs are noted."""
+
+        def asked(**inputs: Any) -> Any:
+            output = model(**inputs)
+            if self._differences is not None:
+                chosen, rejected = output.log_probs.detach().double().sum(-1).chunk(2)
+                self._differences += self.accelerator.gather_for_metrics(chosen - rejected).tolist()
+            return output
+
+        return asked
 
     def _read_later(self, model: Any) -> Any:
         """The model, whose mean logits TRL selects by a mask to average them."""

@@ -24,7 +24,14 @@ from rl.recipes import Recipe
 from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import config_load, context_of, four_bit, model_load, tokenizer_load
-from rl.training.model_files import FACTS, PolicyLoadError, adapter_read, base_hash, model_located
+from rl.training.model_files import (
+    ADAPTER_FILES,
+    FACTS,
+    PolicyLoadError,
+    adapter_read,
+    base_hash,
+    model_located,
+)
 from rl.training.row_cache import RowCache
 
 
@@ -130,6 +137,18 @@ def load_policy(
         policy.model = get_peft_model(model, lora_config(recipe or Recipe(), model))
     policy.model.train(trainable)
     return policy
+
+
+REFERENCE = "reference"
+"""Folder in a policy's adapter that holds the reference it was trained against, where that is not the base."""
+
+
+def reference_load(policy: LoadedPolicy) -> LoadedPolicy | None:
+    """The reference a policy was trained against, from its own folder; None where that is the base itself."""
+    folder = Path(policy.adapter) / REFERENCE if policy.adapter is not None else None
+    if folder is None or not (folder / ADAPTER_FILES[1]).is_file():
+        return None
+    return load_policy(policy.base_model, folder, hardware=policy.hardware, quantization=policy.quantization)
 
 
 def generate(

@@ -88,16 +88,25 @@ def score_encoded(
 
 
 def kl_encoded(
-    policy: LoadedPolicy, items: Sequence[EncodedResponse], *, batch_size: int = 16
+    policy: LoadedPolicy,
+    items: Sequence[EncodedResponse],
+    *,
+    reference: LoadedPolicy | None = None,
+    batch_size: int = 16,
 ) -> list[float]:
-    """KL(policy || base) of each of the policy's own responses, summed over its tokens, in nats; never negative.
+    """KL(policy || reference) of each of the policy's own responses, summed over its tokens, in nats; never negative.
+
+    Without a `reference` it is the base, the same model without its adapter.
 
     The k3 estimator, q/p - 1 - log(q/p) per token, unbiased where the policy drew the response at temperature 1.
     Source: Schulman 2020, Approximating KL Divergence.
     """
     own = _rows_scored(policy, items, batch_size)
-    with policy.without_adapter():
-        base = _rows_scored(policy, items, batch_size)
+    if reference is None:
+        with policy.without_adapter():
+            base = _rows_scored(policy, items, batch_size)
+    else:
+        base = _rows_scored(reference, items, batch_size)
     return [
         # 0 in both beyond the response, where k3 is 0 too
         float((torch.expm1(theirs - mine) - (theirs - mine)).sum())

@@ -239,7 +239,9 @@ class OwnHouse:
 
     def best_step(self) -> int:
         """The step of the weights that were kept; 0: the last one's, as nobody watched the eval split."""
-        return best_evaluation(self.state.log_history)[0] if self.early_stopping is not None else 0
+        if self.early_stopping is None:
+            return 0
+        return best_evaluation(self.state.log_history, self.args.metric_for_best_model)[0]
 
     def stopped_early(self) -> str:
         """Why the eval split ended the run; empty where it did not."""

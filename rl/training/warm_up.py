@@ -19,7 +19,7 @@ from typing import Any
 from rl.recipes import BASE, AdapterRecipe, SFTRecipe
 from rl.training.hardware import Hardware
 from rl.training.model_files import ADAPTER_FILES
-from rl.training.policy import LoadedPolicy, load_policy
+from rl.training.policy import REFERENCE, LoadedPolicy, load_policy
 from rl.training.sft import SFTTrainer
 
 
@@ -31,6 +31,10 @@ class WarmUp:
     """The base with the adapter of the warm-up: what the preference loss measures against."""
     adapter: Path
     note: str
+
+    def store(self, adapter: Path) -> None:
+        """Copy the reference into the folder of the policy that was measured against it."""
+        shutil.copytree(self.adapter, adapter / REFERENCE, dirs_exist_ok=True)
 
     def begun(self, recipe: AdapterRecipe) -> AdapterRecipe:
         """The recipe, starting from the warm-up where it would start from the base."""
@@ -80,7 +84,12 @@ def warm_up(
 
 
 def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
-    shared = {field.name for field in dataclasses.fields(AdapterRecipe)} - {"start_from", "warm_up_steps"}
+    shared = {field.name for field in dataclasses.fields(AdapterRecipe)} - {
+        "start_from",
+        "warm_up_steps",
+        "warm_up_learning_rate",
+    }
     knobs = {name: getattr(recipe, name) for name in shared}
+    knobs["learning_rate"] = recipe.warm_up_learning_rate or recipe.learning_rate
     knobs |= {"max_steps": steps, "save_steps": steps, "patience": 0, "eval_steps": 0, "curriculum": "none"}
     return SFTRecipe(**knobs)

@@ -1,0 +1,297 @@
+"""Share of liked answers to unseen prompts after training with default settings, in made-up worlds, beside classifiers.
+
+    python benchmarks/worlds.py [--worlds kept|tuned|NAME,...] [--sizes 300,1000] [--unseen 150] [--seed 0]
+                                [--fast] [--method auto] [--set KEY=VALUE ...]
+
+Six worlds are there to tune recipes over, six others are kept aside for the table (`benchmarks/world_tastes.py`). Each
+row: a file of feedback on so many prompts, `import_feedback`, `run_pipeline --method auto --skip-evaluation` where that
+is what the commands are called (below), and the policy's choice among the options for prompts nobody rated. The policy
+chooses as it is served: the candidate with the largest log-probability. Beside it, on the same rows the policy was
+trained with (its train and eval split; the holdout is the gate's): scikit-learn's logistic regression on words crossed
+with options, its penalty by cross-validation, and gradient boosting on words and the option; the best constant answer
+in hindsight; the base model. `--fast` trains with the trainer classes, without a database, which is how recipes were
+tuned. Prints a table on stderr and one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from world_tastes import CORRECTIONS, KEPT, PAIRS, SCORES, THUMBS, TUNED, WORLDS, Prompt, World  # noqa: E402
+
+MIN_EVIDENCE = 30
+"""Held-out prompts the gate asks for, which decides how many are held out."""
+
+METHOD = {THUMBS: "kto", SCORES: "kto", PAIRS: "dpo", CORRECTIONS: "sft"}
+"""The method `auto` takes, for the road without commands."""
+
+
+def messages(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def rows_split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The sides the rows' prompts would stand on in a database that sees them for the first time."""
+    from rl.holdout import splits_drawn
+
+    hashes = [hashlib.sha256(row["prompt"].encode()).hexdigest() for row in rows]
+    sides = splits_drawn({}, set(hashes), min_evidence=MIN_EVIDENCE)
+    split: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "holdout": []}
+    for row, name in zip(rows, hashes, strict=True):
+        split[sides[name]].append(row)
+    return split
+
+
+# --- Classifiers -------------------------------------------------------------------------------------------------
+
+
+def classifiers(world: World, rows: Sequence[dict[str, Any]], unseen: Sequence[Prompt]) -> dict[str, float]:
+    """Liked shares of scikit-learn's models of the same rows."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+
+    words = CountVectorizer(token_pattern=r"[^\W\d_]+", binary=True).fit([row["prompt"] for row in rows])
+    count = len(world.options)
+
+    def features(texts: Sequence[str]) -> np.ndarray[Any, Any]:
+        found = words.transform(texts).toarray().astype(float)
+        return np.c_[found, np.ones(len(found))]
+
+    def crossed(found: np.ndarray[Any, Any], chosen: Sequence[int]) -> np.ndarray[Any, Any]:
+        width = found.shape[1]
+        out = np.zeros((len(found), count * width))
+        for i, option in enumerate(chosen):
+            out[i, option * width : (option + 1) * width] = found[i]
+        return out
+
+    def joined(found: np.ndarray[Any, Any], chosen: Sequence[int]) -> np.ndarray[Any, Any]:
+        return np.c_[found, np.array(chosen)]
+
+    number = {option: i for i, option in enumerate(world.options)}
+    given, asked = features([row["prompt"] for row in rows]), features([prompt.text for prompt in unseen])
+    if world.kind == PAIRS:
+        chosen = [number[row["chosen"]] for row in rows]
+        rejected = [number[row["rejected"]] for row in rows]
+        difference = crossed(given, chosen) - crossed(given, rejected)
+        linear, sides = np.r_[difference, -difference], np.r_[np.ones(len(rows)), np.zeros(len(rows))]
+        trees, labels = np.r_[joined(given, chosen), joined(given, rejected)], sides
+    elif world.kind == CORRECTIONS:
+        right = [number[row["correction"]] for row in rows]
+        shown = [number[row["response"]] for row in rows]
+        linear, sides = given, np.array(right)
+        trees = np.r_[joined(given, right), joined(given, shown)]
+        labels = np.r_[np.ones(len(rows)), np.zeros(len(rows))]
+    else:
+        responses = [number[row["response"]] for row in rows]
+        liked = np.array([float(row.get("thumb") == "up" or row.get("score", 0) > 0.5) for row in rows])
+        linear, sides, trees, labels = crossed(given, responses), liked, joined(given, responses), liked
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        search = GridSearchCV(
+            LogisticRegression(max_iter=1000, fit_intercept=world.kind != PAIRS),
+            {"C": [0.03, 0.1, 0.3, 1.0, 3.0]}, scoring="neg_log_loss" if world.kind != CORRECTIONS else None, cv=4,
+        ).fit(linear, sides)  # fmt: skip
+        forest = HistGradientBoostingClassifier(
+            categorical_features=[trees.shape[1] - 1], min_samples_leaf=5, max_iter=150, learning_rate=0.05
+        ).fit(trees, labels)
+    if world.kind == CORRECTIONS:
+        scores = np.full((len(unseen), count), -math.inf)
+        scores[:, search.best_estimator_.classes_] = search.predict_log_proba(asked)
+    else:
+        scores = np.stack(
+            [search.decision_function(crossed(asked, [o] * len(unseen))) for o in range(count)], 1
+        )
+    boosted = np.stack([forest.decision_function(joined(asked, [o] * len(unseen))) for o in range(count)], 1)
+    return {
+        "logistic": share(world, unseen, scores.argmax(1)),
+        "boosting": share(world, unseen, boosted.argmax(1)),
+    }
+
+
+def share(world: World, unseen: Sequence[Prompt], chosen: Sequence[Any]) -> float:
+    """Of the prompts, those whose chosen option people like."""
+    return sum(int(c) in world.liked(p) for c, p in zip(chosen, unseen, strict=True)) / len(unseen)
+
+
+def best_constant(world: World, unseen: Sequence[Prompt]) -> float:
+    return max(share(world, unseen, [option] * len(unseen)) for option in range(len(world.options)))
+
+
+# --- Policies ----------------------------------------------------------------------------------------------------
+
+
+def policy_share(world: World, unseen: Sequence[Prompt], adapter: str | None) -> float:
+    """Of the prompts, those for which the policy's likeliest candidate is liked."""
+    from rl.training.hardware import detect
+    from rl.training.policy import load_policy
+    from rl.training.scoring import score_responses
+
+    policy = load_policy("bundled", adapter, hardware=detect())
+    count = len(world.options)
+    scores = score_responses(
+        policy, [(messages(prompt.text), option) for prompt in unseen for option in world.options]
+    )
+    logps = np.array([score.logp for score in scores]).reshape(len(unseen), count)
+    return share(world, unseen, logps.argmax(1))
+
+
+def method_rows(rows: Sequence[dict[str, Any]], method: str) -> list[dict[str, Any]]:
+    """Rows as the trainer of a method reads them."""
+    made: list[dict[str, Any]] = []
+    for row in rows:
+        prompt = {"prompt": messages(row["prompt"])}
+        if method == "dpo":
+            chosen = row.get("chosen") or row["correction"]
+            made.append({**prompt, "chosen": chosen, "rejected": row.get("rejected") or row["response"]})
+        elif method == "sft":
+            made.append(
+                {**prompt, "completion": row.get("correction") or row.get("chosen") or row["response"]}
+            )
+        elif row.get("score") != 0.5:
+            good = row.get("thumb") == "up" or row.get("score", 0) > 0.5
+            made.append({**prompt, "completion": row["response"], "label": good})
+    return made
+
+
+def trained_fast(
+    world: World, rows: Sequence[dict[str, Any]], options: argparse.Namespace, home: Path
+) -> dict[str, Any]:
+    from rl.methods import method_named
+    from rl.recipes import RECIPES
+    from rl.training.hardware import detect
+
+    method = METHOD[world.kind] if options.method == "auto" else options.method
+    split = rows_split(rows)
+    knobs = dict(pair.split("=", 1) for pair in options.set)
+    train, held = method_rows(split["train"], method), method_rows(split["eval"], method)
+    recipe = RECIPES[method]["cpu"].with_knobs(**knobs).fitted(len(train))
+    module, _, name = method_named(method).trainer.partition(":")
+    trainer = getattr(importlib.import_module(module), name)(
+        recipe, "bundled", output_dir=home, agent=world.agent, hardware=detect()
+    )
+    result = trainer.train(train, held)
+    return {
+        "method": method, "steps": result.steps, "total_steps": result.total_steps, "best_step": result.best_step,
+        "seconds": result.seconds, "adapter": result.checkpoint,
+    }  # fmt: skip
+
+
+def trained_by_commands(
+    world: World, rows: Sequence[dict[str, Any]], options: argparse.Namespace, home: Path
+) -> dict[str, Any]:
+    import shapes
+
+    shapes.AGENT = world.agent
+    desk = shapes.Desk(home)
+    shapes.migrate(desk)
+    file = home / "feedback.jsonl"
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    desk.command("import_feedback", str(file), "--agent", world.agent)
+    knobs = [word for pair in options.set for word in ("--set", pair)]
+    made = desk.command(
+        "run_pipeline",
+        "--agent",
+        world.agent,
+        "--method",
+        options.method,
+        "--skip-export",
+        *knobs,
+        check=False,
+    )
+    trained = made.get("trained") or made
+    return {"method": made.get("method"), "raw": made, "adapter": trained.get("checkpoint")}
+
+
+def measured(world: World, size: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One row of the table."""
+    from rl.statistics import wilson_interval
+
+    prompts = world.prompts(size, options.seed)
+    unseen = world.prompts(options.unseen, options.seed + 1000, prompts)
+    rows = world.feedback(prompts, options.seed)
+    split = rows_split(rows)
+    began = time.perf_counter()
+    train = trained_fast if options.fast else trained_by_commands
+    made = train(world, rows, options, folder / f"{world.agent}-{size}")
+    seconds = time.perf_counter() - began
+    found = {"world": world.agent, "kind": world.kind, "options": len(world.options), "prompts": size, **made}
+    if made["adapter"]:
+        liked = policy_share(world, unseen, made["adapter"])
+        interval = wilson_interval(round(liked * len(unseen)), len(unseen))
+        found |= {"liked": liked, "low": interval.low, "high": interval.high}
+    found |= {
+        "base": policy_share(world, unseen, None),
+        "constant": best_constant(world, unseen),
+        **classifiers(world, [*split["train"], *split["eval"]], unseen),
+        "seconds": round(seconds, 1),
+    }
+    return found
+
+
+def line(row: dict[str, Any]) -> str:
+    liked = (
+        f"{100 * row['liked']:.0f} ({100 * row['low']:.0f} to {100 * row['high']:.0f})"
+        if "liked" in row
+        else "-"
+    )
+    rest = "".join(f"{100 * row[name]:>9.0f}" for name in ("base", "constant", "logistic", "boosting"))
+    steps = f"{row.get('best_step') or row.get('steps')} of {row.get('total_steps')}"
+    return (
+        f"{row['world']:<14}{row['kind']:<12}{row['options']:>3}{row['prompts']:>6}  {row['method'] or '-':<5}"
+        f"{liked:>15}{rest}  {steps:>12}{row['seconds']:>7.0f}"
+    )
+
+
+HEADING = (
+    f"{'world':<14}{'feedback':<12}{'k':>3}{'n':>6}  {'by':<5}{'liked, %':>15}{'base':>9}{'constant':>9}{'logistic':>9}"
+    f"{'boosting':>9}  {'kept step':>12}{'s':>7}"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--worlds", default="kept")
+    parser.add_argument("--sizes", default="300,1000")
+    parser.add_argument("--unseen", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--method", default="auto")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--home", type=Path, help="keep the data folders here")
+    options = parser.parse_args()
+    named = {"kept": KEPT, "tuned": TUNED}.get(options.worlds)
+    worlds = named or [WORLDS[name] for name in options.worlds.split(",")]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    rows: list[dict[str, Any]] = []
+    print(HEADING, file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="ratchet-worlds-") as temporary:
+        for size in map(int, options.sizes.split(",")):
+            for world in worlds:
+                rows.append(measured(world, size, options, options.home or Path(temporary)))
+                print(line(rows[-1]), file=sys.stderr, flush=True)
+    print(json.dumps({"benchmark": "worlds", "seed": options.seed, "unseen": options.unseen, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
