@@ -87,14 +87,14 @@ DPO_CONFIG: dict[str, DPORecipe] = {
         lora_alpha=32,
         batch_size=16,
         learning_rate=1e-3,
-        beta=0.3,
+        beta=0.1,
         sft_weight=0.2,
         warm_up_steps=80,
         warm_up_learning_rate=2e-3,
         max_length=1024,
         epochs=2.0,
         min_steps=250,
-        patience=6,
+        patience=10,
     ),
 }
 """DPO presets by name: what `train_dpo --config` takes."""
