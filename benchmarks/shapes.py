@@ -408,7 +408,7 @@ def trained_over_rest(desk: Desk) -> dict[str, Any]:
     plan = desk.call(f"/api/policies/train_policy/{AGENT}", {"dryRun": True})
     queued = desk.call(f"/api/policies/train_policy/{AGENT}", {})
     run = str(queued.get("run") or queued.get("runId") or queued.get("id"))
-    done = desk.command("run_pipeline", "--run", run, check=False)
+    done = desk.command(f"train_{plan['method']}", "--queued", run, check=False)  # as a worker does
     return {
         "method": plan.get("method"),
         "policy": done.get("policy"),
