@@ -9,14 +9,26 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
-from unfold.decorators import display
+from unfold.decorators import action, display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from feedback import admin_people  # noqa: F401  (Django looks for pages in this file alone)
 from feedback.collection import wanted_renew
-from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Suggestion, Trace
+from feedback.import_undo import trained_words
+from feedback.models import (
+    AgentSettings,
+    Comparison,
+    Decision,
+    Outcome,
+    Rating,
+    Suggestion,
+    Trace,
+    Withdrawal,
+)
 from feedback.previews import turns_of
+from feedback.roles import SCOPE_PERMISSIONS
 from feedback.selectors import agents_known
+from feedback.withdrawals import WithdrawalSelection, decisions_withdraw, withdrawal_restore
 
 RENEWED_AT_ONCE = 20_000
 """Decisions of an agent that follow its changed settings while a page waits."""
@@ -106,6 +118,7 @@ class DecisionAdmin(FactAdmin):
     search_help_text = "Finds in responses, policies, units and run ids"
     ordering = ["-created_at", "-id"]
     inlines = [RatingInline, OutcomeInline]
+    actions = ["withdraw"]
     fieldsets = [
         (None, {"fields": ["agent", "conversation", "response", "candidates"]}),
         ("Made by", {"fields": ["policy", "arm", "unit", "propensity"]}),
@@ -120,6 +133,16 @@ class DecisionAdmin(FactAdmin):
         if request.resolver_match and request.resolver_match.url_name == "feedback_decision_changelist":
             return queryset.defer("state", "candidates", "metadata", "tags")
         return queryset
+
+    @action(description="Withdraw: nothing learns from these", permissions=["withdraw"])
+    def withdraw(self, request: HttpRequest, queryset: QuerySet[Decision]) -> None:
+        ids = tuple(queryset.order_by().values_list("pk", flat=True))
+        done = decisions_withdraw(WithdrawalSelection(ids=ids), actor=request.user.get_username())
+        trained = trained_words(done.trained_on) if done.trained_on else "nothing was trained on them"
+        messages.success(request, f"{done.decisions:,} decisions withdrawn; {trained}.")
+
+    def has_withdraw_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(SCOPE_PERMISSIONS["operate"])
 
     @display(description="decision")
     def shown_id(self, decision: Decision) -> str:
@@ -239,6 +262,27 @@ class OutcomeAdmin(FactAdmin):
     @display(description="decision")
     def of_decision(self, outcome: Outcome) -> SafeString | str:
         return admin_link(outcome.decision)
+
+
+@admin.register(Withdrawal)
+class WithdrawalAdmin(FactAdmin):
+    """Decisions taken out of what is learnt from, and put back."""
+
+    list_display = ["id", "decisions_count", "reason", "actor", "created", "restored_at"]
+    search_fields = ["reason", "actor"]
+    ordering = ["-id"]
+    readonly_fields = ["created_at", "restored_at"]
+    actions = ["restore"]
+
+    @action(description="Restore: what was withdrawn counts again", permissions=["restore"])
+    def restore(self, request: HttpRequest, queryset: QuerySet[Withdrawal]) -> None:
+        count = 0
+        for number in queryset.filter(restored_at=None).values_list("pk", flat=True):
+            count += withdrawal_restore(number, actor=request.user.get_username())
+        messages.success(request, f"{count:,} decisions count again.")
+
+    def has_restore_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(SCOPE_PERMISSIONS["operate"])
 
 
 @admin.register(Trace)

@@ -13,12 +13,15 @@ from feedback.api.imports import ImportOne, Imports, ImportUndo
 from feedback.api.ratings import Comparisons, Outcomes, Ratings
 from feedback.api.scores import Feedback
 from feedback.api.traces import Traces
+from feedback.api.withdrawals import WithdrawalRestore, Withdrawals
 
 urlpatterns = [
     path("decisions/", Decisions.as_view(), name="api-decisions"),
     path("decisions/<uuid:pk>/", DecisionOne.as_view(), name="api-decision"),
     path("decisions/<uuid:pk>/ratings/", Ratings.as_view(), name="api-ratings"),
     path("decisions/<uuid:pk>/outcomes/", Outcomes.as_view(), name="api-outcomes"),
+    path("withdrawals/", Withdrawals.as_view(), name="api-withdrawals"),
+    path("withdrawals/<int:pk>/restore/", WithdrawalRestore.as_view(), name="api-withdrawal-restore"),
     path("comparisons/", Comparisons.as_view(), name="api-comparisons"),
     path("traces/", Traces.as_view(), name="api-traces"),
     path("policies/feedback/<str:agent>", Feedback.as_view(), name="api-feedback"),

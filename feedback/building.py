@@ -14,6 +14,7 @@ from django.utils import timezone
 from feedback.agent_names import name_hashed, prompt_hash
 from feedback.checks import Check, FeedbackRefused, shown
 from feedback.collection import ratings_wanted
+from feedback.formats.records import RESERVED, metadata_fault
 from feedback.models import (
     Comparison,
     Decision,
@@ -70,8 +71,12 @@ def decision_build(
     trace: Trace | None = None,
     source: str = "app",
     created_at: datetime | str | None = None,
+    reserved: bool = False,
 ) -> Decision:
-    """A decision from its facts, as `decision_record` takes them, not yet stored. Raises FeedbackRefused."""
+    """A decision from its facts, as `decision_record` takes them, not yet stored. Raises FeedbackRefused.
+
+    reserved: the metadata may hold the keys that only Ratchet writes, as far as they can be read back.
+    """
     check = Check()
     key = identity_of(id)
     values: dict[str, Any] = {
@@ -93,6 +98,7 @@ def decision_build(
         "source": check.text("source", source, limit=40),
     }
     at = check.time("created_at", created_at)
+    check_reserved(check, response, values["metadata"], reserved)
     check.done("decision")
     asked = prompt_hash(values["agent"], values["messages"])
     return Decision(
@@ -106,6 +112,19 @@ def decision_build(
         asking_worth=policy_doubt(values["candidates"], values["propensity"]),
         created_at=at or timezone.now(),
     )
+
+
+def check_reserved(check: Check, response: Any, metadata: Mapping[str, Any], reserved: bool) -> None:
+    """Refuse the keys of metadata that only Ratchet writes; `reserved`: only where they cannot be read back."""
+    if reserved:
+        if fault := metadata_fault(response, metadata):
+            check.fields["metadata"] = fault
+        return
+    if found := [name for name in RESERVED if name in metadata]:
+        check.fields["metadata"] = (
+            f"expected other keys than {' and '.join(RESERVED)}, which only Ratchet writes; found "
+            f"{', '.join(found)}: send it under another name"
+        )
 
 
 class Subject(NamedTuple):

@@ -58,7 +58,11 @@ def wanted_renew(agent: str) -> int:
     """
     _settings.clear()
     settings = agent_settings(agent)
-    rows = Decision.objects.filter(agent=agent).order_by("pk").values_list("pk", "ratings_wanted")
+    rows = (
+        Decision.objects.filter(agent=agent, withdrawal=None)
+        .order_by("pk")
+        .values_list("pk", "ratings_wanted")
+    )
     changed, some = 0, list(rows[:BATCH])
     while some:
         apart: dict[int, list[uuid.UUID]] = defaultdict(list)

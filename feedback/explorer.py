@@ -124,7 +124,7 @@ def _not_below(place: Place) -> Q:
 def _rated(found: QuerySet[Decision], rated: str) -> QuerySet[Decision]:
     if not rated:
         return found
-    standing = ratings_standing().filter(decision=OuterRef("pk")).order_by()
+    standing = ratings_standing(of_withdrawn=True).filter(decision=OuterRef("pk")).order_by()
     if rated == "unrated":
         return found.alias(any=one_of(standing)).filter(any__isnull=True)
     if rated == "disputed":
@@ -135,7 +135,7 @@ def _rated(found: QuerySet[Decision], rated: str) -> QuerySet[Decision]:
 
 def _with_ratings(rows: list[Decision]) -> None:
     said: dict[uuid.UUID, list[Rating]] = {row.pk: [] for row in rows}
-    for rating in ratings_standing().filter(decision__in=list(said)):
+    for rating in ratings_standing(of_withdrawn=True).filter(decision__in=list(said)):
         said[rating.decision_id].append(rating)
     for row in rows:
         row.standing = said[row.pk]  # type: ignore[attr-defined]

@@ -103,7 +103,7 @@ def verdict_shown(rating: Rating) -> dict[str, Any]:
 @require_safe
 def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     """One decision with everything known of it; `?part=` of a long trace."""
-    row = Decision.objects.select_related("trace").filter(pk=pk).first()
+    row = Decision.objects.select_related("trace", "withdrawal").filter(pk=pk).first()
     if row is None:
         raise Http404(f"no decision {pk}")
     part = request.GET.get("part", "")

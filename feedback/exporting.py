@@ -19,6 +19,7 @@ import orjson
 from feedback import formats
 from feedback.exported import MORE, Selection, one_moment, records
 from feedback.formats.writing import Line, LineWritten, Shape, View
+from feedback.problem_rows import RowReader, unreadable_shown
 
 PIECE = 1 << 16
 """Bytes after which a piece of a stream is sent on."""
@@ -39,6 +40,8 @@ class ExportReport:
     """Reason, as in formats.writing.REASONS -> how many."""
     truncated: bool = False
     """Whether there was more than the limit."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Decisions that could not be read, the first of them: id -> why."""
     files: list[dict[str, Any]] = field(default_factory=list)
     """[{path, format, samples, bytes}], the first one the file that was asked for."""
 
@@ -49,6 +52,7 @@ class ExportReport:
             "samples": self.samples,
             "left_out": {reason: count for reason, count in self.left_out.items() if count},
             "truncated": self.truncated,
+            "unreadable": self.unreadable,
             "files": self.files,
         }
 
@@ -68,11 +72,18 @@ def export_stream(
     Needs memory for a few thousand rows, however many there are. Raises ExportRefused for an unknown format.
     """
     shape = shape_of(name)
+    # of this pass alone: a selection may be used for several files
+    reader = RowReader("", "export")
+    selection = replace(selection, reader=reader)
 
     def pieces() -> Iterator[bytes]:
         with one_moment(), closing(_rows(shape, selection, report.left_out)) as rows:
             yield from _encoded(shape, _limited(rows, limit, report), report)
         report.truncated |= bool(report.left_out.pop(MORE, 0))
+        if reader.unreadable:
+            report.left_out["unreadable"] += len(reader.unreadable)
+            report.unreadable |= unreadable_shown(reader.unreadable)
+            reader.save(looked_at=reader.unreadable.keys())
 
     return pieces()
 

@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from feedback.models import Decision, Outcome, RaterKind
-from feedback.selectors import CHUNK, IDS, ratings_standing
+from feedback.models import Outcome, RaterKind
+from feedback.selectors import CHUNK, IDS, decisions_of, ratings_standing
 
 
 class Exposure(NamedTuple):
@@ -61,7 +61,9 @@ def verdicts(agent: str, arms: Sequence[str]) -> Iterator[Verdict]:
 
 def outcomes_of(agent: str, arms: Sequence[str], name: str) -> dict[uuid.UUID, float]:
     """Decision -> the newest value of that outcome, of these arms' decisions that have one."""
-    rows = Outcome.objects.filter(name=name, decision__agent=agent, decision__arm__in=arms)
+    rows = Outcome.objects.filter(
+        name=name, decision__agent=agent, decision__arm__in=arms, decision__withdrawal=None
+    )
     return dict(rows.order_by("at", "id").values_list("decision_id", "value").iterator(chunk_size=CHUNK))
 
 
@@ -80,7 +82,7 @@ def decisions_of_arms(agent: str, arms: Sequence[str]) -> Any:
 
 
 def _of_arms(agent: str, arms: Sequence[str]) -> Any:
-    return Decision.objects.filter(agent=agent, arm__in=arms).order_by()
+    return decisions_of(agent).filter(arm__in=arms).order_by()
 
 
 class ListedChoice(NamedTuple):
@@ -97,7 +99,7 @@ class ListedChoice(NamedTuple):
 
 def listed_choices(agent: str) -> Iterator[ListedChoice]:
     """The agent's decisions with candidates and a propensity, newest first."""
-    rows = Decision.objects.filter(agent=agent, propensity__isnull=False, candidates__isnull=False)
+    rows = decisions_of(agent).filter(propensity__isnull=False, candidates__isnull=False)
     columns = ("pk", "prompt_hash", "messages", "response", "candidates", "propensity", "policy")
     yield from map(
         ListedChoice._make,
@@ -107,7 +109,7 @@ def listed_choices(agent: str) -> Iterator[ListedChoice]:
 
 def listed_prompts(agent: str) -> set[str]:
     """Hashes of the prompts of `listed_choices`."""
-    rows = Decision.objects.filter(agent=agent, propensity__isnull=False, candidates__isnull=False)
+    rows = decisions_of(agent).filter(propensity__isnull=False, candidates__isnull=False)
     return set(rows.order_by().values_list("prompt_hash", flat=True).distinct())
 
 

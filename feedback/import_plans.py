@@ -180,6 +180,7 @@ class Planner:
             **facts,
             id=record.id or _content_id(identity),
             created_at=record.created_at,
+            reserved=True,
             trace=None if record.trace is None else Trace(pk=record.trace),
         )
 

@@ -162,8 +162,6 @@ def trained_words(found: Mapping[str, list[Any]]) -> str:
 
 def trained_on(batch: ImportBatch) -> dict[str, list[Any]]:
     """What was trained since on the prompts that an import brought or spoke of."""
-    if not settings.FEEDBACK_TRAINED_ON:
-        return {}
     prompts: dict[str, set[str]] = {}
     spoken = (
         Decision.objects.filter(import_batch=batch).values_list("agent", "prompt_hash"),
@@ -174,8 +172,16 @@ def trained_on(batch: ImportBatch) -> dict[str, list[Any]]:
     for rows in spoken:
         for agent, prompt in rows.order_by().distinct().iterator():
             prompts.setdefault(agent, set()).add(prompt)
+    return prompts_trained_on(prompts, batch.created_at)
+
+
+def prompts_trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, list[Any]]:
+    """What was trained since then on these prompts (agent -> hashes), asked of FEEDBACK_TRAINED_ON; kinds with nothing
+    are left out."""
+    if not settings.FEEDBACK_TRAINED_ON:
+        return {}
     find: TrainedFinder = import_string(settings.FEEDBACK_TRAINED_ON)
-    return {kind: rows for kind, rows in find(prompts, batch.created_at).items() if rows}
+    return {kind: rows for kind, rows in find(prompts, since).items() if rows}
 
 
 class _Work:

@@ -41,17 +41,18 @@ def decision_ingest(**facts: Any) -> Ingested:
 
 
 def decisions_ingest(
-    items: Sequence[Mapping[str, Any]], *, likely_new: bool = False
+    items: Sequence[Mapping[str, Any]], *, likely_new: bool = False, reserved: bool = False
 ) -> list[Ingested | FeedbackRefused]:
     """Record many decisions, each on its own: a result or a refusal per item, in their order.
 
     Of one id sent twice in a list the first stands, as if they had come one after the other. likely_new: the ids were
-    made just now, so they are looked up only where the database refuses one.
+    made just now, so they are looked up only where the database refuses one. reserved: Ratchet served these decisions,
+    so their metadata may hold the keys that only Ratchet writes.
     """
     built: list[Decision | FeedbackRefused] = []
     for item in items:
         try:
-            built.append(decision_build(**item))
+            built.append(decision_build(**item, reserved=reserved))
         except FeedbackRefused as refusal:
             built.append(refusal)
     rows = [row for row in built if isinstance(row, Decision)]

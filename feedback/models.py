@@ -14,6 +14,9 @@ from django.utils import timezone
 
 from feedback.import_models import ImportBatch as ImportBatch
 from feedback.import_models import batch_index, batch_link
+from feedback.upkeep_models import ProblemRow as ProblemRow
+from feedback.upkeep_models import Tombstone as Tombstone
+from feedback.upkeep_models import Withdrawal as Withdrawal
 
 SLUG_PATTERN = r"^[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?$"
 agent_slug = RegexValidator(
@@ -169,12 +172,24 @@ class Decision(models.Model):
         help_text="SHA-256 of the write that made it: a retry or a clash?",
     )
     import_batch = batch_link("decisions")
+    withdrawal = models.ForeignKey(
+        Withdrawal,
+        null=True,
+        blank=True,
+        editable=False,
+        db_index=False,
+        on_delete=models.PROTECT,
+        related_name="decisions",
+        help_text="The act that took it out of what is learnt from; empty: it counts",
+    )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     # Derived, for the queue at a million rows; the only fields of a decision that ever change.
     ratings_human = models.PositiveSmallIntegerField(
         default=0, editable=False, help_text="Standing ratings by people"
     )
-    ratings_wanted = models.PositiveSmallIntegerField(default=1, editable=False)
+    ratings_wanted = models.PositiveSmallIntegerField(
+        default=1, editable=False, help_text="0 while it is withdrawn: nobody is asked about it"
+    )
     asking_worth = models.FloatField(
         default=0.0,
         editable=False,
@@ -213,6 +228,9 @@ class Decision(models.Model):
             # the exposures of an experiment's arm
             models.Index(fields=["arm", "created_at"], condition=~Q(arm=""), name="decision_arm"),
             batch_index("decision_imported", "-created_at", "-id"),
+            models.Index(
+                fields=["withdrawal"], condition=Q(withdrawal__isnull=False), name="decision_withdrawn"
+            ),
         ]
         constraints = [
             models.CheckConstraint(

@@ -13,13 +13,14 @@ from feedback.selectors import CHUNK
 
 
 def outcomes_standing(agent: str | None = None) -> QuerySet[Outcome]:
-    """The newest measurement of each name on each decision: what was measured again stands in its newer value."""
+    """The newest measurement of each name on each decision: what was measured again stands in its newer value. Those of
+    withdrawn decisions are left out."""
     newer = Outcome.objects.filter(
         Q(at__gt=OuterRef("at")) | Q(at=OuterRef("at"), pk__gt=OuterRef("pk")),
         decision=OuterRef("decision"),
         name=OuterRef("name"),
     ).order_by()
-    found = Outcome.objects.filter(~Exists(newer))
+    found = Outcome.objects.filter(~Exists(newer), decision__withdrawal=None)
     if agent is not None:
         found = found.filter(decision__agent=agent)
     return found.order_by("at", "id")

@@ -118,10 +118,10 @@ def compared_today(rater: str, agent: str = "") -> int:
 def _looks(within: Narrowed) -> Iterator[list[tuple[str, str]]]:
     """Agent and prompt hash of prompts with different responses, the newest first, look after look."""
     another = Decision.objects.filter(agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"))
-    another = another.exclude(response=OuterRef("response")).order_by()
+    another = another.filter(withdrawal=None).exclude(response=OuterRef("response")).order_by()
     end: datetime | None = None
     for _ in range(LOOKS):
-        base = within.decisions().order_by("-created_at", "-id")
+        base = within.decisions().filter(withdrawal=None).order_by("-created_at", "-id")
         if end is not None:
             base = base.filter(created_at__lte=end)
         start, end = end, None
@@ -142,6 +142,7 @@ def _candidates(rater: str, within: Narrowed, prompts: list[tuple[str, str]]) ->
     responses: dict[tuple[str, str], dict[str, _Response]] = defaultdict(dict)
     rows = (
         within.decisions()
+        .filter(withdrawal=None)
         .filter(agent__in={agent for agent, _ in prompts}, prompt_hash__in=[hash for _, hash in prompts])
         .order_by("-created_at", "-id")
         .values_list("agent", "prompt_hash", "response", "pk", "policy", "ratings_wanted")

@@ -48,7 +48,7 @@ def decisions_queued(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Deci
 
 def _mine(rater: str) -> Subquery:
     """The rating by which this rater has already had a word on a decision, or NULL."""
-    return one_of(ratings_standing().filter(decision=OuterRef("pk"), rater=rater).order_by())
+    return one_of(ratings_standing(of_withdrawn=True).filter(decision=OuterRef("pk"), rater=rater).order_by())
 
 
 def _others(rater: str) -> Coalesce:

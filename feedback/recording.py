@@ -248,7 +248,7 @@ class Recorder:
         """All of a batch in one transaction. Raises OperationalError where the database is away."""
         if time.monotonic() - self._wrote > IDLE_S:
             close_old_connections()  # one that the server has closed meanwhile is opened anew
-        found_all = decisions_ingest([waiting.facts for waiting in batch], likely_new=True)
+        found_all = decisions_ingest([waiting.facts for waiting in batch], likely_new=True, reserved=True)
         self._wrote = time.monotonic()
         for waiting, found in zip(batch, found_all, strict=True):
             # a conflict is a retry that was answered anew under the same id: the first answer stands
@@ -385,7 +385,7 @@ def _line_of(facts: Facts) -> dict[str, Any]:
 def _ingested(bodies: Sequence[Facts]) -> list[Ingested | FeedbackRefused]:
     """As decisions_ingest; what the database itself refuses is refused alone, and holds nothing else back."""
     try:
-        return decisions_ingest(bodies)
+        return decisions_ingest(bodies, reserved=True)
     except (OperationalError, InterfaceError):
         raise
     except DatabaseError as error:

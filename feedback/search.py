@@ -52,7 +52,7 @@ def decisions_found(
     if tag:
         found = found.filter(tagged(tag))
     if rated is not None:
-        standing = one_of(ratings_standing().order_by().filter(decision=OuterRef("pk")))
+        standing = one_of(ratings_standing(of_withdrawn=True).order_by().filter(decision=OuterRef("pk")))
         found = found.alias(standing=standing).filter(standing__isnull=not rated)
     if q:
         # as it stands in the column: PostgreSQL writes a letter as itself, Django on SQLite as \u and four digits
@@ -161,6 +161,6 @@ def decision_whole(pk: uuid.UUID) -> DecisionWhole | None:
         return None
     return DecisionWhole(
         decision,
-        list(ratings_standing().filter(decision=decision)),
+        list(ratings_standing(of_withdrawn=True).filter(decision=decision)),
         list(Outcome.objects.filter(decision=decision).order_by("at", "id")),
     )

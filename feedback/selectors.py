@@ -32,9 +32,14 @@ from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.remembered import Believed
 
 
-def ratings_standing(agent: str | None = None) -> QuerySet[Rating]:
-    """Ratings that were neither superseded nor withdrawn, oldest first."""
+def ratings_standing(agent: str | None = None, *, of_withdrawn: bool = False) -> QuerySet[Rating]:
+    """Ratings that were neither superseded nor withdrawn, oldest first.
+
+    of_withdrawn: those on withdrawn decisions too, to be looked at; nothing counts them or learns from them.
+    """
     ratings = Rating.objects.filter(superseded_by__isnull=True, withdrawn=False)
+    if not of_withdrawn:
+        ratings = ratings.filter(decision__withdrawal=None)
     if agent is not None:
         ratings = ratings.filter(decision__agent=agent)
     return ratings.order_by("created_at", "id")
@@ -44,7 +49,7 @@ def comparisons_standing(agent: str | None = None) -> QuerySet[Comparison]:
     """Comparisons that were neither superseded nor withdrawn, oldest first.
 
     Of one rater's comparisons of the same two decisions with the sides swapped the later one stands: a pair is one
-    question, however it is shown.
+    question, however it is shown. Those with a withdrawn decision on either side are left out.
     """
     standing = Comparison.objects.filter(superseded_by__isnull=True, withdrawn=False)
     swapped_later = standing.filter(
@@ -54,14 +59,15 @@ def comparisons_standing(agent: str | None = None) -> QuerySet[Comparison]:
         right=OuterRef("left"),
         rater=OuterRef("rater"),
     ).order_by()
-    comparisons = standing.filter(~Exists(swapped_later))
+    comparisons = standing.filter(~Exists(swapped_later), left__withdrawal=None, right__withdrawal=None)
     if agent is not None:
         comparisons = comparisons.filter(left__agent=agent)
     return comparisons.order_by("created_at", "id")
 
 
 def decisions_of(agent: str) -> QuerySet[Decision]:
-    return Decision.objects.filter(agent=agent)
+    """An agent's decisions, without those that were withdrawn."""
+    return Decision.objects.filter(agent=agent, withdrawal=None)
 
 
 def decision_get(pk: uuid.UUID | str) -> Decision | None:
@@ -167,7 +173,7 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
 
     Here `newest_at` is of the ratings that stand.
     """
-    decisions = Decision.objects.order_by().values("agent").annotate(n=Count("pk"))
+    decisions = Decision.objects.order_by().values("agent").annotate(n=Count("pk", filter=Q(withdrawal=None)))
     ratings = (
         ratings_standing()
         .order_by()
@@ -314,7 +320,7 @@ def verdict_stands(decision: str = "pk") -> Exists:
 def responses_without_verdict(ids: Sequence[uuid.UUID]) -> Iterator[ResponseFact]:
     """Those of these decisions on which no thumb, stars or score stands."""
     for start in range(0, len(ids), IDS):
-        rows = Decision.objects.filter(~verdict_stands(), pk__in=ids[start : start + IDS])
+        rows = Decision.objects.filter(~verdict_stands(), pk__in=ids[start : start + IDS], withdrawal=None)
         yield from _responses(rows.order_by("pk"))
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from django.urls import path
 
-from feedback import agent_views, agreement_views, explorer_views, file_views, import_views, pair_views, views
+from feedback import (
+    agent_views,
+    agreement_views,
+    explorer_views,
+    file_views,
+    import_views,
+    pair_views,
+    problem_views,
+    views,
+)
 
 urlpatterns = [
     path("rate/", views.rate, name="rate"),
@@ -15,6 +24,9 @@ urlpatterns = [
     path("rate/pairs/skip/", pair_views.pairs_skip, name="pairs-skip"),
     path("decisions/", explorer_views.decisions, name="decisions"),
     path("decisions/<uuid:pk>/", explorer_views.decision, name="decision"),
+    path("decisions/<uuid:pk>/withdraw/", problem_views.decision_take_out, name="decision-withdraw"),
+    path("decisions/<uuid:pk>/restore/", problem_views.decision_put_back, name="decision-restore"),
+    path("problems/", problem_views.problem_rows, name="problems"),
     path("import/", file_views.imports, name="import"),
     path("import/do/", file_views.import_do, name="import-do"),
     path("imports/", import_views.imports, name="imports"),

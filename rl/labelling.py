@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from feedback.models import Decision, RaterKind
+from feedback.problem_rows import RowReader
 from feedback.selectors import agents_known, decisions_of, ratings_standing
 from feedback.suggestions import ratings_accepted, suggestion_counts, suggestions_record
 from rl import registry
@@ -172,27 +173,30 @@ def rated_rows(agent: str) -> list[Row]:
             verdicts.setdefault(decision, []).append(value)
     means = {pk: sum(values) / len(values) for pk, values in verdicts.items()}
     sided = {pk: mean > NEUTRAL for pk, mean in means.items() if mean != NEUTRAL}
-    return [row for pk in _chunks(list(sided)) for row in _rows(pk, sided)]
+    return [row for pk in _chunks(list(sided)) for row in _rows(agent, pk, sided)]
 
 
 def waiting_rows(agent: str, limit: int) -> list[Row]:
     """The newest decisions that no person rated."""
     waiting = decisions_of(agent).filter(ratings_human=0).order_by("-created_at", "-pk")
     ids = list(waiting.values_list("pk", flat=True)[:limit])
-    return [row for chunk in _chunks(ids) for row in _rows(chunk, {})]
+    return [row for chunk in _chunks(ids) for row in _rows(agent, chunk, {})]
 
 
 def _chunks(ids: list[uuid.UUID]) -> list[list[uuid.UUID]]:
     return [ids[start : start + 500] for start in range(0, len(ids), 500)]
 
 
-def _rows(ids: list[uuid.UUID], good: dict[uuid.UUID, bool]) -> list[Row]:
+def _rows(agent: str, ids: list[uuid.UUID], good: dict[uuid.UUID, bool]) -> list[Row]:
     rows = Decision.objects.filter(pk__in=ids).order_by("pk")
     found = []
+    reader = RowReader(agent, "labels")
     for pk, prompt_hash, messages, response in rows.values_list("pk", "prompt_hash", "messages", "response"):
-        plain = messages_plain(messages)
-        if plain is not None and response.strip():
-            found.append(Row(pk, prompt_hash, plain, response, good.get(pk, False)))
+        with reader.row(pk):
+            plain = messages_plain(messages)
+            if plain is not None and response.strip():
+                found.append(Row(pk, prompt_hash, plain, response, good.get(pk, False)))
+    reader.save(looked_at=ids)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from feedback.exposures import ListedChoice, listed_choices, listed_prompts, outcomes_named, verdicts_on
+from feedback.problem_rows import RowReader
 from rl.agents import get_agent
 from rl.judgements import rating_value
 from rl.models import RewardRecord, RewardSettings, ServingSettings
@@ -75,11 +76,14 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
         kind = "score" if len(values) >= MIN_DECISIONS else "reward"
         values = values if kind == "score" else _rewards(held)
     rows = []
+    reader = RowReader(agent, "off-policy")
     for row in held:
-        if row.id in values and (logged := _logged(row, values[row.id])) is not None:
-            rows.append(logged)
+        with reader.row(row.id):
+            if row.id in values and (logged := _logged(row, values[row.id])) is not None:
+                rows.append(logged)
         if len(rows) == most:
             break
+    reader.save()
     return LoggedChoices(rows, kind, len(held), scale)
 
 

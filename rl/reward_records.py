@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
+from django.db import Error as DatabaseFault
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 
 from feedback.models import Decision, Outcome
 from feedback.outcomes import outcomes_standing
+from feedback.problem_rows import RowReader, problem_ids, unreadable_shown
 from feedback.said import RunFacts, Said, runs_of, said_of, with_rows_said
 from feedback.selectors import IDS, RatingFact, agents_known, decisions_of, verdict_stands
 from rl.agents import get_agent
@@ -31,6 +33,8 @@ AT_ONCE = 400
 """Decisions rewarded together: their prompts and traces are in memory at the same time."""
 
 SIMULATED = "simulated"
+READER = "rewards"
+"""Name of this reader among those that skip what they cannot read."""
 
 
 class RewardsRefused(ValueError):
@@ -49,6 +53,10 @@ class Calculated:
     """Decisions that still wait, but for those of agents that are refused."""
     refused: dict[str, str] = field(default_factory=dict)
     """Agents whose rewards cannot be calculated as they are set -> why."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Decisions that were skipped, the first of them -> why; they are tried again with every calculation."""
+    unreadable_count: int = 0
+    """How many were skipped."""
 
 
 def reward_settings(agent: str) -> RewardFacts:
@@ -160,11 +168,17 @@ def rewards_calculate(
         )
         for slug in agents
     }
+    for slug, ids in waiting.items():
+        # what could not be read last time comes last, so that it never takes the place of what can
+        skipped_before = problem_ids(slug, READER)
+        ids.sort(key=skipped_before.__contains__)
     total = sum(map(len, waiting.values()))
     todo = total if limit is None else min(limit, total)
     refused: dict[str, str] = {}
+    unreadable: dict[uuid.UUID, str] = {}
     calculated = written = 0
     for slug, ids in waiting.items():
+        rows = RowReader(slug, READER, fatal=(RewardsRefused, IsolationUnavailable))
         try:
             plan = reward_plan(slug) if ids else None
             for start in range(0, len(ids), AT_ONCE):
@@ -172,7 +186,7 @@ def rewards_calculate(
                 if not chunk:
                     break
                 assert plan is not None  # there are decisions
-                written += _write(slug, plan, chunk)
+                written += _write(slug, plan, chunk, rows)
                 calculated += len(chunk)
                 if progress is not None:
                     progress(calculated, todo)
@@ -187,7 +201,17 @@ def rewards_calculate(
             logger.warning("rewards of %s: %s", slug, why, exc_info=not expected)
             refused[slug] = why
             total -= len(ids)
-    return Calculated(calculated, written, max(total - calculated, 0), refused)
+        if ids:
+            rows.save(looked_at=ids)
+            unreadable |= rows.unreadable
+    return Calculated(
+        calculated,
+        written,
+        max(total - calculated, 0),
+        refused,
+        unreadable_shown(unreadable),
+        len(unreadable),
+    )
 
 
 def pending(agent: str) -> QuerySet[Any]:
@@ -204,22 +228,39 @@ def pending_with_evidence(agent: str) -> QuerySet[Any]:
     return pending(agent).filter(Q(trace__isnull=False) | measured)
 
 
-def _write(agent: str, plan: Plan, ids: Sequence[uuid.UUID]) -> int:
+def _write(agent: str, plan: Plan, ids: Sequence[uuid.UUID], reader: RowReader) -> int:
     """Calculate these decisions' rewards and add those that are news. Returns how many."""
     rows = list(with_rows_said(Decision.objects.filter(pk__in=ids)).select_related("trace"))
-    said = said_of(ids)  # after the count: what arrives in between is counted next time
-    done = runs_of(rows)
-    rewards = rewards_over_time(
-        plan, [sample_of(row, done[row.pk]) for row in rows], [known_of(said[row.pk]) for row in rows]
-    )
     newest = records_newest(ids)
     new = []
-    for row, reward in zip(rows, rewards, strict=True):
+    for row, reward in _rewarded(plan, rows, reader):
         before = newest.get(row.pk)
         if before is None or (before.basis, before.rows_said) != (reward.basis, row.rows_said):
             new.append(_record(agent, row, reward, before))
     RewardRecord.objects.bulk_create(new, ignore_conflicts=True)
     return len(new)
+
+
+def _rewarded(plan: Plan, rows: list[Any], reader: RowReader) -> Iterator[tuple[Any, Reward]]:
+    """Decisions with their rewards: all together, or where that fails each alone, less those that fail."""
+    try:
+        yield from zip(rows, _rewards(plan, rows), strict=True)
+    except Exception as error:
+        if len(rows) == 1:
+            reader.skip(rows[0].pk, error)
+            return
+        if isinstance(error, (DatabaseFault, OSError, RewardsRefused, IsolationUnavailable)):
+            raise
+        half = len(rows) // 2
+        yield from _rewarded(plan, rows[:half], reader)
+        yield from _rewarded(plan, rows[half:], reader)
+
+
+def _rewards(plan: Plan, rows: list[Any]) -> list[Reward]:
+    said = said_of([row.pk for row in rows])  # after the count: what arrives in between is counted next time
+    done = runs_of(rows)
+    samples = [sample_of(row, done[row.pk]) for row in rows]
+    return rewards_over_time(plan, samples, [known_of(said[row.pk]) for row in rows])
 
 
 def _record(agent: str, row: Any, reward: Reward, before: RewardRecord | None) -> RewardRecord:

@@ -109,7 +109,7 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
         "sources": prepared.sources,
         "left_out": prepared.left_out,
         "balance": prepared.balance,
-        "query": prepared.query,
+        "query": prepared.query | ({"unreadable": prepared.unreadable} if prepared.unreadable else {}),
         "simulated_share": prepared.simulated_share,
         "estimated_steps": expected.steps,
         "estimated_minutes": expected.minutes,

@@ -156,6 +156,10 @@ DECISION: Schema = answered(
         "source": {"type": "string"},
         "prompt_hash": {"type": "string"},
         "trace": {"type": ["string", "null"], "format": "uuid"},
+        "withdrawal": {
+            "type": ["integer", "null"],
+            "description": "Number of the withdrawal that took it out of what is learnt from",
+        },
         "ratings_human": {"type": "integer", "description": "Ratings by people that stand"},
         "created_at": TIME,
     }

@@ -38,13 +38,14 @@ def decision_shown(row: Decision) -> Shown:
         "prompt_hash": row.prompt_hash,
         "trace": str(row.trace_id) if row.trace_id else None,
         "ratings_human": row.ratings_human,
+        "withdrawal": row.withdrawal_id,
         "created_at": _time(row.created_at),
     }
 
 
 def decision_as_shown(facts: Mapping[str, Any]) -> Shown:
     """A decision that is on its way into the database, as it will be shown."""
-    return decision_shown(decision_build(**facts))
+    return decision_shown(decision_build(**facts, reserved=True))
 
 
 def rating_shown(row: Rating) -> Shown:

@@ -40,7 +40,7 @@ def decision_texts(agent: str | None) -> Iterator[DecisionText]:
     # with no value at all the driver would leave the doubled % signs as they are
     where, value = ("%s", True) if agent is None else ("d.agent = %s", agent)
     sql = f"""COPY (SELECT {decision}, ({words}), ({measured}) FROM feedback_decision d WHERE {where}
-        ORDER BY d.created_at, d.id) TO STDOUT (FORMAT binary)"""  # noqa: S608
+        AND d.withdrawal_id IS NULL ORDER BY d.created_at, d.id) TO STDOUT (FORMAT binary)"""  # noqa: S608
     with connection.cursor() as cursor, cursor.copy(sql, [value]) as copy:
         # as bytes: nobody looks into them
         copy.set_types(["bytea", "bytea", "bytea"])

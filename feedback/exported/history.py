@@ -63,7 +63,9 @@ def _trace_rows(agent: str | None) -> Iterator[TraceRow]:
 
 def _comparison_rows(agent: str | None) -> Iterator[ComparisonRow]:
     """Each after the one it supersedes."""
-    comparisons = Comparison.objects.all() if agent is None else Comparison.objects.filter(left__agent=agent)
+    comparisons = Comparison.objects.filter(left__withdrawal=None, right__withdrawal=None)
+    if agent is not None:
+        comparisons = comparisons.filter(left__agent=agent)
     rows = comparisons.order_by("created_at", "id")
     yield from rows_of(rows.filter(supersedes__isnull=True), ComparisonRow._make, ComparisonRow._fields)
     # few people change their mind: these fit into memory

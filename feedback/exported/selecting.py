@@ -6,7 +6,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
 
@@ -17,6 +17,7 @@ from django.utils.module_loading import import_string
 from feedback.exported.rows import only_standing, pieces, rows_of, told_with
 from feedback.formats.history import DecisionRow, DecisionTold
 from feedback.models import Decision
+from feedback.problem_rows import RowReader
 from feedback.selectors import comparisons_standing
 from feedback.statements import among
 from feedback.worth import rating_share
@@ -45,6 +46,8 @@ class Selection:
     newest_first: bool = False
     decisions: int | None = None
     """Of views of decisions at most so many."""
+    reader: RowReader = field(default_factory=lambda: RowReader("", "export"), compare=False, repr=False)
+    """What could not be read of them, once they were."""
 
     @property
     def narrows(self) -> bool:
@@ -73,7 +76,7 @@ def one_moment() -> Iterator[None]:
 
 
 def _decision_rows(selection: Selection) -> Iterator[DecisionRow]:
-    rows = Decision.objects.all()
+    rows = Decision.objects.filter(withdrawal=None)
     if selection.agent is not None:
         rows = rows.filter(agent=selection.agent)
     order = ("-created_at", "-id") if selection.newest_first else ("created_at", "id")

@@ -43,7 +43,9 @@ def records(view: View, selection: Selection, left_out: Counter[str]) -> Generat
 
 
 def _decisions(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
-    return map(_record, told_selected(selection, left_out))
+    for told in told_selected(selection, left_out):
+        with selection.reader.row(told.decision.id, told.decision.agent):
+            yield _record(told)
 
 
 def _rated(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
@@ -109,8 +111,12 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _by_id(told: Iterable[DecisionTold]) -> dict[str, ImportedDecision]:
-    return {one.decision.id: _record(one) for one in told}
+def _by_id(told: Iterable[DecisionTold], selection: Selection) -> dict[str, ImportedDecision]:
+    found: dict[str, ImportedDecision] = {}
+    for one in told:
+        with selection.reader.row(one.decision.id, one.decision.agent):
+            found[one.decision.id] = _record(one)
+    return found
 
 
 class _Pair(NamedTuple):
@@ -127,8 +133,10 @@ def _paired(
     floor = selection.min_reward > RAW_LOW
     for piece in pieces(pairs):
         told = told_of((side for pair in piece for side in (pair.left, pair.right)), said=floor)
-        decisions, rewards = _by_id(told), raw_rewards(told) if floor else {}
+        decisions, rewards = _by_id(told, selection), raw_rewards(told) if floor else {}
         for pair in piece:
+            if not decisions.keys() >= {pair.left, pair.right}:
+                continue  # skipped as unreadable
             preference = pair.said.preference if pair.said else "left"
             better = pair.right if preference == "right" else pair.left
             if floor and rewards.get(better, RAW_LOW - 1) < selection.min_reward:
@@ -175,10 +183,12 @@ def _corrected(selection: Selection, order: Sequence[str]) -> Iterator[ImportedC
     """A correction over what it corrects."""
     said = ratings_standing(selection.agent).filter(correction__isnull=False).order_by(*order)
     for piece in pieces(rows_of(said, RatingRow._make, RatingRow._fields)):
-        decisions = _by_id(told_of((rating.decision_id for rating in piece), said=False))
+        decisions = _by_id(told_of((rating.decision_id for rating in piece), said=False), selection)
         for rating in piece:
             assert rating.correction is not None
-            worse = decisions[rating.decision_id]
+            worse = decisions.get(rating.decision_id)
+            if worse is None:
+                continue  # skipped as unreadable
             better = replace(worse, response=rating.correction, id=None, policy="")
             yield ImportedComparison(
                 line=0,
@@ -225,14 +235,14 @@ def _demonstrations(selection: Selection, left_out: Counter[str]) -> Iterator[Im
 
 
 def _prompts(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
-    rows = (
-        Decision.objects.all() if selection.agent is None else Decision.objects.filter(agent=selection.agent)
-    )
+    rows = Decision.objects.filter(withdrawal=None)
+    if selection.agent is not None:
+        rows = rows.filter(agent=selection.agent)
     keys = rows.order_by("agent", "prompt_hash", "id").values_list("agent", "prompt_hash", "id")
     first = (str(next(same)[2]) for _, same in groupby(keys.iterator(chunk_size=FETCH), lambda row: row[:2]))
     for piece in pieces(first):
-        decisions = _by_id(told_of(piece, said=False))
-        yield from (decisions[pk] for pk in piece)
+        decisions = _by_id(told_of(piece, said=False), selection)
+        yield from (decisions[pk] for pk in piece if pk in decisions)
 
 
 _VIEWS: dict[View, Callable[[Selection, Counter[str]], Iterator[Any]]] = {

@@ -204,11 +204,39 @@ def completion_stored(response: Completion, metadata: Mapping[str, Any]) -> tupl
 
 
 def completion_read(response: str, metadata: Mapping[str, Any]) -> Completion:
-    """A stored response as it was given: its text, or the chat messages that were kept as JSON."""
+    """A stored response as it was given: its text, or the chat messages that were kept as JSON. Raises ValueError."""
     if metadata.get("response_is") != "messages":
         return response
     messages: list[Message] = json.loads(response)
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+        raise ValueError(f"expected a response of chat messages as JSON, found {shown(response)}")
     return messages
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), (str, list, type(None)))
+    )
+
+
+RESERVED = ("response_is", "serving")
+"""Keys of a decision's metadata that only Ratchet writes: how the response is to be read, and how it was served."""
+
+
+def metadata_fault(response: Any, metadata: Mapping[str, Any]) -> str:
+    """What is wrong with the reserved keys of a decision's metadata, as they would be read back; else nothing."""
+    if not isinstance(metadata.get("serving", {}), Mapping):
+        return f"serving: expected an object, found {shown(metadata['serving'])}"
+    if metadata.get("response_is", "messages") != "messages":
+        return f"response_is: expected 'messages' or nothing, found {shown(metadata['response_is'])}"
+    if "response_is" in metadata:
+        try:
+            completion_read(response if isinstance(response, str) else "", metadata)
+        except (ValueError, RecursionError) as error:
+            return f"response_is: {error}"
+    return ""
 
 
 # --- Reading values that others wrote ----------------------------------------------------------------------

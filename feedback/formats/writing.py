@@ -81,6 +81,7 @@ REASONS: dict[str, str] = {
     "same_beginning": "pairs whose responses begin alike, where the format finds the prompt as the common beginning",
     "no_verdict": "ratings without thumb, stars or score, where the format has no other words",
     "neutral": "ratings in the very middle, where the format knows good and bad alone",
+    "unreadable": "decisions that could not be read: `/problems/` names each and says why",
     "not_good": "decisions that nobody called good or corrected: nothing to imitate",
     "another_rater": "ratings beyond the one a message can carry",
     "not_text": "records with images, tool calls or the like, where the format holds plain text",

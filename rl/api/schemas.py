@@ -352,6 +352,12 @@ COMPONENTS: dict[str, Schema] = {
             "calculated": {**WHOLE, "description": "Decisions whose reward was worked out"},
             "written": {**WHOLE, "description": "Those of them whose reward is new or another one now"},
             "pending": {**WHOLE, "description": "Decisions that still wait"},
+            "unreadable": {
+                "type": "object",
+                "description": "Decisions that cannot be read and were skipped, the first of them, and why",
+                "additionalProperties": TEXT,
+            },
+            "unreadable_count": {**WHOLE, "description": "How many were skipped: /problems/ lists them"},
             "refused": {
                 "type": "object",
                 "description": "Agents whose rewards cannot be calculated as they are set, and why",

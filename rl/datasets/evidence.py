@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from feedback.formats.records import (
 )
 from feedback.models import Aggregation
 from feedback.outcomes import outcome_facts
+from feedback.problem_rows import RowReader
 from rl.agents import get_agent
 from rl.judgements import (
     DEMONSTRATIONS,
@@ -45,6 +46,7 @@ SIMULATED = "simulated"
 REASONS: dict[str, str] = {
     "not_text": "pairs whose prompt holds something else than text (an image, a sound)",
     "refused_row": "rows of the file that could not be read",
+    "unreadable": "decisions that could not be read: `/problems/` names each and says why",
     "no_preference": "rows of the file that carry no preference (a prompt, a demonstration)",
     "beside_a_person": "simulated verdicts on responses that a person rated, where raters are weighted by reliability",
     "other_agent": "rows of the file that belong to another agent",
@@ -73,13 +75,15 @@ class EvidenceSource(Protocol):
     """Ratings and comparisons read; complete once `evidence` is exhausted."""
     simulated_count: int
     """Those of them that a simulated rater gave."""
+    rows: RowReader
+    """What of the database could not be read; of a file, whose bad rows are counted as they are read, nothing."""
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
         """Everything known; what says nothing of preferences is counted in `left_out` (see rl.pairs.REASONS)."""
         ...
 
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
-        """The prompts of these hashes."""
+        """The prompts of these hashes, of those that can be read."""
         ...
 
     def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[Rewarded]:
@@ -117,6 +121,7 @@ class DatabaseEvidence:
         self.agent = agent
         self.feedback_count = 0
         self.simulated_count = 0
+        self.rows = RowReader(agent, "dataset")
         self._put_off = frozenset(put_off)
         self._spokesmen: dict[str, tuple[bool, uuid.UUID]] = {}
         self._compared: dict[uuid.UUID, list[uuid.UUID]] = {}
@@ -131,13 +136,14 @@ class DatabaseEvidence:
         self._compared = {}
         responses: dict[uuid.UUID, Response] = {}
         for fact in selectors.response_facts(self.agent):
-            self._speaks(fact)
-            completion = completion_read(fact.response, fact.metadata)
-            candidates = candidates_read(fact.candidates)
-            if fact.judged:
-                responses[fact.id] = Response(fact.prompt_hash, completion, tuple(fact.tags))
-            if candidates and (fact.judged or any(score is not None for _, score in candidates)):
-                yield Listed(fact.prompt_hash, completion, candidates)
+            with self.rows.row(fact.id):
+                completion = completion_read(fact.response, fact.metadata)
+                candidates = candidates_read(fact.candidates)
+                self._speaks(fact)
+                if fact.judged:
+                    responses[fact.id] = Response(fact.prompt_hash, completion, tuple(fact.tags))
+                if candidates and (fact.judged or any(score is not None for _, score in candidates)):
+                    yield Listed(fact.prompt_hash, completion, candidates)
         yield from self._ratings(responses, left_out)
         for comparison in selectors.comparison_facts(self.agent):
             left, right = responses.get(comparison.left), responses.get(comparison.right)
@@ -208,17 +214,18 @@ class DatabaseEvidence:
             ids = list({item.decision for item in corrected})
             states = {fact.id: fact.state for fact in selectors.prompt_facts(ids)}
         for item in corrected:
-            response = responses[item.decision]
-            valid = agent.is_valid(item.text, states.get(item.decision))
-            yield Corrected(
-                response.prompt_hash,
-                response.completion,
-                item.text,
-                valid,
-                item.simulated,
-                item.tags,
-                item.feedback,
-            )
+            with self.rows.row(item.decision):
+                response = responses[item.decision]
+                valid = agent.is_valid(item.text, states.get(item.decision))
+                yield Corrected(
+                    response.prompt_hash,
+                    response.completion,
+                    item.text,
+                    valid,
+                    item.simulated,
+                    item.tags,
+                    item.feedback,
+                )
 
     def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[Rewarded]:
         """As EvidenceSource: a decision counts where its reward knows more than what was known at once."""
@@ -245,21 +252,23 @@ class DatabaseEvidence:
             behind = outcomes.get(fact.id) or ([fact.id] if measured else self._compared.get(fact.id, []))
             if not self._put_off.isdisjoint(behind):
                 continue
-            self._speaks(fact)
-            completion = completion_read(fact.response, fact.metadata)
-            yield Rewarded(
-                fact.prompt_hash, completion, value, simulated, tuple(fact.tags), measured, tuple(behind)
-            )
+            with self.rows.row(fact.id):
+                completion = completion_read(fact.response, fact.metadata)
+                self._speaks(fact)
+                yield Rewarded(
+                    fact.prompt_hash, completion, value, simulated, tuple(fact.tags), measured, tuple(behind)
+                )
 
     def demonstrated(self) -> Iterator[Demonstrated]:
         for fact in selectors.responses_tagged(self.agent, DEMONSTRATIONS):
-            self._speaks(fact)
-            completion = completion_read(fact.response, fact.metadata)
-            for source in DEMONSTRATIONS:
-                if source in fact.tags:
-                    yield Demonstrated(
-                        fact.prompt_hash, completion, source, False, tuple(fact.tags), (fact.id,)
-                    )
+            with self.rows.row(fact.id):
+                completion = completion_read(fact.response, fact.metadata)
+                self._speaks(fact)
+                for source in DEMONSTRATIONS:
+                    if source in fact.tags:
+                        yield Demonstrated(
+                            fact.prompt_hash, completion, source, False, tuple(fact.tags), (fact.id,)
+                        )
 
     def _count(self, rater_kind: str) -> bool:
         simulated = rater_kind == SIMULATED
@@ -269,12 +278,13 @@ class DatabaseEvidence:
 
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
         ids = [self._spokesmen[prompt_hash][1] for prompt_hash in prompt_hashes]
-        return {
-            fact.prompt_hash: Prompt(
-                fact.messages, fact.state, fact.metadata.get("tools"), facts_of(fact.metadata)
-            )
-            for fact in selectors.prompt_facts(ids)
-        }
+        found: dict[str, Prompt] = {}
+        for fact in selectors.prompt_facts(ids):
+            with self.rows.row(fact.id):
+                found[fact.prompt_hash] = Prompt(
+                    fact.messages, fact.state, tools_of(fact.metadata), facts_of(fact.metadata)
+                )
+        return found
 
     def prompt_hashes(self) -> list[str]:
         for fact in selectors.asked_facts(self.agent):
@@ -298,6 +308,14 @@ class _Correction:
     simulated: bool
     tags: tuple[str, ...]
     feedback: tuple[uuid.UUID, ...]
+
+
+def tools_of(metadata: Mapping[str, Any]) -> list[Any] | None:
+    """The tools a prompt offered, where `tools` is what a chat has there: a list of objects. An app may call something
+    else by that name."""
+    tools = metadata.get("tools")
+    described = isinstance(tools, list) and bool(tools) and all(isinstance(tool, dict) for tool in tools)
+    return tools if described else None
 
 
 def candidates_read(stored: list[Any] | None) -> tuple[tuple[str, float | None], ...]:

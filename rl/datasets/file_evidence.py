@@ -26,9 +26,10 @@ from feedback.formats.records import (
     completion_read,
 )
 from feedback.formats.simulation import ENTRY
+from feedback.problem_rows import RowReader
 from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
-from rl.datasets.evidence import SIMULATED, Prompt, Response, candidates_read
+from rl.datasets.evidence import SIMULATED, Prompt, Response, candidates_read, tools_of
 from rl.judgements import (
     DEMONSTRATIONS,
     Compared,
@@ -71,6 +72,7 @@ class FileEvidence:
         self.ratings_path = ratings_path
         self.feedback_count = 0
         self.simulated_count = 0
+        self.rows = RowReader(agent, "dataset")
         self._prompts: dict[str, Prompt] = {}
         self._scenarios: dict[str, Scenario] | None = None
         self._numbers = 0
@@ -106,7 +108,8 @@ class FileEvidence:
             else:
                 try:
                     yield from self._judged(record, decisions, left_out)
-                except ValueError as error:
+                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                    # what the agent's own code makes of a strange state is this row's fault alone
                     refused.append(RowRefused(record.line, record.key, str(error)))
         for comparison in named.values():
             yield from self._compared(comparison, decisions, left_out)
@@ -192,7 +195,7 @@ class FileEvidence:
         known = self._prompts.get(prompt_hash)
         if known is None or known.state is None:
             self._prompts[prompt_hash] = Prompt(
-                record.messages, record.state, record.metadata.get("tools"), facts_of(record.metadata)
+                record.messages, record.state, tools_of(record.metadata), facts_of(record.metadata)
             )
         completion = record.response
         if isinstance(completion, str):

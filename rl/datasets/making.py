@@ -144,7 +144,9 @@ def rows_with_prompts(
         chunk = pairs.rows[start : start + PROMPTS_AT_ONCE]
         prompts = given.prompts(list(dict.fromkeys(pair.prompt_hash for pair in chunk)))
         for pair in chunk:
-            prompt = prompts[pair.prompt_hash]
+            prompt = prompts.get(pair.prompt_hash)
+            if prompt is None:
+                continue  # counted where it could not be read
             messages = messages_plain(prompt.messages)
             if messages is None:
                 left_out["not_text"] += 1

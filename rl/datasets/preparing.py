@@ -14,6 +14,8 @@ from django.conf import settings
 
 from feedback import selectors
 from feedback.formats.records import FormatRefused
+from feedback.problem_rows import unreadable_shown
+from rl.datasets.evidence import EvidenceSource
 from rl.datasets.making import making_knobs, rows_made, rows_sampled, rows_with_prompts, source_opened
 from rl.datasets.snapshots import (
     DatasetRefused,
@@ -57,6 +59,8 @@ class Prepared:
     path: Path | None
     feedback: dict[str, frozenset[uuid.UUID]]
     """Split -> ids of the feedback that its rows were made of; that of a file is numbered as it is read."""
+    unreadable: dict[str, str]
+    """Decisions that could not be read, the first of them: id -> why. `left_out` has how many."""
     balance: dict[str, Any]
     """Of labels: how many are good and bad, and how many of them a reward decided; empty for other kinds."""
     _rows: Callable[[], Iterator[dict[str, Any]]] = field(repr=False)
@@ -182,6 +186,7 @@ def prepare_training_dataset(
         **({"balance": True} if balance else {}),
     }
     query |= given.query() | replayed
+    unreadable = given.rows.unreadable
     share = given.simulated_count / given.feedback_count if given.feedback_count else 0.0
 
     tally = _Tally()
@@ -190,13 +195,18 @@ def prepare_training_dataset(
     if dry_run:
         for _ in rows:
             pass
+        left_out.update(_unreadable(given))
         _check_enough(agent, kind, tally, need, source, left_out, for_training)
         snapshot, path = None, None
     else:
         with temporary_file(settings.RATCHET_HOME / "snapshots" / agent) as file:
             sha256 = rows_write(file, rows)
+            left_out.update(_unreadable(given))
+            if source == "db":
+                given.rows.save()
             _check_enough(agent, kind, tally, need, source, left_out, for_training)
             path = file_keep(file, sha256)
+        named = {"unreadable": unreadable_shown(unreadable)} if unreadable else {}
         snapshot = snapshot_of(
             agent=agent,
             kind=kind,
@@ -205,7 +215,7 @@ def prepare_training_dataset(
             counts=tally.counts_ordered,
             sources=tally.sources_ordered,
             left_out=dict(left_out),
-            query=query,
+            query=query | named,
             feedback_count=given.feedback_count,
             simulated_share=share,
         )
@@ -221,11 +231,16 @@ def prepare_training_dataset(
         snapshot=snapshot,
         path=path,
         feedback={split: frozenset(ids) for split, ids in behind.items()},
+        unreadable=unreadable_shown(unreadable),
         balance=label_balance(tally.labels) if tally.labels else {},
         _rows=lambda: (
             snapshot_rows(snapshot) if snapshot else rows_with_prompts(agent, given, pairs, Counter())
         ),
     )
+
+
+def _unreadable(given: EvidenceSource) -> dict[str, int]:
+    return {"unreadable": len(given.rows.unreadable)} if given.rows.unreadable else {}
 
 
 def _check_enough(

@@ -11,6 +11,7 @@ from typing import Any
 from feedback import formats, selectors
 from feedback.formats.files import rows
 from feedback.formats.records import FormatRefused, RowError, RowRefused, check_json, messages_of
+from feedback.problem_rows import RowReader
 from rl.datasets.evidence import Prompt
 from rl.datasets.file_evidence import FileEvidence
 from rl.judgements import Evidence
@@ -50,6 +51,7 @@ class PromptFile(FileEvidence):
     def __init__(self, agent: str, path: Path) -> None:
         self.agent, self.path, self.format, self.ratings_path = agent, path, "prompts", None
         self.feedback_count = self.simulated_count = 0
+        self.rows = RowReader(agent, "dataset")
         self._prompts: dict[str, Prompt] = {}
         self._unrated, self._traces, self._numbers = [], {}, 0
 

@@ -11,6 +11,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
+from feedback.building import check_reserved
 from feedback.checks import Check, shown
 from rl.serving.base import Ask, ChatMessage, ServingRefused
 
@@ -55,6 +56,7 @@ def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "
     metadata = body.get("metadata") or {}
     if not isinstance(metadata, Mapping):
         raise _fault("metadata", "an object", metadata)
+    check_metadata(metadata)
     if body.get("n") not in (None, 1):
         raise _fault("n", "1: a completion is one decision", body["n"])
     limit_field = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
@@ -82,6 +84,14 @@ def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "
     )
     _storable(found)
     return found
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Refuse the keys of metadata that only Ratchet writes. Raises ServingRefused."""
+    check = Check()
+    check_reserved(check, "", metadata, reserved=False)
+    if fault := check.fields.get("metadata"):
+        raise ServingRefused(f"metadata: {fault}", param="metadata")
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from rl.agents.base import Agent, InvalidResponse
 from rl.serving import answering
 from rl.serving.answering import Served
 from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
-from rl.serving.chat_request import read_messages
+from rl.serving.chat_request import check_metadata, read_messages
 from rl.serving.choosing import choose
 from rl.serving.gateway import facts_of, propensity_of, recorder
 from rl.serving.recording_policy import after_answer, before_answer, refuses
@@ -159,6 +159,7 @@ def _storable(order: DecideOrder) -> None:
         check.candidates(list(order.candidates))
     for name, fault in check.fields.items():
         raise ServingRefused(f"{name}: {fault}", param=name.partition("[")[0])
+    check_metadata(order.metadata)
 
 
 def _chosen(

@@ -86,6 +86,13 @@ class Command(RatchetCommand):
         )
         for agent, why in result["refused"].items():
             self.stdout.write(f"Not for {agent}: {why}")
+        for decision, why in result["unreadable"].items():
+            self.stdout.write(f"Skipped decision {decision}: {why}")
+        if result["unreadable_count"]:
+            self.stdout.write(
+                f"{result['unreadable_count']:,} decisions cannot be read: /problems/ lists them; withdraw one with "
+                "python manage.py withdraw_decisions --id ID"
+            )
         for agent, made in result["labels"].items():
             self.stdout.write(
                 f"{agent}: of the decisions that nobody rated, {made['good']:,} are good and {made['bad']:,} bad by "

@@ -90,6 +90,7 @@ class Command(RatchetCommand):
             "files": [{"path": str(file), "bytes": file.stat().st_size} for file in files],
             "samples": prepared.counts,
             "left_out": prepared.left_out,
+            "unreadable": prepared.unreadable,
             "stats": stats,
         }
 
@@ -104,6 +105,8 @@ class Command(RatchetCommand):
         self.stdout.write(f"{result['path']}: {result['kind']} of {result['agent']}, {samples}")
         for reason, count in result["left_out"].items():
             self.stdout.write(f"  left out {count:,}: {reason}")
+        for decision, why in result["unreadable"].items():
+            self.stdout.write(f"  decision {decision} cannot be read: {why}")
         for name in ("balance", "scores", "group_sizes", "duplicates", "length_chars"):
             if name in result["stats"]:
                 self.stdout.write(f"  {name.replace('_', ' ')}: {result['stats'][name]}")

@@ -1,0 +1,145 @@
+"""Withdrawals over REST: take decisions out of what is learnt from, list what was taken out, put it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.access import grant_of
+from backend.rest.errors import Refused
+from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
+from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
+from backend.rest.reading import object_in, parameters
+from backend.rest.schema import Schema, described, listed, paged, parameter
+from backend.rest.views import ApiView
+from feedback.api.schemas import JSON_OBJECT, SLUG, TIME, answered, sent, text
+from feedback.checks import Check
+from feedback.models import Withdrawal
+from feedback.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
+
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "integer", "minimum": 1}
+SELECTION: dict[str, Schema] = {
+    "ids": {"type": "array", "items": {"type": "string", "format": "uuid"}, "maxItems": 1000},
+    "batch": {**NUMBER, "description": "Brought by the import of this number"},
+    "agent": {**SLUG, "description": "Of this agent"},
+    "unit": text(200, "Decided for this unit, exactly as the app sent it"),
+    "source": text(40, "From this source: app, gateway, decide, simulation, or a format"),
+    "since": {**TIME, "description": "Recorded at or after"},
+    "until": {**TIME, "description": "Recorded before"},
+}
+MORE: dict[str, Schema] = {
+    "reason": text(500, "Why, for the record"),
+    "dry_run": {"type": "boolean", "description": "Count and list; withdraw nothing"},
+}
+DONE: Schema = answered(
+    {
+        "withdrawal": {
+            "type": ["integer", "null"],
+            "description": "Its number; null where nothing was withdrawn",
+        },
+        "dry_run": {"type": "boolean"},
+        "decisions": COUNT,
+        "ids": listed({"type": "string", "format": "uuid"}),
+        "agents": {"type": "object", "additionalProperties": COUNT},
+        "trained_on": {**JSON_OBJECT, "description": "{runs, policies, labels, snapshots, evaluations}"},
+    }
+)
+ROW: Schema = answered(
+    {
+        "id": NUMBER,
+        "selection": JSON_OBJECT,
+        "reason": {"type": "string"},
+        "actor": {"type": "string"},
+        "decisions": COUNT,
+        "trained_on": JSON_OBJECT,
+        "created_at": TIME,
+        "restored_at": {"type": ["string", "null"], "format": "date-time"},
+        "restored_by": {"type": "string"},
+    }
+)
+
+
+def withdrawal_shown(row: Withdrawal) -> dict[str, Any]:
+    return {
+        "id": row.pk,
+        "selection": row.selection,
+        "reason": row.reason,
+        "actor": row.actor,
+        "decisions": row.decisions_count,
+        "trained_on": row.trained_on,
+        "created_at": row.created_at.isoformat(),
+        "restored_at": row.restored_at and row.restored_at.isoformat(),
+        "restored_by": row.restored_by,
+    }
+
+
+class Withdrawals(ApiView):
+    scopes = {"GET": "read", "POST": "operate"}
+
+    @described(
+        "List the withdrawals, newest first",
+        {200: ("A page of them", paged(ROW))},
+        parameters=(
+            parameter("cursor", {"type": "string"}, "Where to go on: from next or previous of an answer"),
+            parameter(
+                "page_size",
+                {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE, "default": PAGE_SIZE},
+                "Rows",
+            ),
+        ),
+        tag="decisions",
+        operation="withdrawals_list",
+    )
+    def get(self, request: Request) -> Response:
+        parameters(request, PAGE_PARAMETERS)
+        return Response(page_of(withdrawals(), request, withdrawal_shown))
+
+    @described(
+        "Withdraw decisions",
+        {
+            201: ("Withdrawn", DONE),
+            200: ("Nothing to withdraw; or a dry run", DONE),
+        },
+        body=sent({}, SELECTION | MORE),
+        tag="decisions",
+        operation="decisions_withdraw",
+        description="Those that meet everything given leave datasets, queues, counts and exports. They stay on record "
+        "and can be restored. What was trained on them is listed, and stays trained.",
+    )
+    def post(self, request: Request) -> Response:
+        given = object_in(request.data, required=(), optional=(*SELECTION, *MORE))
+        check = Check()
+        if not isinstance(given.get("ids", []), list):
+            check.fields["ids"] = "expected a list of UUIDs"
+        reason = check.text("reason", given.get("reason", ""), limit=500)
+        dry_run = given.get("dry_run", False)
+        if not isinstance(dry_run, bool):
+            check.fields["dry_run"] = "expected true or false"
+        check.done("withdrawal")
+        done = decisions_withdraw(
+            selection_read(given), actor=grant_of(request).who, reason=reason, dry_run=dry_run
+        )
+        return Response(done.as_dict(), status=200 if done.withdrawal is None else 201)
+
+
+class WithdrawalRestore(ApiView):
+    scopes = {"POST": "operate"}
+
+    @described(
+        "Put the decisions of a withdrawal back",
+        {200: ("How many came back", answered({"withdrawal": NUMBER, "decisions": COUNT}))},
+        body=sent({}, {}),
+        refusals=(404, 409),
+        tag="decisions",
+        operation="withdrawals_restore",
+        body_required=False,
+        description="409 where it was restored already.",
+    )
+    def post(self, request: Request, pk: int) -> Response:
+        object_in(request.data, required=(), optional=())
+        if pk >= 2**63:
+            raise Refused(f"there is no withdrawal {pk}", code="not_found", status=404)
+        return Response({"withdrawal": pk, "decisions": withdrawal_restore(pk, actor=grant_of(request).who)})

@@ -1,0 +1,119 @@
+"""Withdraw decisions, list the withdrawals, restore one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+from rich.table import Table
+
+from backend.command import RatchetCommand
+from feedback.import_report import counted
+from feedback.import_undo import trained_words
+from feedback.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
+
+SELECTION = ("ids", "batch", "agent", "unit", "source", "since", "until")
+LISTED = 50
+"""Withdrawals listed."""
+
+
+class Command(RatchetCommand):
+    help = (
+        "Take decisions out of datasets, queues, counts and exports: those that meet everything given. They stay on "
+        "record, and --restore puts them back. Lists what was trained on them. "
+        "Example: manage.py withdraw_decisions --unit load-test --dry-run"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        add = parser.add_argument
+        add(
+            "--id",
+            dest="ids",
+            action="append",
+            default=[],
+            metavar="UUID",
+            help="A decision; repeatable. Example: --id 6f1c... ",
+        )
+        add("--batch", type=int, metavar="N", help="Brought by the import of this number. Example: --batch 7")
+        add(
+            "--agent",
+            default="",
+            metavar="SLUG",
+            help="Of this agent (default: of all). Example: --agent filer",
+        )
+        add(
+            "--unit",
+            default="",
+            help="Decided for this unit, exactly as the app sent it. Example: --unit user-17",
+        )
+        add("--source", default="", help="From this source: app, gateway, ... Example: --source simulation")
+        add("--since", default="", metavar="TIME", help="Recorded at or after. Example: --since 2026-11-01")
+        add(
+            "--until",
+            default="",
+            metavar="TIME",
+            help="Recorded before. Example: --until 2026-11-02T10:00:00Z",
+        )
+        add("--reason", default="", help='Why, for the record. Example: --reason "load test"')
+        add("--dry-run", action="store_true", help="Count and list; withdraw nothing (default: withdraw).")
+        add(
+            "--restore",
+            type=int,
+            metavar="N",
+            help="Put the decisions of withdrawal N back. Example: --restore 3",
+        )
+        add("--list", action="store_true", help="List the withdrawals, newest first.")
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        if options["list"]:
+            columns = ("pk", "decisions_count", "selection", "reason", "actor", "created_at", "restored_at")
+            return {"withdrawals": list(withdrawals().values(*columns)[:LISTED])}
+        if options["restore"] is not None:
+            count = withdrawal_restore(
+                options["restore"], actor="withdraw_decisions", dry_run=options["dry_run"]
+            )
+            return {"restored": options["restore"], "decisions": count, "dry_run": options["dry_run"]}
+        selection = selection_read({name: options[name] for name in SELECTION})
+        return decisions_withdraw(
+            selection, actor="withdraw_decisions", reason=options["reason"], dry_run=options["dry_run"]
+        ).as_dict()
+
+    def show(self, result: dict[str, Any]) -> None:
+        if "withdrawals" in result:
+            self._show_list(result["withdrawals"])
+        elif "restored" in result:
+            done = "Would restore" if result["dry_run"] else "Restored"
+            self.stdout.write(f"{done} {counted(result['decisions'], 'decisions')}.")
+        else:
+            done = "Would withdraw" if result["dry_run"] else "Withdrew"
+            agents = ", ".join(f"{count:,} of {agent}" for agent, count in result["agents"].items())
+            self.stdout.write(
+                f"{done} {counted(result['decisions'], 'decisions')}{f': {agents}' if agents else ''}."
+            )
+            if result["trained_on"]:
+                self.stdout.write(f"  {trained_words(result['trained_on'])}; what was learnt stays learnt")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if result.get("withdrawal"):
+            return f"python manage.py withdraw_decisions --restore {result['withdrawal']} puts them back"
+        if result.get("dry_run") and result.get("decisions"):
+            return "the same without --dry-run"
+        return "python manage.py withdraw_decisions --list" if "withdrawals" not in result else ""
+
+    def _show_list(self, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            self.stdout.write("Nothing was withdrawn yet.")
+            return
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for column in ("withdrawal", "decisions", "selected by", "reason", "by", "at", ""):
+            table.add_column(column)
+        for row in rows:
+            selected = ", ".join(
+                f"{name} {len(value) if name == 'ids' else value}" for name, value in row["selection"].items()
+            )
+            table.add_row(
+                str(row["pk"]), f"{row['decisions_count']:,}", selected, row["reason"], row["actor"],
+                f"{row['created_at']:%Y-%m-%d %H:%M}", "restored" if row["restored_at"] else "",
+            )  # fmt: skip
+        self.console.print(table)

@@ -1,0 +1,199 @@
+"""One row that cannot be read stops nothing: it is refused on the way in, or skipped, counted and named by readers."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from feedback.checks import FeedbackRefused
+from feedback.exported import Selection
+from feedback.exporting import file_export
+from feedback.importing import file_import
+from feedback.keys import key_create
+from feedback.models import Decision, ProblemRow
+from feedback.problem_rows import RowReader, problems
+from feedback.services import decision_record, rating_submit
+from rl.datasets import prepare_training_dataset
+from rl.models import RewardRecord
+from rl.reward_records import rewards_calculate
+from tests.api_client import ApiClient
+
+pytestmark = pytest.mark.django_db
+
+
+def decided(agent: str = "helper", response: str = "Fine.", thumb: str = "up", **facts: Any) -> Decision:
+    row: Decision = decision_record(agent=agent, messages="How?", response=response, **facts).row
+    if thumb:
+        rating_submit(decision=row, rater="ann", thumb=thumb)
+    return row
+
+
+def poisoned(row: Decision, **columns: Any) -> Decision:
+    """A row as only an older version, or a hand in the database, could have left it."""
+    Decision.objects.filter(pk=row.pk).update(**columns)
+    return row
+
+
+def client(scope: str) -> ApiClient:
+    return ApiClient(key=key_create(str(uuid.uuid4()), [scope])[1])
+
+
+RESERVED = {"response_is": "messages"}
+
+
+# --- The way in ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metadata", [RESERVED, {"serving": {"backend": "mine"}}, {"serving": "x"}])
+def test_reserved_keys_are_refused_over_rest(metadata: dict[str, Any]) -> None:
+    sent = {"agent": "helper", "messages": "How?", "response": "Fine.", "metadata": metadata}
+    alone = client("ingest").post("/api/decisions/", sent)
+    assert alone.status_code == 400
+    error = alone.json()["error"]
+    assert (error["code"], list(error["fields"])) == ("invalid", ["metadata"])
+    assert next(iter(metadata)) in error["fields"]["metadata"]
+    many = client("ingest").post("/api/decisions/", [sent, {**sent, "metadata": {"k": 1}}])
+    assert (many.status_code, many.json()["created"], many.json()["refused"]) == (207, 1, 1)
+    step = {"kind": "decision", "messages": "How?", "response": "Fine.", "metadata": metadata}
+    traced = client("ingest").post("/api/traces/", {"agent": "helper", "steps": [step]})
+    assert (traced.status_code, list(traced.json()["error"]["fields"])) == (400, ["steps[0].metadata"])
+    assert Decision.objects.count() == 1
+
+
+def test_reserved_keys_are_refused_by_the_gateway_and_decide() -> None:
+    chat = {"model": "helper", "messages": [{"role": "user", "content": "How?"}], "metadata": RESERVED}
+    answer = client("ingest").post("/v1/chat/completions", chat)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
+    order = {"agent": "assistant", "messages": "How?", "candidates": ["a", "b"], "metadata": RESERVED}
+    answer = client("ingest").post("/api/decide/", order)
+    assert (answer.status_code, list(answer.json()["error"]["fields"])) == (400, ["metadata"])
+    assert not Decision.objects.exists()
+
+
+def test_a_file_may_only_say_how_a_response_is_read_where_it_can_be(tmp_path: Any) -> None:
+    message = json.dumps([{"role": "assistant", "content": "Fine."}])
+    kinds = [("Fine.", RESERVED), (message, RESERVED), ("Fine.", {"k": 1}), ("Fine.", {"serving": 3})]
+    rows = [
+        {
+            "type": "decision", "agent": "helper", "messages": [{"role": "user", "content": f"How {n}?"}],
+            "response": response, "metadata": metadata,
+        }
+        for n, (response, metadata) in enumerate(kinds)
+    ]  # fmt: skip
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = file_import(file, skip_bad=True)
+    assert (report.decisions, report.refused_count) == (2, 2)
+    assert [row.line for row in report.refused] == [1, 4]
+    assert "response_is" in report.refused[0].reason
+    assert "serving" in report.refused[1].reason
+
+
+def test_the_reserved_keys_of_our_own_are_written() -> None:
+    with pytest.raises(FeedbackRefused):
+        decided(metadata={"serving": {"backend": "x"}})
+    row = decided(metadata={"serving": {"backend": "x"}}, reserved=True)
+    assert Decision.objects.get(pk=row.pk).metadata["serving"] == {"backend": "x"}
+
+
+# --- Readers ------------------------------------------------------------------------------------------------
+
+
+def pairs_of(agent: str, count: int = 12) -> None:
+    for n in range(count):
+        for response, thumb in (("good", "up"), ("bad", "down")):
+            row = decision_record(agent=agent, messages=f"How {n}?", response=response).row
+            rating_submit(decision=row, rater="ann", thumb=thumb)
+
+
+def test_a_dataset_skips_counts_and_names_what_it_cannot_read() -> None:
+    pairs_of("helper")
+    bad = poisoned(decided(), metadata=RESERVED)
+    prepared = prepare_training_dataset("helper")
+    assert sum(prepared.counts.values()) == 12
+    assert prepared.left_out["unreadable"] == 1
+    assert list(prepared.unreadable) == [str(bad.pk)]
+    assert "Expecting value" in prepared.unreadable[str(bad.pk)]
+    assert prepared.snapshot is not None
+    assert list(prepared.snapshot.query["unreadable"]) == [str(bad.pk)]
+    problem = ProblemRow.objects.get()
+    assert (problem.decision, problem.agent, problem.reader) == (bad.pk, "helper", "dataset")
+
+
+def test_what_can_be_read_again_is_no_problem_any_more() -> None:
+    pairs_of("helper")
+    bad = poisoned(decided(), metadata=RESERVED)
+    prepare_training_dataset("helper")
+    poisoned(bad, metadata={})
+    prepare_training_dataset("helper")
+    assert not ProblemRow.objects.exists()
+
+
+def test_a_state_of_the_wrong_shape_is_taken_and_costs_its_own_reward_alone() -> None:
+    bad = decided("widgets", json.dumps({"widget": "gauge"}), state={"widgets": "xx"})
+    good = decided("widgets", json.dumps({"widget": "gauge"}), state={"widgets": ["gauge"], "question": "q"})
+    other = decided("helper")
+    found = rewards_calculate()
+    assert (found.calculated, found.written, found.pending, found.refused) == (3, 2, 0, {})
+    assert list(found.unreadable) == [str(bad.pk)]
+    assert "widgets" in found.unreadable[str(bad.pk)]
+    assert found.unreadable_count == 1
+    assert set(RewardRecord.objects.values_list("decision", flat=True)) == {good.pk, other.pk}
+    assert [row.decision for row in problems("widgets", "rewards")] == [bad.pk]
+
+
+def test_what_was_skipped_before_never_takes_the_place_of_what_can_be_read() -> None:
+    for n in range(3):
+        decided("widgets", json.dumps({"widget": f"w{n}"}), state={"widgets": "xx"})
+    rewards_calculate()
+    good = decided("widgets", json.dumps({"widget": "gauge"}), state={"widgets": ["gauge"], "question": "q"})
+    assert rewards_calculate(limit=1).written == 1
+    assert RewardRecord.objects.get().decision == good.pk
+
+
+def test_calculate_rewards_names_what_it_skips() -> None:
+    bad = decided("widgets", json.dumps({"widget": "gauge"}), state={"widgets": "xx"})
+    decided("widgets", json.dumps({"widget": "gauge"}), state={"widgets": ["gauge"], "question": "q"})
+    out = io.StringIO()
+    call_command("calculate_rewards", agent="widgets", stdout=out)
+    assert f"Skipped decision {bad.pk}: " in out.getvalue()
+    assert "/problems/" in out.getvalue()
+
+
+def test_calculate_pending_answers_though_a_row_cannot_be_read() -> None:
+    decided("widgets", json.dumps({"widget": "gauge"}), state={"widgets": "xx"})
+    decided("helper")
+    for body in ({}, {"agent": "widgets"}):
+        answer = client("operate").post("/api/training/calculate-pending", body)
+        assert answer.status_code == 200
+        assert answer.json()["unreadable_count"] == 1
+        assert answer.json()["pending"] == 0
+
+
+def test_an_export_skips_counts_and_names_what_it_cannot_read(tmp_path: Any) -> None:
+    good = decided()
+    bad = poisoned(decided(), metadata=RESERVED)
+    report = file_export(tmp_path / "out.jsonl", "openai-sft", Selection(agent="helper"))
+    assert report.samples == 1
+    assert report.left_out["unreadable"] == 1
+    assert list(report.unreadable) == [str(bad.pk)]
+    assert str(good.pk) not in report.unreadable
+    assert ProblemRow.objects.get().reader == "export"
+
+
+def test_a_fault_of_the_database_is_no_rows_fault() -> None:
+    from django.db import OperationalError
+
+    rows = RowReader("helper", "dataset")
+    with pytest.raises(OperationalError), rows.row(uuid.uuid4()):
+        raise OperationalError("away")
+    with pytest.raises(OSError), rows.row(uuid.uuid4()):
+        raise OSError("disk full")
+    with rows.row(pk := uuid.uuid4()):
+        raise KeyError("x")
+    assert rows.unreadable == {pk: "KeyError: 'x'"}

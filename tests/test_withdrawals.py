@@ -1,0 +1,306 @@
+"""Withdrawal: out of datasets, queues, counts and exports; what was trained on it listed; put back by number."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import Client
+
+from feedback.exported import Selection
+from feedback.exporting import ExportReport, export_stream
+from feedback.importing import file_import
+from feedback.keys import key_create
+from feedback.models import Decision, ProblemRow, Withdrawal
+from feedback.pair_queue import pairs_waiting
+from feedback.queue import next_decision, queue_progress
+from feedback.selectors import feedback_counts, feedback_counts_by_agent
+from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
+from feedback.withdrawals import (
+    WithdrawalConflict,
+    WithdrawalRefused,
+    WithdrawalSelection,
+    WithdrawalUnknown,
+    decision_restore,
+    decision_withdraw,
+    decisions_withdraw,
+    withdrawal_restore,
+)
+from rl.buffer import buffer_size, buffer_sizes
+from rl.datasets import prepare_training_dataset
+from rl.models import Policy, RewardRecord, Snapshot, TrainingRun
+from rl.reward_records import rewards_calculate
+from tests.api_client import ApiClient, error_of, person
+
+pytestmark = pytest.mark.django_db
+
+
+def decided(n: int = 0, response: str = "good", thumb: str = "", **facts: Any) -> Decision:
+    row: Decision = decision_record(agent="helper", messages=f"How {n}?", response=response, **facts).row
+    if thumb:
+        rating_submit(decision=row, rater="ann", thumb=thumb)
+    return row
+
+
+def withdrawn(row: Decision) -> int:
+    number = decision_withdraw(row.pk, actor="test").withdrawal
+    assert number is not None
+    return number
+
+
+def client(*scopes: str) -> ApiClient:
+    return ApiClient(key=key_create(str(uuid.uuid4()), scopes)[1])
+
+
+def test_a_withdrawn_decision_is_in_no_dataset_and_no_count() -> None:
+    rows = [
+        decided(n, response, thumb) for n in range(12) for response, thumb in (("a", "up"), ("b", "down"))
+    ]
+    comparison_submit(left=rows[0], right=rows[1], preference="left", rater="ann")
+    assert sum(prepare_training_dataset("helper", dry_run=True).counts.values()) == 12
+    assert buffer_size("helper") == buffer_sizes()["helper"] == 25
+    number = withdrawn(rows[0])
+    assert sum(prepare_training_dataset("helper", dry_run=True).counts.values()) == 11
+    counts = feedback_counts("helper")
+    # its rating goes, and the comparison it stands in
+    assert (counts.decisions, counts.ratings, counts.comparisons) == (23, 23, 0)
+    assert feedback_counts_by_agent()["helper"].decisions == 23
+    assert buffer_size("helper") == buffer_sizes()["helper"] == 23
+    assert withdrawal_restore(number, actor="test") == 1
+    assert sum(prepare_training_dataset("helper", dry_run=True).counts.values()) == 12
+    assert buffer_size("helper") == 25
+
+
+def test_nobody_is_asked_about_it() -> None:
+    one, other = decided(response="a"), decided(response="b")
+    assert pairs_waiting("ann").pair is not None
+    number = withdrawn(one)
+    assert next_decision("ann") == other
+    assert queue_progress("ann").left == 1
+    assert pairs_waiting("ann").pair is None
+    withdrawal_restore(number, actor="test")
+    assert queue_progress("ann").left == 2
+    assert Decision.objects.get(pk=one.pk).ratings_wanted == 1
+
+
+def test_its_reward_goes_and_is_made_again() -> None:
+    row = decided(thumb="up")
+    outcome_record(decision=row, name="reward", value=1.0)
+    rewards_calculate()
+    number = withdrawn(row)
+    assert not RewardRecord.objects.exists()
+    assert rewards_calculate().calculated == 0
+    withdrawal_restore(number, actor="test")
+    assert rewards_calculate().written == 1
+
+
+@pytest.mark.parametrize("name", ["ratchet", "openai-sft", "trl", "simulation"])
+def test_it_is_in_no_export(name: str) -> None:
+    kept, gone = decided(response="kept", thumb="up"), decided(response="gone", thumb="down")
+    comparison_submit(left=kept, right=gone, preference="left", rater="ann")
+    withdrawn(gone)
+    text = b"".join(export_stream(name, Selection(), ExportReport(name))).decode()
+    assert "gone" not in text
+
+
+def test_selections_take_what_meets_all_of_them(tmp_path: Any) -> None:
+    old = datetime(2020, 1, 1, tzinfo=UTC)
+    first = decided(1, unit="bob", created_at=old)
+    second = decided(2, unit="bob", source="hook")
+    third = decided(3, unit="ada", source="hook")
+    file = tmp_path / "rows.jsonl"
+    messages = [{"role": "user", "content": "?"}]
+    file.write_text(
+        json.dumps({"type": "decision", "agent": "other", "messages": messages, "response": "x"}) + "\n"
+    )
+    batch = file_import(file).batch
+    cases = [
+        (WithdrawalSelection(unit="bob"), 2),
+        (WithdrawalSelection(unit="bob", source="hook"), 1),
+        (WithdrawalSelection(agent="helper"), 3),
+        (WithdrawalSelection(until=datetime(2021, 1, 1, tzinfo=UTC)), 1),
+        (WithdrawalSelection(since=datetime(2021, 1, 1, tzinfo=UTC), agent="helper"), 2),
+        (WithdrawalSelection(ids=(first.pk, third.pk)), 2),
+        (WithdrawalSelection(batch=batch), 1),
+        (WithdrawalSelection(ids=(second.pk,), unit="ada"), 0),
+    ]
+    for selection, count in cases:
+        assert decisions_withdraw(selection, actor="test", dry_run=True).decisions == count, selection
+    assert not Withdrawal.objects.exists()
+    with pytest.raises(WithdrawalRefused, match="at least one"):
+        decisions_withdraw(WithdrawalSelection(), actor="test")
+    assert decisions_withdraw(WithdrawalSelection(unit="nobody"), actor="test").withdrawal is None
+
+
+def test_what_was_trained_on_it_is_listed() -> None:
+    rows = [
+        decided(n, response, thumb) for n in range(12) for response, thumb in (("a", "up"), ("b", "down"))
+    ]
+    snapshot = prepare_training_dataset("helper").snapshot
+    run = TrainingRun.objects.create(
+        agent="helper", method="dpo", snapshot=snapshot, base_model="bundled", status="queued"
+    )
+    Policy.objects.create(
+        name="helper-v12", agent="helper", run=run, base_model="bundled", base_model_hash="x", adapter_path="p",
+        adapter_sha256="y", feedback_count=12,
+    )  # fmt: skip
+    done = decision_withdraw(rows[0].pk, actor="test")
+    assert isinstance(snapshot, Snapshot)
+    expected = {"runs": [run.pk], "policies": ["helper-v12"], "snapshots": [snapshot.pk]}
+    assert done.trained_on == expected
+    assert Withdrawal.objects.get().trained_on == expected
+
+
+def test_one_of_several_is_put_back_alone() -> None:
+    one, two = decided(1), decided(2)
+    number = decisions_withdraw(WithdrawalSelection(agent="helper"), actor="test").withdrawal
+    assert decision_restore(one.pk, actor="test")
+    assert not decision_restore(one.pk, actor="test")
+    assert Withdrawal.objects.get().restored_at is None
+    assert decision_restore(two.pk, actor="eve")
+    assert Withdrawal.objects.get().restored_by == "eve"
+    with pytest.raises(WithdrawalConflict):
+        withdrawal_restore(number or 0, actor="test")
+    with pytest.raises(WithdrawalUnknown):
+        withdrawal_restore(99, actor="test")
+    with pytest.raises(WithdrawalUnknown):
+        decision_withdraw(uuid.uuid4(), actor="test")
+
+
+def test_its_problems_are_over() -> None:
+    row = decided()
+    ProblemRow.objects.create(decision=row.pk, agent="helper", reader="dataset", reason="x")
+    withdrawn(row)
+    assert not ProblemRow.objects.exists()
+
+
+# --- Interfaces ---------------------------------------------------------------------------------------------
+
+
+def test_rest_withdraws_lists_and_restores() -> None:
+    row = decided(unit="bob")
+    operate = client("operate")
+    tried = operate.post("/api/withdrawals/", {"unit": "bob", "dry_run": True})
+    assert (tried.status_code, tried.json()["decisions"], tried.json()["withdrawal"]) == (200, 1, None)
+    done = operate.post("/api/withdrawals/", {"ids": [str(row.pk)], "reason": "a test"})
+    assert (done.status_code, done.json()["ids"]) == (201, [str(row.pk)])
+    number = done.json()["withdrawal"]
+    read = client("read")
+    assert read.get(f"/api/decisions/{row.pk}/").json()["withdrawal"] == number
+    (listed,) = read.get("/api/withdrawals/").json()["results"]
+    assert (listed["id"], listed["reason"], listed["decisions"]) == (number, "a test", 1)
+    assert operate.post(f"/api/withdrawals/{number}/restore/", {}).json() == {
+        "withdrawal": number,
+        "decisions": 1,
+    }
+    assert operate.post(f"/api/withdrawals/{number}/restore/", {}).status_code == 409
+    assert operate.post("/api/withdrawals/999/restore/", {}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, ""),
+        ({"ids": ["x"]}, "ids"),
+        ({"batch": "y"}, "batch"),
+        ({"since": "never"}, "since"),
+        ({"ids": "x"}, "ids"),
+    ],
+)
+def test_rest_refuses_a_selection_it_cannot_read(body: dict[str, Any], field: str) -> None:
+    answer = client("operate").post("/api/withdrawals/", body)
+    assert answer.status_code == 400
+    assert not field or field in error_of(answer)["fields"]
+
+
+@pytest.mark.parametrize("scopes", [(), ("read",), ("ingest",), ("rate",)])
+def test_rest_withdraws_for_operators_alone(scopes: tuple[str, ...]) -> None:
+    row = decided()
+    sender = client(*scopes) if scopes else ApiClient()
+    assert sender.post("/api/withdrawals/", {"ids": [str(row.pk)]}).status_code in (401, 403)
+    assert Decision.objects.get().withdrawal is None
+
+
+def test_the_command_withdraws_lists_and_restores() -> None:
+    row = decided()
+
+    def run(*args: str) -> str:
+        out = io.StringIO()
+        call_command("withdraw_decisions", *args, stdout=out)
+        return out.getvalue()
+
+    assert "Would withdraw 1 decision" in run("--id", str(row.pk), "--dry-run")
+    found = json.loads(run("--id", str(row.pk), "--reason", "odd", "--json"))
+    assert (found["decisions"], found["dry_run"]) == (1, False)
+    number = str(found["withdrawal"])
+    assert "odd" in run("--list")
+    assert "Restored 1 decision" in run("--restore", number)
+    with pytest.raises(CommandError, match="restored on"):
+        run("--restore", number)
+    with pytest.raises(CommandError, match="at least one"):
+        run()
+
+
+def signed_in(role: str) -> Client:
+    user = person(f"a-{role}", role)
+    user.is_staff = role != "rater"
+    user.save()
+    found = Client()
+    found.force_login(user)
+    return found
+
+
+def test_the_page_of_problems_lists_filters_and_withdraws() -> None:
+    row, other = decided(1), decided(2)
+    ProblemRow.objects.create(
+        decision=row.pk, agent="helper", reader="dataset", reason="Expecting <b>value</b>"
+    )
+    ProblemRow.objects.create(decision=other.pk, agent="filer", reader="rewards", reason="no widgets")
+    operator = signed_in("operator")
+    page = operator.get("/problems/").content.decode()
+    assert str(row.pk) in page
+    assert "Expecting &lt;b&gt;value" in page
+    narrowed = operator.get("/problems/", {"agent": "filer", "reader": "rewards"}).content.decode()
+    assert str(other.pk) in narrowed
+    assert str(row.pk) not in narrowed
+    assert operator.get("/problems/", {"reader": "nobody"}).status_code == 400
+    done = operator.post(f"/decisions/{row.pk}/withdraw/", {"next": "/problems/"})
+    assert (done.status_code, done["Location"]) == (302, "/problems/")
+    assert str(row.pk) not in operator.get("/problems/").content.decode()
+    shown = operator.get(f"/decisions/{row.pk}/").content.decode()
+    assert "Withdrawn" in shown
+    operator.post(f"/decisions/{row.pk}/restore/")
+    assert Decision.objects.get(pk=row.pk).withdrawal is None
+    assert operator.post(f"/decisions/{row.pk}/withdraw/", {"next": "//evil.example/"})[
+        "Location"
+    ].startswith("/dec")
+
+
+def test_the_page_of_problems_is_guarded() -> None:
+    row = decided()
+    assert Client().get("/problems/").status_code == 302
+    rater = signed_in("rater")
+    assert rater.get("/problems/").status_code == 403
+    assert rater.post(f"/decisions/{row.pk}/withdraw/").status_code == 403
+    assert rater.post(f"/decisions/{row.pk}/restore/").status_code == 403
+    assert signed_in("operator").get(f"/decisions/{row.pk}/withdraw/").status_code == 405
+    assert Decision.objects.get().withdrawal is None
+
+
+def test_the_admin_withdraws_what_is_ticked() -> None:
+    row = decided()
+    admin = signed_in("admin")
+    admin.post(
+        "/admin/feedback/decision/",
+        {"action": "withdraw", "_selected_action": [str(row.pk)], "select_across": "0"},
+    )
+    assert Decision.objects.get().withdrawal is not None
+    number = Withdrawal.objects.get().pk
+    assert admin.get("/admin/feedback/withdrawal/").status_code == 200
+    admin.post("/admin/feedback/withdrawal/", {"action": "restore", "_selected_action": [str(number)]})
+    assert Decision.objects.get().withdrawal is None
