@@ -368,6 +368,9 @@ FEEDBACK_TRAINED_ON = "rl.forgetting.trained_on"
 FEEDBACK_AGENT_KEEPER = "rl.agent_keeper"
 # Dotted path of a callable (decision ids): removes what else is kept of them, in the same transaction.
 FEEDBACK_FORGET = "rl.forgetting.decisions_forget"
+# Dotted path of a callable (marks, dry_run) -> {place: count}: erases, or counts, copies of erased decisions' text that
+# are kept elsewhere, as feedback.erasure_marks.Marks knows them.
+FEEDBACK_ERASURE = "rl.forgetting.copies_erase"
 
 # Dotted path of a callable [decision ids] -> {id: raw reward in [-2, 2]}, for `export_training_data --min-reward`; of a
 # decision without one, and of all where this is empty, the mean of what raters said.

@@ -1,9 +1,12 @@
-"""Removal of all that is known of one unit, a user or a session; only an import's undo deletes feedback besides."""
+"""Erasure of all that is known of one unit, a user or a session: rows, copies of their text, and the way back.
+
+Rows go in one transaction, with tombstones that keep them from returning by a replay or an import. Copies outside the
+tables of feedback are named in `feedback.erasure_places`. Only an import's undo deletes feedback besides.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +16,18 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils.module_loading import import_string
 
+from feedback.erasure_marks import Marks, marks_of
+from feedback.erasure_places import (
+    database_compact,
+    files_and_spool_erase,
+    journal_count,
+    places_erase,
+    secure_delete,
+    spool_erase,
+)
 from feedback.models import Comparison, Decision, ImportBatch, Lease, Outcome, Rating, Suggestion, Trace
+from feedback.remembered import forget_all
+from feedback.tombstones import tombstones_make
 
 CHUNK = 400
 """Ids named in one statement; a comparison names each twice, and SQLite takes 999 values."""
@@ -43,59 +57,84 @@ class Forgotten:
     traces_emptied: int = 0
     """Traces that hold decisions of other units too: these stay, the unit's steps in them lose their content."""
     snapshots: list[dict[str, Any]] = field(default_factory=list)
-    """Training snapshots that hold the unit's prompts: files that never change, and what was trained on them."""
+    """Training snapshots that held the unit's prompts, and what was trained on them: weights are not erased."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Where else its text stood -> how many rows, records or files; places with nothing left out."""
+    not_compacted: str = ""
+    """Why removed rows may still stand in the database's own files; empty: they do not, or nothing was removed."""
 
 
 def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
-    """Remove a unit's decisions with everything said of them, and list the snapshots that hold its prompts.
+    """Erase a unit's decisions with everything said of them and every copy of their text; list what was trained on it.
 
-    One transaction: all of it or nothing. Raises UnitUnknown where nothing is recorded of the unit.
+    The rows and their tombstones are one transaction, at whose end the files are erased: where that is interrupted the
+    rows stay, and the whole is run again. Raises UnitUnknown where nothing is recorded of the unit.
     """
     if not unit:
         # an empty unit is that of every decision whose app named none
         raise UnitUnknown("expected a unit, found an empty text")
     done = Forgotten(unit, dry_run)
+    if not dry_run:
+        secure_delete()
     with transaction.atomic():
         rows = list(Decision.objects.filter(unit=unit).values_list("pk", "agent", "prompt_hash"))
         ids = [pk for pk, _, _ in rows]
         traces = _traces(unit, ids)
-        if not rows and not traces:
+        marks = marks_of(unit, ids, Trace.objects.filter(pk__in=traces))
+        spooled = spool_erase(marks, dry_run=True)
+        if not rows and not traces and not spooled:
             raise UnitUnknown(
                 f"nothing is recorded of the unit {unit!r}; units are written exactly as the app sent them"
             )
         done.decisions = len(ids)
-        for chunk in _chunks(ids):
-            done.comparisons += _remove(
-                Comparison.objects.filter(Q(left__in=chunk) | Q(right__in=chunk)), dry_run
-            )
-            done.ratings += _remove(Rating.objects.filter(decision__in=chunk), dry_run)
-            done.outcomes += _remove(Outcome.objects.filter(decision__in=chunk), dry_run)
-            _remove(Lease.objects.filter(decision__in=chunk), dry_run)
-            _remove(Suggestion.objects.filter(decision__in=chunk), dry_run)
-            if settings.FEEDBACK_FORGET and not dry_run:
-                import_string(settings.FEEDBACK_FORGET)(chunk)
-            _remove(Decision.objects.filter(pk__in=chunk), dry_run)
-        # after the decisions: those that are left are others'
-        shared = _shared(traces, set(ids))
-        for trace in Trace.objects.filter(pk__in=shared):
-            if not dry_run:
-                trace.steps = [
-                    _emptied(trace.pk, n, step, unit, set(ids)) for n, step in enumerate(trace.steps)
-                ]
-                trace.metadata = {k: v for k, v in trace.metadata.items() if v != unit}
-                trace.save(update_fields=["steps", "metadata"])
-        done.traces_emptied = len(shared)
-        for chunk in _chunks([pk for pk in traces if pk not in shared]):
-            done.traces += _remove(Trace.objects.filter(pk__in=chunk), dry_run)
+        done.snapshots = _snapshots(marks)
         if not dry_run:
-            _forget_refused(unit)
-    prompts: dict[str, set[str]] = defaultdict(set)
-    for _, agent, prompt in rows:
-        prompts[agent].add(prompt)
-    if settings.FEEDBACK_SNAPSHOTS_CONTAINING:
-        find: SnapshotFinder = import_string(settings.FEEDBACK_SNAPSHOTS_CONTAINING)
-        done.snapshots = find(prompts)
+            tombstones_make(ids, traces, unit)
+        done.places = places_erase(marks, dry_run)
+        _rows_erase(done, traces, set(ids))
+        if refused := _refused_erase(marks, dry_run):
+            done.places["refused rows of imports"] = refused
+        # before the rows are gone for certain: what a killed process left is found again by them
+        done.places |= files_and_spool_erase(marks, dry_run)
+    if in_hand := journal_count(marks, dry_run):
+        done.places["decisions in hand"] = in_hand
+    if not dry_run:
+        forget_all()
+        done.not_compacted = database_compact()
     return done
+
+
+def _snapshots(marks: Marks) -> list[dict[str, Any]]:
+    if not settings.FEEDBACK_SNAPSHOTS_CONTAINING:
+        return []
+    find: SnapshotFinder = import_string(settings.FEEDBACK_SNAPSHOTS_CONTAINING)
+    return find({agent: set(prompts) for agent, prompts in marks.prompts.items()})
+
+
+def _rows_erase(done: Forgotten, traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> None:
+    """Remove the rows of feedback, or count them."""
+    dry_run = done.dry_run
+    for chunk in _chunks(list(ids)):
+        done.comparisons += _remove(
+            Comparison.objects.filter(Q(left__in=chunk) | Q(right__in=chunk)), dry_run
+        )
+        done.ratings += _remove(Rating.objects.filter(decision__in=chunk), dry_run)
+        done.outcomes += _remove(Outcome.objects.filter(decision__in=chunk), dry_run)
+        _remove(Lease.objects.filter(decision__in=chunk), dry_run)
+        _remove(Suggestion.objects.filter(decision__in=chunk), dry_run)
+        if settings.FEEDBACK_FORGET and not dry_run:
+            import_string(settings.FEEDBACK_FORGET)(chunk)
+        _remove(Decision.objects.filter(pk__in=chunk), dry_run)
+    # after the decisions: those that are left are others'
+    shared = _shared(traces, ids)
+    for trace in Trace.objects.filter(pk__in=shared):
+        if not dry_run:
+            trace.steps = [_emptied(trace.pk, n, step, done.unit, ids) for n, step in enumerate(trace.steps)]
+            trace.metadata = {k: v for k, v in trace.metadata.items() if v != done.unit}
+            trace.save(update_fields=["steps", "metadata"])
+    done.traces_emptied = len(shared)
+    for chunk in _chunks([pk for pk in traces if pk not in shared]):
+        done.traces += _remove(Trace.objects.filter(pk__in=chunk), dry_run)
 
 
 def _traces(unit: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
@@ -129,18 +168,26 @@ def _emptied(
     return kept | {"forgotten": True}
 
 
-def _forget_refused(unit: str) -> None:
-    """Rows that an import refused are kept with a short piece of what they say: empty those that name the unit."""
+def _refused_erase(marks: Marks, dry_run: bool) -> int:
+    """Rows that an import refused are kept with a short piece of what they say: empty those that name the unit or quote
+    its decisions. How many."""
+    count = 0
     for batch in ImportBatch.objects.exclude(refused=[]).only("pk", "refused"):
         rows = [
-            {"line": row["line"], "key": "", "reason": "forgotten"}
-            if unit in str(row.get("reason", "")) or unit in str(row.get("key", ""))
-            else row
+            {"line": row["line"], "key": "", "reason": "forgotten"} if _quotes(marks, row) else row
             for row in batch.refused
         ]
-        if rows != batch.refused:
+        changed = sum(row != before for row, before in zip(rows, batch.refused, strict=True))
+        count += changed
+        if changed and not dry_run:
             batch.refused = rows
             batch.save(update_fields=["refused"])
+    return count
+
+
+def _quotes(marks: Marks, row: Mapping[str, Any]) -> bool:
+    words = [str(row.get("reason", "")), str(row.get("key", ""))]
+    return any(marks.unit in word or marks.in_text(word) for word in words)
 
 
 def _remove(rows: QuerySet[Any], dry_run: bool) -> int:

@@ -32,6 +32,7 @@ from feedback.formats.records import (
 from feedback.import_report import ImportReport
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.statements import among
+from feedback.tombstones import ERASED, Erased, decisions_erased, erased_refusal, ids_erased, traces_erased
 from feedback.traces import trace_build
 
 NAMESPACE = uuid.UUID("c0b84a52-94a1-4b0e-8f5b-2d4f4d3a7a11")
@@ -113,10 +114,14 @@ class Planner:
     def plans(self, records: Sequence[Record]) -> list[Plan]:
         """What each record brings; one that cannot be built is reported as refused."""
         self._build_decisions(records)
+        self._leave_out_erased(records)
         self._look_up_references(records)
         return list(self._plans(records))
 
     def refuse(self, record: Record, error: FeedbackRefused) -> None:
+        if isinstance(error, Erased):
+            self.report.skip(ERASED)
+            return
         self.report.refuse(RowRefused(record.line, record.key, str(error)))
 
     def agents_of(self, ratings: Iterable[Rating], comparisons: Iterable[Comparison]) -> set[str]:
@@ -137,6 +142,24 @@ class Planner:
                 self.built[id(record)] = self._decision(record)
             except FeedbackRefused as error:
                 self.built[id(record)] = error
+
+    def _leave_out_erased(self, records: Sequence[Record]) -> None:
+        """Decisions and traces that were erased here are not brought back, nor what is said of them."""
+        untimed = set()
+        rows = []
+        for record in _decisions_in(records):
+            if isinstance(built := self.built[id(record)], Decision):
+                rows.append(built)
+                if record.created_at is None:
+                    untimed.add(built.pk)
+        gone = decisions_erased(rows, untimed)
+        for key, built in self.built.items():
+            if isinstance(built, Decision) and built.pk in gone:
+                self.built[key] = erased_refusal("decision", built.pk)
+        traces = [record.id for record in records if isinstance(record, ImportedTrace) and record.id]
+        self._traces_erased = traces_erased(traces)
+        named = {own for record in records for name in _names_of(record) if (own := formats.uuid_of(name))}
+        self._ids_erased = gone | ids_erased(named)
 
     def _build_traces(self, records: Sequence[Record]) -> set[uuid.UUID]:
         """Ids of the traces that decisions of this batch may name."""
@@ -186,12 +209,7 @@ class Planner:
 
     def _look_up_references(self, records: Sequence[Record]) -> None:
         """Decisions that records name and do not bring: by id, or by the app's own name for its run."""
-        names: set[str] = set()
-        for record in records:
-            if isinstance(record, (ImportedReference, OutcomeReference)):
-                names.update(filter(None, (record.reference, *record.also)))
-            elif isinstance(record, ImportedComparison):
-                names.update(str(side) for side in (record.left, record.right) if isinstance(side, uuid.UUID))
+        names = {name for record in records for name in _names_of(record)}
         ids = {found for name in names if (found := formats.uuid_of(name))}
         agents = {} if self.origin.agent is None else {"agent": self.origin.agent}
         columns = ("pk", "agent", "prompt_hash", "run_id")
@@ -261,6 +279,8 @@ class Planner:
                 return same_run[0]
             if reference in self._by_trace:
                 return self._by_trace[reference]
+            if own and own in self._ids_erased:
+                raise erased_refusal("decision", own)
         raise DecisionUnknown(
             f"no decision has the id, run_id or trace_id {references[0]!r}; import the decisions first (the runs, "
             "traces or calls this feedback was given on), then this file again"
@@ -281,6 +301,8 @@ class Planner:
     def _plan(self, record: Record) -> Plan:
         plan = Plan(record)
         if isinstance(record, ImportedTrace):
+            if record.id in self._traces_erased:
+                raise erased_refusal("trace", record.id)
             plan.trace = _trace(record)
         elif isinstance(record, ImportedReference):
             subject = self._referred(record.reference, *record.also)
@@ -411,3 +433,11 @@ def _created(record: ImportedRating | ImportedComparison) -> dict[str, Any]:
 def _content_id(content: Any) -> uuid.UUID:
     # escaped, so that text no database takes gets as far as being refused
     return uuid.uuid5(NAMESPACE, json.dumps(content, sort_keys=True, default=str))
+
+
+def _names_of(record: Record) -> Iterator[str]:
+    """What a record calls the decisions that it speaks of and does not bring."""
+    if isinstance(record, (ImportedReference, OutcomeReference)):
+        yield from filter(None, (record.reference, *record.also))
+    elif isinstance(record, ImportedComparison):
+        yield from (str(side) for side in (record.left, record.right) if isinstance(side, uuid.UUID))

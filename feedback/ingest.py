@@ -15,6 +15,7 @@ from feedback.collection import is_collected
 from feedback.models import Decision
 from feedback.services import Written, rating_submit, row_write
 from feedback.statements import rows_insert
+from feedback.tombstones import decisions_erased, erased_refusal
 
 MAX_BULK = 1000
 """Decisions taken in one request."""
@@ -67,7 +68,8 @@ def decisions_ingest(
     first: dict[uuid.UUID, Decision] = {}
     for row in rows:
         first.setdefault(row.pk, row)
-    new = [row for pk, row in first.items() if pk in kept and pk not in before]
+    erased = decisions_erased([row for pk, row in first.items() if pk in kept and pk not in before])
+    new = [row for pk, row in first.items() if pk in kept and pk not in before and pk not in erased]
     try:
         with transaction.atomic():
             rows_insert(new)
@@ -83,7 +85,11 @@ def decisions_ingest(
                 pass  # found again below, as a hash that differs
         before |= _body_hashes([pk for pk in first if pk not in created and pk in kept])
     return [
-        row if isinstance(row, FeedbackRefused) else _result(row, first, before, created, kept)
+        row
+        if isinstance(row, FeedbackRefused)
+        else erased_refusal("decision", row.pk)
+        if row.pk in erased
+        else _result(row, first, before, created, kept)
         for row in built
     ]
 

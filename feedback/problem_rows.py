@@ -44,7 +44,7 @@ REASON = 500
 class RowReader:
     """One reader's pass over an agent's decisions."""
 
-    def __init__(self, agent: str, reader: str, fatal: tuple[type[BaseException], ...] = ()) -> None:
+    def __init__(self, agent: str, reader: str, fatal: tuple[type[Exception], ...] = ()) -> None:
         """agent: empty for a pass over all agents'. reader: one of READERS. fatal: errors that are no row's fault and
         end the pass, beside those of the database and of the disk."""
         if reader not in READERS:
@@ -53,7 +53,7 @@ class RowReader:
         self.unreadable: dict[uuid.UUID, str] = {}
         """Decision -> why it was skipped."""
         self._agents: dict[uuid.UUID, str] = {}
-        self._fatal = (DatabaseFault, OSError, *fatal)
+        self._fatal: tuple[type[Exception], ...] = (DatabaseFault, OSError, *fatal)
 
     def row(self, decision: uuid.UUID | str, agent: str = "") -> AbstractContextManager[None]:
         """Read one decision inside: an error there skips the decision, and nothing else. agent: whose it is, in a pass

@@ -30,6 +30,7 @@ from feedback.models import (
     Rating,
 )
 from feedback.statements import NoDecision, rating_insert, ratings_human_change, row_insert
+from feedback.tombstones import decisions_erased, erased_refusal, erased_refuse
 from feedback.worth import worth_again
 
 BULK_BATCH = 1000
@@ -45,7 +46,9 @@ class Written:
 
 
 def row_write(row: Any) -> Written:
-    """Insert a row whose id may have been sent before: the same body is the same write, another is a conflict."""
+    """Insert a row whose id may have been sent before: the same body is the same write, another is a conflict. Raises
+    FeedbackConflict, Erased."""
+    erased_refuse(row)
     try:
         # one statement is its own transaction; inside another one, a savepoint keeps that one usable
         with transaction.atomic() if transaction.get_connection().in_atomic_block else nullcontext():
@@ -90,6 +93,8 @@ def decision_record(**facts: Any) -> Written:
 def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[Written]:
     """Record many decisions in one transaction, all or none; ids seen before with the same body are kept."""
     rows = [decision_build(**item) for item in items]
+    for pk in decisions_erased(rows):
+        raise erased_refusal("decision", pk)
     written: list[Written] = []
     with transaction.atomic():
         for start in range(0, len(rows), BULK_BATCH):

@@ -1,14 +1,21 @@
-"""Which training snapshots hold prompts that are to be forgotten, and what was trained on them."""
+"""Erasure beyond feedback: rows of snapshots, quotes in evaluations and runs; and what was trained on them."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
+from django.db import transaction
+
+from feedback.erasure_marks import Marks
+from feedback.erasure_places import columns_erase
 from rl.datasets import DatasetRefused, snapshot_rows
-from rl.models import Evaluation, LabelRun, Policy, RewardRecord, Snapshot, TrainingRun
+from rl.datasets.snapshots import file_keep, rows_write, temporary_file
+from rl.models import Evaluation, GoldenCase, LabelRun, Policy, RewardRecord, Snapshot, TrainingRun
 
 
 def decisions_forget(decisions: Sequence[uuid.UUID]) -> None:
@@ -54,6 +61,110 @@ def snapshots_containing(
                 }
             )
     return found
+
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "rl.Evaluation": ("figures", "evidence"),
+    "rl.Policy": ("metrics",),
+    "rl.PolicyEvent": ("reason", "verdicts"),
+    "rl.TrainingRun": ("reason", "result"),
+    "rl.RunMetric": ("values",),
+    "rl.LabelRun": ("figures", "left_out"),
+    "rl.RewardModelVersion": ("ranking",),
+    "rl.RewardModelEvent": ("reason", "figures"),
+    "rl.ExperimentEvent": ("reason", "figures"),
+    "rl.Snapshot": ("query", "left_out"),
+    "rl.GoldenCase": ("messages", "state", "accepted", "forbidden"),
+}
+"""Model -> columns that may quote a decision: sheets and answers of evaluations, samples, reports."""
+
+
+def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
+    """FEEDBACK_ERASURE: rows of snapshots, and what evaluations, runs, policies and golden cases quote.
+
+    A golden case whose words are erased is switched off: it asks for nothing any more. Caches of tokens go where a
+    snapshot held such rows; they are made again.
+    """
+    found: dict[str, int] = {}
+    quoted = [case for case in GoldenCase.objects.all() if _quoted(marks, case)]
+    if not dry_run:
+        GoldenCase.objects.filter(pk__in=[case.pk for case in quoted]).update(active=False)
+    found |= columns_erase(marks, dry_run, COLUMNS)
+    rows, files = _snapshots_erase(marks, dry_run)
+    found |= {"rows of snapshots": rows, "snapshot files of no run": files}
+    if rows:
+        caches = sorted((settings.RATCHET_HOME / "cache").glob("*.sqlite3*"))
+        found["caches of tokens"] = len(caches)
+        for cache in caches if not dry_run else ():
+            cache.unlink(missing_ok=True)
+    return found
+
+
+def _quoted(marks: Marks, case: GoldenCase) -> bool:
+    words = [case.messages, case.state, case.accepted, case.forbidden]
+    return bool(marks.redacted_json(words) != words)
+
+
+def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int]:
+    """Rows left out of snapshots that are written anew without them, and files no snapshot names that are removed."""
+    count = 0
+    named = set(Snapshot.objects.values_list("path", flat=True))
+    for snapshot in Snapshot.objects.filter(agent__in=list(marks.prompts)).order_by("pk"):
+        count += _snapshot_erase(snapshot, marks, dry_run)
+    named |= set(Snapshot.objects.values_list("path", flat=True))
+    home = settings.RATCHET_HOME
+    orphans = [
+        path
+        for path in sorted((home / "snapshots").rglob("*.jsonl"))
+        if str(path.relative_to(home)) not in named
+        and marks.redacted_bytes(data := path.read_bytes()) != data
+    ]
+    for path in orphans if not dry_run else ():
+        path.unlink(missing_ok=True)
+    return count, len(orphans)
+
+
+def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> int:
+    """Write a snapshot's file anew without the rows of what is erased; how many these are.
+
+    Its row then names the new file and its hash; `query.erased` says how many rows are gone and what the hash was.
+    """
+    prompts = marks.prompts.get(snapshot.agent, frozenset())
+    try:
+        every = list(snapshot_rows(snapshot))
+    except DatasetRefused:
+        return 0  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
+    rows = [row for row in every if not _row_owned(row, prompts, marks)]
+    gone = len(every) - len(rows)
+    if not gone or dry_run:
+        return gone
+    before: Path = settings.RATCHET_HOME / snapshot.path
+    with temporary_file(before.parent) as file:
+        sha256 = rows_write(file, rows)
+        path = file_keep(file, sha256)
+    erased = snapshot.query.get("erased") or {"rows": 0, "sha256_before": snapshot.sha256}
+    snapshot.query = snapshot.query | {"erased": erased | {"rows": erased["rows"] + gone}}
+    snapshot.counts = {split: sum(row["split"] == split for row in rows) for split in snapshot.counts}
+    snapshot.path, snapshot.sha256 = str(path.relative_to(settings.RATCHET_HOME)), sha256
+    snapshot.save(update_fields=["query", "counts", "path", "sha256"])
+    others = Snapshot.objects.filter(path=str(before.relative_to(settings.RATCHET_HOME)))
+    if before != path and not others.exists():
+        # until the new name is in the database for certain, the old one must lead somewhere
+        transaction.on_commit(lambda: before.unlink(missing_ok=True))
+    return gone
+
+
+def _row_owned(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:
+    """Whether a row is of the unit: its prompt is no other decision's, or one of its responses was the unit's."""
+    if row["prompt_hash"] not in prompts:
+        return False
+    if row["prompt_hash"] in marks.prompts_own:
+        return True
+    sides = [row.get(name) for name in ("chosen", "rejected", "completion")]
+    said = [*sides, *row.get("completions", ()), *row.get("preferred", ()), *row.get("dispreferred", ())]
+    return any(text in marks.responses if isinstance(text, str) else False for text in said) or (
+        marks.redacted_json(dict(row)) != row
+    )
 
 
 LEARNING = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING, TrainingRun.Status.SUCCEEDED)

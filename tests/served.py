@@ -100,7 +100,7 @@ def written_by_the_asking_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions are recorded by the thread that asks, inside the test's transaction."""
 
     def record(self: Recorder, facts: Any, *, hold: bool = True) -> Storage:
-        decision_ingest(**facts)
+        decision_ingest(**facts, reserved=True)
         return Storage.DATABASE
 
     monkeypatch.setattr(Recorder, "record", record)

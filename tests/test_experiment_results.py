@@ -206,7 +206,10 @@ def test_a_failing_arm_is_stopped() -> None:
     running_of()
     expose(
         range(200),
-        lambda _n, new: {"metadata": {"serving": {"fallbacks": [{"policy": "filer-v2"}] if new else []}}},
+        lambda _n, new: {
+            "metadata": {"serving": {"fallbacks": [{"policy": "filer-v2"}] if new else []}},
+            "reserved": True,
+        },
     )
     assert "guardrail on error_rate" in tick()[0]
 

@@ -61,7 +61,7 @@ def world() -> None:
     bad, so_so = decided("No idea."), decided("Perhaps it is.")
     talk = decided("Nothing new.", TALK, unit="user-1", run_id="run-1")
     called = json.dumps([{"role": "assistant", "content": "", "tool_calls": [CALL]}])
-    tool = decided(called, "Weather?", metadata={"response_is": "messages", "tools": TOOLS})
+    tool = decided(called, "Weather?", metadata={"response_is": "messages", "tools": TOOLS}, reserved=True)
     trace_record(
         agent="helper",
         steps=[{"kind": "decision", "messages": "Unrated?", "response": "Yes.", "name": "answer"}],

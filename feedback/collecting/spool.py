@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -282,6 +282,19 @@ class Spool:
         finally:
             os.close(descriptor)
 
+    def blank(self, owns: Callable[[Any], bool], *, dry_run: bool = False) -> int:
+        """Overwrite with spaces every record, sent or not or refused, that `owns` says is to be erased; how many.
+
+        In place: where the others begin, and how far each day was handled, stays as it is.
+        """
+        count = 0
+        if not self.folder.is_dir():
+            return 0
+        with locked(self.folder / "append.lock"):
+            for path in sorted(self.folder.glob("*.jsonl")):
+                count += _blank(path, owns, dry_run)
+        return count
+
     def unhandled(self, goals: dict[Path, int] | None = None) -> dict[Path, int]:
         """Days that hold records not handled yet, each with its size; of `goals` (day -> size) alone where given."""
         found: dict[Path, int] = {}
@@ -316,6 +329,27 @@ class Spool:
 
 def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, allow_nan=False).encode("ascii") + b"\n"
+
+
+def _blank(path: Path, owns: Callable[[Any], bool], dry_run: bool) -> int:
+    count = start = 0
+    with path.open("rb" if dry_run else "r+b") as file:
+        while line := file.readline():
+            try:
+                found = bool(line.strip()) and owns(json.loads(line))
+            except (ValueError, RecursionError):
+                found = owns(line.decode("utf-8", "replace"))
+            if found:
+                count += 1
+                if not dry_run:
+                    file.seek(start)
+                    file.write(b" " * (len(line) - line.endswith(b"\n")))
+                    file.seek(start + len(line))
+            start += len(line)
+        if count and not dry_run:
+            file.flush()
+            os.fsync(file.fileno())
+    return count
 
 
 def _record(line: bytes, start: int) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +15,9 @@ from feedback.forgetting import unit_forget
 
 class Command(RatchetCommand):
     help = (
-        "Remove the decisions of one unit (a user, a session) with their ratings, comparisons, outcomes and traces, "
-        "and list the training snapshots that hold its prompts. Example: manage.py forget --unit user-17"
+        "Erase the decisions of one unit (a user, a session) with all that was said of them and every copy of their "
+        "text: spool, refused rows, snapshots, evaluations, runs, logs. Lists what was trained on them. "
+        "Example: manage.py forget --unit user-17 --dry-run"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -36,10 +38,23 @@ class Command(RatchetCommand):
         for name in ("decisions", "ratings", "comparisons", "outcomes", "traces", "traces_emptied"):
             table.add_row(name.replace("_", " "), f"{result[name]:,}")
         self.console.print(table)
+        if result["places"]:
+            self.stdout.write(
+                "And where its text stands:" if result["dry_run"] else "And where its text stood:"
+            )
+            table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+            for name, count in result["places"].items():
+                table.add_row(name, f"{count:,}")
+            self.console.print(table)
+        if result["not_compacted"]:
+            self.stdout.write(
+                f"The database's own files may still hold removed rows: {result['not_compacted']}. Run "
+                "`manage.py dbshell` and VACUUM when nothing else reads"
+            )
         if not result["snapshots"]:
-            self.stdout.write("No training snapshot holds its prompts.")
+            self.stdout.write("No training snapshot held its prompts.")
             return
-        self.stdout.write("Training snapshots that hold its prompts, and what was trained on them:")
+        self.stdout.write("Training snapshots with its prompts, and what was trained on them (weights stay):")
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("snapshot", "agent", "rows", "file", "policies"):
             table.add_column(column)
@@ -49,3 +64,9 @@ class Command(RatchetCommand):
                 str(found["snapshot"]), found["agent"], rows, found["path"], ", ".join(found["policies"])
             )
         self.console.print(table)
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if result["dry_run"]:
+            return f"python manage.py forget --unit {shlex.quote(result['unit'])}"
+        policies = sorted({name for found in result["snapshots"] for name in found["policies"]})
+        return f"retire what was trained on it, and train anew: {', '.join(policies)}" if policies else ""

@@ -1,0 +1,198 @@
+"""Marks by which the text of erased decisions is known wherever it was copied to: in JSON, in logs, in files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from feedback.models import Comparison, Decision, Rating, Trace
+
+SHORTEST_TEXT = 12
+"""Characters of a text that is looked for; shorter ones are everybody's words, and go only with the row they are in."""
+BEGINNING = 40
+"""Characters by which a longer text is known that is quoted in part."""
+SHORTEST_UNIT = 4
+"""Characters of a unit's name that is looked for in free text, as a word of its own."""
+REDACTED = "[erased]"
+"""What stands in place of what was erased."""
+CONTENT = frozenset(
+    {
+        "messages", "prompt", "answer", "answers", "chosen", "rejected", "completion", "completions", "response",
+        "responses", "state", "facts", "correction", "text", "content", "candidates", "preferred", "dispreferred",
+        "accepted", "forbidden",
+    }
+)  # fmt: skip
+"""Keys under which the words of a prompt or an answer stand, in evaluations, samples and rows of datasets."""
+INSTRUCTIONS = ("system", "developer")
+"""Roles of messages that are the app's own words, and no unit's."""
+HEADER = frozenset({"role", "type"})
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What is known of the decisions that are being erased."""
+
+    unit: str
+    decisions: frozenset[uuid.UUID]
+    prompts: Mapping[str, frozenset[str]]
+    """Agent -> hashes of their prompts."""
+    prompts_own: frozenset[str]
+    """Hashes of prompts that no other decision has."""
+    responses: frozenset[str]
+    """What was answered to them, and the corrections."""
+    texts: tuple[str, ...]
+    """Texts of SHORTEST_TEXT characters and more that stand in no other decision of these agents, and how long ones
+    begin; longest first."""
+    _ids: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def in_text(self, text: str) -> bool:
+        """Whether a text quotes what is erased."""
+        return any(mark in text for mark in self.texts) or self._unit_in(text)
+
+    def redacted(self, text: str) -> str:
+        """A text without what is erased."""
+        for mark in self.texts:
+            if mark in text:
+                text = text.replace(mark, REDACTED)
+        return self._unit_word.sub(REDACTED, text) if self._unit_in(text) else text
+
+    def redacted_json(self, value: Any) -> Any:
+        """JSON without what is erased. In an object that belongs to an own prompt, or whose prompt was redacted, all
+        words under the keys of CONTENT go: what a policy answered to the prompt says much of it."""
+        if isinstance(value, str):
+            return self.redacted(value)
+        if isinstance(value, list):
+            return [self.redacted_json(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        redacted = {self.redacted(str(name)): self.redacted_json(item) for name, item in value.items()}
+        asked = [name for name in ("messages", "prompt") if name in value]
+        if value.get("prompt_hash") in self.prompts_own or any(redacted.get(n) != value[n] for n in asked):
+            return {name: _emptied(item) if name in CONTENT else item for name, item in redacted.items()}
+        return redacted
+
+    def redacted_bytes(self, data: bytes) -> bytes:
+        """A file of plain text without what is erased, of the same length, so that it can be written over in place
+        while another process appends to it. Texts that JSON escapes are looked for as it writes them."""
+        for mark in self.texts:
+            for form in dict.fromkeys(
+                (mark, json.dumps(mark)[1:-1], json.dumps(mark, ensure_ascii=False)[1:-1])
+            ):
+                encoded = form.encode("utf-8", "replace")
+                if encoded in data:
+                    data = data.replace(encoded, _filled(len(encoded)))
+        if len(self.unit) >= SHORTEST_UNIT and self.unit.encode() in data:
+            word = re.compile(self._unit_word.pattern.encode())
+            data = word.sub(lambda found: _filled(len(found[0])), data)
+        return data
+
+    def owns(self, record: Any) -> bool:
+        """Whether a record of a spool, as it was sent, is of what is erased: by its ids, or by its unit."""
+        if isinstance(record, Mapping):
+            for name, value in record.items():
+                if name == "unit" and value == self.unit:
+                    return True
+                if (
+                    name in ("id", "decision", "left", "right")
+                    and isinstance(value, str)
+                    and value in self._ids
+                ):
+                    return True
+                if isinstance(value, (Mapping, list)) and self.owns(value):
+                    return True
+        elif isinstance(record, list):
+            return any(self.owns(item) for item in record)
+        return False
+
+    @property
+    def _unit_word(self) -> re.Pattern[str]:
+        return re.compile(rf"(?<![\w-]){re.escape(self.unit)}(?![\w-])")
+
+    def _unit_in(self, text: str) -> bool:
+        return (
+            len(self.unit) >= SHORTEST_UNIT and self.unit in text and self._unit_word.search(text) is not None
+        )
+
+
+def _filled(length: int) -> bytes:
+    return REDACTED.encode()[:length].ljust(length)
+
+
+def _emptied(value: Any) -> Any:
+    if isinstance(value, str):
+        return REDACTED
+    if isinstance(value, list):
+        return [_emptied(item) for item in value]
+    if isinstance(value, dict):
+        return {name: item if name in HEADER else _emptied(item) for name, item in value.items()}
+    return value
+
+
+def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Marks:
+    """The marks of a unit's decisions and of the traces that go with them, before any of them is removed.
+
+    Reads the other decisions of the same agents once, for what these say too is not only the unit's.
+    """
+    own = list(Decision.objects.filter(pk__in=list(ids)).order_by())
+    prompts: dict[str, set[str]] = {}
+    texts: set[str] = set()
+    responses: set[str] = set()
+    for row in own:
+        prompts.setdefault(row.agent, set()).add(row.prompt_hash)
+        spoken = [message for message in row.messages if message.get("role") not in INSTRUCTIONS]
+        texts.update(texts_of([spoken, row.response, row.state, row.candidates, row.metadata]))
+        responses.add(row.response)
+    said = Rating.objects.filter(decision__in=[row.pk for row in own]).order_by()
+    for notes, correction in said.values_list("notes", "correction"):
+        texts.update(texts_of([notes, correction]))
+        responses.update(filter(None, [correction]))
+    for side in ("left", "right"):
+        compared = Comparison.objects.filter(**{f"{side}__in": [row.pk for row in own]}).order_by()
+        texts.update(texts_of(list(compared.values_list("notes", flat=True))))
+    for trace in traces:
+        texts.update(texts_of([trace.steps, trace.metadata]))
+    # what errors and logs quote is often cut short
+    beginnings = {text[:BEGINNING] for text in texts if len(text) > BEGINNING}
+    pks = frozenset(row.pk for row in own)
+    shared: set[str] = set()
+    others = Decision.objects.filter(agent__in=list(prompts)).order_by()
+    columns = ("pk", "prompt_hash", "messages", "response", "state", "candidates")
+    for pk, prompt, *columns_text in others.values_list(*columns).iterator(chunk_size=2000):
+        if pk not in pks:
+            shared.add(prompt)
+            said_too = list(texts_of(columns_text))
+            texts.difference_update(said_too)
+            beginnings.difference_update(text[:BEGINNING] for text in said_too)
+    hashes = frozenset(prompt for every in prompts.values() for prompt in every)
+    return Marks(
+        unit=unit,
+        decisions=pks,
+        prompts={agent: frozenset(every) for agent, every in prompts.items()},
+        prompts_own=hashes - shared,
+        responses=frozenset(responses),
+        texts=tuple(sorted(texts | beginnings, key=lambda text: (-len(text), text))),
+        _ids=frozenset(str(pk) for pk in pks),
+    )
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Every text in a JSON value that is long enough to be told from everybody's words; of JSON within a text, its
+    texts too."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            if len(item.strip()) >= SHORTEST_TEXT:
+                yield item.strip()
+            if item[:1] in "[{":
+                with contextlib.suppress(ValueError, RecursionError):
+                    stack.append(json.loads(item))
+        elif isinstance(item, Mapping):
+            stack += item.values()
+        elif isinstance(item, (list, tuple)):
+            stack += item

@@ -1,0 +1,337 @@
+"""Erasure is complete: no copy of the text stays in rows, spool, files or the database's own file, and none returns."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection
+from django.utils import timezone
+
+from feedback.collecting.problems import Problems
+from feedback.collecting.spool import Spool
+from feedback.erasure_marks import REDACTED, marks_of, texts_of
+from feedback.forgetting import UnitUnknown, unit_forget
+from feedback.importing import file_import
+from feedback.ingest import decisions_ingest
+from feedback.models import Comparison, Decision, ImportBatch, ProblemRow, Tombstone, Withdrawal
+from feedback.recording import Recorder, spool_folder
+from feedback.services import decision_record, outcome_record, rating_submit
+from feedback.tombstones import Erased
+from feedback.traces import trace_record
+from rl.datasets import prepare_training_dataset, snapshot_rows
+from rl.models import Evaluation, GoldenCase, RewardRecord, Snapshot, TrainingRun
+from tests.api_client import ApiClient
+
+SECRET = "the xylophone of aunt Griselda"
+UNIT = "user-4711"
+
+
+def asked(text: str, response: str, unit: str = "", **facts: Any) -> Decision:
+    messages = [
+        {"role": "system", "content": "You help with musical instruments."},
+        {"role": "user", "content": text},
+    ]
+    row: Decision = decision_record(
+        agent="helper", messages=messages, response=response, unit=unit, **facts
+    ).row
+    return row
+
+
+def world() -> tuple[Decision, Decision]:
+    """A unit's decisions with their text copied to everywhere it can go, and those of others."""
+    for n in range(12):
+        unit, text = (
+            (UNIT, f"Repair {SECRET} now") if n == 0 else (f"other-{n}", f"Tune my violin number {n}")
+        )
+        for response, thumb in (("Loosen the two screws first.", "up"), ("No idea at all, sorry.", "down")):
+            row = asked(text, response if n else f"{response} {SECRET}", unit, state={"note": text})
+            rating_submit(decision=row, rater="ann", thumb=thumb, notes=f"about {text}")
+    own = Decision.objects.filter(unit=UNIT).order_by("response").last()
+    other = Decision.objects.exclude(unit=UNIT).first()
+    assert own is not None
+    assert other is not None
+    rating_submit(decision=own, rater="bob", correction=f"Send {SECRET} to the workshop")
+    outcome_record(decision=own, name="solved", value=1)
+    trace_record(
+        agent="helper", steps=[{"kind": "step", "text": f"thinks of {SECRET}"}], metadata={"unit": UNIT}
+    )
+    ProblemRow.objects.create(decision=own.pk, agent="helper", reader="rewards", reason=f"found {SECRET}")
+    Withdrawal.objects.create(selection={"unit": UNIT}, reason="x", actor="ann", decisions_count=0)
+    RewardRecord.objects.create(
+        decision=own.pk, agent="helper", components={"agent": {"detail": SECRET}}, rows_said=1, basis="b"
+    )
+    ImportBatch.objects.create(
+        file="f", sha256="0" * 64, bytes=1, format="ratchet", actor="ann", notes=[f"row of {UNIT}"],
+        refused=[{"line": 1, "key": "k", "reason": f"found 'Repair {SECRET} now'"}],
+    )  # fmt: skip
+    return own, other
+
+
+def copies(home: Path, own: Decision) -> Snapshot:
+    """What training, serving and people left of it elsewhere."""
+    snapshot = prepare_training_dataset("helper").snapshot
+    assert snapshot is not None
+    run = TrainingRun.objects.create(
+        agent="helper",
+        method="dpo",
+        snapshot=snapshot,
+        base_model="b",
+        result={"samples": [f"Repair {SECRET} now"]},
+    )
+    case = {
+        "prompt_hash": own.prompt_hash,
+        "messages": own.messages,
+        "answer": "a policy's word on it",
+        "gain": 0.5,
+    }
+    Evaluation.objects.create(
+        agent="helper", base_model="b", split="holdout", samples=1, figures={"kl": 0.1},
+        evidence={"cases": [case], "answers": [{"messages": own.messages, "answer": "another word on it"}]},
+    )  # fmt: skip
+    GoldenCase.objects.create(agent="helper", name="g", messages=own.messages, accepted=[own.response])
+    user = User.objects.create(username="ann")
+    LogEntry.objects.create(
+        user=user, action_flag=2, object_repr=f"Repair {SECRET} now"[:200],
+        content_type=ContentType.objects.get_for_model(Decision),
+    )  # fmt: skip
+    apps.get_model("django_q.Task").objects.create(
+        id=uuid.uuid4().hex, name="tick", func="rl.tasks.tick", started=timezone.now(), stopped=timezone.now(),
+        result=[f"failed at Repair {SECRET} now"],
+    )  # fmt: skip
+    folder = home / "runs" / str(run.pk)
+    folder.mkdir(parents=True)
+    (folder / "worker.log").write_text(f"step 1\nsampled: Repair {SECRET} now\nuser {UNIT} done\n")
+    (folder / "samples.jsonl").write_text(
+        json.dumps(case) + "\n" + json.dumps({"prompt": "other", "answer": "x"}) + "\n"
+    )
+    (home / "cache" / "faults").mkdir(parents=True)
+    (home / "cache" / "faults" / "rewards_helper.txt").write_text(f"found Repair {SECRET} now")
+    (home / "cache" / "reference.sqlite3").write_bytes(SECRET.encode())
+    (home / "uploads").mkdir()
+    (home / "uploads" / "half.csv").write_text(f"prompt,response\nRepair {SECRET} now,x\n")
+    (home / "snapshots" / "helper" / "orphan.jsonl").write_text(
+        json.dumps({"prompt": f"Repair {SECRET} now"}) + "\n"
+    )
+    return snapshot
+
+
+def spooled(own: Decision) -> Spool:
+    """The server's spool after a database that was away: sent, refused, and records of others."""
+    spool = Spool(spool_folder(), Problems())
+    at = (timezone.now() - timedelta(hours=1)).isoformat()
+    body = {
+        "agent": "helper",
+        "messages": own.messages,
+        "response": own.response,
+        "unit": UNIT,
+        "created_at": at,
+    }
+    for _ in range(3):
+        spool.put({"kind": "decision", "body": {**body, "id": str(uuid.uuid4())}})
+    other = {
+        **body,
+        "id": str(uuid.uuid4()),
+        "unit": "other-1",
+        "messages": "Is it raining in Oslo?",
+        "response": "Yes.",
+    }
+    spool.put({"kind": "decision", "body": other})
+    spool.put({"kind": "decision", "body": {**body, "id": str(uuid.uuid4()), "propensity": 7}})
+    assert Recorder(spool_folder).replay() == 5
+    return spool
+
+
+def found_in(folder: Path, *words: str) -> list[str]:
+    """Files below a folder, the database's own among them, that hold one of these words."""
+    every = [path for path in folder.rglob("*") if path.is_file()]
+    return [str(path) for path in every for word in words if word.encode() in path.read_bytes()]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_copy_is_left_anywhere_and_none_returns(ratchet_home: Path, tmp_path: Path) -> None:
+    own, _ = world()
+    snapshot = copies(ratchet_home, own)
+    spool = spooled(own)
+    (day,) = spool.days()
+    database = Path(connection.settings_dict["NAME"]) if connection.vendor == "sqlite" else None
+    exported = tmp_path / "exported.jsonl"
+    row = {
+        "type": "decision",
+        "id": str(own.pk),
+        "agent": "helper",
+        "messages": own.messages,
+        "response": own.response,
+    }
+    exported.write_text(json.dumps(row) + "\n")
+    before = Decision.objects.exclude(unit=UNIT).count()
+    tried = unit_forget(UNIT, dry_run=True)
+    assert found_in(ratchet_home, SECRET, UNIT)  # a dry run leaves everything
+    done = unit_forget(UNIT)
+    assert tried.places == done.places
+    assert set(done.places) >= {
+        "problems", "task results", "withdrawals", "log entries", "rows of snapshots", "evaluations", "golden cases",
+        "training runs", "spool records", "refused rows of imports", "import batches", "files in runs/",
+        "files in cache/", "files in uploads/", "caches of tokens", "snapshot files of no run",
+    }  # fmt: skip
+    assert done.places["spool records"] == 5  # three sent, one refused in both files
+    assert done.not_compacted == ""
+    assert found_in(ratchet_home, SECRET, UNIT) == []
+    if database is not None:
+        files = [database, *database.parent.glob(database.name + "-*")]
+        assert [str(file) for file in files if SECRET.encode() in file.read_bytes()] == []
+        assert [str(file) for file in files if UNIT.encode() in file.read_bytes()] == []
+    # what is not the unit's stays as it was
+    assert Decision.objects.count() == before
+    snapshot.refresh_from_db()
+    assert len(list(snapshot_rows(snapshot))) == 11
+    assert snapshot.query["erased"]["rows"] == 1
+    evaluation = Evaluation.objects.get()
+    assert evaluation.evidence["cases"][0]["gain"] == 0.5
+    assert evaluation.evidence["answers"][0]["answer"] == REDACTED
+    assert not GoldenCase.objects.get().active
+    assert "step 1" in (ratchet_home / "runs" / str(TrainingRun.objects.get().pk) / "worker.log").read_text()
+    # and no way leads back: a lost progress file, an import, a retry
+    day.with_name(f"{day.stem}.progress.json").unlink()
+    Recorder(spool_folder).replay()
+    assert Decision.objects.count() == before
+    report = file_import(exported)
+    assert (report.decisions, report.skipped_because) == (0, {"erased here before: not brought back": 1})
+    assert Decision.objects.count() == before
+    assert found_in(ratchet_home, SECRET, UNIT) == []
+
+
+# --- Tombstones ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_what_was_erased_is_refused_and_what_comes_after_is_taken() -> None:
+    row = asked("Where is my order?", "Here.", UNIT)
+    unit_forget(UNIT)
+    again = {"id": row.pk, "agent": "helper", "messages": "Where?", "response": "Here."}
+    with pytest.raises(Erased):
+        decision_record(**again)
+    (refused,) = decisions_ingest([again])
+    assert isinstance(refused, Erased)
+    earlier = {"agent": "helper", "messages": "x", "response": "y", "unit": UNIT}
+    with pytest.raises(Erased):
+        decision_record(**earlier, created_at=timezone.now() - timedelta(days=1))
+    assert decision_record(**earlier).created
+    assert {stone.kind for stone in Tombstone.objects.all()} == {"salt", "decision", "unit"}
+    assert not any(UNIT in stone.digest or str(row.pk) in stone.digest for stone in Tombstone.objects.all())
+
+
+@pytest.mark.django_db
+def test_an_api_that_sends_it_again_is_told(monkeypatch: Any) -> None:
+    row = asked("Where is my order?", "Here.", UNIT)
+    unit_forget(UNIT)
+    body = {"id": str(row.pk), "agent": "helper", "messages": "Where?", "response": "Here."}
+    answer = ApiClient("ingest").post("/api/decisions/", body)
+    assert answer.status_code == 409
+    assert "erased" in answer.json()["error"]["message"]
+    assert not Decision.objects.exists()
+
+
+@pytest.mark.django_db
+def test_an_import_leaves_out_what_is_said_of_erased_decisions(tmp_path: Path) -> None:
+    gone = [asked("Where is my order?", word, UNIT) for word in ("Here.", "There.")]
+    kept = [asked("Where is my parcel?", word, "ada") for word in ("Here.", "There.")]
+    unit_forget(UNIT)
+    file = tmp_path / "comparisons.jsonl"
+    rows = [
+        {
+            "type": "comparison",
+            "left": str(left.pk),
+            "right": str(right.pk),
+            "preference": "left",
+            "rater": "ann",
+        }
+        for left, right in (gone, kept)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = file_import(file)
+    assert (report.comparisons, report.refused_count, report.skipped) == (1, 0, 1)
+    assert Comparison.objects.get().left_id in {row.pk for row in kept}
+
+
+# --- Marks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_what_others_say_too_is_no_mark() -> None:
+    row = asked("Where is the nearest post office?", "In the long street.", UNIT)
+    asked("Where is the nearest post office?", "I do not know that.", "ada")
+    marks = marks_of(UNIT, [row.pk], [])
+    assert marks.texts == ("In the long street.",)
+    assert marks.prompts_own == frozenset()
+    assert marks.redacted("asked Where is the nearest post office? of user-4711.") == (
+        "asked Where is the nearest post office? of [erased]."
+    )
+    assert (
+        marks.redacted("user-47110 and my-user-4711 are others") == "user-47110 and my-user-4711 are others"
+    )
+    assert not marks.in_text("user-47110")
+
+
+def test_texts_are_found_in_json_within_texts() -> None:
+    value = {"a": [{"b": json.dumps({"c": "a text that is long"})}, "short", None, 3]}
+    assert "a text that is long" in set(texts_of(value))
+    assert "short" not in set(texts_of(value))
+
+
+@pytest.mark.django_db
+def test_a_text_that_was_cut_short_is_known_by_how_it_begins() -> None:
+    text = "My grandmother sang in the choir of Bergen until 1962, and then she moved to Oslo."
+    row = asked(text, "ok", UNIT)
+    asked("My neighbour sang in the choir of Bergen until 1962 as well.", "ok", "ada")
+    marks = marks_of(UNIT, [row.pk], [])
+    assert marks.redacted(f"expected JSON, found {text[:60]!r}...") == (
+        "expected JSON, found '[erased]en until 1962, and t'..."
+    )
+    assert not marks.in_text("My neighbour sang in the choir of Bergen until 1962 as well.")
+
+
+@pytest.mark.django_db
+def test_a_file_keeps_its_length_where_it_is_no_json() -> None:
+    row = asked("Where is the nearest post office?", "Strasse: »Münchner Straße 7«", UNIT)
+    marks = marks_of(UNIT, [row.pk], [])
+    for written in (row.response, json.dumps(row.response), json.dumps(row.response, ensure_ascii=False)):
+        data = f"before {written} after".encode()
+        redacted = marks.redacted_bytes(data)
+        assert (len(redacted), b"Stra" in redacted) == (len(data), False)
+        assert redacted.startswith(b"before ")
+        assert redacted.endswith(b" after")
+
+
+@pytest.mark.django_db
+def test_a_unit_that_is_in_the_spool_alone_is_erased_there() -> None:
+    spool = Spool(spool_folder(), Problems())
+    spool.put({"kind": "decision", "body": {"unit": UNIT, "response": "only here, nowhere else"}})
+    assert unit_forget(UNIT, dry_run=True).places == {"spool records": 1}
+    assert unit_forget(UNIT).places == {"spool records": 1}
+    assert "only here" not in spool.days()[0].read_text()
+    with pytest.raises(UnitUnknown):
+        unit_forget(UNIT)
+
+
+def test_the_others_of_a_spool_are_read_where_they_were(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level(logging.CRITICAL)
+    spool = Spool(tmp_path / "spool", Problems())
+    for name in ("a", "b", "c"):
+        spool.put({"body": {"unit": name}})
+    (day,) = spool.days()
+    positions = [record.start for record in spool.records(day, 0)]
+    assert spool.blank(lambda record: record["body"]["unit"] == "b") == 1
+    records = list(spool.records(day, 0))
+    assert [record.start for record in records] == positions
+    assert [record.body for record in records] == [{"body": {"unit": "a"}}, None, {"body": {"unit": "c"}}]
+    assert spool.blank(lambda record: record["body"]["unit"] == "b") == 0
