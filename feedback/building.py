@@ -98,7 +98,7 @@ def decision_build(
         "source": check.text("source", source, limit=40),
     }
     at = check.time("created_at", created_at)
-    check_reserved(check, response, values["metadata"], reserved)
+    check_reserved(check, response, values["metadata"] or {}, reserved)  # None: refused, deeper than can be read
     check.done("decision")
     asked = prompt_hash(values["agent"], values["messages"])
     return Decision(
