@@ -206,10 +206,7 @@ def test_a_failing_arm_is_stopped() -> None:
     running_of()
     expose(
         range(200),
-        lambda _n, new: {
-            "metadata": {"serving": {"fallbacks": [{"policy": "filer-v2"}] if new else []}},
-            "reserved": True,
-        },
+        lambda _n, new: {"metadata": {"serving": {"fallbacks": [{"policy": "filer-v2"}] if new else []}}},
     )
     assert "guardrail on error_rate" in tick()[0]
 
