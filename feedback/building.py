@@ -98,7 +98,8 @@ def decision_build(
         "source": check.text("source", source, limit=40),
     }
     at = check.time("created_at", created_at)
-    check_reserved(check, response, values["metadata"] or {}, reserved)  # None: refused, deeper than can be read
+    # None where it is refused already, as deeper than can be read
+    check_reserved(check, response, values["metadata"] or {}, reserved)
     check.done("decision")
     asked = prompt_hash(values["agent"], values["messages"])
     return Decision(
