@@ -127,6 +127,11 @@ INSIDE = {
     "a socket to the host of a virtual machine": "libc.socket(40, 1, 0)",
     "a socket of the kernel's crypto": "libc.socket(38, 5, 0)",
     "a raw packet": "libc.socket(17, 3, 0)",
+    "System V shared memory": "libc.shmget(0, 64 << 20, 0o1600)",
+    "a System V message queue": "libc.msgget(0, 0o1600)",
+    "a file in memory": "libc.syscall(319 if x86 else 279, b'f', 0)",
+    "a secret file in memory": "libc.syscall(447, 0)",
+    "a POSIX message queue": "libc.syscall(240 if x86 else 180, b'q', 0o102, 0o600, None)",
 }
 """What it tries -> the call; x32 calls and other ABIs end the process."""
 
@@ -143,6 +148,28 @@ def test_new_walls_inside_the_walls_cannot_be_built(what: str) -> None:
     assert result == -1
     # EPERM, or ENOSYS and EAFNOSUPPORT: never EINVAL or EFAULT, which would say that the kernel looked at it
     assert number in (1, 38, 97)
+
+
+HOLDING = """
+import ctypes
+libc, held, piece = ctypes.CDLL(None, use_errno=True), 0, 64 << 20
+libc.shmat.restype = ctypes.c_void_p
+for _ in range(8):
+    segment = libc.shmget(0, piece, 0o1600)
+    if segment < 0:
+        break
+    place = libc.shmat(segment, None, 0)
+    ctypes.memset(place, 1, piece)
+    libc.shmdt(ctypes.c_void_p(place))
+    held += piece
+print(held)
+"""
+
+
+@walled
+def test_no_memory_is_held_that_nobody_has_mapped() -> None:
+    """512 MB of System V segments, beside a limit of 256 MB: each is filled, unmapped, and would live on."""
+    assert sandbox.run(HOLDING, "python", TIGHT).output == "0\n"
 
 
 @walled

@@ -2,7 +2,8 @@
 
 What is refused is what could build new walls inside the walls (namespaces, mounts), look into other processes, or
 reach parts of the kernel that ordinary programs never do; and sockets of families that no network namespace holds,
-such as those a virtual machine talks to its host through.
+such as those a virtual machine talks to its host through. Shared memory of the kernel's own (System V, memfd, message
+queues) is refused too: RLIMIT_AS counts what a process has mapped, and these hold what nobody has mapped.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ REFUSED: dict[str, tuple[int, int]] = {
     "io_uring_register": (427, 427), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104),
     "kexec_file_load": (320, 294), "swapon": (167, 224), "swapoff": (168, 225), "reboot": (169, 142),
+    # memory that lives on without being mapped, where the limit is of what a process has mapped
+    "shmget": (29, 194), "msgget": (68, 186), "mq_open": (240, 180), "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
     "acct": (163, 89), "quotactl": (179, 60), "settimeofday": (164, 170), "clock_settime": (227, 112),
 }  # fmt: skip
 CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)
