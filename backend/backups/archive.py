@@ -1,0 +1,271 @@
+"""A backup as a folder: the database, what lies in RATCHET_HOME, and a manifest with the SHA-256 of every file.
+
+The order of copying is what makes it consistent while everything runs. Decisions move from a journal into the spool and
+from there into the database, so they are copied in that order: a decision is caught in one of the three, and where it
+is caught in two, its id makes it one. Rows name files that were there before them, so files are copied after the
+database: what a row of the copy names is there, and a file more than the rows know of does no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from backend.backups.databases import (
+    BackupRefused,
+    database_check,
+    database_copy,
+    database_empty,
+    database_file,
+    database_restore,
+    migrations_applied,
+    migrations_known,
+)
+
+MANIFEST = "manifest.json"
+HOME = "home"
+REMADE = ("cache", "metrics", "uploads", "serving-exports.log")
+"""In RATCHET_HOME, and left out: made anew when it is needed."""
+ASIDE = "before-restore-"
+"""Where a restore that overwrites puts what was there."""
+BLOCK = 1024 * 1024
+SPARE_BYTES = 64 * BLOCK
+"""Left free on the disk a backup is written to."""
+
+Told = Callable[[int, int], None]
+"""Bytes done, bytes in all."""
+
+
+@dataclass
+class Manifest:
+    """What a backup holds. Written last: without it a folder is no backup."""
+
+    ratchet: str
+    created_at: str
+    database: str
+    """Name of the database's file in the backup."""
+    migrations: list[str]
+    rows: dict[str, int]
+    """Rows per table at the moment of the backup."""
+    files: dict[str, list[Any]] = field(default_factory=dict)
+    """Path in the backup -> [bytes, SHA-256, mode]."""
+    vanished: list[str] = field(default_factory=list)
+    """Files that were removed while they were being copied, such as checkpoints of a run that ended."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for size, _, _ in self.files.values())
+
+
+# --- Backing up ---------------------------------------------------------------------------------------------
+
+
+def backup(target: Path, told: Told = lambda done, total: None) -> Manifest:
+    """Write a backup into a new or empty folder and read it again; others may write meanwhile. Raises BackupRefused."""
+    home = settings.RATCHET_HOME
+    target = target.resolve()
+    if target.is_relative_to(home):
+        raise BackupRefused(f"expected a folder outside RATCHET_HOME ({home}), found {target}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BackupRefused(
+            f"expected a new or empty folder, found {target} with something in it: name another"
+        )
+    total = _space_needed(home, target)
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target.chmod(0o700)
+    manifest = Manifest(
+        settings.RATCHET_VERSION,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        "",
+        migrations_applied(),
+        {},
+    )
+    done = 0
+
+    def take(paths: Iterator[Path]) -> None:
+        nonlocal done
+        for path in paths:
+            done += _take(path, home, target, manifest)
+            told(done, total)
+
+    take(_spool_files(home))
+    copy, manifest.rows = database_copy(target)
+    manifest.database = copy.name
+    manifest.files[copy.name] = [copy.stat().st_size, _sha256(copy), 0o600]
+    done += copy.stat().st_size
+    told(done, total)
+    take(_other_files(home))
+    draft = target / f"{MANIFEST}.draft"
+    draft.write_text(json.dumps(asdict(manifest), indent=1), "utf-8")
+    draft.replace(target / MANIFEST)
+    verify(target)
+    return manifest
+
+
+def _space_needed(home: Path, target: Path) -> int:
+    database = database_file()
+    total = sum(path.stat().st_size for path in [*_spool_files(home), *_other_files(home)] if path.exists())
+    total += database.stat().st_size if database and database.is_file() else 0
+    folder = target
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < total + SPARE_BYTES:
+        raise BackupRefused(
+            f"expected {(total + SPARE_BYTES) / 1e6:,.0f} MB on the disk of {folder}, found {free / 1e6:,.0f} MB: free "
+            "some, or name a folder on another disk"
+        )
+    return total
+
+
+def _spool_files(home: Path) -> Iterator[Path]:
+    """Journals, then how far the spool is handled, then the spool: the way decisions go."""
+    order = {".journal": 0, ".json": 1}
+    found = [path for path in _walk(home / "spool") if path.suffix != ".lock"]
+    yield from sorted(found, key=lambda path: (order.get(path.suffix, 2), path))
+
+
+def _other_files(home: Path) -> Iterator[Path]:
+    database = database_file()
+    for path in sorted(home.iterdir()) if home.is_dir() else []:
+        if (
+            path.name in (*REMADE, "spool")
+            or path.name.startswith(ASIDE)
+            or (
+                database is not None
+                and path.parent == database.parent
+                and path.name.startswith(database.name)
+            )
+        ):
+            continue
+        yield from _walk(path)
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    """Regular files; links and half-written files (names that begin with a dot) are not followed or taken."""
+    if path.is_symlink() or path.name.startswith("."):
+        return
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        for entry in sorted(path.iterdir()):
+            yield from _walk(entry)
+
+
+def _take(path: Path, home: Path, target: Path, manifest: Manifest) -> int:
+    name = f"{HOME}/{path.relative_to(home).as_posix()}"
+    to = target / name
+    digest, size = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as source:
+            mode = os.fstat(source.fileno()).st_mode & 0o777
+            to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with to.open("xb") as sink:
+                while block := source.read(BLOCK):
+                    sink.write(block)
+                    digest.update(block)
+                    size += len(block)
+    except FileNotFoundError:
+        manifest.vanished.append(name)
+        return 0
+    to.chmod(0o600)
+    manifest.files[name] = [size, digest.hexdigest(), mode]
+    return size
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- Verifying and restoring --------------------------------------------------------------------------------
+
+
+def verify(source: Path) -> Manifest:
+    """Read a whole backup: every file has its bytes, the database is whole. Raises BackupRefused."""
+    path = source / MANIFEST
+    if not path.is_file():
+        raise BackupRefused(f"{source} is no backup, or one that broke off: expected {MANIFEST} in it")
+    try:
+        manifest = Manifest(**json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise BackupRefused(f"{path} cannot be read ({error}): take another backup") from None
+    for name, (size, sha256, _) in manifest.files.items():
+        file = source / name
+        if not file.resolve().is_relative_to(source.resolve()):
+            raise BackupRefused(f"{path} names a file outside the backup: {name}")
+        if not file.is_file():
+            raise BackupRefused(f"{file} is missing: take another backup, or copy this one again")
+        if file.stat().st_size != size or _sha256(file) != sha256:
+            raise BackupRefused(
+                f"{file} is damaged: expected {size:,} bytes with SHA-256 {sha256[:12]}…, found others"
+            )
+    database_check(source / manifest.database)
+    return manifest
+
+
+def restore(source: Path, *, overwrite: bool = False) -> Manifest:
+    """Put a backup in the place of the database and of what lies in RATCHET_HOME, after reading all of it.
+
+    overwrite: even where there is something. The data folder's content is moved aside, into `before-restore-<time>`
+    inside it (an SQLite database too); a PostgreSQL database's tables are dropped. Raises BackupRefused.
+    """
+    manifest = verify(source)
+    home: Path = settings.RATCHET_HOME
+    if unknown := sorted(set(manifest.migrations) - migrations_known()):
+        raise BackupRefused(
+            f"the backup is of a newer Ratchet ({manifest.ratchet}, with the migration {unknown[0]}), and this one is "
+            f"{settings.RATCHET_VERSION}: restore it with the newer one"
+        )
+    database = database_file()
+    is_new = database is not None and (not database.is_file() or not database.stat().st_size)
+    if not overwrite:
+        if occupied := _occupied(home):
+            raise BackupRefused(
+                f"{home} holds {occupied[0].name}: stop the server and add --overwrite to move what is there aside, or "
+                "set RATCHET_HOME to another folder"
+            )
+        if not is_new and not database_empty():
+            raise BackupRefused(
+                "the database holds something: stop the server and add --overwrite to replace it, or set DATABASE_URL "
+                "to an empty one"
+            )
+    aside = home / f"{ASIDE}{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    moved = [*_occupied(home), *(home / name for name in REMADE if (home / name).exists())]
+    if database is not None and database.is_file():
+        moved += [path for path in database.parent.glob(f"{database.name}*") if path not in moved]
+    if overwrite and (home / "secret_key").exists():  # else this very process has just made it
+        moved.append(home / "secret_key")
+    for path in moved:
+        aside.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.rename(aside / path.name)
+    for name, (_, _, mode) in manifest.files.items():
+        if name.startswith(f"{HOME}/"):
+            to = home / name.removeprefix(f"{HOME}/")
+            to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copyfile(source / name, to)
+            to.chmod(mode)
+    database_restore(source / manifest.database, manifest.rows)
+    return manifest
+
+
+def _occupied(home: Path) -> list[Path]:
+    """What in the data folder a restore would hide; not what every start makes anew, nor what a restore put aside."""
+    database = database_file()
+    own = (*REMADE, "secret_key")
+    return [
+        path
+        for path in (sorted(home.iterdir()) if home.is_dir() else [])
+        if path.name not in own
+        and not path.name.startswith(ASIDE)
+        and not (database and path.parent == database.parent and path.name.startswith(database.name))
+    ]

@@ -1,0 +1,293 @@
+"""What is wrong with an installation, and what to do about each: what `manage.py doctor` finds. Changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import ERROR, run_checks
+from django.db import DatabaseError, connection
+from django.utils import timezone
+
+from backend.disks import disk_state
+from backend.migration_state import migrations_waiting
+from backend.next_steps import MANAGE
+from feedback.collecting.problems import Problems
+from feedback.collecting.spool import Spool
+from feedback.models import Decision
+from feedback.recording import spool_folder
+from rl.models import Artifact, Policy, RewardModelVersion, TrainingRun
+
+WRONG, REMARK = "wrong", "remark"
+LITTLE_DISK_BYTES = 1_000_000_000
+"""Less than this left is a remark: one export of a small model takes as much."""
+UNTAKEN = timedelta(minutes=2)
+"""A job that waits longer than this for a worker has none."""
+SKEW = timedelta(minutes=2)
+"""The clocks of this machine and of the database, or of what was recorded, may differ by so much."""
+PROBE_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or worth a remark, with the next step."""
+
+    part: str
+    level: str
+    """`wrong`: something does not work, or soon will not; `remark`: it works."""
+    found: str
+    next_step: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Findings = Iterator[Finding]
+
+
+def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Finding]:
+    """All findings, the wrong ones first; empty where all is well. Reads files and the database, writes nothing."""
+    found: list[Finding] = []
+    for check in (settings_faults, folder_faults, disk_faults, llama_faults, lambda: port_faults(host, port)):
+        found += check()
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        behind = migrations_waiting()
+    except DatabaseError as error:
+        found.append(
+            Finding(
+                "database", WRONG, f"it does not answer: {_line(error)}",
+                "start it, or correct DATABASE_URL (without it an SQLite file in RATCHET_HOME is used)",
+            )
+        )  # fmt: skip
+    else:
+        if behind:
+            found.append(
+                Finding(
+                    "migrations", WRONG, f"the database is {behind} migrations behind", f"{MANAGE} migrate"
+                )
+            )
+        else:
+            for look in OF_THE_DATABASE:
+                found += look()
+    return sorted(found, key=lambda finding: finding.level != WRONG)
+
+
+# --- Without the database -----------------------------------------------------------------------------------
+
+
+def settings_faults() -> Findings:
+    for message in run_checks():
+        if message.level >= ERROR:
+            yield Finding(
+                "settings",
+                WRONG,
+                _line(message.msg),
+                message.hint or "correct it in .env or backend/settings.py",
+            )
+    if settings.DEBUG:
+        yield Finding(
+            "settings", REMARK, "DEBUG is on: errors show settings and code to whoever meets them",
+            "leave DEBUG out where others can reach this machine",
+        )  # fmt: skip
+    elif settings.HTTPS_ONLY:
+        for warning in run_checks(tags=["security"], include_deployment_checks=True):
+            yield Finding(
+                "settings",
+                REMARK,
+                _line(warning.msg).split(". ")[0],
+                f"docs/settings.md#in-production ({warning.id})",
+            )
+
+
+def folder_faults() -> Findings:
+    home: Path = settings.RATCHET_HOME
+    if not home.is_dir():
+        step = f"{MANAGE} migrate makes it, or set RATCHET_HOME"
+        yield Finding("data folder", WRONG, f"RATCHET_HOME ({home}) is not there", step)
+        return
+    if home.stat().st_mode & 0o007:
+        yield Finding(
+            "data folder", WRONG, f"{home} can be read by everybody here (mode {home.stat().st_mode & 0o777:o})",
+            f"chmod 700 {home}",
+        )  # fmt: skip
+    key = home / "secret_key"
+    if key.exists() and key.stat().st_mode & 0o077:
+        yield Finding(
+            "data folder", WRONG, f"{key} can be read by others: it signs sessions", f"chmod 600 {key}"
+        )
+
+
+def disk_faults() -> Findings:
+    folders = {settings.RATCHET_HOME}
+    if connection.vendor == "sqlite" and "memory" not in str(connection.settings_dict["NAME"]):
+        folders.add(Path(str(connection.settings_dict["NAME"])).parent)
+    for folder in sorted(folders):
+        state = disk_state(folder)
+        if not state.ok:
+            yield Finding("disk", WRONG, f"{folder} is {state.state}", state.reason)
+        elif folder.is_dir() and (free := shutil.disk_usage(folder).free) < LITTLE_DISK_BYTES:
+            yield Finding(
+                "disk", REMARK, f"{free / 1e6:,.0f} MB are left on the disk of {folder}",
+                "free some, or set RATCHET_HOME to a folder on another disk",
+            )  # fmt: skip
+
+
+def llama_faults() -> Findings:
+    in_process = "in-process" in settings.SERVING_BACKENDS
+    if in_process and importlib.util.find_spec("llama_cpp") is None:
+        alone = settings.SERVING_BACKENDS == ["in-process"]
+        yield Finding(
+            "llama.cpp", WRONG if alone else REMARK, "SERVING_BACKENDS has in-process, and llama_cpp is not installed",
+            "pip install -r requirements-rl.txt, or set SERVING_BACKENDS to the address of a server",
+        )  # fmt: skip
+    if settings.LLAMA_CPP_PATH and not (Path(settings.LLAMA_CPP_PATH) / "convert_hf_to_gguf.py").is_file():
+        yield Finding(
+            "llama.cpp", WRONG, f"LLAMA_CPP_PATH ({settings.LLAMA_CPP_PATH}) holds no convert_hf_to_gguf.py",
+            "name a checkout of llama.cpp, or leave LLAMA_CPP_PATH out",
+        )  # fmt: skip
+
+
+def port_faults(host: str, port: int) -> Findings:
+    try:
+        with socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S):
+            pass
+    except OSError:
+        yield Finding("port", REMARK, f"nothing is served at {host}:{port}", f"{MANAGE} serve --port {port}")
+        return
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/healthz", timeout=PROBE_TIMEOUT_S) as answer:
+            ours = answer.read(100) == b'{"status": "ok"}'
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
+        yield Finding(
+            "port",
+            WRONG,
+            f"another program listens at {host}:{port}",
+            f"end it, or {MANAGE} serve --port {port + 1}",
+        )
+
+
+# --- In the database ----------------------------------------------------------------------------------------
+
+
+def database_faults() -> Findings:
+    if connection.vendor != "sqlite":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA quick_check(3)")
+        faults = [row[0] for row in cursor.fetchall()]
+    if faults != ["ok"]:
+        yield Finding(
+            "database", WRONG, f"the SQLite file is damaged: {_line(faults[0])}",
+            f"stop the server, then {MANAGE} restore BACKUP --overwrite (docs/backup.md)",
+        )  # fmt: skip
+
+
+def clock_faults() -> Findings:
+    now = timezone.now()
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT clock_timestamp()")
+            skew = abs(cursor.fetchone()[0] - now)
+        if skew > SKEW:
+            yield Finding(
+                "clock", WRONG,
+                f"the clocks of this machine and of the database differ by {skew.total_seconds():.0f} s",
+                "set both by NTP: heartbeats and the order of ratings go by them",
+            )  # fmt: skip
+    newest = Decision.objects.order_by("-created_at").values_list("created_at", flat=True).first()
+    if newest is not None and newest - now > SKEW:
+        yield Finding(
+            "clock", WRONG, f"the newest decision is of {newest:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
+            f"{now:%Y-%m-%d %H:%M}", "set the clock by NTP, here and where decisions are recorded",
+        )  # fmt: skip
+
+
+def worker_faults() -> Findings:
+    waiting = 0
+    if "orm" in settings.Q_CLUSTER:
+        from django_q.models import OrmQ
+
+        waiting = OrmQ.objects.filter(lock__lt=timezone.now() - UNTAKEN).count()
+    queued = TrainingRun.objects.filter(
+        status=TrainingRun.Status.QUEUED, created_at__lt=timezone.now() - UNTAKEN
+    ).count()
+    running = TrainingRun.objects.filter(status=TrainingRun.Status.RUNNING).count()
+    if waiting or (queued and not running):
+        what = f"{waiting} jobs" if waiting else f"{queued} training runs"
+        yield Finding(
+            "workers", WRONG, f"{what} wait for more than {UNTAKEN.seconds // 60} minutes and no worker takes them",
+            f"{MANAGE} serve, or on another machine {MANAGE} qcluster and Q_CLUSTER_NAME=training {MANAGE} qcluster",
+        )  # fmt: skip
+    silent = TrainingRun.objects.filter(
+        status=TrainingRun.Status.RUNNING, heartbeat_at__lt=timezone.now() - timedelta(minutes=10)
+    )
+    for run in silent[:5]:
+        yield Finding(
+            "workers", WRONG,
+            f"run {run.pk} ({run.agent}) gave no sign of life since {run.heartbeat_at:%Y-%m-%d %H:%M} UTC",
+            f"its clock puts it back into the queue: {MANAGE} online_learner tick",
+        )  # fmt: skip
+
+
+def artefact_faults() -> Findings:
+    """Files that rows name and that are not there, of what is served or may be: retired policies' may be swept."""
+    named: list[tuple[str, str, str]] = []
+    for policy in Policy.objects.filter(stage__in=[Policy.Stage.CHAMPION, Policy.Stage.CHALLENGER]):
+        named.append(
+            (f"{policy.stage} {policy.name}", policy.adapter_path, f"{MANAGE} policy rollback {policy.agent}")
+        )
+    for model in RewardModelVersion.objects.filter(stage=RewardModelVersion.Stage.CHAMPION):
+        again = f"{MANAGE} train_reward_model --agent {model.agent}"
+        named.append((f"reward model {model.name}", model.path, again))
+    for artifact in Artifact.objects.filter(policy__stage=Policy.Stage.CHAMPION).select_related("policy"):
+        again = f"{MANAGE} export_model --policy {artifact.policy.name} --format {artifact.format}"
+        named.append((f"export of {artifact.policy.name}", artifact.path, again))
+    for what, path, step in named:
+        place = settings.RATCHET_HOME / path
+        if path and not place.exists():
+            step = f"put it back from a backup (docs/backup.md), or {step}"
+            yield Finding("artefacts", WRONG, f"the file of {what} is missing: {place}", step)
+
+
+def spool_faults() -> Findings:
+    folder = spool_folder()
+    if not folder.is_dir():
+        return
+    spool = Spool(folder, Problems())
+    if spool.unhandled():
+        yield Finding(
+            "spool", REMARK, f"decisions in {folder} are not in the database yet",
+            f"they go in while the server or its clock runs: {MANAGE} serve, or {MANAGE} online_learner tick",
+        )  # fmt: skip
+    refused = sum(1 for _ in folder.glob("*.refused.jsonl"))
+    if refused:
+        yield Finding(
+            "spool", REMARK, f"{refused} files *.refused.jsonl in {folder} hold decisions the database will not take",
+            "each line has its reason; what you do not need may be deleted",
+        )  # fmt: skip
+
+
+OF_THE_DATABASE: tuple[Callable[[], Findings], ...] = (
+    database_faults,
+    clock_faults,
+    worker_faults,
+    artefact_faults,
+    spool_faults,
+)
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())

@@ -1,0 +1,51 @@
+"""A backup put back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from backend.backups.archive import restore
+from backend.command import RatchetCommand
+from backend.migration_state import migrations_waiting
+
+
+class Command(RatchetCommand):
+    help = (
+        "Read a whole backup, then put it in the place of the database and of what lies in RATCHET_HOME. With the "
+        "server stopped. Example: manage.py restore /backups/2026-11-22"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("folder", type=Path, help="What `backup` wrote. Example: /backups/monday")
+        parser.add_argument(
+            "--overwrite",
+            action="store_true",
+            help="Even where there is something: what lies in RATCHET_HOME is moved into before-restore-<time>, a "
+            "PostgreSQL database's tables are dropped.",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        manifest = restore(options["folder"], overwrite=options["overwrite"])
+        return {
+            "folder": str(options["folder"].resolve()),
+            "made": manifest.created_at,
+            "version": manifest.ratchet,
+            "files": len(manifest.files),
+            "bytes": manifest.bytes,
+            "decisions": manifest.rows.get("feedback_decision", 0),
+            "migrations_waiting": migrations_waiting(),
+        }
+
+    def show(self, result: dict[str, Any]) -> None:
+        self.stdout.write(
+            f"restored the backup of {result['made']} (Ratchet {result['version']}): {result['files']} files, "
+            f"{result['bytes'] / 1e6:,.1f} MB, {result['decisions']:,} decisions"
+        )
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        first = "python manage.py migrate, then " if result["migrations_waiting"] else ""
+        return f"{first}python manage.py doctor"

@@ -1,0 +1,266 @@
+"""Backups: as of one moment while others write, checked, and put back; SQLite here and PostgreSQL in a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from backend.backups import archive, databases
+from backend.backups.archive import MANIFEST, BackupRefused, verify
+from feedback.collecting.problems import Problems
+from feedback.collecting.spool import Spool
+from tests.postgres import fresh_database, postgres_url  # noqa: F401
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def lite(tmp_path: Path, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An SQLite file in the data folder in place of the database, with one table of numbers."""
+    file = ratchet_home / "ratchet.sqlite3"
+    with sqlite3.connect(file) as made:
+        made.execute("PRAGMA journal_mode=WAL")
+        made.execute("CREATE TABLE feedback_decision (id INTEGER PRIMARY KEY, other INTEGER)")
+        made.executemany("INSERT INTO feedback_decision VALUES (?, ?)", [(n, n) for n in range(100)])
+    made.close()
+    for module in (archive, databases):
+        monkeypatch.setattr(module, "database_file", lambda: file)
+        monkeypatch.setattr(module, "migrations_known", lambda: {"feedback.0001_initial"})
+    monkeypatch.setattr(archive, "migrations_applied", lambda: ["feedback.0001_initial"])
+    monkeypatch.setattr(archive, "database_restore", lambda copy, rows: databases._sqlite_restore(copy))
+    monkeypatch.setattr(archive, "database_empty", lambda: False)
+    return file
+
+
+def write(home: Path, name: str, data: bytes = b"bytes") -> Path:
+    path = home / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def test_what_cannot_be_made_anew_is_taken_and_the_rest_is_not(
+    lite: Path, ratchet_home: Path, tmp_path: Path
+) -> None:
+    kept = [
+        "policies/a/v1/adapter.safetensors",
+        "snapshots/a/x.jsonl",
+        "runs/1/log.txt",
+        "secret_key",
+        "labels/a/1/m",
+    ]
+    left = ["cache/x", "metrics/counts.db", "uploads/y", "serving-exports.log", "spool/decisions/sender.lock",
+            "before-restore-1/old", "policies/a/.half"]  # fmt: skip
+    for name in kept + left:
+        write(ratchet_home, name)
+    manifest = archive.backup(tmp_path / "b")
+    assert set(manifest.files) == {f"home/{name}" for name in kept} | {"database.sqlite3"}
+    assert manifest.rows == {"feedback_decision": 100}
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "b/database.sqlite3").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(BackupRefused, match="expected a new or empty folder"):
+        archive.backup(tmp_path / "b")
+    with pytest.raises(BackupRefused, match="outside RATCHET_HOME"):
+        archive.backup(ratchet_home / "b")
+
+
+def test_a_copy_is_of_one_moment_while_others_write(lite: Path, tmp_path: Path) -> None:
+    """Each transaction writes two rows: a copy that caught one of them alone would be of two moments."""
+    stop = threading.Event()
+    written = [0]
+
+    def writing() -> None:
+        with sqlite3.connect(lite, timeout=30) as other:
+            while not stop.is_set():
+                with other:
+                    number = 1000 + 2 * written[0]
+                    other.execute("INSERT INTO feedback_decision VALUES (?, ?)", (number, number + 1))
+                    other.execute("INSERT INTO feedback_decision VALUES (?, ?)", (number + 1, number))
+                written[0] += 1
+
+    thread = threading.Thread(target=writing)
+    thread.start()
+    try:
+        while written[0] < 5:
+            pass
+        for n in range(3):
+            target = tmp_path / f"b{n}"
+            manifest = archive.backup(target)
+            with sqlite3.connect(target / "database.sqlite3") as copy:
+                (alone,) = copy.execute(
+                    "SELECT COUNT(*) FROM feedback_decision a LEFT JOIN feedback_decision b ON b.id = a.other "
+                    "WHERE b.id IS NULL"
+                ).fetchone()
+                (count,) = copy.execute("SELECT COUNT(*) FROM feedback_decision").fetchone()
+            copy.close()
+            assert alone == 0
+            assert count == manifest.rows["feedback_decision"] >= 110
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_decision_on_its_way_is_in_the_backup(
+    lite: Path, ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between copying the spool and the database what waits is recorded: in the copied spool it waits still."""
+    spool = Spool(ratchet_home / "spool/decisions", Problems())
+    spool.put({"kind": "decision", "body": {"id": "1"}})
+    (day,) = spool.days()
+    before = archive.database_copy
+
+    def sent_meanwhile(folder: Path) -> Any:
+        progress = spool.progress(day)
+        progress.position = day.stat().st_size
+        spool.progress_save(day, progress)
+        return before(folder)
+
+    monkeypatch.setattr(archive, "database_copy", sent_meanwhile)
+    archive.backup(tmp_path / "b")
+    assert not spool.unhandled()
+    copied = Spool(tmp_path / "b/home/spool/decisions", Problems())
+    assert len(copied.unhandled()) == 1
+
+
+def test_journals_are_copied_before_progress_and_that_before_the_spool(ratchet_home: Path) -> None:
+    for name in ("2026-01-01.jsonl", "2026-01-01.progress.json", "abc.journal", "2026-01-01.refused.jsonl"):
+        write(ratchet_home, f"spool/decisions/{name}")
+    names = [path.name for path in archive._spool_files(ratchet_home)]
+    assert names[:2] == ["abc.journal", "2026-01-01.progress.json"]
+    assert len(names) == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda b: write(b, "home/policies/v1", b"bytez"), "is damaged"),
+        (lambda b: (b / "home/policies/v1").unlink(), "is missing"),
+        (lambda b: (b / MANIFEST).unlink(), "no backup, or one that broke off"),
+        (lambda b: (b / MANIFEST).write_text("{"), "cannot be read"),
+        (lambda b: (b / MANIFEST).write_text((b / MANIFEST).read_text().replace("home/policies", "../policies")),
+         "outside the backup"),
+        (lambda b: (b / MANIFEST).write_text((b / MANIFEST).read_text().replace("0001_initial", "0099_later")),
+         "newer Ratchet"),
+    ],
+)  # fmt: skip
+def test_a_damaged_backup_is_refused_before_anything_is_touched(
+    lite: Path, ratchet_home: Path, tmp_path: Path, damage: Any, fault: str
+) -> None:
+    write(ratchet_home, "policies/v1", b"bytes")
+    archive.backup(tmp_path / "b")
+    write(ratchet_home, "policies/v1", b"newer")
+    damage(tmp_path / "b")
+    with pytest.raises(BackupRefused, match=fault):
+        archive.restore(tmp_path / "b", overwrite=True)
+    assert (ratchet_home / "policies/v1").read_bytes() == b"newer"
+    assert not list(ratchet_home.glob("before-restore-*"))
+
+
+def test_a_flipped_byte_of_the_database_is_found(lite: Path, tmp_path: Path) -> None:
+    archive.backup(tmp_path / "b")
+    file = tmp_path / "b/database.sqlite3"
+    raw = bytearray(file.read_bytes())
+    raw[5000] ^= 255
+    file.write_bytes(raw)
+    with pytest.raises(BackupRefused, match="damaged"):
+        verify(tmp_path / "b")
+    raw[16:24] = b"\xff" * 8  # and SQLite's own check would find what the sum does not
+    file.write_bytes(raw)
+    with pytest.raises(BackupRefused, match="damaged"):
+        databases.database_check(file)
+
+
+def test_what_is_there_is_only_replaced_when_asked_and_then_moved_aside(
+    lite: Path, ratchet_home: Path, tmp_path: Path
+) -> None:
+    write(ratchet_home, "policies/v1", b"old")
+    archive.backup(tmp_path / "b")
+    write(ratchet_home, "policies/v1", b"new")
+    write(ratchet_home, "policies/v2", b"new")
+    with sqlite3.connect(lite) as other:
+        other.execute("DELETE FROM feedback_decision")
+    other.close()
+    with pytest.raises(BackupRefused, match="add --overwrite"):
+        archive.restore(tmp_path / "b")
+    archive.restore(tmp_path / "b", overwrite=True)
+    assert (ratchet_home / "policies/v1").read_bytes() == b"old"
+    assert not (ratchet_home / "policies/v2").exists()
+    (aside,) = ratchet_home.glob("before-restore-*")
+    assert (aside / "policies/v2").read_bytes() == b"new"
+    with sqlite3.connect(lite) as restored:
+        assert restored.execute("SELECT COUNT(*) FROM feedback_decision").fetchone() == (100,)
+    restored.close()
+
+
+def test_a_full_disk_is_said_before_anything_is_written(
+    lite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(BackupRefused, match="free some, or name a folder on another disk"):
+        archive.backup(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.django_db
+def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="is no backup"):
+        call_command("restore", str(tmp_path), stdout=StringIO())
+
+
+# --- A whole installation, moved ----------------------------------------------------------------------------
+
+MOVE = """
+import json, sys
+import django
+django.setup()
+from django.conf import settings
+from django.core.management import call_command
+from feedback.models import Decision
+from feedback.people import signin_link, signin_link_check
+if sys.argv[1] == "out":
+    call_command("migrate", verbosity=0)
+    from rl.simulation import simulate
+    simulate("widgets", scenarios=2)
+    (settings.RATCHET_HOME / "policies").mkdir()
+    (settings.RATCHET_HOME / "policies" / "adapter").write_bytes(b"weights")
+    link = signin_link("ada", "http://localhost").url.split("/")[-3:-1]
+    call_command("backup", sys.argv[2], verbosity=0, stdout=sys.stderr)
+else:
+    call_command("restore", sys.argv[2], stdout=sys.stderr)
+    link = sys.argv[3:5]
+    settings.SECRET_KEY = (settings.RATCHET_HOME / "secret_key").read_text()  # as the next process reads it
+print(json.dumps({"decisions": sorted(str(d.pk) for d in Decision.objects.all()), "link": link,
+                  "good": signin_link_check(*link) is not None}))
+"""
+
+
+def move(home: Path, database: str, *arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MOVE, *arguments], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "RATCHET_HOME": str(home), "DATABASE_URL": database, "SECRET_KEY": "",
+             "DJANGO_SETTINGS_MODULE": "backend.settings"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.postgres
+def test_an_installation_on_postgresql_is_moved_into_an_empty_home(postgres_url: str, tmp_path: Path) -> None:  # noqa: F811
+    """The same decisions and files, and a sign-in link of the old place is good in the new one: the key moved too."""
+    before = move(tmp_path / "one", fresh_database(postgres_url), "out", str(tmp_path / "b"))
+    assert len(before["decisions"]) == 8
+    after = move(tmp_path / "two", fresh_database(postgres_url), "in", str(tmp_path / "b"), *before["link"])
+    assert after["decisions"] == before["decisions"]
+    assert after["good"]
+    assert (tmp_path / "two/policies/adapter").read_bytes() == b"weights"
+    assert (tmp_path / "two/secret_key").read_bytes() == (tmp_path / "one/secret_key").read_bytes()
