@@ -15,6 +15,7 @@ from django.templatetags.static import static
 from django.urls import reverse_lazy
 from dotenv import load_dotenv
 
+from backend import limits
 from backend.home import home_private
 from backend.operator_file import OperatorFileError, operator_file
 
@@ -146,11 +147,11 @@ SECURE_CSP = {
     "frame-ancestors": ["'none'"],
     "base-uri": ["'none'"],
 }
-DATA_UPLOAD_MAX_MEMORY_SIZE = 10 * 1024 * 1024
+DATA_UPLOAD_MAX_MEMORY_SIZE = limits.BODY_BYTES
 # Of a file given to the import page; the command takes any size
-FEEDBACK_UPLOAD_MAX_BYTES = 50 * 1024 * 1024
+FEEDBACK_UPLOAD_MAX_BYTES = limits.UPLOAD_BYTES
 # And of its rows: a small archive may unpack to many
-FEEDBACK_UPLOAD_MAX_ROWS = 500_000
+FEEDBACK_UPLOAD_MAX_ROWS = limits.UPLOAD_ROWS
 
 # --- Applications -----------------------------------------------------------------------------------------
 INSTALLED_APPS = [

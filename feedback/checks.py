@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from backend import limits
 from feedback.models import SLUG_PATTERN
 
-MAX_TEXT = 1_000_000
+MAX_TEXT = limits.TEXT_CHARACTERS
 """Longest response, correction or prompt accepted, in characters."""
-MAX_TAGS = 50
-MAX_TAG = 100
+MAX_TAGS = limits.TAGS
+MAX_TAG = limits.TAG_CHARACTERS
 """Longest tag, in characters."""
-MAX_DEPTH = 64
+MAX_DEPTH = limits.JSON_DEPTH
 """Deepest nesting of lists and objects accepted; SQLite and Python's own reader give up at about a thousand."""
 TIMES = (datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
 """Earliest and latest time accepted: what lies outside is a unit mistaken for another."""
@@ -196,7 +197,14 @@ class Check:
         if not isinstance(value, (list, tuple)):
             self.fields["candidates"] = f"expected a list, found {type(value).__name__}"
             return None
+        if len(value) > limits.CANDIDATES:
+            self.fields["candidates"] = (
+                f"expected at most {limits.CANDIDATES:,} candidates, found {len(value):,}"
+            )
+            return None
         for index, candidate in enumerate(value):
+            if len(self.fields) >= limits.FAULTS_NAMED:
+                break
             if isinstance(candidate, str):
                 self.text(f"candidates[{index}]", candidate)
             elif isinstance(candidate, Mapping) and isinstance(candidate.get("response"), str):

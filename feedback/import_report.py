@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from backend import limits
 from feedback.formats.records import RowRefused
 
 COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
@@ -16,7 +17,7 @@ COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "tra
 ROWS = ("rows", "rows_stored", "already_here", "skipped")
 """Rows of the file: all of them, and what became of each."""
 
-REFUSED_KEPT = 1000
+REFUSED_KEPT = limits.REFUSED_ROWS_NAMED
 """Refused rows kept with line, key and reason; the others are counted."""
 
 REPEATED = "says the same as another row of this file"

@@ -11,8 +11,10 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
+from backend import limits
 from feedback import formats
 from feedback.formats.columns import ColumnMap
+from feedback.formats.files import rows_bounded, too_many_rows
 from feedback.formats.kept import Tally
 from feedback.formats.reading import Reading
 from feedback.formats.records import (
@@ -35,7 +37,7 @@ BATCH = 1000
 ATTEMPTS = 5
 """How often they are tried, where others write the same rows meanwhile."""
 
-MAX_LICENCE = 200
+MAX_LICENCE = limits.LICENCE_CHARACTERS
 """Longest licence, in characters."""
 
 Progress = Callable[[int, int], None]
@@ -128,7 +130,7 @@ def order_import(
             f"licence: expected at most {MAX_LICENCE} characters, found {len(order.licence)}; give its name"
         )
     opened = formats.readings(order.path, order.format, order.ratings_path, order.columns)
-    with opened as files:
+    with rows_bounded(order.max_rows), opened as files:
         work = _Work(order, files, _report_begun(order, files), progress, dry_run)
         work.look_through()
         return work.write()
@@ -164,10 +166,7 @@ class _Work:
             for record in self._records(file):
                 self.total += 1
                 if most is not None and self.total > most:
-                    raise FormatRefused(
-                        f"{self.order.path}: more than {most:,} rows; split the file, or read it with "
-                        "`manage.py import_feedback FILE`, which takes any number"
-                    )
+                    raise FormatRefused(too_many_rows(str(self.order.path), most))
                 if isinstance(record, RowRefused):
                     self.report.refuse(record)
         if not self.total:

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
+from backend import limits
 from feedback.building import decision_build, identity_of
 from feedback.checks import Check, FeedbackConflict, FeedbackRefused
 from feedback.collection import is_collected
@@ -17,7 +18,7 @@ from feedback.services import Written, rating_submit, row_write
 from feedback.statements import rows_insert
 from feedback.tombstones import decisions_erased, erased_refusal
 
-MAX_BULK = 1000
+MAX_BULK = limits.BULK_DECISIONS
 """Decisions taken in one request."""
 
 

@@ -16,6 +16,7 @@ from django.core.files.uploadedfile import UploadedFile
 
 from feedback import formats
 from feedback.formats.columns import FIELDS, ColumnMap
+from feedback.formats.files import rows_bounded
 from feedback.formats.previews import ColumnSeen, Preview
 from feedback.formats.records import FormatRefused
 from feedback.importing import ImportOrder
@@ -97,7 +98,8 @@ class Upload:
 
     def previews(self) -> tuple[Preview, ...]:
         """The first rows of each file in it, and what each column is taken for. Raises FormatRefused."""
-        return formats.preview(Path(self.path), self.column_map, ROWS_SHOWN)
+        with rows_bounded(settings.FEEDBACK_UPLOAD_MAX_ROWS):
+            return formats.preview(Path(self.path), self.column_map, ROWS_SHOWN)
 
     def without_paths(self, text: str) -> str:
         """A refusal with the names the files had, in place of where they lie here."""

@@ -24,15 +24,16 @@ from typing import Any
 
 from django.conf import settings
 
+from backend import limits
 from rl.models import RewardModelVersion
 from rl.reward_models import reward_model_champion
 from rl.workers import dies_with_parent
 
 logger = logging.getLogger("rl.scorer")
 
-MAX_RESPONSES = 64
+MAX_RESPONSES = limits.SCORED_RESPONSES
 """Responses scored by one call."""
-MAX_CHARS = 200_000
+MAX_CHARS = limits.SCORED_CHARACTERS
 """Characters of prompt and responses of one call together."""
 START_S = 20.0
 """Seconds a caller waits for a scorer to start; torch and a small model take about ten."""

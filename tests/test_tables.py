@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from feedback import formats
-from feedback.formats import ColumnMap, reading, tables
+from feedback.formats import ColumnMap, files, tables
 from feedback.formats.columns import Scale, is_verdict, map_guessed, value_at
 from feedback.formats.files import rows
 from feedback.formats.records import (
@@ -657,7 +657,7 @@ def test_an_odd_value_in_a_table_is_refused_or_read_but_never_crashes(tmp_path: 
 
 
 def test_nearly_nothing_but_refused_rows_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MAX_REFUSED", 100)
+    monkeypatch.setattr(files, "MAX_REFUSED", 100)
     path = text(tmp_path / "t.jsonl", '{"prompt": "q", "chosen": "a", "rejected": "b"}\n' + "oops\n" * 5000)
     with pytest.raises(FormatRefused, match="given up after 101 refused rows of 102"):
         list(formats.read(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import IO, Any, NoReturn
 
@@ -12,6 +13,7 @@ from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
+from backend import limits
 from backend.rest.errors import BodyTooLarge, Refused
 
 
@@ -28,6 +30,11 @@ class StrictJSONParser(BaseParser):
         raw = stream.read(limit + 1)
         if len(raw) > limit:
             raise BodyTooLarge(f"expected a body of at most {limit:,} bytes; send it in several requests")
+        if (count := values_in(raw)) > limits.BODY_VALUES:
+            raise BodyTooLarge(
+                f"expected at most {limits.BODY_VALUES:,} values in a body, found {count:,}; send it in several "
+                "requests"
+            )
         try:
             return json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
         except UnicodeDecodeError as error:
@@ -36,6 +43,24 @@ class StrictJSONParser(BaseParser):
             raise ParseError("expected JSON that is not nested a thousand levels deep") from None
         except ValueError as error:
             raise ParseError(f"expected JSON, found: {error}") from None
+
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A JSON string; possessive, and one without an end reaches to the end of the text, so that matching is linear."""
+
+
+def values_in(raw: bytes) -> int:
+    """Members and elements of a JSON text, counted without parsing it: commas and opening brackets outside strings.
+
+    A parsed value takes up to a hundred bytes of memory however short its text is, so the bytes of a body alone bound
+    little. Below the limit the count may be that of commas and brackets within strings, too.
+    """
+    count = _separators(raw)
+    return count if count <= limits.BODY_VALUES else _separators(_STRING.sub(b"", raw))
+
+
+def _separators(raw: bytes) -> int:
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -58,7 +83,10 @@ def object_in(data: Any, *, required: Collection[str], optional: Collection[str]
     if not isinstance(data, dict):
         raise Refused(f"expected a JSON object, found {type(data).__name__}")
     known = {*required, *optional}
-    fields = {str(name)[:80]: "unknown field" for name in data if name not in known}
+    unknown = [name for name in data if name not in known]
+    fields = {str(name)[:80]: "unknown field" for name in unknown[: limits.FAULTS_NAMED]}
+    if len(unknown) > limits.FAULTS_NAMED:
+        fields["..."] = f"and {len(unknown) - limits.FAULTS_NAMED:,} more unknown fields"
     fields |= {name: "required" for name in required if data.get(name) is None}
     if fields:
         raise Refused(f"expected the fields {', '.join([*required, *optional])}", fields=fields)

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from backend import limits
 from feedback.formats.compression import FREE, MAX_RATIO, MAX_UNPACKED, PICKLE, ZIP, suffix_of
 from feedback.formats.records import FormatRefused
 
-MAX_MEMBERS = 1000
+MAX_MEMBERS = limits.ARCHIVE_FILES
 
 CHUNK = 1 << 20
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from backend import limits
 from feedback.formats.records import FormatRefused
 
 if sys.version_info >= (3, 14):
@@ -18,14 +19,14 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-MAX_UNPACKED = 16 << 30
+MAX_UNPACKED = limits.UNPACKED_BYTES
 """Most bytes a compressed file may unpack to."""
 
-MAX_RATIO = 200
+MAX_RATIO = limits.UNPACKED_RATIO
 """How many times its size a compressed file may unpack to, where that is more than FREE bytes: text and JSON shrink 3
 to 40 times, a bomb made of one byte 1,000 times and more."""
 
-FREE = 256 << 20
+FREE = limits.UNPACKED_FREE_BYTES
 """Bytes a compressed file may unpack to whatever its size."""
 
 HEAD = 512

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
+from backend import limits
 from feedback.formats.columns import header_known
 from feedback.formats.compression import PARQUET, ZIP, opened, suffix_of
 from feedback.formats.parquet import parquet_rows
@@ -18,7 +21,7 @@ from feedback.formats.tables import SAMPLE, delimiter_of, table_rows
 CHUNK = 1 << 20
 """Characters read at once from a JSON array."""
 
-MAX_ROW = 64 << 20
+MAX_ROW = limits.ROW_CHARACTERS
 """Longest row, in characters: what is longer is no row but a file of another kind."""
 
 TABLES = {".csv": None, ".tsv": "\t", ".tab": "\t"}
@@ -27,7 +30,51 @@ TABLES = {".csv": None, ".tsv": "\t", ".tab": "\t"}
 JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
 
 
+MAX_REFUSED = limits.REFUSED_ROWS
+"""Refused rows of a file after which it is given up, where they are most of its rows."""
+
+_most_rows: ContextVar[int | None] = ContextVar("most_rows", default=None)
+
+
+@contextmanager
+def rows_bounded(most: int | None) -> Iterator[None]:
+    """Within the block a file of more rows is refused while it is read for the first time, not after; None: any number.
+
+    A format may read a file several times, to learn its columns before its rows; the bound holds for each.
+    """
+    token = _most_rows.set(most)
+    try:
+        yield
+    finally:
+        _most_rows.reset(token)
+
+
+def too_many_rows(name: str, most: int) -> str:
+    """A refusal of a file with more rows than are taken here."""
+    return (
+        f"{name}: more than {most:,} rows; split the file, or read it with `manage.py import_feedback FILE`, which "
+        "takes any number"
+    )
+
+
 def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
+    """As `_rows`, within the bounds: of rows where `rows_bounded` sets one, and of lines that cannot be read."""
+    most = _most_rows.get()
+    refused = 0
+    for number, row in enumerate(_rows(path, name), 1):
+        if most is not None and number > most:
+            raise FormatRefused(too_many_rows(name or str(path), most))
+        if isinstance(row, RowRefused):
+            refused += 1
+            if refused > MAX_REFUSED and refused * 2 > number:
+                raise FormatRefused(
+                    f"{name or path}: given up after {refused:,} refused rows of {number:,}, the last one line "
+                    f"{row.line}: {row.reason}"
+                )
+        yield row
+
+
+def _rows(path: Path, name: str) -> Iterator[Row | RowRefused]:
     """The rows of a file: lines of JSON lines, elements of a JSON array, the one object of a JSON document, or the rows
     of a table (CSV, TSV, Parquet) as objects of their columns.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backend import limits
 from feedback.formats.columns import (
     ABSENT,
     FIELDS,
@@ -23,7 +24,7 @@ from feedback.formats.columns import (
 from feedback.formats.records import FormatRefused, Row, RowRefused
 from feedback.formats.scales import NEUTRAL_WORDS, Values, Verdicts, preferences_of, verdicts_of, word_of
 
-MAX_COLUMNS = 1000
+MAX_COLUMNS = limits.COLUMNS
 
 RATINGS = ("thumb", "stars", "score", "rating")
 """Fields that hold a verdict on one response."""

@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
+from backend import limits
 from feedback.formats.records import FormatRefused, Row, RowRefused
 
 AT_ONCE = 64
@@ -19,7 +20,7 @@ AT_ONCE = 64
 MAX_BATCH = 256 << 20
 """Most bytes those may take."""
 
-MAX_COLUMNS = 1000
+MAX_COLUMNS = limits.COLUMNS
 
 MISSING = (
     "a Parquet file needs pyarrow, which is not installed: pip install pyarrow (requirements-rl.txt brings it), "

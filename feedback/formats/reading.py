@@ -11,7 +11,7 @@ from pathlib import Path
 from feedback.formats.archives import Member, unpacked
 from feedback.formats.base import Format, Opened, refers
 from feedback.formats.columns import ColumnMap
-from feedback.formats.files import rows
+from feedback.formats.files import MAX_REFUSED, rows
 from feedback.formats.order import ORDER
 from feedback.formats.recognition import format_of
 from feedback.formats.records import FormatRefused, Record, RowRefused, RowSkipped
@@ -24,9 +24,6 @@ SHAPES: dict[str, Shape] = {shape.name: shape for format in ORDER for shape in f
 
 _READ_AS: dict[str, Format] = {shape.name: format for format in ORDER for shape in format.shapes} | FORMATS
 """What was written under a name is read under it, too."""
-
-MAX_REFUSED = 10_000
-"""Refused rows of a file after which it is given up, where they are most of its rows."""
 
 
 @dataclass(frozen=True)

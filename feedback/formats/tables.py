@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
+from backend import limits
 from feedback.formats.cells import Cell
 from feedback.formats.records import FormatRefused, Row, RowRefused
 
 MAX_CELL = 16 << 20
 """Longest cell, in characters: a longer one is a quote that was never closed."""
 
-MAX_COLUMNS = 1000
+MAX_COLUMNS = limits.COLUMNS
 
 DELIMITERS = ",;\t|"
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from rl.agents.base import Agent, InvalidResponse, Message, State, _keys_once
 
+MAX_SCHEMA = 32_768
+"""Longest JSON schema in characters, as `backend.limits.SCHEMA_CHARACTERS`, which this package does not import."""
+
 PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Where a template takes a value of the state: {name}."""
 
@@ -53,6 +56,8 @@ def schema_check(schema: Any) -> None:
 
     if not isinstance(schema, Mapping):
         raise ValueError(f"expected a JSON schema, an object; found {schema!r:.80}")
+    if (length := len(json.dumps(schema))) > MAX_SCHEMA:
+        raise ValueError(f"expected a JSON schema of at most {MAX_SCHEMA:,} characters, found {length:,}")
     try:
         jsonschema.validators.validator_for(schema).check_schema(schema)
     except jsonschema.exceptions.SchemaError as error:

@@ -11,6 +11,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
+from backend import limits
 from feedback.building import check_reserved
 from feedback.checks import Check, shown
 from rl.serving.base import Ask, ChatMessage, ServingRefused
@@ -138,7 +139,15 @@ def read_format(value: Any) -> Mapping[str, Any] | None:
     schema = named.get("schema") if isinstance(named, Mapping) else None
     if not isinstance(schema, Mapping) or not isinstance(named.get("name"), str):
         raise _fault("response_format.json_schema", "{name, schema} with a JSON schema", named)
+    # the size before the check: checking 9 MB took minutes. A schema within the limit is checked in milliseconds
     try:
+        length = len(json.dumps(schema))
+        if length > limits.SCHEMA_CHARACTERS:
+            raise ServingRefused(
+                f"response_format.json_schema.schema: expected a JSON schema of at most "
+                f"{limits.SCHEMA_CHARACTERS:,} characters, found {length:,}",
+                param="response_format",
+            )
         Draft202012Validator.check_schema(schema)
     except (SchemaError, RecursionError) as error:
         said = error.message if isinstance(error, SchemaError) else "nested too deep"
@@ -170,6 +179,10 @@ def _tools(body: Mapping[str, Any]) -> bool:
         return bool(body.get("functions"))
     if not isinstance(tools, list):
         raise _fault("tools", 'a list of {"type": "function", "function": {"name": ...}}', tools)
+    if len(tools) > limits.TOOLS:
+        raise ServingRefused(
+            f"tools: expected at most {limits.TOOLS} tools, found {len(tools):,}", param="tools"
+        )
     for number, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
@@ -182,6 +195,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value or []
     if not isinstance(texts, list) or len(texts) > 4 or not all(isinstance(t, str) and t for t in texts):
         raise _fault("stop", "a text or a list of up to four", value)
+    if any(len(text) > limits.STOP_CHARACTERS for text in texts):
+        raise _fault("stop", f"texts of at most {limits.STOP_CHARACTERS:,} characters", value)
     return tuple(texts)
 
 
@@ -219,6 +234,7 @@ def _storable(request: ChatRequest) -> None:
     check.text("user", request.unit, limit=200)
     check.text("metadata.run_id", request.run_id, limit=200)
     check.mapping("metadata", request.metadata)
+    check.json("tools", request.ask.extra.get("tools"))
     for name, fault in check.fields.items():
         raise ServingRefused(f"{name}: {fault}", param=name)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from django.utils import timezone
 
+from backend import limits
 from feedback.checks import Check
 from feedback.recording import Storage
 from rl.agent_definitions import agent_served
@@ -26,7 +27,7 @@ from rl.serving.gateway import facts_of, propensity_of, recorder
 from rl.serving.recording_policy import after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
 
-MAX_CANDIDATES = 1000
+MAX_CANDIDATES = limits.CANDIDATES
 ORDER = "order"
 """Where `order_hash` stands in what a decision's metadata says of its serving."""
 
@@ -131,7 +132,8 @@ def _listed(agent: Agent, order: DecideOrder) -> list[Any]:
             if order.messages is not None:
                 return []  # a state that only goes with the messages, to be kept
             raise ServingRefused(f"state: {error}", param="state") from error
-    texts = [_response_of(candidate) for candidate in order.candidates]
+    # the count first: a body may list a hundred thousand
+    texts = [_response_of(candidate) for candidate in order.candidates[: MAX_CANDIDATES + 1]]
     if not 1 <= len(texts) <= MAX_CANDIDATES or len(set(texts)) != len(texts):
         raise ServingRefused(
             f"candidates: expected 1 to {MAX_CANDIDATES:,} responses, all different", param="candidates"

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from backend import limits
 from rl.serving.base import (
     Answer,
     Ask,
@@ -28,7 +29,7 @@ from rl.serving.llama_context import CACHE_BYTES, FloatArray, LlamaContext, gram
 
 MAX_TOKENS = 512
 """Of an answer, where the question names no limit."""
-MAX_SCHEMA = 32_768
+MAX_SCHEMA = limits.SCHEMA_CHARACTERS
 """Characters of a JSON schema: a grammar grows with it."""
 
 HARMLESS = {
