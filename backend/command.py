@@ -97,6 +97,8 @@ class RatchetCommand(BaseCommand):
     """
 
     requires_system_checks: list[str] = []
+    failed = False
+    """Set by `work` where its result is shown and is no success all the same: the exit code is 1 then."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -136,6 +138,8 @@ class RatchetCommand(BaseCommand):
             self.show(result)
             if step:
                 self.stdout.write(f"Next: {step}")
+        if self.failed:
+            raise SystemExit(1)
 
     def _one_line(self, error: Exception) -> str:
         text = " ".join(str(error).split()) or type(error).__name__

@@ -9,7 +9,9 @@ from typing import Any
 from django.conf import settings
 
 from rl import exports, registry
-from rl.models import Policy
+from rl.checksums import FileDamaged, file_check
+from rl.integrity import damage_tell
+from rl.models import Artifact, Policy
 from rl.serving.routing import serving_settings
 
 
@@ -26,7 +28,7 @@ def policy_register(
     promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the export room's ExportRefused.
     """
     whole = policy.artifacts.filter(format="gguf").order_by("-created_at", "-pk")
-    there = [path for path in map(_path, whole.values_list("path", flat=True)) if path.is_file()]
+    there = [_path(file.path) for file in whole if _is_sound(file)]
     if not there:
         exports.export(exports.ExportOrder(policy=policy.name, format="gguf", actor=actor), progress)
         there = [_path(whole.values_list("path", flat=True)[0])]
@@ -39,6 +41,18 @@ def policy_register(
         parameters={"temperature": temperature} if temperature is not None else None,
         progress=progress,
     )
+
+
+def _is_sound(file: Artifact) -> bool:
+    """Whether an exported file is there, and is the one that was written."""
+    path = _path(file.path)
+    try:
+        file_check(path, file.sha256, "it is exported again")
+    except FileDamaged as damage:
+        if damage.found:
+            damage_tell(damage, f"policy {file.policy}")
+        return False
+    return path.is_file()
 
 
 def _path(stored: str) -> Path:

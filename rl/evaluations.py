@@ -20,6 +20,7 @@ from rl.datasets import DatasetRefused, snapshot_rows
 from rl.evidence_kinds import CORRECTIONS, PAIRS, REWARDS, TESTS
 from rl.gate_sheets import NEWER, OLDER
 from rl.held_out import HeldOut, held_out_of_database, held_out_of_file, held_out_of_snapshot, trained_prompts
+from rl.integrity import adapter_folder
 from rl.judging import attempt_of, gate_bounds, gate_difference
 from rl.logged_choices import logged_choices, off_policy
 from rl.models import Evaluation, GoldenCase, Policy
@@ -97,12 +98,12 @@ def evaluate(
             cache_dir=settings.RATCHET_HOME / "cache",
         )
 
-    adapter = registry.home_path(policy.adapter_path) if policy else order.checkpoint
+    adapter = adapter_folder(policy) if policy else order.checkpoint
     assert adapter is not None  # one of the two was given
     base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
     against: Any = None
     if rival is not None:
-        against = load(registry.home_path(rival.adapter_path), rival.base_model)
+        against = load(adapter_folder(rival), rival.base_model)
     elif order.compare_base:
         against = "base"
     loaded, served = load(adapter, base_model), agent_served(agent)

@@ -13,10 +13,12 @@ from django.conf import settings
 from backend.disks import file_replace
 from feedback.collecting.spool import locked
 from rl import registry
+from rl.checksums import sums_write
 from rl.evaluations import base_of
+from rl.integrity import adapter_folder
 from rl.models import Policy
 from rl.serving.base import BASE, Model
-from rl.serving.files import base_file, base_folder
+from rl.serving.files import base_file, base_file_is_whole, base_folder
 
 if TYPE_CHECKING:
     from rl.export.artifact import ExportResult
@@ -59,7 +61,7 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
             "expected either --policy NAME or --checkpoint DIR, and not both; or --base-model alone with --format gguf"
         )
     policy = registry.policy_get(order.policy) if order.policy else None
-    adapter = registry.home_path(policy.adapter_path) if policy else order.checkpoint
+    adapter = adapter_folder(policy) if policy else order.checkpoint
     assert adapter is not None  # one of the two was given
     base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
     name = order.model_name or (policy.name if policy else adapter.resolve().name)
@@ -111,7 +113,7 @@ def base_export(
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
     with locked(folder / "making.lock"):
         # whoever waited for the lock finds what it waited for: the folder is named by the hash of the weights
-        if target.is_file():
+        if target.is_file() and base_file_is_whole(target):
             result = ExportResult("gguf", [exported_file(target)], {}, ["it was there already"])
         else:
             result = export_gguf(
@@ -124,6 +126,7 @@ def base_export(
             )
         facts = json.dumps({"base_model": base_model, "quantization": quantization})
         file_replace(folder / "base.json", facts)
+        sums_write(folder, [target.name])
     return {
         "policy": None,
         "checkpoint": None,

@@ -17,6 +17,7 @@ from feedback.selectors import agents_known, decisions_of, ratings_standing
 from feedback.suggestions import ratings_accepted, suggestion_counts, suggestions_record
 from rl import registry
 from rl.datasets import messages_plain
+from rl.integrity import adapter_folder
 from rl.jobs import run_folder
 from rl.judgements import NEUTRAL, Split, rating_value
 from rl.models import LabelRun, TrainingRun
@@ -80,7 +81,7 @@ def auto_label(
     rated, waiting = rated_rows(agent), waiting_rows(agent, limit)
     champion = registry.champion_of(agent)
     base = base_model or (champion.base_model if champion else settings.RATCHET_BASE_MODEL)
-    adapter = registry.home_path(champion.adapter_path) if champion and champion.base_model == base else None
+    adapter = adapter_folder(champion) if champion and champion.base_model == base else None
     labels.labels_enough(
         [row.good for row in rated], [row.prompt_hash for row in rated]
     )  # before anything is loaded

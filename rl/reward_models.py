@@ -16,8 +16,10 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from feedback.selectors import feedback_counts
+from rl.checksums import FileDamaged, file_check
 from rl.choosing import method_chosen
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
+from rl.integrity import damage_tell
 from rl.jobs import TrainOrder, run_finish
 from rl.keeping import file_sha256
 from rl.methods import OBJECTIVE_KINDS
@@ -109,8 +111,13 @@ def fault_of(version: RewardModelVersion) -> str:
     weights = home_path(version.path) / WEIGHTS
     if not weights.is_file():
         return f"{version.name}: there is no {weights}; train it again"
-    if file_sha256(weights) != version.sha256:
-        return f"{version.name}: {weights} is not the file that was registered (its SHA-256 differs)"
+    try:
+        file_check(weights, version.sha256, "train it again, or restore it from a backup")
+    except FileDamaged as damage:
+        damage_tell(damage, f"reward model {version.name}")
+        return (
+            f"{version.name}: {weights} is not the file that was registered (its SHA-256 differs): {damage}"
+        )
     return ""
 
 

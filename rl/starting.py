@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from rl import registry
+from rl.checksums import FileDamaged
+from rl.integrity import adapter_folder
 from rl.jobs import RunRefused, TrainOrder, base_model_for
 from rl.recipes import BASE, CHAMPION, Recipe
 
@@ -31,7 +33,10 @@ def start_settled(order: TrainOrder, recipe: Recipe) -> Recipe:
 
 def start_located(name: str) -> str:
     """The folder of the adapter that a run starts from. Raises RunRefused where its files are gone."""
-    folder = registry.home_path(registry.policy_get(name).adapter_path)
+    try:
+        folder = adapter_folder(registry.policy_get(name))
+    except FileDamaged as damage:
+        raise RunRefused(f"start_from {name}: {damage}; or start from base") from damage
     if not folder.is_dir():
         raise RunRefused(
             f"start_from {name}: its files are gone ({folder}); start from base or from the champion"

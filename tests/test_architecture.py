@@ -29,6 +29,7 @@ PURE = [
     "rl.agents",
     "rl.rewards",
     "rl.recipes",
+    "rl.checksums",
     "rl.curriculum",
     "rl.statistics",
     "rl.evidence_kinds",

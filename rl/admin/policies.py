@@ -21,6 +21,7 @@ from backend.facts_admin import FactAdmin, admin_link
 from rl import registry
 from rl.admin.shown import ByAgent, ByAgentOfPolicy
 from rl.headlines import headline
+from rl.integrity import verify
 from rl.models import (
     Artifact,
     Evaluation,
@@ -51,6 +52,7 @@ STAGE_COLOURS = {
 class PolicyAdmin(FactAdmin):
     """Stage, lineage, figures, files and history of a policy; the moves go through rl.registry."""
 
+    actions = ["verify_files"]
     list_display = [
         "named",
         "agent",
@@ -109,6 +111,10 @@ class PolicyAdmin(FactAdmin):
         )
         return [move, *super().get_urls()]
 
+    def has_move_permission(self, request: HttpRequest) -> bool:
+        """Asked by Django for the actions of the list."""
+        return self.may_move(request)
+
     def may_move(self, request: HttpRequest) -> bool:
         """The fields of a policy cannot be edited by anyone; who may change policies may move them."""
         return request.user.has_perm("rl.change_policy")
@@ -131,6 +137,17 @@ class PolicyAdmin(FactAdmin):
                 "move_url": reverse("admin:rl_policy_move", args=[policy.pk]),
             }
         return super().change_view(request, object_id, form_url, context)
+
+    @admin.action(description="Compare files with their recorded SHA-256", permissions=["move"])
+    def verify_files(self, request: HttpRequest, policies: QuerySet[Policy]) -> None:
+        """Say which files of the chosen policies are damaged or missing."""
+        report = verify(policies)
+        for found in report["findings"]:
+            messages.error(
+                request, f"{found['what']}: {found['path']} is {found['state']}; {found['remedy']}"
+            )
+        if not report["findings"]:
+            messages.success(request, f"{report['checked']} files are as they were written.")
 
     @method_decorator(require_POST)
     def move_view(self, request: HttpRequest, object_id: str) -> HttpResponse:

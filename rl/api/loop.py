@@ -18,6 +18,7 @@ from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs, registry
 from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_found, run_shown, text
+from rl.integrity import verify
 from rl.models import Policy, TrainingRun
 from rl.online import OnlineLearner
 from rl.orders import order_automatic
@@ -79,6 +80,24 @@ class Promote(ApiView):
         except registry.RegistryRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
         return Response(policy_shown(moved))
+
+
+class Verify(ApiView):
+    scopes = {"POST": "operate"}
+
+    @described(
+        "Compare a policy's files with the sums recorded for them",
+        {200: ("What was compared, and what is damaged or missing", ref("Verification"))},
+        parameters=(NAME,),
+        refusals=(404,),
+        tag="policies",
+        operation="policies_verify",
+        description="Adapter and exported files. A damaged file is named with both sums and what to do, "
+        "and a notice goes out.",
+    )
+    def post(self, request: Request, name: str) -> Response:
+        object_in(request.data or {}, required=(), optional=())
+        return Response(verify([_policy(name)]))
 
 
 class Rollback(ApiView):

@@ -290,6 +290,26 @@ COMPONENTS: dict[str, Schema] = {
             "created_at": TIME,
         }
     ),
+    "Verification": {
+        "type": "object",
+        "required": ["checked", "whole", "damaged", "missing", "unrecorded", "findings"],
+        "properties": {
+            **{
+                name: {"type": "integer", "minimum": 0}
+                for name in ("checked", "whole", "damaged", "missing", "unrecorded")
+            },
+            "findings": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        name: {"type": "string"}
+                        for name in ("what", "kind", "path", "state", "expected", "found", "remedy")
+                    },
+                },
+            },
+        },
+    },
     "PromotionSent": {
         "type": "object",
         "properties": {

@@ -7,7 +7,7 @@ from django.urls import path
 from rl.api.decide import Decide
 from rl.api.experiments import ExperimentResults, Experiments
 from rl.api.labels import Suggestions
-from rl.api.loop import Cancel, Online, Promote, Registry, Rollback, Runs
+from rl.api.loop import Cancel, Online, Promote, Registry, Rollback, Runs, Verify
 from rl.api.reward_models import RewardModels, Score
 from rl.api.rewards import CalculatePending
 from rl.api.training import Policies, RunOne, TrainPolicy
@@ -18,6 +18,7 @@ urlpatterns = [
     path("policies/<str:agent>", Policies.as_view(), name="api-policies"),
     path("policies/", Registry.as_view(), name="api-registry"),
     path("policies/<str:name>/promote/", Promote.as_view(), name="api-promote"),
+    path("policies/<str:name>/verify/", Verify.as_view(), name="api-verify"),
     path("policies/<str:name>/rollback/", Rollback.as_view(), name="api-rollback"),
     path("experiments/", Experiments.as_view(), name="api-experiments"),
     path("experiments/<int:pk>/results/", ExperimentResults.as_view(), name="api-experiment-results"),

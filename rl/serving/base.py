@@ -100,6 +100,9 @@ class Model:
     """The policy's adapter as a GGUF file, relative to RATCHET_HOME; empty: there is none (yet)."""
     merged: str = ""
     """The policy as one whole GGUF file, base and adapter in one; serves where there is no adapter file."""
+    adapter_sha256: str = ""
+    merged_sha256: str = ""
+    """Sums the two files were registered with; empty: not recorded."""
 
 
 class Backend(Protocol):

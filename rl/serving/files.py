@@ -13,6 +13,8 @@ from pathlib import Path
 
 from django.conf import settings
 
+from rl.checksums import FileDamaged, file_check, sums_read
+from rl.integrity import damage_tell
 from rl.serving.base import BASE, IN_PROCESS, BackendFailed, Model
 
 logger = logging.getLogger("rl.serving")
@@ -51,19 +53,44 @@ def base_file(model: Model) -> Path | None:
 
 def _file_in(folder: Path) -> Path | None:
     wanted = folder / f"base-{settings.SERVING_QUANTIZATION}.gguf"
-    return wanted if wanted.is_file() else next(iter(sorted(folder.glob("base-*.gguf"))), None)
+    files = [wanted, *sorted(file for file in folder.glob("base-*.gguf") if file != wanted)]
+    return next((file for file in files if file.is_file() and base_file_is_whole(file)), None)
+
+
+def base_file_is_whole(file: Path) -> bool:
+    """Whether a base's GGUF file is the one that was written; one made before sums were recorded passes."""
+    try:
+        expected = sums_read(file.parent).get(file.name, "")
+    except FileDamaged as damage:
+        damage_tell(damage, "a base model's file")
+        return True  # the record is damaged, not the weights
+    return _is_whole(file, expected, "a base model's file")
+
+
+def _is_whole(file: Path, expected: str, whose: str) -> bool:
+    """Compare a file with its sum, once per process and state of the file. A damaged one counts as not there: it is
+    made anew from the adapter and the base, which are checked themselves."""
+    try:
+        file_check(file, expected, "it is made again")
+    except FileDamaged as damage:
+        damage_tell(damage, whose)
+        return False
+    return True
 
 
 def files_present(model: Model) -> tuple[Path, Path | None] | None:
-    """Base and adapter of a model, or its one whole file and None; None where what is needed is not there."""
+    """Base and adapter of a model, or its one whole file and None; None where one is not there, or is damaged."""
     base = base_file(model)
     if model.name == BASE:
         return None if base is None else (base, None)
     adapter = settings.RATCHET_HOME / model.adapter if model.adapter else None
-    if base is not None and adapter is not None and adapter.is_file():
+    whose = f"policy {model.name}"
+    if base and adapter and adapter.is_file() and _is_whole(adapter, model.adapter_sha256, whose):
         return base, adapter
     merged = settings.RATCHET_HOME / model.merged if model.merged else None
-    return (merged, None) if merged is not None and merged.is_file() else None
+    if merged is not None and merged.is_file() and _is_whole(merged, model.merged_sha256, whose):
+        return merged, None
+    return None
 
 
 def files_of(model: Model) -> tuple[Path, Path | None]:

@@ -18,6 +18,8 @@ from typing import Any
 
 from django.conf import settings
 
+from rl.checksums import FileDamaged
+from rl.integrity import adapter_folder
 from rl.models import Artifact, Policy
 from rl.serving.base import BASE, IN_PROCESS, Model
 from rl.serving.files import base_file, files_present
@@ -32,14 +34,20 @@ class PreparationRefused(RuntimeError):
 def model_of(policy: Policy) -> Model:
     """The model a policy is served as: its adapter file on its base, or one whole file of both."""
     files = list(policy.artifacts.filter(format__in=("gguf-lora", "gguf")).order_by("-pk"))
-    adapter = next((file.path for file in files if file.format == "gguf-lora"), "")
+    adapter = next((file for file in files if file.format == "gguf-lora"), None)
     # of several whole files the one in the quantisation serving asks for, else the newest
     whole = sorted(
         (file for file in files if file.format == "gguf"),
         key=lambda file: file.quantization != settings.SERVING_QUANTIZATION,
     )
     return Model(
-        policy.name, policy.base_model, policy.base_model_hash, adapter, whole[0].path if whole else ""
+        policy.name,
+        policy.base_model,
+        policy.base_model_hash,
+        adapter=adapter.path if adapter else "",
+        merged=whole[0].path if whole else "",
+        adapter_sha256=adapter.sha256 if adapter else "",
+        merged_sha256=whole[0].sha256 if whole else "",
     )
 
 
@@ -55,6 +63,10 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
     model = model_of(policy)
     if files_present(model) is not None:
         return []
+    try:
+        adapter_folder(policy)
+    except FileDamaged as damage:
+        raise PreparationRefused(str(damage)) from damage
     deadline = time.monotonic() + settings.SERVING_PREPARE_TIMEOUT_S
     folder: Path = settings.RATCHET_HOME / "exports" / policy.name
     checkpoint = [

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from rl.checksums import sums_write
 from rl.training.base_corpus import Example, example_random, tokenizer_text
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled_model"
@@ -82,6 +83,7 @@ def build_base_model(
         losses = _train(model, tokenizer, seed, steps, batch_size, learning_rate, progress)
     model.to(torch.bfloat16).save_pretrained(output)
     tokenizer.save_pretrained(output)
+    sums_write(Path(output))
     (output / "model.safetensors").chmod(0o644)  # written as a temporary file, which only its owner may read
     last = losses[-max(1, steps // 10) :]
     return {

@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from rl.checksums import FileDamaged, sums_check
 from rl.training.base_model import resolve_base_model
 
 FACTS = "ratchet.json"
@@ -40,6 +41,7 @@ def adapter_read(path: str | Path) -> dict[str, Any]:
             f"{path} is no adapter: expected {' and '.join(ADAPTER_FILES)}, found {_listing(path)}"
         )
     _check_safetensors(path / ADAPTER_FILES[1])
+    _check_sums(path, "restore it from a backup, or train it again")
     if not (path / FACTS).is_file():
         return {}
     try:
@@ -96,6 +98,7 @@ def model_located(base_model: str) -> str:
         )
     for file in weights:
         _check_safetensors(file)
+    _check_sums(path, "copy or download the model again")
     return str(path)
 
 
@@ -107,6 +110,14 @@ def _check_safetensors(file: Path) -> None:
         raise PolicyLoadError(
             f"{file} is no whole safetensors file ({error}): copy or download it again"
         ) from error
+
+
+def _check_sums(folder: Path, remedy: str) -> None:
+    """Compare a folder with the sums recorded beside its files. Raises PolicyLoadError naming the file."""
+    try:
+        sums_check(folder, remedy)
+    except FileDamaged as damage:
+        raise PolicyLoadError(str(damage)) from damage
 
 
 def _listing(path: Path) -> str:

@@ -20,6 +20,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from rl.agents.base import Message
+from rl.checksums import sums_write
 from rl.recipes import Recipe
 from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware, detect
@@ -298,6 +299,7 @@ def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", metho
     (path / "README.md").write_text(
         _CARD.format(**facts, purpose=f"agent `{agent}`" if agent else "no agent"), "utf-8"
     )
+    sums_write(path, ADAPTER_FILES)
 
 
 def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> None:

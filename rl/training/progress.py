@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from rl.checksums import file_sum
 
 COMPLETE = "complete.json"
-"""Written last into a checkpoint: file name -> bytes. Without it, or where a size differs, it is half-written."""
+"""Written last into a checkpoint: file name -> [bytes, SHA-256]. Without it, or where one differs, it is not whole."""
 
 
 class TrainListener(Protocol):
@@ -47,20 +49,25 @@ class Silent:
 
 
 def checkpoint_seal(path: Path) -> None:
-    """Note the size of every file, so that a copy cut off later is noticed too."""
-    sizes = {str(file.relative_to(path)): file.stat().st_size for file in _files(path)}
+    """Note size and sum of every file, so that a copy cut off later, or a flipped byte, is noticed too."""
+    sizes = {str(file.relative_to(path)): [file.stat().st_size, file_sum(file)] for file in _files(path)}
     half = path / f".{COMPLETE}.{os.getpid()}"
     half.write_text(json.dumps(sizes, indent=1), "utf-8")
     half.replace(path / COMPLETE)
 
 
 def checkpoint_is_whole(path: Path) -> bool:
-    """Whether a sealed checkpoint still holds every file at its size."""
+    """Whether a sealed checkpoint still holds every file as it was; of one sealed by sizes alone, at its size."""
     try:
         sizes = json.loads((path / COMPLETE).read_text("utf-8"))
-        return bool(sizes) and all((path / name).stat().st_size == size for name, size in sizes.items())
+        return bool(sizes) and all(_is_as_sealed(path / name, sealed) for name, sealed in sizes.items())
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def _is_as_sealed(file: Path, sealed: int | list[Any]) -> bool:
+    size, digest = sealed if isinstance(sealed, list) else (sealed, None)
+    return file.stat().st_size == size and (digest is None or file_sum(file) == digest)
 
 
 def checkpoint_last(folder: Path) -> tuple[Path | None, list[str]]:
@@ -77,7 +84,7 @@ def checkpoint_last(folder: Path) -> tuple[Path | None, list[str]]:
         # left in place it would count as one of the checkpoints kept, and push a whole one out; every process of a
         # launch comes here, and one is enough to remove it
         shutil.rmtree(path, ignore_errors=True)
-        notes.append(f"{path.name} was only half-written and is not used")
+        notes.append(f"{path.name} was only half-written or is damaged, and is not used")
     return None, notes
 
 

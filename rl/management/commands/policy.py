@@ -11,6 +11,7 @@ from backend import next_steps
 from backend.command import RatchetCommand
 from rl import registry
 from rl.comparing import policy_diff
+from rl.integrity import verify
 from rl.models import Policy
 from rl.selectors import headline_of, policy_overview, share_of
 
@@ -18,21 +19,23 @@ from rl.selectors import headline_of, policy_overview, share_of
 class Command(RatchetCommand):
     help = (
         "Look at policies and move them. Examples: manage.py policy list; manage.py policy promote widgets-v480; "
-        "manage.py policy rollback widgets; manage.py policy diff widgets-v480 widgets-v980"
+        "manage.py policy rollback widgets; manage.py policy diff widgets-v480 widgets-v980; manage.py policy verify"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
             "action",
-            choices=["list", "show", "promote", "reject", "rollback", "retire", "diff"],
+            choices=["list", "show", "promote", "reject", "rollback", "retire", "diff", "verify"],
             help="What to do. Example: list",
         )
         parser.add_argument(
-            "names", nargs="*", help="Policies; for rollback the agent. Example: widgets-v480"
+            "names",
+            nargs="*",
+            help="Policies; for rollback the agent; for verify none (everything) or some. Example: widgets-v480",
         )
         parser.add_argument(
-            "--agent", metavar="SLUG", help="List only this agent's. Example: --agent widgets"
+            "--agent", metavar="SLUG", help="List or verify only this agent's. Example: --agent widgets"
         )
         parser.add_argument(
             "--to", default="champion", choices=["challenger", "champion"], help="Stage (default champion)."
@@ -45,6 +48,8 @@ class Command(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action, names, actor = options["action"], options["names"], "policy"
         expected = {"list": 0, "diff": 2}.get(action, 1)
+        if action == "verify":
+            return self._verified(names, options["agent"])
         if len(names) != expected:
             raise CommandError(f"policy {action} takes {expected} names, found {len(names)}")
         if action == "list":
@@ -84,7 +89,20 @@ class Command(RatchetCommand):
             moved = registry.policy_retire(policy, actor=actor, reason=options["reason"])
         return _shown(moved)
 
+    def _verified(self, names: list[str], agent: str | None) -> dict[str, Any]:
+        """Files compared with their sums; exit code 1 where one is damaged or missing."""
+        policies: list[Policy] | None = [registry.policy_get(name) for name in names] or None
+        if agent:
+            policies = list(Policy.objects.filter(agent=agent).order_by("pk"))
+        report = verify(policies)
+        self.failed = bool(report["findings"])
+        return report
+
     def show(self, result: dict[str, Any]) -> None:
+        for finding in result.pop("findings", []):
+            where = f"{finding['what']} ({finding['kind']}): {finding['path']} is {finding['state']}"
+            sums = f", expected {finding['expected'][:16]}, found {finding['found'][:16] or 'nothing'}"
+            self.stdout.write(f"{where}{sums}; {finding['remedy']}")
         if result.get("policies") == []:
             self.stdout.write("No policies yet.")
         for row in result.get("policies", []):
@@ -95,6 +113,8 @@ class Command(RatchetCommand):
                 self.stdout.write(f"{name}: {value}")
 
     def next_step(self, result: dict[str, Any]) -> str:
+        if "checked" in result:
+            return "" if self.failed else "python manage.py policy list"
         if "policies" in result:
             return "" if result["policies"] else "python manage.py train_dpo --agent SLUG --dry-run"
         return NEXT.get(result.get("stage", ""), lambda row: "")(result)

@@ -1,0 +1,112 @@
+"""SHA-256 of files that policies are made of: recorded when they are written, checked when they are loaded. Pure.
+
+A flipped byte in a safetensors or GGUF file is read without a word: header and sizes still fit, and the model only
+answers worse. So a folder carries the sums of its files (`sha256.json`), the registry those of single files, and
+whoever loads one compares. A sum is computed once per process and file: what was computed is good for the same inode,
+size and time of change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+SUMS = "sha256.json"
+"""Beside the files of a folder: file name -> SHA-256 in hexadecimal."""
+UNSUMMED = ("README.md", SUMS)
+"""Files whose words may change after the folder was made: cards are written again when figures are known."""
+
+_known: dict[str, tuple[tuple[int, int, int, int], str]] = {}
+"""Path -> (device, inode, size, time of change in ns), and the sum computed then."""
+_locks: dict[str, threading.Lock] = {}
+_guard = threading.Lock()
+
+
+class FileDamaged(ValueError):
+    """A file that is not what was written; the message names it, both sums, and what to do."""
+
+    def __init__(self, path: Path, expected: str, found: str, remedy: str) -> None:
+        self.path, self.expected, self.found, self.remedy = path, expected, found, remedy
+        what = f"has SHA-256 {found[:16]}..., expected {expected[:16]}..." if found else "is not there"
+        super().__init__(f"{path} is damaged: it {what}; {remedy}" if found else f"{path} {what}; {remedy}")
+
+
+def file_sum(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal, computed again where the file changed. Raises OSError."""
+    name = str(path)
+    with _guard:
+        lock = _locks.setdefault(name, threading.Lock())
+    with lock:  # of many threads that ask for a large file at once, one reads it
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            known = _known.get(name)
+            if known is not None and known[0] == state:
+                return known[1]
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        _known[name] = (state, found)
+        return found
+
+
+def is_sum(text: str) -> bool:
+    """Whether a text is a SHA-256 in hexadecimal; rows of before sums were recorded hold none."""
+    return len(text) == 64 and all(character in "0123456789abcdef" for character in text)
+
+
+def file_check(path: Path, expected: str, remedy: str) -> None:
+    """Raise FileDamaged unless the file has that sum; one without a recorded sum passes."""
+    if not is_sum(expected):
+        return
+    try:
+        found = file_sum(path)
+    except FileNotFoundError:
+        found = ""
+    if found != expected:
+        raise FileDamaged(path, expected, found, remedy)
+
+
+def sums_write(folder: Path, names: Collection[str] | None = None) -> Path:
+    """Record the sums of a folder's files, or of some of them beside those recorded before. Whole or not at all."""
+    path = folder / SUMS
+    before = sums_read(folder) if names is not None else {}
+    files = [folder / name for name in names] if names is not None else _files(folder)
+    sums = before | {str(file.relative_to(folder)): file_sum(file) for file in files}
+    half = folder / f".{SUMS}.{os.getpid()}"
+    half.write_text(json.dumps(sums, indent=1, sort_keys=True) + "\n", "utf-8")
+    half.replace(path)
+    return path
+
+
+def sums_read(folder: Path) -> dict[str, str]:
+    """The recorded sums of a folder; none where it was made before sums were. Raises FileDamaged for a torn record."""
+    path = folder / SUMS
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise FileDamaged(path, "a record of sums", "no JSON", "copy the folder again") from error
+    if not isinstance(found, dict) or not all(isinstance(s, str) and is_sum(s) for s in found.values()):
+        raise FileDamaged(path, "a record of sums", "something else", "copy the folder again")
+    return found
+
+
+def sums_check(folder: Path, remedy: str) -> int:
+    """Compare every file of a folder with its recorded sum; how many were. Raises FileDamaged for the first that
+    differs or is gone."""
+    sums = sums_read(folder)
+    for name, expected in sums.items():
+        file_check(folder / name, expected, remedy)
+    return len(sums)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and file.name not in UNSUMMED and not file.name.startswith(".")
+    )

@@ -1,0 +1,270 @@
+"""Whole files: what is damaged on disk is named when it is loaded, stepped in for, and never judged or served."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+
+from rl import checksums, exports, integrity, notices
+from rl.checksums import SUMS, FileDamaged, file_check, file_sum, sums_check, sums_write
+from rl.evaluations import EvaluationOrder, evaluate
+from rl.models import Artifact, Policy
+from rl.serving import answering, files
+from rl.serving.base import BASE, Model
+from rl.serving.in_process import InProcess
+from rl.serving.preparation import PreparationRefused, model_of, policy_prepare
+from rl.starting import start_located
+from rl.training.model_files import PolicyLoadError, adapter_read, model_located
+from rl.training.progress import checkpoint_is_whole, checkpoint_last, checkpoint_seal
+from tests.api_client import ApiClient, error_of, person
+from tests.served import support_bot_allowed  # noqa: F401
+
+ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+"""SHA-256 of `abc`: FIPS 180-4's own example."""
+
+
+def flip(path: Path, at: int = -3) -> None:
+    """Flip one byte, as a bad disk does; size and name stay."""
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notices that went out; nothing is remembered of other tests."""
+    sent: list[str] = []
+    monkeypatch.setattr(notices, "notify", lambda event, text, **_: sent.append(f"{event}: {text}"))
+
+    class Now:
+        def __init__(self, target: Any, **_: Any) -> None:
+            self.start = target
+
+    monkeypatch.setattr(integrity.threading, "Thread", Now)
+    monkeypatch.setattr(integrity, "_told", set())
+    monkeypatch.setattr(checksums, "_known", {})
+    return sent
+
+
+def adapter(folder: Path) -> Path:
+    """A folder with the files of an adapter."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
+    save_file({"w": np.ones(64, dtype=np.float32)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def policy(home: Path, name: str = "widgets-v1", stage: str = "champion") -> Policy:
+    folder = adapter(home / "policies" / "widgets" / name)
+    sums_write(folder)
+    return Policy.objects.create(
+        name=name, agent="widgets", stage=stage, base_model="bundled", base_model_hash="",
+        adapter_path=f"policies/widgets/{name}", feedback_count=1,
+        adapter_sha256=file_sum(folder / "adapter_model.safetensors"),
+    )  # fmt: skip
+
+
+# --- Sums ---------------------------------------------------------------------------------------------------
+
+
+def test_a_sum_is_computed_once_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"abc")
+    digests: list[str] = []
+    digest = checksums.hashlib.file_digest
+
+    def counted(file: Any, name: str) -> Any:
+        digests.append(file.name)
+        return digest(file, name)
+
+    monkeypatch.setattr(checksums.hashlib, "file_digest", counted)
+    assert [file_sum(path), file_sum(path)] == [ABC, ABC]
+    assert len(digests) == 1
+    file_check(path, ABC, "copy it again")
+    os.utime(path, ns=(1, 1))
+    assert file_sum(path) == ABC
+    assert len(digests) == 2
+    path.write_bytes(b"abd")
+    with pytest.raises(FileDamaged, match=f"has SHA-256 .*, expected {ABC[:16]}.*copy it again"):
+        file_check(path, ABC, "copy it again")
+    path.unlink()
+    with pytest.raises(FileDamaged, match="is not there"):
+        file_check(path, ABC, "copy it again")
+
+
+def test_a_folder_with_a_changed_or_lost_file_or_record_is_damaged(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    assert sums_check(folder, "x") == 0  # made before sums were recorded
+    sums_write(folder)
+    (folder / "README.md").write_text("a card is written again")
+    assert sums_check(folder, "x") == 2
+    config = folder / "adapter_config.json"
+    config.write_text(config.read_text().replace("4", "8"))
+    with pytest.raises(FileDamaged, match=r"adapter_config\.json is damaged"):
+        sums_check(folder, "x")
+    (folder / SUMS).write_text("{")
+    with pytest.raises(FileDamaged, match=r"sha256\.json is damaged"):
+        sums_check(folder, "x")
+
+
+# --- Loading ------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_base_model_or_adapter_is_not_loaded(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    sums_write(folder)
+    adapter_read(folder)
+    flip(folder / "adapter_model.safetensors")
+    with pytest.raises(PolicyLoadError, match=r"adapter_model\.safetensors is damaged"):
+        adapter_read(folder)
+    base = shutil.copytree(integrity.BUNDLED, tmp_path / "base")
+    assert model_located(str(base)) == str(base)
+    flip(base / "model.safetensors")
+    with pytest.raises(PolicyLoadError, match=r"model\.safetensors is damaged.*copy or download"):
+        model_located(str(base))
+
+
+def test_the_bundled_base_model_is_what_was_recorded() -> None:
+    assert sums_check(integrity.BUNDLED, "x") == 6
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
+    for step in (1, 2):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "optimizer.pt").write_bytes(bytes(100))
+        checkpoint_seal(folder)
+    flip(tmp_path / "checkpoint-2" / "optimizer.pt")
+    found, notes = checkpoint_last(tmp_path)
+    assert found == tmp_path / "checkpoint-1"
+    assert notes == ["checkpoint-2 was only half-written or is damaged, and is not used"]
+    (found / "complete.json").write_text('{"optimizer.pt": 100}')  # sealed by an earlier version
+    assert checkpoint_is_whole(found)
+
+
+@pytest.mark.django_db
+def test_nobody_works_with_a_damaged_adapter(ratchet_home: Path, told: list[str], settings: Any) -> None:
+    row = policy(ratchet_home)
+    assert start_located(row.name) == str(ratchet_home / row.adapter_path)
+    flip(ratchet_home / row.adapter_path / "adapter_model.safetensors")
+    named = r"adapter_model\.safetensors is damaged.*restore it from a backup.*policy rollback widgets"
+    settings.SERVING_BACKENDS = ["in-process"]
+    for work in (
+        lambda: start_located(row.name),
+        lambda: exports.export(exports.ExportOrder(policy=row.name, format="gguf-lora")),
+        lambda: integrity.adapter_folder(row),
+        lambda: policy_prepare(row),
+    ):
+        with pytest.raises((ValueError, PreparationRefused), match=named):
+            work()
+    assert len(told) == 1, "one notice, however many meet it"
+    assert told[0].startswith("artifact_damaged: policy widgets-v1: ")
+
+
+@pytest.mark.django_db
+def test_a_damaged_policy_is_not_judged(ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = policy(ratchet_home)
+    flip(ratchet_home / row.adapter_path / "adapter_model.safetensors")
+    anything = SimpleNamespace(rows={}, min_evidence=1)
+    for name in ("_held_out", "_checks", "gate_bounds", "rewards_located", "barred_reason"):
+        monkeypatch.setattr(f"rl.evaluations.{name}", lambda *_, **__: anything)
+    monkeypatch.setattr("rl.evaluations.hardware_detect", lambda: None)
+    with pytest.raises(FileDamaged, match="is damaged"):
+        evaluate(EvaluationOrder(policy=row.name, rewards="length"))
+    assert not row.evaluations.exists()
+
+
+# --- Serving ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_the_gateway_steps_in_for_a_damaged_file_which_is_made_again(
+    ratchet_home: Path, settings: Any, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = policy(ratchet_home)
+    exported = ratchet_home / "exports" / "widgets-v1-LoRA.gguf"
+    exported.parent.mkdir(parents=True)
+    exported.write_bytes(b"GGUF adapter")
+    base = ratchet_home / "exports" / "bases" / "bundled"
+    base.mkdir(parents=True)
+    (base / "base.json").write_text('{"base_model": "bundled"}')
+    (base / "base-f16.gguf").write_bytes(b"GGUF base")
+    sums_write(base, ["base-f16.gguf"])
+    Artifact.objects.create(
+        policy=row, format="gguf-lora", path="exports/widgets-v1-LoRA.gguf", bytes=12, sha256=file_sum(exported)
+    )  # fmt: skip
+    made: list[tuple[str, ...]] = []
+    monkeypatch.setattr(files, "_make", lambda *options: made.append(options))
+    assert files.files_of(model_of(row)) == (base / "base-f16.gguf", exported)
+    flip(exported)
+    backend = InProcess()
+    with pytest.raises(answering.BackendFailed) as failed:
+        next(iter(backend.stream(answering.Ask([]), model_of(row), 1.0)))
+    assert failed.value.kind == "missing"  # as for a file that is not there: the next in line answers
+    assert made == [("--policy", "widgets-v1", "--format", "gguf-lora")]
+    assert len(told) == 1
+    assert files.files_of(Model(BASE, "bundled")) == (base / "base-f16.gguf", None)
+    flip(base / "base-f16.gguf")
+    assert files.base_file(Model(BASE, "bundled")) is None
+
+
+# --- Saying so ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_policy_verify_names_what_is_damaged_and_ends_with_1(
+    ratchet_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, other = policy(ratchet_home), policy(ratchet_home, "widgets-v2", "candidate")
+    call_command("policy", "verify", "--json")
+    report = json.loads(capsys.readouterr().out)
+    # two adapters and the bundled base
+    assert (report["checked"], report["damaged"], report["findings"]) == (3, 0, [])
+    weights = ratchet_home / row.adapter_path / "adapter_model.safetensors"
+    flip(weights)
+    with pytest.raises(SystemExit) as ended:
+        call_command("policy", "verify", row.name, other.name, "--json")
+    assert ended.value.code == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["checked"], report["whole"], report["damaged"]) == (2, 1, 1)
+    found = report["findings"][0]
+    assert (found["path"], found["state"], found["expected"]) == (str(weights), "damaged", row.adapter_sha256)
+    assert found["found"] == file_sum(weights)
+    with pytest.raises(SystemExit):
+        call_command("policy", "verify", "--agent", "widgets")
+    assert "restore it from a backup" in capsys.readouterr().out
+
+
+@pytest.mark.django_db
+def test_rest_and_admin_verify_too(ratchet_home: Path) -> None:
+    row = policy(ratchet_home)
+    assert error_of(ApiClient("read").post(f"/api/policies/{row.name}/verify/", {}))["code"] == "forbidden"
+    api = ApiClient("operate")
+    assert api.post("/api/policies/none/verify/", {}).status_code == 404
+    assert json.loads(api.post(f"/api/policies/{row.name}/verify/", {}).content)["findings"] == []
+    (ratchet_home / row.adapter_path / "adapter_model.safetensors").unlink()
+    found = json.loads(api.post(f"/api/policies/{row.name}/verify/", {}).content)
+    assert (found["missing"], found["damaged"]) == (1, 0)
+    client = Client()
+    client.force_login(person("op", "operator"))
+    user = person("chief", "admin")
+    user.is_staff = user.is_superuser = True
+    user.save()
+    client.force_login(user)
+    data = {"action": "verify_files", "_selected_action": [str(row.pk)]}
+    page = client.post("/admin/rl/policy/", data, follow=True)
+    assert "is missing" in page.content.decode()
