@@ -102,7 +102,7 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
         )
         if name != "third":
             policy_promote(policy, actor="test", force=True, reason="a test")
-    yield key_create("everything", ["ingest", "rate", "read", "operate"])[1]
+    yield key_create("everything", ["ingest", "rate", "rate_as", "read", "operate"])[1]
     request_started.connect(close_old_connections)
     request_finished.connect(close_old_connections)
 
