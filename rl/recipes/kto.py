@@ -56,7 +56,7 @@ KTO_CONFIG: dict[str, KTORecipe] = {
     ),
     # a laptop and a small model, tuned as DPO's: a log-loss on thumbs against a reference made of what was judged
     "cpu": KTORecipe(
-        epochs=2.0, min_steps=250, patience=6, warm_up_steps=80, warm_up_learning_rate=2e-3, batch_size=16,
+        epochs=2.0, min_steps=250, warm_up_steps=80, warm_up_learning_rate=2e-3, batch_size=16,
         learning_rate=5e-4, beta=1.0, loss="logistic", lora_r=16, lora_alpha=32,
     ),
 }  # fmt: skip
