@@ -66,7 +66,7 @@ def get_agent(slug: str) -> Agent:
         AGENTS["assistant"],
         slug=slug,
         title=slug,
-        description=f"{slug}: answers in free text, as the assistant does.",
+        description="An agent without a definition: its responses show what its answers look like.",
     )
 
 

@@ -1,0 +1,197 @@
+"""The commands of docs/ are run, page by page, in a home that has what the pages speak of.
+
+Of trainings the first of each method is a dry run; every method has tests of its own that train.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from feedback.models import Decision, ImportBatch
+from rl import registry
+from rl.models import Policy, RewardModelVersion
+from tests.judged import judged
+from tests.test_readme import PAGES, SHELLS, blocks, shell_lines
+
+POLICIES = ("widgets-v280", "widgets-v312", "widgets-v480", "widgets-v980", "widgets-v4800")
+"""Names of policies on the pages: one policy of the test under as many names."""
+
+ELSEWHERE = {
+    "build_base_model": "takes minutes; tests/test_base_model.py runs it on a tiny corpus",
+    "qcluster": "runs for ever; tests/test_workers.py starts it",
+    "text_index": "needs PostgreSQL; tests/test_postgres_search.py runs it",
+    "--register-ollama": "needs an Ollama server; tests/test_ollama.py has one",
+    "--deploy-ollama": "needs an Ollama server; tests/test_ollama.py has one",
+    "--format gguf --register": "needs an Ollama server; tests/test_ollama.py has one",
+    "Qwen/": "needs a hub",
+    "/models/my-llama": "is somebody's own folder",
+    "--agent router": "is of an app that is not here; tests/test_agents.py registers an agent by its path",
+    "login_link": "tests/test_people.py opens the link",
+    "--resume 17": "goes on with a run that was stopped; tests/test_training_commands.py stops one",
+    "run_pipeline": "trains; tests/test_pipeline.py runs it",
+    "accelerate": "starts several processes; tests/test_launch.py runs it",
+    "--order margin": "needs pairs with margins; tests/test_curriculum.py makes some",
+}
+"""Part of a command -> why it is not run here, and what runs it."""
+
+LINES = [
+    (block, line)
+    for page in PAGES
+    if page.name not in ("README.md", "api.md")  # these have tests that run them word by word
+    for block in blocks(page)
+    if block.language in SHELLS
+    for line in shell_lines(block)
+    if "manage.py" in line and not any(part in line for part in ELSEWHERE)
+]
+
+
+def _rows(count: int) -> Iterator[dict[str, Any]]:
+    """Single answers to different questions, liked every other time."""
+    for i in range(count):
+        answer = "It is at the depot." if i % 2 else "I do not know."
+        yield {
+            "question": f"Where is parcel {i}?",
+            "answer": answer,
+            "stars": 5 if i % 2 else 1,
+            "who": "ann",
+        }
+
+
+def _files(folder: Path) -> None:
+    """The files that pages name."""
+    rows = list(_rows(24))
+    tables: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        "t.csv": lambda row: {"annotator": row["who"]},
+        "points.csv": lambda row: {"points": 20 * row["stars"]},
+        "verdict.csv": lambda row: {"verdict": "ok" if row["stars"] == 5 else "faulty"},
+        "winner.csv": lambda row: {
+            "answer_a": row["answer"],
+            "answer_b": "No idea.",
+            "winner": int(row["stars"] < 5),
+        },
+        "export.csv": lambda row: {"reviewer": row["who"]},
+    }
+    for name, more in tables.items():
+        left_out: tuple[str, ...] = () if name in ("t.csv", "export.csv") else ("stars", "who")
+        left_out += ("answer",) if name == "winner.csv" else ()
+        table = [
+            {key: value for key, value in row.items() if key not in left_out} | more(row) for row in rows
+        ]
+        with (folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(table[0]))
+            writer.writeheader()
+            writer.writerows(table)
+    asked = [[{"role": "user", "content": row["question"]}] for row in rows]
+    lines = {
+        "prompts.jsonl": [
+            {"prompt": f"Write add{i}.", "tests": f"assert add{i}(1, 2) == 3"} for i in range(12)
+        ],
+        "questions.jsonl": [{"prompt": f"{i} and {i}?", "answer": str(2 * i)} for i in range(12)],
+        "ratings.jsonl": [
+            {"prompt": row["question"], "completion": row["answer"], "label": row["stars"] == 5}
+            for row in rows
+        ],
+        "t.jsonl": [
+            {
+                "request": {"messages": messages},
+                "answer": {"choices": [{"message": {"content": row["answer"]}}]},
+            }
+            for messages, row in zip(asked, rows, strict=True)
+        ],
+    }
+    for name, found in lines.items():
+        (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in found))
+    pairs = [{"prompt": row["question"], "chosen": "It is here.", "rejected": row["answer"]} for row in rows]
+    (folder / "pairs.json").write_text(json.dumps(pairs))
+    rated = [
+        {"messages": messages, "response": row["answer"], "stars": row["stars"], "correction": "It is here."}
+        for messages, row in zip(asked, rows, strict=True)
+    ]
+    (folder / "export.json").write_text(json.dumps(rated))
+
+
+def ran(line: str) -> str:
+    """Run one command in this process; what it printed. Raises where it ends with another code than 0."""
+    words = shlex.split(line, comments=True)
+    words = words[words.index("manage.py") + 1 :]
+    out = io.StringIO()
+    call_command(words[0], *words[1:], stdout=out, stderr=io.StringIO())
+    return out.getvalue()
+
+
+def _world() -> RewardModelVersion:
+    """Agents, policies and runs that pages speak of; the reward model."""
+    for agent, scenarios in (("widgets", 10), ("filer", 4)):
+        ran(f"manage.py simulate {agent} --scenarios {scenarios} --rate simulated --raters 2")
+    for agent in ("support-bot", "desk", "support"):
+        ran(f"manage.py import_feedback export.json --agent {agent}")
+    Decision.objects.filter(agent="desk").update(unit="user-17")
+    ran("manage.py train_dpo --agent widgets --max-steps 1 --min-samples 1")
+    ran("manage.py train_reward_model --agent widgets --max-steps 1 --min-samples 1")
+    policy = Policy.objects.get(agent="widgets")
+    for name in POLICIES:
+        policy.pk, policy.run, policy.name = None, None, name
+        policy.save()
+    registry.policy_promote(
+        Policy.objects.get(name="widgets-v280"), actor="test", force=True, reason="the first"
+    )
+    return RewardModelVersion.objects.get(agent="widgets")
+
+
+def _better() -> None:
+    """The policy that pages promote was judged, and is better than the champion."""
+    judged(Policy.objects.get(name="widgets-v480"), "widgets-v280", both=20, wins=25, neither=5)
+
+
+BEFORE = {"experiments.md": _better, "registry.md": _better}
+"""Page -> what happened before what it says."""
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_the_commands_of_the_pages_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings.ENABLE_CODE_EXECUTION = True
+    _files(tmp_path)
+    judge = _world()
+    failed: list[str] = []
+    trained: set[str] = set()
+    page = ""
+    for block, line in LINES:
+        if block.page != page:
+            page = block.page
+            BEFORE.get(page, lambda: None)()
+        for name, real in (
+            ("model:17", f"model:{judge.run_id}"),
+            ("model:widgets-rm-v480", f"model:{judge.name}"),
+        ):
+            line = line.replace(name, real)
+        for column in ("points", "verdict", "winner"):
+            line = line.replace("t.csv", f"{column}.csv") if f"={column}:" in line else line
+        if "undo_import" in line:
+            line = line.replace(" 7", f" {ImportBatch.objects.latest('pk').pk}")
+        if method := re.search(r"manage.py train_\w+", line):
+            if method[0] in trained:
+                continue  # test_readme.py parses every line
+            trained.add(method[0])
+            line = line if "--dry-run" in line else f"{line.split(' #')[0]} --dry-run"
+        try:
+            said = ran(line)
+        except (CommandError, SystemExit) as error:
+            failed.append(f"{block}: {line}: {error}")
+        else:
+            assert said.strip(), f"{block}: {line} said nothing"
+    assert not failed, "\n".join(failed)
