@@ -127,7 +127,8 @@ def evaluate(
         evidence["barred"] = barred
         figures["comparison"]["against"] = rival.name if rival else "base"
         answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
-        evidence["kl"] = figures["kl"] = kl_to_reference(loaded, answers)
+        if not served.answers:  # a closed set is not written token by token, and cannot drift
+            evidence["kl"] = figures["kl"] = kl_to_reference(loaded, answers)
         if gain := written_gain(loaded, held_out.rows.get(CORRECTIONS, [])[: order.max_samples]):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if cases := golden_cases(agent):

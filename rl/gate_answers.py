@@ -88,7 +88,8 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     much the policy finds them more likely than the base does, in nats per token, the lower end of its interval.
     """
     if evidence.kl is None:
-        return Verdict("kl", NOT_APPLICABLE, "its distance to the base model was not measured")
+        words = "its distance to the base model was not measured, or its answers are a closed set"
+        return Verdict("kl", NOT_APPLICABLE, words)
     way = 0.0
     if lead_of(evidence, bounds) == CORRECTIONS and evidence.written_gain is not None:
         way = max(evidence.written_gain.low, 0.0)

@@ -70,7 +70,7 @@ def _rows(count: int) -> Iterator[dict[str, Any]]:
 
 def _files(folder: Path) -> None:
     """The files that pages name."""
-    rows = list(_rows(24))
+    rows = list(_rows(44))
     tables: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "t.csv": lambda row: {"annotator": row["who"]},
         "points.csv": lambda row: {"points": 20 * row["stars"]},
@@ -136,7 +136,8 @@ def _world() -> RewardModelVersion:
         ran(f"manage.py simulate {agent} --scenarios {scenarios} --rate simulated --raters 2")
     for agent in ("support-bot", "desk", "support"):
         ran(f"manage.py import_feedback export.json --agent {agent}")
-    Decision.objects.filter(agent="desk").update(unit="user-17")
+    one = Decision.objects.filter(agent="filer").values("pk")[:1]
+    Decision.objects.filter(pk__in=list(one.values_list("pk", flat=True))).update(unit="user-17")
     ran("manage.py train_dpo --agent widgets --max-steps 1 --min-samples 1")
     ran("manage.py train_reward_model --agent widgets --max-steps 1 --min-samples 1")
     policy = Policy.objects.get(agent="widgets")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 
 import pytest
+from django.core.management import call_command
 
 from feedback.remembered import forget_all
 from feedback.services import decision_record, rating_submit
@@ -12,7 +14,8 @@ from rl.agent_definitions import agent_served
 from rl.agents import get_agent
 from rl.agents.base import InvalidResponse
 from rl.agents.inferred import agent_inferred, closed_answers
-from rl.models import AgentDefinition
+from rl.judging import policy_judge
+from rl.models import AgentDefinition, Evaluation, Policy
 from rl.serving.base import Ask, Model
 from rl.serving.in_process import _as_meant
 from tests.api_client import ApiClient
@@ -152,3 +155,26 @@ def test_deciding_without_candidates_chooses_out_of_the_closed_set(parrot: Parro
 def test_the_base_model_is_not_held_to_answers_it_never_saw(name: str, answers: tuple[str, ...]) -> None:
     ask = Ask([{"role": "user", "content": "?"}], answers=FILMS)
     assert tuple(_as_meant(ask, Model(name, "bundled")).answers) == answers
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_a_policy_over_a_closed_set_is_judged_by_its_choices_and_not_by_its_distance() -> None:
+    """Of 60 starred answers a third is held out; base and policy choose among the three texts, so all are valid."""
+    for i, (prompt, response) in enumerate(recorded(90)):
+        made = decision_record(
+            agent="movie-night", messages=[{"role": "user", "content": prompt}], response=response
+        ).row
+        rating_submit(decision=made, rater="lea", stars=5 if i % 3 == 0 else 1)
+    call_command("train_kto", agent="movie-night", max_steps=1, stdout=StringIO(), stderr=StringIO())
+    policy = Policy.objects.get()
+    call_command(
+        "evaluate_model", policy=policy.name, compare_base=True, stdout=StringIO(), stderr=StringIO()
+    )
+    evaluation = Evaluation.objects.get()
+    assert evaluation.figures["valid_rate"]["value"] == 1.0
+    assert {answer["answer"] for answer in evaluation.evidence["answers"]} <= set(FILMS)
+    assert "kl" not in evaluation.figures
+    sheet = policy_judge(policy, "champion")
+    assert sheet is not None
+    assert {verdict.rule: verdict.outcome for verdict in sheet.verdicts}["kl"] == "not_applicable"
