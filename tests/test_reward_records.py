@@ -299,12 +299,16 @@ def command(*arguments: str) -> Any:
     return json.loads(out.getvalue())
 
 
+WHOLE: dict[str, Any] = {"refused": {}, "unreadable": {}, "unreadable_count": 0}
+"""What a calculation reports where every decision could be read."""
+
+
 @pytest.mark.django_db
 def test_the_command_says_how_many_were_calculated_and_still_wait() -> None:
     for number in range(3):
         decide(number)
     decide(agent="other")
-    nothing = {"refused": {}, "labels": {}, "outcomes_without_worth": {}}
+    nothing = {**WHOLE, "labels": {}, "outcomes_without_worth": {}}
     after = "python manage.py train_ppo --agent SLUG --dry-run"
     assert command("--agent-type", "support", "--limit", "2") == {
         "calculated": 2, "written": 2, "pending": 1, **nothing, "next": after
@@ -320,7 +324,7 @@ def test_the_workers_calculate_once_a_day() -> None:
     row = Schedule.objects.get(name="daily rewards")
     assert (row.func, row.schedule_type) == ("rl.tasks.rewards", Schedule.DAILY)
     decide()
-    assert tasks.rewards() == {"calculated": 1, "written": 1, "pending": 0, "refused": {}}
+    assert tasks.rewards() == {"calculated": 1, "written": 1, "pending": 0, **WHOLE}
 
 
 @pytest.mark.django_db
@@ -332,9 +336,9 @@ def test_the_call_calculates_what_is_pending() -> None:
         "calculated": 1,
         "written": 1,
         "pending": 1,
-        "refused": {},
+        **WHOLE,
     }
-    assert client.post(path, {}).json() == {"calculated": 1, "written": 1, "pending": 0, "refused": {}}
+    assert client.post(path, {}).json() == {"calculated": 1, "written": 1, "pending": 0, **WHOLE}
     assert error_of(client.post(path, {"agent": "nobody"}))["code"] == "not_found"
     assert set(error_of(client.post(path, {"limit": 0}))["fields"]) == {"limit"}
     assert ApiClient("read").post(path, {}).status_code == 403
