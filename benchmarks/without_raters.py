@@ -1,6 +1,6 @@
 """Does an agent that nobody rates learn, from traces or from outcomes, through the documented commands alone?
 
-    python benchmarks/without_raters.py [--flow traces,outcomes] [--traces 210] [--decisions 360] [--epochs 8]
+    python benchmarks/without_raters.py [--flow traces,outcomes] [--traces 210] [--decisions 360] [--set KNOB=VALUE]
 
 The agent `desk` is not one of the built-in ones: it is asked which tool serves a goal, and answers {"tool": "..."}. The
 app answers by itself, right half of the time. `traces`: each run is sent by the collector to a real server, with the
@@ -136,13 +136,15 @@ def clean(home: Path, seed: int) -> Path:
 def trained(world: World, options: argparse.Namespace) -> dict[str, Any]:
     """The policy of the documented commands, and how it orders right and wrong tools beside the base."""
     plan = world.say(f"train_{options.method}", "--agent", AGENT, "--dry-run")
-    result = world.say(f"train_{options.method}", "--agent", AGENT, "--epochs", str(options.epochs))
+    knobs = [part for knob in options.set for part in ("--set", knob)]
+    result = world.say(f"train_{options.method}", "--agent", AGENT, *knobs)
     found = world.say(
         "evaluate_model", "--policy", result["policy"], "--compare-base",
         "--test-data", str(clean(world.home, options.seed)),
     )  # fmt: skip
     return {
-        "policy": result["policy"], "steps": result["steps"], "labels": plan["balance"], "sources": plan["sources"],
+        "policy": result["policy"], "steps": result["steps"], "notes": result["notes"],
+        "preflight": result["preflight"], "labels": plan["balance"], "sources": plan["sources"],
         "unseen": {
             "base": found["comparison"]["preference_accuracy"]["value"],
             "policy": found["preference_accuracy"],
@@ -212,7 +214,9 @@ def main() -> None:
     parser.add_argument("--traces", type=int, default=210)
     parser.add_argument("--decisions", type=int, default=360)
     parser.add_argument("--method", choices=["kto", "sft"], default="kto")
-    parser.add_argument("--epochs", type=float, default=8)
+    parser.add_argument(
+        "--set", action="append", default=[], help="A knob of the recipe, NAME=VALUE; repeatable"
+    )
     parser.add_argument("--asked", type=int, default=20, help="Goals asked through the gateway (default 20)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

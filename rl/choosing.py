@@ -12,6 +12,8 @@ from django.conf import settings
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
 from rl.methods import METHODS, RLHF, method_named
 from rl.recipes import DATASET_CONFIG
+from rl.rewards.answers import COLUMNS as ANSWERS
+from rl.rewards.code_tests import EXPECTED, TESTS
 from rl.rewards.named import AUTO
 
 PAIRED_SHARE = 0.25
@@ -43,9 +45,11 @@ def method_chosen(
     In this order: SFT where people wrote at least as many responses as they preferred or liked; DPO where pairs are
     enough and hold a quarter of the judged responses; KTO where good and bad responses are enough; DPO with any pairs
     that are enough; SFT on demonstrations and liked responses; GRPO on logged rewards where several responses to one
-    prompt earned different ones; `rlhf` where responses have scores or rewards and nothing else; DPO where nothing is
-    enough, whose refusal says what is missing. `source` is where the feedback is, as `prepare_training_dataset` takes
-    it. Raises RecipeError for an unknown name.
+    prompt earned different ones; `rlhf` where responses have scores or rewards and nothing else; GRPO where nobody
+    said anything and the prompts have right answers or tests; DPO where nothing is enough, whose refusal says what is
+    missing. `source` is where the feedback is, as `prepare_training_dataset` takes it.
+
+    Raises RecipeError for an unknown name.
     """
     if wanted == RLHF:
         return Chosen("ppo", "rlhf was asked for: a reward model, then PPO", {"reward": AUTO})
@@ -63,6 +67,7 @@ def method_chosen(
     return (
         _of_pairs_and_singles(pairs, labels, shown, need)
         or _of_rewards(prepared("groups"), prepared("scores"), need)
+        or _of_prompts(prepared("prompts"), need)
         or Chosen("dpo", "auto took dpo: no method has samples enough yet")
     )
 
@@ -177,6 +182,26 @@ def _of_rewards(groups: Prepared | None, scores: Prepared | None, need: int) -> 
         )
         return Chosen("ppo", f"auto took rlhf: {count}", {"reward": AUTO})
     return None
+
+
+def _of_prompts(prompts: Prepared | None, need: int) -> Chosen | None:
+    """GRPO where nobody said anything, and what is known of the prompts decides whether an answer is right."""
+    known = [row.get("facts") or {} for row in prompts.rows("train")] if prompts else []
+    right = sum(any(facts.get(name) not in EMPTY for name in ANSWERS) for facts in known)
+    tested = sum(any(facts.get(name) not in EMPTY for name in (*TESTS, *EXPECTED)) for facts in known)
+    if max(right, tested) < need:
+        return None
+    if right >= tested:
+        return Chosen(
+            "grpo", f"auto took grpo: {right:,} prompts with their right answer", {"reward": "answer"}
+        )
+    if settings.ENABLE_CODE_EXECUTION:
+        return Chosen("grpo", f"auto took grpo: {tested:,} prompts with tests", {"reward": "code_execution"})
+    off = f"{tested:,} prompts with tests are for grpo, which needs ENABLE_CODE_EXECUTION=true (docs/rewards.md)"
+    return Chosen("dpo", f"auto took dpo: nobody rated anything; {off}")
+
+
+EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 def _prepared(agent: str, kind: str, need: int, source: dict[str, Any]) -> Prepared | None:

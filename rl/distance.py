@@ -10,7 +10,7 @@ from typing import Any
 from feedback.remembered import Unchanged
 from feedback.selectors import FeedbackCounts
 from rl.datasets import DatasetRefused, Prepared, snapshot_rows
-from rl.evidence_kinds import LABELS, PAIRS, lead_kind
+from rl.evidence_kinds import LABELS, PAIRS, TESTS, lead_kind
 from rl.gate_sheets import GateBounds
 from rl.held_out import evidence_counted
 from rl.holdout import Tally, prompts_until
@@ -92,12 +92,14 @@ def distance_of_snapshot(snapshot: Snapshot) -> Distance | None:
 
 
 def _of_rows(agent: str, rows: Iterable[Mapping[str, Any]]) -> Distance:
-    """Of a file's rows: they are pairs, or single responses with a verdict."""
+    """Of a file's rows: they are pairs, single responses with a verdict, or prompts with tests or answers."""
     kind, splits = LABELS, dict[str, Split]()
     for row in rows:
         splits[row["prompt_hash"]] = row["split"]
         if "chosen" in row:
             kind = PAIRS
+        elif row.get("facts") and not {"completion", "completions"} & set(row):
+            kind = TESTS
     tally = Tally.of(splits.values())
     return distance_of({kind: tally.held_out}, tally, min_evidence_of(agent))
 

@@ -35,7 +35,13 @@ def result_keep(run: TrainingRun, result: TrainResult) -> None:
     if result.history.get("step"):
         result.plot(folder / "training.png")
     TrainingRun.objects.filter(pk=run.pk).update(
-        base_model_hash=result.base_model_hash, libraries=result.libraries, steps_done=result.steps
+        recipe={
+            **run.recipe,
+            **{knob: result.recipe[knob] for knob in ("sft_weight",) if knob in result.recipe},
+        },
+        base_model_hash=result.base_model_hash,
+        libraries=result.libraries,
+        steps_done=result.steps,
     )
     run.refresh_from_db()
 
@@ -99,6 +105,7 @@ def figures_of(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
             "left_out": result.left_out,
             "seconds": result.seconds,
             "notes": result.notes,
+            **({"preflight": result.preflight} if result.preflight else {}),
             **({"stopped_early": result.stopped_early} if result.stopped_early else {}),
             **({"best_step": result.best_step} if result.best_step else {}),
         },
@@ -132,6 +139,7 @@ def train_report(
         "seconds": result.seconds,
         "metrics": result.metrics,
         "notes": result.notes,
+        "preflight": result.preflight,
         "evidence": distance.as_dict() if distance else None,
         "stopped_early": result.stopped_early,
         "best_step": result.best_step,

@@ -19,8 +19,9 @@ from rl.methods import dataset_kind, method_named
 from rl.models import TrainingRun
 from rl.recipes import DATASET_CONFIG, Recipe, recipe_named
 from rl.reward_models import reward_model_order, reward_model_valid
-from rl.rewards.named import AUTO
+from rl.rewards.named import AUTO, opened_in_training
 from rl.scores import score_summaries
+from rl.teaching import doubt
 
 SECONDS_PER_STEP = 0.5
 """Taken for a step where no run has finished yet: the bundled base with the cpu preset took 0.48 s on two cores."""
@@ -55,6 +56,8 @@ class StageEstimate:
     base_model: str
     recipe: dict[str, Any]
     refused: str
+    doubt: str
+    """Why it would teach nothing, or little; empty where nothing speaks against it."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def order_estimate(order: TrainOrder) -> OrderEstimate:
     Raises TooLittleFeedback below DATASET_CONFIG["min_samples"] ratings and comparisons, RecipeError.
     """
     count, needed = feedback_counts(order.agent).feedback, int(DATASET_CONFIG["min_samples"])
-    if count < needed:
+    if count < needed and not _rewards_itself(order):
         raise TooLittleFeedback(order.agent, count, needed)
     stages, reward_model = [_stage(order)], ""
     if AUTO in str(stages[0].recipe.get("reward", "")).split(","):
@@ -101,6 +104,14 @@ def order_estimate(order: TrainOrder) -> OrderEstimate:
             stages.insert(0, _stage(reward_model_order(order.agent, base_model_for(order))))
     score = score_summaries(order.agent, [timezone.now()])[0]
     return OrderEstimate(count, score.mean, score.std, tuple(stages), reward_model)
+
+
+def _rewards_itself(order: TrainOrder) -> bool:
+    """Whether it samples its own answers and rewards them without anything learnt from people: prompts will do."""
+    specs = str(order.knobs.get("reward", "")).split(",")
+    if not method_named(order.method).rewarded or order.knobs.get("mode") == "logged":
+        return False
+    return bool(specs[0]) and not any(opened_in_training(spec.strip()) for spec in specs)
 
 
 def _stage(order: TrainOrder) -> StageEstimate:
@@ -131,6 +142,7 @@ def _stage(order: TrainOrder) -> StageEstimate:
         base_model=base_model,
         recipe=recipe.as_dict(),
         refused=refused,
+        doubt="" if refused else doubt(recipe.fitted(samples), samples, kind),
     )
 
 

@@ -14,6 +14,8 @@ from django.db import InterfaceError, OperationalError, connection
 
 from feedback.selectors import prompts_of_feedback
 from rl import registry
+from rl.agent_definitions import agent_served
+from rl.agents import agent_meant
 from rl.buffer import buffer_ids, feedback_release, feedback_take
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
 from rl.distance import distance_of_prepared
@@ -39,7 +41,7 @@ from rl.launching import Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.methods import dataset_kind, method_named
 from rl.models import Snapshot, TrainingRun
-from rl.recipes import BASE, RECIPES, Recipe, RecipeError, SFTRecipe, recipe_named
+from rl.recipes import RECIPES, Recipe, RecipeError, SFTRecipe, recipe_named
 from rl.replay import Replay
 from rl.reward_models import (
     RewardModelRefused,
@@ -52,7 +54,7 @@ from rl.reward_stage import StageStopped, reward_model_settle, waits_for_reward_
 from rl.reward_teaching import TEACHING_ROWS, teaching_check
 from rl.rewards.named import RewardRefused
 from rl.run_feedback import run_feedback_settle, run_rewards_settle
-from rl.starting import start_located, start_settled
+from rl.starting import recipe_opened, start_settled
 from rl.teaching import doubt
 
 if TYPE_CHECKING:
@@ -93,7 +95,10 @@ def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
 
 
 def train_plan(order: TrainOrder) -> dict[str, Any]:
-    """What `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe."""
+    """What `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe, and whether the
+    base's answers are valid. Raises what refuses, as `train` does."""
+    from rl.training import preflight
+
     hardware = hardware_detect()
     config, recipe = recipe_for(order, hardware)
     prepared = _prepare(order, recipe, _new(order), dry_run=True)
@@ -103,6 +108,15 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
     )
     distance = distance_of_prepared(prepared, order.agent)
+    with agent_meant(agent_served(order.agent)):
+        look = preflight.plan_look(
+            base_model,
+            recipe_opened(recipe),
+            [*prepared.rows("eval"), *prepared.rows("train")],
+            agent=order.agent,
+            hardware=hardware,
+            cache_dir=settings.RATCHET_HOME / "cache",
+        )
     return {
         "agent": order.agent,
         "samples": prepared.counts,
@@ -120,6 +134,8 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
         "hardware": hardware.as_dict(),
         "doubt": doubt(recipe, prepared.counts["train"], prepared.kind),
         "evidence": distance.as_dict() if distance else None,
+        "preflight": {"before": look.as_dict()} if look else {},
+        "warning": preflight.warning_of(look, recipe),
     }
 
 
@@ -389,6 +405,7 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
     """Open the training room for one run. Writes nothing but files below the run's folder."""
     from rl.training.hardware import threads_settle
     from rl.training.memory import allocator_settle
+    from rl.training.preflight import trained_between_looks
 
     snapshot = run.snapshot
     if snapshot is None:
@@ -397,11 +414,9 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
     allocator_settle()  # this process trains and then ends
     threads_settle(hardware)
     method = method_named(run.method)
-    recipe = type(RECIPES[run.method]["default"]).from_dict(run.recipe)
+    recipe = recipe_opened(type(RECIPES[run.method]["default"]).from_dict(run.recipe))
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
-    if (start := recipe.as_dict().get("start_from", BASE)) != BASE:
-        recipe = recipe.with_knobs(start_from=start_located(start))
     trainer = _named(method.trainer)(
         recipe,
         run.base_model,
@@ -412,11 +427,16 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
         resume=resume,
         cache_dir=settings.RATCHET_HOME / "cache",
     )
-    trainer.load_base_model()
-    result: TrainResult = trainer.train(
-        list(snapshot_rows(snapshot, "train")), list(snapshot_rows(snapshot, "eval"))
-    )
-    return result
+    with agent_meant(agent_served(run.agent)):
+        return trained_between_looks(
+            trainer,
+            recipe,
+            list(snapshot_rows(snapshot, "train")),
+            list(snapshot_rows(snapshot, "eval")),
+            agent=run.agent,
+            listener=listener,
+            resume=resume,
+        )
 
 
 def _named(path: str) -> Any:

@@ -31,6 +31,12 @@ def start_settled(order: TrainOrder, recipe: Recipe) -> Recipe:
     return recipe
 
 
+def recipe_opened(recipe: Recipe) -> Recipe:
+    """The recipe as the training package takes it: the folder of the adapter to start from in place of its name."""
+    start = recipe.as_dict().get("start_from", BASE)
+    return recipe if start == BASE else recipe.with_knobs(start_from=start_located(start))
+
+
 def start_located(name: str) -> str:
     """The folder of the adapter that a run starts from. Raises RunRefused where its files are gone."""
     try:

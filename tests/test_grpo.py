@@ -44,8 +44,8 @@ def trainer(base_path: Path, tmp_path: Path) -> Callable[..., GRPOTrainer]:
         folder: str = "run", *, reward: Any = None, listener: Any = None, resume: bool = False, **knobs: Any
     ) -> GRPOTrainer:
         return GRPOTrainer(
-            QUICK.with_knobs(**knobs), str(base_path), output_dir=tmp_path / folder, agent="widgets", hardware=HARDWARE,
-            listener=listener, resume=resume, rewards=[reward or Length()],
+            QUICK.with_knobs(**knobs), str(base_path), output_dir=tmp_path / folder, agent="assistant",
+            hardware=HARDWARE, listener=listener, resume=resume, rewards=[reward or Length()],
         )  # fmt: skip
 
     return make
@@ -187,9 +187,9 @@ def test_reward_rises_and_a_constant_reward_teaches_nothing(trainer: Callable[..
         def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
             return [RewardValue(1.0) for _ in samples]
 
-    learnt = trainer("learnt", max_steps=12, learning_rate=1e-2, batch_size=16, missing_eos_penalty=0).train(
-        ROWS, ROWS
-    )
+    learnt = trainer(
+        "learnt", max_steps=12, learning_rate=1e-2, batch_size=16, missing_eos_penalty=0, max_kl=0
+    ).train(ROWS, ROWS)
     assert learnt.metrics["eval_reward"] > learnt.metrics["eval_reward_before"] + 0.5
     nothing = trainer(
         "nothing", reward=Constant(), missing_eos_penalty=0, beta=0, allow_constant_reward=True

@@ -12,7 +12,7 @@ import torch
 
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
 from rl.training import trl_runs
-from rl.training.kto import KTOTrainer, kto_weights, logistic_loss
+from rl.training.kto import KTOTrainer, kto_weights, likelihood_loss, logistic_loss
 from rl.training.ladder import Choice
 from rl.training.policy import generate, load_policy
 from rl.training.prefix import Rung
@@ -219,12 +219,20 @@ def test_known_references_are_not_computed_again(base: str, tmp_path: Path) -> N
     assert any(note.startswith("reference log-probabilities: 0 computed") for note in again.notes)
 
 
+def test_the_likelihood_of_the_good_responses_is_a_mean_over_their_tokens() -> None:
+    """Two good responses of 2 and 1 tokens, -1, -2 and -3 nats: 6 / 3. The bad one counts for nothing."""
+    log_probs = torch.tensor([[-1.0, -2.0], [-9.0, -9.0], [-3.0, 0.0]])
+    mask = torch.tensor([[True, True], [True, True], [True, False]])
+    assert likelihood_loss(log_probs, mask, torch.tensor([True, False, True])) == pytest.approx(2.0)
+    assert likelihood_loss(log_probs, mask, torch.tensor([False, False, False])) == 0.0
+
+
 @pytest.mark.training
 def test_packed_rows_lose_what_trl_s_rows_lose(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TRL computes each prompt twice, once for the reference point; packed, it is computed once. The same losses."""
-    recipe = dataclasses.replace(KTO, max_steps=6, lora_dropout=0.0)
+    recipe = dataclasses.replace(KTO, max_steps=6, lora_dropout=0.0, sft_weight=0.5)
     rows = [row | {"completion": CHART, "label": True} for row in labels(16)]
     rows[3] |= {"completion": TABLE, "label": False}
     packed = kto(base, tmp_path / "packed", recipe).train(rows, rows[:4])

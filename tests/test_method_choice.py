@@ -6,6 +6,7 @@ import pytest
 
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl.choosing import method_chosen
+from rl.orders import order_automatic, order_estimate
 
 pytestmark = pytest.mark.django_db
 
@@ -82,6 +83,32 @@ def test_scores_on_one_side_of_neutral_that_nobody_likes_go_through_a_reward_mod
     chosen = method_chosen(AGENT)
     assert (chosen.method, chosen.knobs) == ("ppo", {"reward": "auto"})
     assert chosen.why.startswith("auto took rlhf: ")
+
+
+def asked(facts: dict[str, object]) -> None:
+    for n in range(40):
+        decision_record(agent=AGENT, messages=f"q{n}", response="?", metadata={"facts": facts})
+
+
+def test_prompts_with_right_answers_and_no_verdict_are_for_grpo() -> None:
+    asked({"answer": "4"})
+    chosen = method_chosen(AGENT)
+    assert (chosen.method, chosen.knobs) == ("grpo", {"reward": "answer"})
+    assert "prompts with their right answer" in chosen.why
+    plan = order_estimate(order_automatic(AGENT))
+    assert (plan.policy.method, plan.policy.recipe["reward"], plan.refused) == ("grpo", "answer", "")
+    # what people say goes before what a program can tell
+    for n in range(40):
+        rated(f"other {n}", f"r{n}", thumb="up" if n % 2 else "down")
+    assert method_chosen(AGENT).method == "kto"
+
+
+def test_prompts_with_tests_are_for_grpo_where_code_may_run(settings: object) -> None:
+    asked({"tests": ["assert f(1) == 2"]})
+    settings.ENABLE_CODE_EXECUTION = False  # type: ignore[attr-defined]
+    assert "needs ENABLE_CODE_EXECUTION=true" in method_chosen(AGENT).why
+    settings.ENABLE_CODE_EXECUTION = True  # type: ignore[attr-defined]
+    assert method_chosen(AGENT).knobs == {"reward": "code_execution"}
 
 
 def test_rlhf_is_ppo_against_the_reward_model_found() -> None:

@@ -73,8 +73,8 @@ def trainer(base_path: Path, tmp_path: Path) -> Callable[..., PPOTrainer]:
         folder: str = "run", *, reward: Any = None, listener: Any = None, resume: bool = False, **knobs: Any
     ) -> PPOTrainer:
         return PPOTrainer(
-            QUICK.with_knobs(**knobs), str(base_path), output_dir=tmp_path / folder, agent="widgets", hardware=HARDWARE,
-            listener=listener, resume=resume, rewards=[reward or Length()],
+            QUICK.with_knobs(**knobs), str(base_path), output_dir=tmp_path / folder, agent="assistant",
+            hardware=HARDWARE, listener=listener, resume=resume, rewards=[reward or Length()],
         )  # fmt: skip
 
     return make

@@ -189,6 +189,7 @@ SAMPLED: dict[str, Any] = {"batch_size": 4, "max_length": 96, "max_new_tokens": 
 STARTS = {
     "ppo": (PPOTrainer, PPORecipe(mini_batch_size=4, ppo_epochs=1, **SAMPLED), ROWS),
     "grpo": (GRPOTrainer, GRPORecipe(num_generations=2, **SAMPLED), ROWS),
+    "grpo held to the base": (GRPOTrainer, GRPORecipe(num_generations=2, reference="base", **SAMPLED), ROWS),
     "grpo logged": (GRPOTrainer, GRPORecipe(num_generations=2, mode="logged", **SAMPLED), groups(4)),
 }
 
@@ -203,7 +204,7 @@ def prefixes(item: EncodedResponse) -> list[list[EncodedResponse]]:
 
 @pytest.mark.training
 @pytest.mark.parametrize("method", STARTS)
-def test_sampling_begins_with_the_policy_it_starts_from_and_is_held_to_the_base(
+def test_sampling_begins_with_the_policy_it_starts_from_and_is_held_to_it(
     base: str, adapter: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, recipe, rows = STARTS[method]
@@ -232,6 +233,8 @@ def test_sampling_begins_with_the_policy_it_starts_from_and_is_held_to_the_base(
             result.history["kl"][0] > 1e-4
         )  # the base stays the reference: the first step is away from it already
         return
+    # what is priced is the distance from where it began, unless the base is asked for
+    assert (result.history["kl"][0] > 1e-3) == (recipe.reference == "base")
     # the first answers, to held-out prompts, as two models loaded on their own have them
     items = [rollout.item for rollout in answered[0]]
     begun, bare = (

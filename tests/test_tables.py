@@ -629,6 +629,52 @@ def test_a_text_file_is_a_table_only_where_its_header_says_so(tmp_path: Path) ->
         formats.detect(text(tmp_path / "u.txt", "Dear all, this is a letter.\nYours\n"))
 
 
+@pytest.mark.parametrize(
+    ("values", "odd"),
+    [(["up", "down"] * 10, "maybe not"), ([1, 0] * 10, "oops"), ([5, 1, 3] * 7, "n.b.")],
+    ids=["words", "numbers", "stars"],
+)
+def test_one_odd_word_costs_its_row_and_not_the_table(tmp_path: Path, values: list[Any], odd: str) -> None:
+    rows = [{"prompt": f"q{i}", "response": "a", "thumb" if odd != "n.b." else "stars": v}
+            for i, v in enumerate([*values, odd])]  # fmt: skip
+    found = list(formats.read(written(tmp_path / "r.jsonl", rows)))
+    assert kinds(found) == {"ImportedDecision": len(values), "RowSkipped": 1}
+    assert isinstance(found[-1], RowSkipped)
+    assert found[-1].line == len(rows)
+    assert f"line {len(rows)}: " in found[-1].reason
+    assert odd in found[-1].reason
+
+
+def test_a_column_with_many_odd_words_is_still_refused(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"q{i}", "response": "a", "thumb": v}
+        for i, v in enumerate(["up", "down", "so", "so la la"])
+    ]
+    with pytest.raises(FormatRefused, match="thumb"):
+        list(formats.read(written(tmp_path / "r.jsonl", rows)))
+
+
+def test_a_log_of_choices_lists_the_arms_that_stand_in_it(tmp_path: Path) -> None:
+    """The columns of Open Bandit: the item shown, with which probability, and whether it was clicked."""
+    lines = ["timestamp,item_id,position,click,propensity_score"]
+    lines += [
+        f"2019-11-24 00:0{n}:00+00:00,{item},3,{n % 2},0.25" for n, item in enumerate((14, 9, 2, 14, 9))
+    ]
+    path = text(tmp_path / "men.csv", "\n".join(lines) + "\n")
+    columns = ColumnMap.parse("prompt=position,response=item_id,propensity=propensity_score,reward=click")
+    found = list(formats.read(path, columns=columns))
+    assert [(one.response, one.candidates, one.propensity) for one in found] == [
+        (arm, ["2", "9", "14"], 0.25) for arm in ("14", "9", "2", "14", "9")
+    ]
+    # without a propensity nothing says that the rows are choices
+    plain = list(
+        formats.read(
+            path, columns=ColumnMap.parse("prompt=position,response=item_id,ignore=propensity_score")
+        )
+    )
+    assert {one.candidates for one in plain} == {None}
+
+
 def test_an_odd_value_in_a_table_is_refused_or_read_but_never_crashes(tmp_path: Path) -> None:
     base = {
         "prompt": ASKED,

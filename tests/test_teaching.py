@@ -16,11 +16,15 @@ from rl.models import Policy, TrainingRun
 from rl.recipes import GRPO_CONFIG, PPO_CONFIG
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.named import rewards_named
+from rl.rewards.rows import rows_rewarded
 from rl.rewards.teaching import teaching_fault
 from rl.simulation import simulate
+from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.hardware import Hardware
 from rl.training.ppo import PPOTrainer
+from rl.training.ppo.judge import Judge
+from rl.training.ppo.rollout import Rollout
 from rl.training.probe import Probed, probe_fault
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.watch import PATIENCE, Watch, repetition_of
@@ -171,6 +175,18 @@ def test_a_constant_reward_is_refused_after_the_probe_unless_it_is_insisted_on(
     assert train("insisted", Constant(), allow_constant_reward=True, max_steps=1).status == "succeeded"
 
 
+def test_an_answer_that_cannot_be_acted_on_earns_the_worst_whatever_a_judge_says() -> None:
+    state = {"document": "a letter", "folders": ["Mail", "Office"]}
+    row = {"prompt": [{"role": "user", "content": "where?"}], "state": state}
+    answers = ['{"folder": "Mail"}', '{"folder": "Elsewhere"}', "Mail"]
+    rewarded = rows_rewarded([Constant(1.5)], [row] * 3, answers, agent="filer")
+    assert [one.raw for one in rewarded] == [1.5, -2.0, -2.0]
+    rollouts = [Rollout(0, EncodedResponse([1], [2]), True, text) for text in answers]
+    assert Judge([Constant(1.5)], agent="filer").judge([row], rollouts).scores == [1.5, -2.0, -2.0]
+    # free text has no form to leave
+    assert Judge([Constant(1.5)], agent="assistant").judge([row], rollouts).scores == [1.5] * 3
+
+
 def test_prompts_that_no_reward_can_judge_are_left_out(base: str, tmp_path: Path) -> None:
     trainer, recipe = TRAINERS["grpo"]
     rows = [row | ({"facts": {"answer": "x"}} if n < 5 else {}) for n, row in enumerate(ROWS)]
@@ -220,8 +236,10 @@ def test_long_answers_may_go_half_a_nat_a_token() -> None:
 @pytest.mark.parametrize(
     ("name", "first", "later", "said"),
     [
-        ("ended", 0.9, 0.1, "10 % of answers end, 90 % did at first"),
-        ("valid", 0.5, 0.0, "0 % of answers are valid, 50 % were at first"),
+        ("ended", 0.9, 0.1, "10 % of answers end, 90 % did before"),
+        ("valid", 0.5, 0.0, "0 % of answers are valid, 50 % were before"),
+        ("valid", 0.98, 0.62, "62 % of answers are valid, 98 % were before"),
+        ("tokens", 20.0, 61.0, "answers have 61 tokens, 20 at first"),
         ("repetition", 0.1, 0.9, "90 % of what answers say they said before"),
     ],
 )
@@ -232,6 +250,22 @@ def test_answers_that_never_end_fail_or_repeat_stop_a_run(
     assert seen(watch, {name: first}, *[{name: later}] * 3) == [False, False, False, True]
     assert said in watch.reason
     assert seen(Watch(30.0), *[{name: later}] * 4) == [False] * 4  # it began so: nothing was lost
+
+
+def test_what_was_learnt_and_lost_again_stops_a_run_too() -> None:
+    """30 % at first, 90 % for three rows, then 60 %: below three quarters of what was held."""
+    watch = Watch(30.0)
+    rows = [{"valid": share} for share in (0.3, 0.9, 0.9, 0.9, 0.6, 0.6, 0.6)]
+    assert seen(watch, *rows) == [False] * 6 + [True]
+    assert watch.last_good == 4
+    # one lucky row is not held
+    assert seen(Watch(30.0), *[{"valid": share} for share in (0.5, 1.0, 0.5, 0.5, 0.5)]) == [False] * 5
+
+
+def test_answers_that_shrink_to_nothing_stop_a_run_where_they_ended_before() -> None:
+    short = [{"tokens": 3.0, "ended": 1.0}] * 3
+    assert seen(Watch(30.0), {"tokens": 20.0, "ended": 0.9}, *short)[-1]
+    assert not seen(Watch(30.0), {"tokens": 48.0, "ended": 0.1}, *short)[-1]  # it rambled, and learnt to end
 
 
 def test_repetition_is_the_share_of_four_grams_said_before() -> None:
@@ -287,7 +321,7 @@ def test_a_stopped_run_says_so_on_its_row(base: str) -> None:
             "train_grpo", "--agent", "widgets", "--config", "cpu", "--model", base, "--reward",
             "tests.test_train_ppo.short", "--batch-size", "8", "--num-generations", "4", "--max-new-tokens", "6",
             "--max-length", "256", "--lora-r", "2", "--max-steps", "20", "--learning-rate", "0.3", "--set",
-            "max_kl=0.001", "--set", "save_steps=1", "--json",
+            "max_kl=0.001", "--set", "save_steps=1", "--set", "allow_constant_reward=true", "--json",
         )
     )  # fmt: skip
     assert found["stopped_early"].startswith("diverged at step")

@@ -22,7 +22,15 @@ from feedback.formats.columns import (
     value_at,
 )
 from feedback.formats.records import FormatRefused, Row, RowRefused
-from feedback.formats.scales import NEUTRAL_WORDS, Values, Verdicts, preferences_of, verdicts_of, word_of
+from feedback.formats.scales import (
+    NEUTRAL_WORDS,
+    Values,
+    Verdicts,
+    number_of_value,
+    preferences_of,
+    verdicts_of,
+    word_of,
+)
 
 MAX_COLUMNS = limits.COLUMNS
 
@@ -46,6 +54,8 @@ class Layout:
     also: tuple[str, ...] = ()
     """Columns that belong to the prompt (the `input` of an instruction)."""
     notes: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+    """The different responses of a log of choices whose rows list none: the candidates of each choice."""
 
     def field_of(self, column: str) -> str | None:
         """What a column is taken for; None where it is left out."""
@@ -145,7 +155,25 @@ class _Finder:
         notes = [one.note for one in verdicts]
         if left_out:
             notes.append(f"left out: {', '.join(left_out[:30])}{', ...' if len(left_out) > 30 else ''}")
-        return Layout(columns, tuple(verdicts), preferred, left_out, also, tuple(notes))
+        arms = self._arms(columns)
+        if arms:
+            notes.append(
+                f"candidates: the {len(arms)} different values of {columns.response}, as no column lists them; where a "
+                "row could choose among others, say --map candidates=COLUMN"
+            )
+        return Layout(columns, tuple(verdicts), preferred, left_out, also, tuple(notes), arms)
+
+    def _arms(self, columns: ColumnMap) -> tuple[str, ...]:
+        """The responses of a log that says with what probability each was chosen, while they are few; else none."""
+        if columns.propensity is None or columns.response is None or columns.candidates is not None:
+            return ()
+        values = self.survey.columns[columns.response]
+        if values.many or values.structured or len(values.different) < 2:
+            return ()
+        numbers = {text: number for text in values.different if (number := number_of_value(text)) is not None}
+        if len(numbers) == len(values.different):
+            return tuple(sorted(numbers, key=numbers.__getitem__))
+        return tuple(sorted(values.different))
 
     # --- Looking for columns ---------------------------------------------------------------------------------
 

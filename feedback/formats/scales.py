@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +15,9 @@ from feedback.formats.records import FormatRefused, RowError, shown
 
 MOST_VALUES = 200
 """Different values of a column that are remembered; more are no words for good and bad."""
+
+ODD_SHARE = 0.1
+"""Values that are no verdict, for each that is one, up to which a column is one of verdicts with mistakes in it."""
 
 UP_WORDS = frozenset(
     {*UP, "yes", "true", "thumbsup", "helpful", "correct", "👍", "+1", "pass", "passed", "ok", "chosen"}
@@ -53,6 +56,8 @@ class Values:
     truths: int = 0
     neutral: int = 0
     """Words that say neither good nor bad."""
+    thumbs: int = 0
+    """Words for good or bad, true and false among them."""
     fractions: int = 0
     low: float = float("inf")
     high: float = float("-inf")
@@ -75,6 +80,7 @@ class Values:
             self.low, self.high = min(self.low, number), max(self.high, number)
         else:
             self.neutral += word_of(value) in NEUTRAL_WORDS
+        self.thumbs += word_of(value) in UP_WORDS | DOWN_WORDS
         if len(self.different) < MOST_VALUES:
             self.different.add(str(value).strip()[:200])
         elif str(value).strip()[:200] not in self.different:
@@ -84,6 +90,12 @@ class Values:
     def all_numbers(self) -> bool:
         """Whether every value is a number, but for words that say nothing."""
         return 0 < self.numbers == self.filled - self.neutral
+
+    def odd(self, understood: int) -> bool:
+        """Whether some values are not understood, but so few that they are mistakes: their rows are left out, and
+        the others are read."""
+        odd = self.filled - self.neutral - understood
+        return 0 < odd <= ODD_SHARE * understood
 
     @property
     def says_yes_or_no(self) -> bool:
@@ -109,6 +121,8 @@ class Verdicts:
     """A value that is there -> a thumb ("up", "down" or "" for neither), stars 1 to 5, a score 0 to 1, or a text."""
     note: str
     """What was decided, as a sentence for the report."""
+    odd: bool = False
+    """Whether a few values are none of these, by mistake."""
 
 
 def word_of(value: Any) -> str:
@@ -167,16 +181,27 @@ def _by_values(column: str, values: Values, kind: str) -> Verdicts | None:
         return None
     if values.all_numbers:
         return _by_numbers(column, values, kind)
+    if values.odd(values.numbers):
+        found = _by_numbers(column, values, kind)
+        return found and replace(found, note=f"{found.note}{_odd_words(values, values.numbers)}", odd=True)
     said = {value for value in values.different if word_of(value) not in NEUTRAL_WORDS}
     if values.many or not said:
         return None
     if kind in ("rating", "thumb") and set(map(word_of, said)) <= UP_WORDS | DOWN_WORDS:
         return Verdicts(column, "thumb", partial(_thumb, column, ""), f"{column}: read as thumbs")
+    if kind in ("rating", "thumb") and values.odd(values.thumbs):
+        note = f"{column}: read as thumbs{_odd_words(values, values.thumbs)}"
+        return Verdicts(column, "thumb", partial(_thumb, column, ""), note, odd=True)
     if kind in ("rating", "score") and all(_OUT_OF.fullmatch(v) or v.endswith("%") for v in said):
         return Verdicts(column, "score", partial(_out_of, column), f"{column}: read as shares of the most")
     if kind in ("rating", "stars") and all(_STARS.fullmatch(v) or _DRAWN.fullmatch(v) for v in said):
         return Verdicts(column, "stars", partial(_stars, column), f"{column}: read as stars, 1 to 5")
     return None
+
+
+def _odd_words(values: Values, understood: int) -> str:
+    count = values.filled - values.neutral - understood
+    return f"; {count:,} other value{'' if count == 1 else 's'} left out, row by row"
 
 
 def _by_numbers(column: str, values: Values, kind: str) -> Verdicts | None:

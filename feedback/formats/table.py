@@ -79,6 +79,10 @@ def records(layout: Layout, row: Mapping[str, Any], line: int) -> Iterator[Recor
         yield from _single(cells, line, key)
 
 
+class OddVerdict(RowError):
+    """A value that is no verdict, in a column of which nearly all are: its row is left out, and the file is read."""
+
+
 class _Cells:
     """The values of a row by what they are."""
 
@@ -196,6 +200,8 @@ def _decision(
     }
     name = cells.text("id")
     candidates = cells.get("candidates")
+    if candidates is None and response in cells.layout.arms:
+        candidates = list(cells.layout.arms)
     propensity = cells.number("propensity")
     state = cells.get("state")
     return ImportedDecision(
@@ -223,7 +229,11 @@ def _single(cells: _Cells, line: int, key: str) -> Iterator[Record]:
     if response is None:
         yield RowSkipped(line, key, PROMPT_ALONE)
         return
-    rating = _rating(cells)
+    try:
+        rating = _rating(cells)
+    except OddVerdict as odd:
+        yield RowSkipped(line, key, f"line {line}: {odd}")
+        return
     yield replace(
         _decision(cells, line, key, messages, response),
         id=uuid_of(cells.text("id")),
@@ -249,7 +259,10 @@ def _rating(cells: _Cells) -> ImportedRating | None:
         value = value_at(cells.row, verdicts.column)
         if value is ABSENT or value is None or (isinstance(value, str) and not value.strip()):
             continue
-        read = verdicts.read(value)
+        try:
+            read = verdicts.read(value)
+        except RowError as error:
+            raise (OddVerdict(str(error)) if verdicts.odd else error) from error
         if read is not None and read != "":
             said[verdicts.kind] = read
     if correction := cells.text("correction"):

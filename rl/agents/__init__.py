@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from rl.agents.base import Agent, AgentFacts
@@ -68,6 +69,20 @@ def get_agent(slug: str) -> Agent:
         title=slug,
         description="An agent without a definition: its responses show what its answers look like.",
     )
+
+
+@contextlib.contextmanager
+def agent_meant(agent: Agent) -> Iterator[Agent]:
+    """Inside, `get_agent` gives this agent for its slug: one whose form was inferred, while its policy is trained."""
+    before = AGENTS.get(agent.slug)
+    AGENTS[agent.slug] = agent
+    try:
+        yield agent
+    finally:
+        if before is None:
+            del AGENTS[agent.slug]
+        else:
+            AGENTS[agent.slug] = before
 
 
 def agent_facts(slug: str) -> AgentFacts:

@@ -207,6 +207,15 @@ COMPONENTS: dict[str, Schema] = {
             "scoreStd": MAYBE_NUMBER,
             "modelConfig": {"type": "object", "additionalProperties": True},
             "refused": {**TEXT, "description": "Why it could not be trained now; empty where it could"},
+            "doubt": {
+                **TEXT,
+                "description": "Why it would teach nothing, or little; empty where nothing says so",
+            },
+            "evidence": {
+                "type": "object",
+                "description": "How far the gate is: found, needed, kind, further, words",
+                "additionalProperties": True,
+            },
         }
     ),
     "RewardModel": _all_of(

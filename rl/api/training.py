@@ -17,6 +17,7 @@ from backend.rest.schema import described, listed, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl.datasets import DatasetRefused
+from rl.distance import gate_distance
 from rl.jobs import TrainOrder
 from rl.methods import dataset_kind, method_named
 from rl.models import Policy, TrainingRun
@@ -188,6 +189,8 @@ def _plan(order: TrainOrder, estimate: OrderEstimate) -> dict[str, Any]:
             **policy.recipe,
         },
         "refused": estimate.refused,
+        "doubt": policy.doubt,
+        "evidence": gate_distance(order.agent).as_dict(),
     }
 
 

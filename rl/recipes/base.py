@@ -171,7 +171,7 @@ def _convert(name: str, value: Any, kind: type) -> Any:
         raise RecipeError(f"{name} must be {kind.__name__}, found {value!r}") from error
 
 
-BASE, CHAMPION = "base", "champion"
+BASE, CHAMPION, START = "base", "champion", "start"
 
 
 @dataclass(frozen=True)

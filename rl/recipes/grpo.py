@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rl.recipes.base import AdapterRecipe, RecipeError
+from rl.recipes.base import BASE, START, AdapterRecipe, RecipeError
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class GRPORecipe(AdapterRecipe):
     warmup_ratio: float = 0.0
     logging_steps: int = 1
     beta: float = 0.04
-    """Price of one nat of distance from the base (k3, per token); 0 leaves the base out."""
+    """Price of one nat of distance from the reference (k3, per token); 0 leaves it out."""
     loss: str = "dapo"
     """How tokens are averaged: `dapo` over all of a step, `grpo` within each response first, `bnpo` over a
     micro-batch, `dr_grpo` by a constant."""
@@ -51,11 +51,20 @@ class GRPORecipe(AdapterRecipe):
     """Who samples: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings apply)."""
     eval_prompts: int = 64
     """Most held-out prompts answered in an evaluation."""
+    reference: str = START
+    """Whose distance the KL prices and `max_kl` watches: `start`, the policy training starts from (Ouyang et al. 2022,
+    arXiv 2203.02155; the base where it starts from there), or `base`."""
     max_kl: float = 30.0
-    """Nats per response from the base beyond which the run is stopped as diverged (half a nat per token where that is
-    more); 0 does not watch."""
+    """Nats per response from the reference beyond which the run is stopped as diverged (half a nat per token where that
+    is more); 0 does not watch."""
     allow_constant_reward: bool = False
     """Train although every answer, or every valid one, earns the same."""
+
+    @property
+    def held_to_start(self) -> bool:
+        """Whether the reference is an adapter: the one that training starts from. In `logged` mode it is the base,
+        which is taken to have written the answers."""
+        return self.reference == START and self.start_from != BASE and self.mode == "online"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +72,7 @@ class GRPORecipe(AdapterRecipe):
         self._above_zero("eval_prompts")
         self._not_negative("beta", "max_kl", "missing_eos_penalty", "top_k")
         self._one_of("mode", ("online", "logged"))
+        self._one_of("reference", (START, BASE))
         self._one_of("loss", ("dapo", "grpo", "bnpo", "dr_grpo"))
         self._one_of(
             "scale_rewards", ("group", "none") if self.mode == "logged" else ("group", "batch", "none")
@@ -112,7 +122,8 @@ GRPO_CONFIG: dict[str, GRPORecipe] = {
     ),
     # a laptop and a small model
     "cpu": GRPORecipe(
-        epochs=2.0, batch_size=64, learning_rate=5e-4, beta=0.04, max_new_tokens=48, lora_r=16, lora_alpha=32
+        epochs=2.0, batch_size=64, learning_rate=5e-4, beta=0.04, max_new_tokens=48, lora_r=16, lora_alpha=32,
+        save_steps=5, top_k=20, top_p=0.95,
     ),
 }  # fmt: skip
 """GRPO presets by name: what `train_grpo --config` takes."""

@@ -21,6 +21,9 @@ class KTORecipe(AdapterRecipe):
     """Weight of good responses; 0 is settled by their number (the paper's eq. 9)."""
     undesirable_weight: float = 0.0
     """Weight of bad responses; 0 is settled by their number."""
+    sft_weight: float = 0.0
+    """Weight of the good responses' own negative log-likelihood (nats per token) beside the loss, as in DPO's recipe:
+    the loss alone only moves what is likelier, and never writes a form that the base model does not."""
     balance: str = "weights"
     """`weights` weighs the rarer kind more, `downsample` leaves out training rows of the other until four stand beside
     three."""
@@ -31,7 +34,7 @@ class KTORecipe(AdapterRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._above_zero("beta")
-        self._not_negative("desirable_weight", "undesirable_weight")
+        self._not_negative("desirable_weight", "undesirable_weight", "sft_weight")
         self._one_of("loss", ("kto", "apo_zero_unpaired", "logistic"))
         self._one_of("balance", ("weights", "downsample"))
         if not 0 <= self.reward_threshold < 1:

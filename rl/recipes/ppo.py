@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rl.recipes.base import AdapterRecipe, RecipeError
+from rl.recipes.base import BASE, START, AdapterRecipe, RecipeError
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,19 @@ class PPORecipe(AdapterRecipe):
     """URL of a vLLM server that samples in this process's place (docs/cluster.md); empty samples here."""
     eval_prompts: int = 64
     """Most held-out prompts answered in an evaluation."""
+    reference: str = START
+    """Whose distance the KL prices and `max_kl` watches: `start`, the policy training starts from (Ouyang et al. 2022,
+    arXiv 2203.02155; the base where it starts from there), or `base`."""
     max_kl: float = 30.0
-    """Nats per response from the base beyond which the run is stopped as diverged (half a nat per token where that is
-    more); 0 does not watch."""
+    """Nats per response from the reference beyond which the run is stopped as diverged (half a nat per token where that
+    is more); 0 does not watch."""
     allow_constant_reward: bool = False
     """Train although every answer, or every valid one, earns the same."""
+
+    @property
+    def held_to_start(self) -> bool:
+        """Whether the reference is an adapter: the one that training starts from."""
+        return self.reference == START and self.start_from != BASE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,6 +101,7 @@ class PPORecipe(AdapterRecipe):
             if getattr(self, knob) > 1:
                 raise RecipeError(f"{knob} must be at most 1, found {getattr(self, knob)!r}")
         self._one_of("kl_controller", ("adaptive", "fixed"))
+        self._one_of("reference", (START, BASE))
         self._one_of("kl_estimator", ("k1", "k3"))
         self._one_of("value_backbone", ("adapter", "shared"))
         if self.batch_size % self.mini_batch_size:
@@ -150,6 +159,7 @@ PPO_CONFIG: dict[str, PPORecipe] = {
         init_kl_coef=0.1,
         kl_controller="fixed",
         max_new_tokens=48,
+        save_steps=5,
     ),
     # agents that read a long list and explain their order: 1,024 tokens of context and 256 of answer
     "prioritizer": PPORecipe(max_length=1280, max_new_tokens=256, gradient_accumulation=2),

@@ -17,6 +17,7 @@ from rl.rewards import answers as right_answers
 from rl.rewards import code_tests
 from rl.rewards.base import RAW_HIGH, RewardFunction, RewardSample, normalised
 from rl.rewards.engine import Component, RewardEngine
+from rl.rewards.validity import floored
 
 FACTS = "facts"
 """Key of a row and of a decision's metadata under which its facts stand."""
@@ -30,7 +31,8 @@ class RowReward:
     """What an answer to a row earned."""
 
     raw: float | None
-    """In [-2, 2], the plain mean of the functions that apply; None where none does."""
+    """In [-2, 2], the plain mean of the functions that apply, -2 for an answer its agent cannot act on; None where no
+    function applies."""
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Function -> {"raw", "weight", "detail"}."""
 
@@ -61,7 +63,10 @@ def rows_rewarded(
     """What each answer to the row of its place earns, in order. Runs no model, and no code outside the sandbox."""
     engine = RewardEngine([Component(function) for function in functions])
     samples = [row_sample(row, answer, agent) for row, answer in zip(rows, answers, strict=True)]
-    return [RowReward(rewarded.raw, rewarded.components) for rewarded in engine.reward(samples)]
+    return [
+        RowReward(None if rewarded.raw is None else floored(rewarded.raw, sample), rewarded.components)
+        for rewarded, sample in zip(engine.reward(samples), samples, strict=True)
+    ]
 
 
 def facts_of(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from rl.training.trl_runs import (
     last_good_restore,
     lora_begun,
     one_gpu,
+    reference_add,
     result_of,
     rows_ordered,
     run_facts,
@@ -110,6 +111,8 @@ class GRPOTrainer:
             trainer.settle(self, policy)
             for note in weights_begin(self.recipe, trainer.model):
                 self._note(note)
+            if self.recipe.held_to_start:
+                reference_add(trainer.model)
             self._note(f"forward {trainer.choice.rung}: {trainer.choice.reason}")
             if checkpoint is None and isinstance(trainer, OnlineTrainer):
                 trainer.probe_rewards()

@@ -68,7 +68,7 @@ class GroupTrainer(OwnHouse, trl.GRPOTrainer):
     def settle(self, owner: GRPOTrainer, policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
         self.owner = owner
-        self.watch = Watch(owner.recipe.max_kl, owner.recipe.start_from == BASE)
+        self.watch = Watch(owner.recipe.max_kl, owner.recipe.start_from == BASE or owner.recipe.held_to_start)
         self.add_callback(_Watcher(self.watch))
         trainer_settle(self, policy, owner)
         forward_settle(self, self.temperature)

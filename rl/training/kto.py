@@ -296,16 +296,18 @@ class _Trainer(OwnHouse, trl.KTOTrainer):
     """TRL's trainer on responses that are already tokens and whose reference is known."""
 
     method = "kto"
+    sft_weight: float
     _mismatched: torch.Tensor | None = None
     """[B] log-probabilities of the mismatched responses, where they came with the others."""
     logistic = False
     """Whether the loss is `logistic_loss`, computed from what TRL's own has computed."""
-    _logps: torch.Tensor | None = None
-    """[B] log-probabilities of the responses of this batch."""
+    _log_probs: torch.Tensor | None = None
+    """[B, T] log-probabilities of the tokens of this batch's responses, 0 elsewhere."""
 
     def settle(self, owner: KTOTrainer, policy: LoadedPolicy) -> None:
         self.precompute_ref_logps = True
         self.logistic = owner.recipe.loss == "logistic"
+        self.sft_weight = owner.recipe.sft_weight
         trainer_settle(self, policy, owner)
         forward_settle(self)
         choice = rung_settle(self, self.token_rows("completion_ids", "KL_completion_ids"))
@@ -321,33 +323,50 @@ class _Trainer(OwnHouse, trl.KTOTrainer):
             count = len(inputs["label"])
             found = model(packed=inputs["packed"], fused_lm_head=True)
             self._mismatched = found.log_probs[count:].detach().sum(-1) if self.calculate_KL else None
+            mask = inputs["packed"].target_mask[:count]
             answered = type(found)(**{name: values[:count] for name, values in found.items()})
             inputs = {name: values for name, values in inputs.items() if name != "packed"}
             model = functools.partial(_given, answered)
-        loss = super()._compute_loss(self._kept(model), inputs, return_outputs)
+        else:
+            mask = inputs["completion_mask"].bool()
+        found_loss = super()._compute_loss(self._kept(model), inputs, return_outputs)
+        loss, *rest = found_loss if return_outputs else (found_loss,)
         if self.logistic:
             loss = self._logistic_loss(inputs)
-        self.loss_check(loss[0] if return_outputs else loss, f" or raise beta (now {self.beta:g})")
-        return loss
+        if self.sft_weight > 0:
+            assert self._log_probs is not None
+            loss = loss + self.sft_weight * likelihood_loss(self._log_probs, mask, inputs["label"])
+        self._log_probs = None
+        self.loss_check(loss, f" or raise beta (now {self.beta:g})")
+        return (loss, *rest) if return_outputs else loss
 
     def _kept(self, model: Any) -> Any:
-        """The model, whose log-probabilities are kept for the loss that TRL does not have."""
-        if not self.logistic:
-            return model
+        """The model, whose newest log-probabilities are kept for the losses that TRL does not have: those of the
+        mismatched responses come first."""
 
         def asked(**inputs: Any) -> Any:
             output = model(**inputs)
-            self._logps = output.log_probs.sum(-1)
+            self._log_probs = output.log_probs
             return output
 
         return asked
 
     def _logistic_loss(self, inputs: dict[str, Any]) -> torch.Tensor:
-        assert self._logps is not None
-        logps, self._logps = self._logps, None
+        assert self._log_probs is not None
+        logps = self._log_probs.sum(-1)
         rewards = self.beta * (logps - inputs["ref_logps"].to(logps))
         labels = inputs["label"].to(device=logps.device, dtype=torch.bool)
         return logistic_loss(rewards, labels, (self.desirable_weight, self.undesirable_weight))
+
+
+def likelihood_loss(log_probs: torch.Tensor, mask: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """Mean negative log-likelihood per token of the good responses, nats; 0 where there is none.
+
+    log_probs: [B, T], 0 where `mask` [B, T] is (the stock forward has one column less, for the first token of all).
+    """
+    good = label.bool().to(log_probs.device)
+    tokens = mask.to(log_probs.device)[good].sum()
+    return -log_probs[good].sum() / tokens.clamp(min=1)
 
 
 def _given(output: Any, **_: Any) -> Any:

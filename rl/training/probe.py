@@ -35,6 +35,12 @@ def probe_fault(probed: Sequence[Probed]) -> str:
     groups = [[one for one in probed if one.prompt == prompt] for prompt in prompts]
     seen = f"{len(probed)} sampled answers to {len(prompts)} prompts"
     low, high = (pick(one.score for one in probed) for pick in (min, max))
+    if not any(one.valid for one in probed):
+        return (
+            f"none of {seen} is one the agent can act on (one says {probed[0].text[:60]!r}), so each earns the worst "
+            "reward: nothing can be learnt from it. Show the form first: train_sft on answers people wrote or liked, "
+            f"then --set start_from=POLICY here; or take a larger base model; {INSIST}"
+        )
     if all(len({one.text for one in group}) == 1 for group in groups):
         said = f"the policy gave the same answer each time ({seen}): nothing can be compared"
         return f"{said}. Raise temperature; {INSIST}"

@@ -57,6 +57,8 @@ class TrainResult:
     hardware: dict[str, Any] = field(default_factory=dict)
     libraries: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    preflight: dict[str, Any] = field(default_factory=dict)
+    """`before` and `after`: looks at a few answers (`rl.training.preflight.AnswerLook`); empty for free text."""
     stopped_early: str = ""
     """Why a run ended before its last step, by itself: it diverged, and its checkpoint is the last good one, or the
     eval split gained no more, and its checkpoint is the best one. Empty: it went to its end."""
@@ -119,6 +121,7 @@ class TrainResult:
             "recipe",
             "hardware",
             "libraries",
+            "preflight",
         ):
             if not isinstance(found.get(name, {}), dict):
                 raise ResultError(

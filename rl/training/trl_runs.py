@@ -170,6 +170,24 @@ def weights_begin(recipe: AdapterRecipe, model: Any) -> list[str]:
     return [f"starts from the weights of {folder.name}: {len(given)} matrices, its own LoRA rank"]
 
 
+REFERENCE = "ref"
+"""Adapter of a reference that is not the base; TRL's own name for it."""
+
+
+def reference_add(model: Any, policy_adapter: str = "default") -> None:
+    """Give a PEFT model a frozen copy of its policy's adapter, as the policy's own weights go on to change."""
+    with torch.random.fork_rng():  # its first weights are drawn, and then replaced
+        model.add_adapter(REFERENCE, model.peft_config[policy_adapter])
+    for name, parameter in model.named_parameters():
+        if f".{policy_adapter}." in name:
+            copy = model.get_parameter(name.replace(f".{policy_adapter}.", f".{REFERENCE}."))
+            copy.data = parameter.data.clone()
+    model.set_adapter(policy_adapter)
+    for name, parameter in model.named_parameters():
+        if f".{REFERENCE}." in name:
+            parameter.requires_grad_(False)
+
+
 def trainer_settle(trainer: Any, policy: LoadedPolicy, owner: Any) -> None:
     """What TRL's constructors cannot be told: float32 LoRA, its dropout, `owner`'s listener, nothing on stdout."""
     trainer.policy, trainer.agent = policy, owner.agent

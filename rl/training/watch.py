@@ -1,7 +1,7 @@
 """A watch over runs that sample or learn from rewards: it says when a run has diverged, and until when it had not.
 
-Watched are the KL to the base, the share of answers that end, the share the agent can act on, and how much answers
-repeat themselves. One bad row may be luck; PATIENCE in a row are not. No torch here.
+Watched are the KL to the reference, the share of answers that end, the share the agent can act on, their length, and
+how much answers repeat themselves. One bad row may be luck; PATIENCE in a row are not. No torch here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ NATS_PER_TOKEN = 0.5
 """KL per token that is allowed to answers so long that `max_kl` nats would be too few for them."""
 
 FELL = 0.2
-"""A share is bad where it is below this part of what it began with."""
+"""The share of answers that end is bad below this part of what it was."""
+
+VALID = 0.75
+"""The share of answers the agent can act on is bad below this part of what it was: 16 answers of which 85 % are valid
+look so three times in a row once in 2,000 steps."""
+
+LONGER, SHORTER = 3.0, 0.2
+"""Mean tokens of an answer are bad beyond, or below, these times what they began with."""
+
+LONGER_TOKENS = 16
+"""Tokens beyond where they began up to which answers are never called longer."""
 
 REPEATS = 0.8
 """Share of repeated 4-grams from which answers are called repetitive, where they began below half of that."""
@@ -42,6 +52,10 @@ class Watch:
     """Step of the last row that was not bad."""
     first: dict[str, float] = field(default_factory=dict)
     """The first value of each."""
+    held: dict[str, float] = field(default_factory=dict)
+    """Of the shares `ended` and `valid`: the highest that PATIENCE rows in a row reached, at least the first. A run
+    that learnt the form and loses it again has lost something, wherever it began."""
+    _newest: list[Mapping[str, float]] = field(default_factory=list)
     reason: str = ""
     """Why the run has to stop; empty while it may go on."""
 
@@ -50,11 +64,15 @@ class Watch:
         if not self.max_kl:
             return ""
         fault, at_once = self._fault(row)
-        for name in (
-            ("ended", "valid", "repetition") if self.from_base else ("kl", "ended", "valid", "repetition")
-        ):
+        watched = ("ended", "valid", "repetition", "tokens")
+        for name in watched if self.from_base else ("kl", *watched):
             if math.isfinite(value := row.get(name, math.nan)):
                 self.first.setdefault(name, value)
+        self._newest = [*self._newest, row][-PATIENCE:]
+        for name in ("ended", "valid"):
+            values = [one.get(name, math.nan) for one in self._newest]
+            sustained = min(values) if len(values) == PATIENCE and all(map(math.isfinite, values)) else -1.0
+            self.held[name] = max(self.held.get(name, -1.0), self.first.get(name, -1.0), sustained)
         if not fault:
             self.bad, self.last_good = 0, step
         else:
@@ -74,13 +92,18 @@ class Watch:
             said = f"KL to the base {kl:.0f} nats per response{beyond}, {allowed:.0f} allowed (max_kl)"
             return said, not moved <= FAR * allowed
         words = {
-            "ended": "{0:.0f} % of answers end, {1:.0f} % did at first",
-            "valid": "{0:.0f} % of answers are valid, {1:.0f} % were at first",
+            "ended": (FELL, "{0:.0f} % of answers end, {1:.0f} % did before"),
+            "valid": (VALID, "{0:.0f} % of answers are valid, {1:.0f} % were before"),
         }
-        for name, said in words.items():
-            now, began = row.get(name, math.nan), self.first.get(name, math.nan)
-            if began >= 0.25 and now < FELL * began:
-                return said.format(100 * now, 100 * began), False
+        for name, (share, said) in words.items():
+            now, before = row.get(name, math.nan), self.held.get(name, math.nan)
+            if before >= 0.25 and now < share * before:
+                return said.format(100 * now, 100 * before), False
+        first = self.first.get("tokens", math.nan)
+        if tokens > max(LONGER * first, first + LONGER_TOKENS):
+            return f"answers have {tokens:.0f} tokens, {first:.0f} at first", False
+        if tokens < SHORTER * first and self.first.get("ended", 0.0) >= 0.5:
+            return f"answers have {tokens:.1f} tokens, {first:.0f} at first", False
         now, began = row.get("repetition", math.nan), self.first.get("repetition", math.nan)
         if began <= REPEATS / 2 and now >= REPEATS:
             return f"{100 * now:.0f} % of what answers say they said before", False

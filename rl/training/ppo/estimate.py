@@ -31,13 +31,11 @@ from rl.training.loading import load_shape
 from rl.training.logps import causal_model
 from rl.training.policy import load_policy, lora_config, matmul
 from rl.training.ppo.rollout import Sampling, sample_responses
+from rl.training.preflight import ASKABLE
 from rl.training.trial import Asked
 
 ANSWER_SHARE = 0.5
 """Share of `max_new_tokens` that an answer of a model too large to ask is taken to use."""
-
-ASKABLE = 1_000_000_000
-"""Parameters up to which the base is loaded and asked: how long its answers are decides most of the time."""
 
 TRIED = 16
 """Batches of prompts that are answered, at most: the longest answer decides how long a batch takes, and one is luck."""

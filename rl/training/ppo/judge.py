@@ -9,6 +9,7 @@ from typing import Any
 
 from rl.rewards.base import RewardFunction, RewardSample
 from rl.rewards.rows import row_sample
+from rl.rewards.validity import floored
 from rl.training.ppo.rollout import Rollout
 from rl.training.result import TrainingFailed, TrainingRefused
 
@@ -22,7 +23,8 @@ class Judgement:
 
 
 class Judge:
-    """Reward functions and reward models with one voice: their plain mean, raw values as they come."""
+    """Reward functions and reward models with one voice: their plain mean, and the worst reward for an answer that an
+    agent with a schema cannot act on."""
 
     def __init__(self, functions: Sequence[RewardFunction], *, agent: str = "") -> None:
         if not functions:
@@ -52,7 +54,8 @@ class Judge:
                 f"no reward applies to {missing} of {len(rollouts)} responses ({why}): give another reward, or prompts "
                 f"it can judge"
             )
-        return Judgement([math.fsum(values) / len(values) for values in given], parts)
+        means = [math.fsum(values) / len(values) for values in given]
+        return Judgement([floored(mean, one) for mean, one in zip(means, samples, strict=True)], parts)
 
     def _sample(self, row: Mapping[str, Any], rollout: Rollout) -> RewardSample:
         return row_sample(

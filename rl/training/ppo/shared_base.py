@@ -20,7 +20,7 @@ from rl.training.logps import causal_model, collate, head_logps, spread
 from rl.training.packing import Packed, pack
 from rl.training.policy import LoadedPolicy, lora_config
 from rl.training.prefix import Rung, packed_hidden
-from rl.training.trl_runs import lora_begun, weights_begin
+from rl.training.trl_runs import REFERENCE, lora_begun, reference_add, weights_begin
 
 POLICY = "default"
 """Adapter of the policy. PEFT's own name for the one that is written at the top of a saved folder."""
@@ -69,8 +69,8 @@ class SharedBase:
     the policy is moved by its own loss alone. `"shared"` puts the value's head on the policy's trunk, which saves a
     forward and a backward and is another algorithm: the value loss then moves the policy's weights too.
 
-    With `start_from` the policy has that adapter's weights and shape; the reference is the bare base all the same, and
-    the value begins at zero. Raises TrainingRefused for an adapter that does not belong to this base.
+    With `start_from` the policy has that adapter's weights and shape, and so has the reference unless the recipe says
+    `base`; the value begins at zero. Raises TrainingRefused for an adapter that does not belong to this base.
     """
 
     def __init__(self, policy: LoadedPolicy, recipe: PPORecipe) -> None:
@@ -82,6 +82,8 @@ class SharedBase:
             torch.manual_seed(recipe.seed)
             self.model: Any = get_peft_model(base, lora_begun(recipe, policy), adapter_name=POLICY)
             self.notes = weights_begin(recipe, self.model)
+            if recipe.held_to_start:
+                reference_add(self.model, POLICY)
             if recipe.value_backbone == "adapter":
                 self.model.add_adapter(VALUE, lora_config(recipe, base))
         policy.model = self.model
@@ -149,9 +151,10 @@ class SharedBase:
             return self._logps(model, self._hidden(model, micro), micro, entropy=True)
 
     @torch.no_grad()
-    def reference_logps(self, micro: MicroBatch) -> Tensor:
-        """The bare base's log-probability of each response token, float32 [N, C]."""
-        with self.speaking_as(None) as model:
+    def reference_logps(self, micro: MicroBatch, *, bare: bool = False) -> Tensor:
+        """The reference's log-probability of each response token, float32 [N, C]: of the policy that training started
+        from where the recipe holds it to that and not `bare`, else of the bare base."""
+        with self.speaking_as(REFERENCE if self.recipe.held_to_start and not bare else None) as model:
             return self._logps(model, self._hidden(model, micro), micro, entropy=False)[0]
 
     def values(self, micro: MicroBatch) -> Tensor:

@@ -283,13 +283,13 @@ def _mean_over(processes: Processes, x: Tensor) -> Tensor:
 
 
 def kl_of_rollouts(base: SharedBase, rollouts: Sequence[Rollout], recipe: PPORecipe) -> Tensor:
-    """[B]: as `kl_per_response`, of responses that are only looked at."""
+    """[B]: as `kl_per_response`, from the bare base, of responses that are only looked at."""
     size = recipe.mini_batch_size // recipe.gradient_accumulation
     found = []
     with torch.no_grad():
         for start in range(0, len(rollouts), size):
             rows = list(range(start, min(start + size, len(rollouts))))
             micro = base.micro_batch(rows, [rollouts[i].item for i in rows])
-            kl = kl_k3(base.policy_tokens(micro)[0], base.reference_logps(micro))
+            kl = kl_k3(base.policy_tokens(micro)[0], base.reference_logps(micro, bare=True))
             found.append(torch.where(micro.mask, kl, 0).sum(1))
     return torch.cat(found)

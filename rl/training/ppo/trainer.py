@@ -84,7 +84,7 @@ class PPOTrainer:
         self.policy: LoadedPolicy | None = None
         self.notes: list[str] = []
         self.stopped_early = ""
-        self.watch = Watch(recipe.max_kl, recipe.start_from == BASE)
+        self.watch = Watch(recipe.max_kl, recipe.start_from == BASE or recipe.held_to_start)
         self._order: tuple[int, list[int]] = (-1, [])
 
     def load_base_model(self) -> LoadedPolicy:

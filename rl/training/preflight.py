@@ -1,0 +1,281 @@
+"""Preflight: a few answers of the policy before anything is learnt, and the same prompts again when it is done.
+
+A training that begins with a policy whose answers the agent cannot act on mostly ends with one. The look is the same
+for every method, takes seconds, and is made of greedy answers; what PPO and GRPO sample is probed beside it
+(`rl.training.probe`). An agent that chooses among listed responses is served by their probabilities, so that what it
+writes freely is only told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from torch import distributed
+
+from rl.agents import get_agent
+from rl.agents.base import Agent, InvalidResponse
+from rl.recipes import BASE, Recipe, RewardModelRecipe
+from rl.rewards.teaching import INSIST
+from rl.statistics import wilson_interval
+from rl.training.encoding import prompt_messages
+from rl.training.hardware import Hardware
+from rl.training.loading import load_shape
+from rl.training.policy import LoadedPolicy, generate, load_policy
+from rl.training.progress import TrainListener
+from rl.training.result import TrainingRefused, TrainResult
+
+PROMPTS = 24
+"""Prompts that are answered, spread over the rows: none valid of so many means less than 14 % are (95 %, Wilson)."""
+
+ASKABLE = 1_000_000_000
+"""Parameters up to which a dry run loads the base and asks it."""
+
+FEW = 0.5
+"""Share of valid answers below which it is said loudly."""
+
+FORM_WEIGHT = 1.0
+"""`sft_weight` of a preference training that begins with few valid answers and shows none by itself."""
+
+FEWER = 0.1
+"""Fall of the share of valid answers over a training from which it is said."""
+
+FREE, CHOICE = "written", "chosen"
+
+
+@dataclass(frozen=True)
+class AnswerLook:
+    """Answers of a policy to a few prompts, and whether its agent can act on them."""
+
+    asked: int
+    valid: int
+    low: float
+    high: float
+    """95 % interval of the valid share (Wilson)."""
+    served: str
+    """`chosen` where the agent picks among listed responses, which are valid by themselves; else `written`."""
+    tokens: float
+    """Mean length of an answer."""
+    example: str = ""
+    """The first answer that is not valid, shortened."""
+    problem: str = ""
+    """What its agent says of it."""
+
+    @property
+    def share(self) -> float:
+        return self.valid / self.asked
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"share": self.share}
+
+    def words(self) -> str:
+        """`3 of 24 answers valid (13 %)`, with what is wrong with one that is not."""
+        said = f"{self.valid} of {self.asked} answers valid ({100 * self.share:.0f} %)"
+        return said + (f"; one says {self.example!r}: {self.problem}" if self.example else "")
+
+
+def look_of(
+    answers: Sequence[tuple[str, Any]], agent: Agent, *, served: str = FREE, tokens: float = 0.0
+) -> AnswerLook:
+    """The look of (answer, state of its prompt) pairs, at least one."""
+    valid, example, problem = 0, "", ""
+    for text, state in answers:
+        try:
+            agent.parse(text, state)
+            valid += 1
+        except InvalidResponse as error:
+            if not problem:
+                example, problem = text[:80], str(error)[:160]
+    share = wilson_interval(valid, len(answers)).as_dict()
+    return AnswerLook(len(answers), valid, share["low"], share["high"], served, tokens, example, problem)
+
+
+def answers_look(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: str) -> AnswerLook | None:
+    """Greedy answers to PROMPTS of the rows; None for an agent of free text, or without a row."""
+    known = get_agent(agent or "assistant")
+    if not known.discrete or not rows:
+        return None
+    chosen = [rows[i] for i in sorted({len(rows) * i // PROMPTS for i in range(PROMPTS)})]
+    was_training = policy.model.training
+    policy.model.eval()
+    try:
+        prompts = [prompt_messages(row, number) for number, row in enumerate(chosen)]
+        made = generate(policy, prompts, max_new_tokens=known.max_new_tokens)
+    finally:
+        policy.model.train(was_training)
+    states = [row.get("state") for row in chosen]
+    listed = all(_listed(known, state) for state in states)
+    return look_of(
+        list(zip((answer.text for answer in made), states, strict=True)),
+        known,
+        served=CHOICE if listed else FREE,
+        tokens=sum(answer.tokens for answer in made) / len(made),
+    )
+
+
+def _listed(agent: Agent, state: Any) -> bool:
+    """Whether the agent chooses among listed responses in this state, or among the same few in any."""
+    if agent.answers:
+        return True
+    if not isinstance(state, Mapping):
+        return False
+    with contextlib.suppress(ValueError):
+        return bool(agent.candidates(state))
+    return False
+
+
+def teaches_form(recipe: Recipe) -> bool:
+    """Whether a method shows answers to be imitated, and not only which of two is better."""
+    knobs = recipe.as_dict()
+    warms_up = "loss" in knobs and "reward" not in knobs and knobs["warm_up_steps"] > 0
+    return "sources" in knobs or knobs.get("sft_weight", 0.0) > 0 or warms_up
+
+
+def form_taught(recipe: Recipe, look: AnswerLook | None) -> Recipe:
+    """The recipe with the good responses shown beside the preference loss, where few answers are valid before it.
+
+    DPO and KTO move what is likelier of answers that were given; an agent whose form the base model does not write
+    would go on without a valid answer (0 of 20 through the gateway, docs/rewards.md).
+    """
+    knobs = recipe.as_dict()
+    if (
+        look is None
+        or look.share >= FEW
+        or look.served == CHOICE
+        or "sft_weight" not in knobs
+        or teaches_form(recipe)
+    ):
+        return recipe
+    return recipe.with_knobs(sft_weight=FORM_WEIGHT)
+
+
+def refusal_of(look: AnswerLook | None, recipe: Recipe, agent: str) -> str:
+    """Why such a training is not begun, with what to do; empty where it may be.
+
+    None of the answers valid, the method cannot teach the form (as `form_taught` has it), and the agent is not served
+    by choosing. What samples its own answers is refused by its probe, which looks at those.
+    """
+    if look is None or look.valid or look.served == CHOICE or isinstance(recipe, RewardModelRecipe):
+        return ""
+    knobs = recipe.as_dict()
+    samples = "reward" in knobs and knobs.get("mode") != "logged"
+    if teaches_form(recipe) or samples or knobs.get("allow_constant_reward"):
+        return ""
+    insist = INSIST if "allow_constant_reward" in knobs else "--set sft_weight=1 shows the good answers too"
+    return (
+        f"{look.words()}: agent {agent} could act on nothing that this training begins with, and it only moves what is "
+        "likelier. Show the form first: train_sft on answers people wrote or liked, then --set start_from=POLICY here; "
+        f"or take a larger base model; {insist}"
+    )
+
+
+def warning_of(look: AnswerLook | None, recipe: Recipe) -> str:
+    """What is said loudly before a training; empty where at least half of the answers are valid."""
+    if look is None or isinstance(recipe, RewardModelRecipe) or look.share >= FEW:
+        return ""
+    if look.served == CHOICE:
+        return f"{look.words()}. Where the agent chooses among what is listed each answer is valid (/api/decide/)"
+    shown = (
+        f"; the good ones are shown too (sft_weight={FORM_WEIGHT:g})"
+        if form_taught(recipe, look) != recipe
+        else ""
+    )
+    return f"FEW VALID ANSWERS before training{shown}: {look.words()}"
+
+
+def after_words(before: AnswerLook | None, after: AnswerLook | None) -> str:
+    """What a training did to the share of valid answers, where it is to be said; empty where it is well."""
+    if before is None or after is None:
+        return ""
+    figures = (
+        f"{100 * before.share:.0f} % of {after.asked} answers valid before, {100 * after.share:.0f} % after"
+    )
+    if after.valid == 0 and after.served != CHOICE:
+        return f"NO VALID ANSWER after training, {figures}: it cannot answer. {after.words()}"
+    if after.share < before.share - FEWER:
+        return f"FEWER VALID ANSWERS: {figures}; {after.words()}"
+    if after.share < FEW and after.served != CHOICE:
+        return f"FEW VALID ANSWERS after training: {figures}; {after.words()}"
+    return ""
+
+
+@contextlib.contextmanager
+def started(policy: LoadedPolicy, recipe: Recipe) -> Iterator[LoadedPolicy]:
+    """Inside, the base answers with the adapter that training starts from, where it starts from one."""
+    start = str(recipe.as_dict().get("start_from", BASE))
+    if start == BASE or not Path(start).is_dir():
+        yield policy
+        return
+    base = policy.model
+    policy.model = PeftModel.from_pretrained(base, start, use_safetensors=True)
+    try:
+        yield policy
+    finally:
+        policy.model = policy.model.unload()
+
+
+def plan_look(
+    base_model: str,
+    recipe: Recipe,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    agent: str,
+    hardware: Hardware,
+    cache_dir: Path | None = None,
+) -> AnswerLook | None:
+    """The look before a training that is only planned; None for free text, a reward model, and a base of more than
+    ASKABLE parameters, which would take longer to load than a plan may. Raises TrainingRefused as `refusal_of`."""
+    if isinstance(recipe, RewardModelRecipe) or not get_agent(agent or "assistant").discrete or not rows:
+        return None
+    if load_shape(base_model)[2] > ASKABLE:
+        return None
+    policy = load_policy(base_model, hardware=hardware, cache_dir=cache_dir)
+    with started(policy, recipe):
+        look = answers_look(policy, rows, agent)
+    if fault := refusal_of(look, form_taught(recipe, look), agent):
+        raise TrainingRefused(fault)
+    return look
+
+
+def trained_between_looks(
+    trainer: Any,
+    recipe: Recipe,
+    rows: Sequence[Mapping[str, Any]],
+    eval_rows: Sequence[Mapping[str, Any]],
+    *,
+    agent: str,
+    listener: TrainListener,
+    resume: bool = False,
+) -> TrainResult:
+    """Train with a look at the policy's answers before and after, on prompts of the eval split where it has enough.
+
+    The looks stand in the result, and what they say in its notes. Raises TrainingRefused as `refusal_of`, unless a run
+    is gone on with.
+    """
+    policy, asked = trainer.load_base_model(), recipe
+    shown = eval_rows if len(eval_rows) >= PROMPTS else [*eval_rows, *rows]
+    looks: dict[str, AnswerLook | None] = {"before": None, "after": None}
+    notes = []
+    if policy_method := not isinstance(recipe, RewardModelRecipe):
+        with started(policy, recipe):
+            looks["before"] = answers_look(policy, shown, agent)
+        trainer.recipe = recipe = form_taught(recipe, looks["before"])
+        if not resume and (fault := refusal_of(looks["before"], recipe, agent)):
+            raise TrainingRefused(fault)
+        if said := warning_of(looks["before"], asked):
+            notes.append(said)
+            listener.on_note(said)
+    result: TrainResult = trainer.train(rows, eval_rows)
+    alone = not distributed.is_initialized()  # what is spread over processes is judged by evaluate_model
+    if policy_method and looks["before"] is not None and result.status == "succeeded" and alone:
+        looks["after"] = answers_look(trainer.load_base_model(), shown, agent)
+        if said := after_words(looks["before"], looks["after"]):
+            notes.append(said)
+            listener.on_note(said)
+    result.notes[:0] = notes
+    result.preflight = {name: look.as_dict() for name, look in looks.items() if look is not None}
+    return result
