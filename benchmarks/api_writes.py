@@ -220,7 +220,7 @@ def main() -> None:
     with cluster(settings=()) as url, tempfile.TemporaryDirectory(prefix="ratchet-bench-") as home:
         server = Server(url, Path(home), workers=options.workers, threads=options.threads)
         server.migrate()
-        key = server.key("ingest", "rate")
+        key = server.key("ingest", "rate", "rate_as")
         with server:
             asyncio.run(pairs(server.port, key, options.connections, 2.0))  # caches are warm then
             single = asyncio.run(measured(pairs(server.port, key, options.connections, options.seconds)))

@@ -356,7 +356,7 @@ def turn(name: str, shape: Shape, options: argparse.Namespace, home: Path) -> di
     subprocess.run(
         [sys.executable, "manage.py", "migrate", "-v0"], cwd=ROOT, env=desk.environment, check=True
     )
-    key = desk.command("api_key", "create", "desk", "--scopes", "ingest,rate,read,operate")
+    key = desk.command("api_key", "create", "desk", "--scopes", "ingest,rate,rate_as,read,operate")
     desk.key = key["key"]
     rated = {case.text for case in cases(options.prompts, options.seed)}
     unseen = [case for case in cases(2 * options.unseen, options.seed + 7) if case.text not in rated]

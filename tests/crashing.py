@@ -89,7 +89,7 @@ class Loop:
         }  # fmt: skip
         self.server.migrate()
         self.server.manage("shell", "--no-imports", "-c", GATE)
-        self.key = self.server.key("ingest", "rate", "read", "operate")
+        self.key = self.server.key("ingest", "rate", "rate_as", "read", "operate")
         self.sent: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
 
