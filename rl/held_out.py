@@ -27,6 +27,7 @@ from rl.holdout import Tally
 from rl.judgements import SPLITS, Evidence, Split
 from rl.models import Snapshot
 from rl.pairs import pairs_from_evidence
+from rl.prompt_clusters import clusters_of, prompt_text
 from rl.recipes import DATASET_CONFIG
 from rl.rewards import answers as right_answers
 from rl.rewards.code_tests import EXPECTED
@@ -59,6 +60,21 @@ WRITTEN = ("correction", "demonstration", "teacher")
 
 
 @dataclass
+class Prompts:
+    """Every prompt of an agent: on which side of the split it stands, its words, and the rows of some to ask."""
+
+    sides: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    spare: Rows = field(default_factory=list)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.sides[row["prompt_hash"]] = row["split"]
+        self.texts[row["prompt_hash"]] = prompt_text(row["prompt"])
+        if row["split"] in UNTRAINED and len(self.spare) < SPARE:
+            self.spare.append(row)
+
+
+@dataclass
 class HeldOut:
     """Held-out rows by kind of evidence."""
 
@@ -73,8 +89,11 @@ class HeldOut:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def counts(self) -> dict[str, int]:
-        """Distinct prompts of each kind."""
-        return {kind: len({row["prompt_hash"] for row in rows}) for kind, rows in self.rows.items()}
+        """Distinct prompts of each kind; near-identical ones are one."""
+        return {
+            kind: len({row.get("cluster") or row["prompt_hash"] for row in rows})
+            for kind, rows in self.rows.items()
+        }
 
 
 def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> HeldOut:
@@ -84,7 +103,9 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
     """
     found = HeldOut()
     source_opened(agent, "db")  # an agent nobody knows is refused by name
-    found.rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, binding=True, spare=found.spare)
+    prompts = Prompts()
+    rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, prompts=prompts, binding=True)
+    found.rows, found.spare = _clustered(rows, prompts, found.left_out), prompts.spare
     if found.rows:
         lead = lead_kind(found.counts(), needed)
         prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
@@ -124,10 +145,10 @@ def _rows_by_kind(
     splits: Sequence[str],
     left_out: Counter[str],
     rewarded: bool,
-    spare: Rows | None = None,
+    prompts: Prompts | None = None,
     **source: Any,
 ) -> dict[str, Rows]:
-    """The rows of every kind in these splits; `spare` collects prompts. Raises DatasetRefused."""
+    """The rows of every kind in these splits; `prompts` collects all. Raises DatasetRefused."""
     found: dict[str, Rows] = {}
     datasets = list(dict.fromkeys(DATASETS.values()))
     if "data_file" in source and holds_prompts(source["data_file"]):
@@ -140,11 +161,25 @@ def _rows_by_kind(
         except DatasetTooSmall:
             continue
         rows = [row for row in prepared.rows() if row["split"] in splits]
-        if spare is not None and dataset == Snapshot.Kind.PROMPTS:
-            aside = (row for row in prepared.rows() if row["split"] in UNTRAINED)
-            spare += itertools.islice(aside, SPARE)
+        if prompts is not None and dataset == Snapshot.Kind.PROMPTS:
+            for row in prepared.rows():
+                prompts.add(row)
         found |= _sorted_by_kind(dataset, rows, rewarded)
         left_out.update(prepared.left_out)
+    return found
+
+
+def _clustered(rows: Mapping[str, Rows], prompts: Prompts, left_out: Counter[str]) -> dict[str, Rows]:
+    """The rows with the clusters of their prompts, without those that have a near-identical prompt on another side."""
+    clusters = clusters_of(prompts.texts)
+    elsewhere = {clusters[name] for name, side in prompts.sides.items() if side != HOLDOUT} - {""}
+    found: dict[str, Rows] = {}
+    for kind, whole in rows.items():
+        named = [{**row, "cluster": clusters.get(row["prompt_hash"], "")} for row in whole]
+        alone = [row for row in named if row["cluster"] not in elsewhere]
+        left_out["near_identical"] += len(named) - len(alone)
+        if alone:
+            found[kind] = alone
     return found
 
 
@@ -237,7 +272,11 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
         if testable(prompt.facts)
     }
     readable = _readable(given, sorted(set().union(*prompts.values())))
-    counts |= {kind: len(hashes & readable) for kind, hashes in prompts.items()}
+    clusters = clusters_of(readable)
+    counts |= {
+        kind: len({clusters[name] or name for name in hashes & readable.keys()})
+        for kind, hashes in prompts.items()
+    }
     return counts, splits.tally
 
 
@@ -258,10 +297,12 @@ def _hashes(rows: Iterable[Example]) -> set[str]:
     return {row.prompt_hash for row in rows}
 
 
-def _readable(given: EvidenceSource, hashes: list[str]) -> set[str]:
-    """Those of the prompts that are plain text: the others make no row of any dataset."""
-    found = set[str]()
+def _readable(given: EvidenceSource, hashes: list[str]) -> dict[str, str]:
+    """The words of those prompts that are plain text: the others make no row of any dataset."""
+    found: dict[str, str] = {}
     for start in range(0, len(hashes), PROMPTS_AT_ONCE):
         prompts = given.prompts(hashes[start : start + PROMPTS_AT_ONCE])
-        found |= {name for name, prompt in prompts.items() if messages_plain(prompt.messages) is not None}
+        for name, prompt in prompts.items():
+            if (messages := messages_plain(prompt.messages)) is not None:
+                found[name] = prompt_text(messages)
     return found

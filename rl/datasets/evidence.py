@@ -50,6 +50,7 @@ REASONS: dict[str, str] = {
     "no_preference": "rows of the file that carry no preference (a prompt, a demonstration)",
     "beside_a_person": "simulated verdicts on responses that a person rated, where raters are weighted by reliability",
     "other_agent": "rows of the file that belong to another agent",
+    "near_identical": "held-out rows whose prompt is nearly one that is trained or tuned on",
     "repeated_prompt": "rows of a file of prompts whose prompt stands there before",
     "reward_pending": "decisions with outcomes or a trace whose reward is not calculated yet: run calculate_rewards",
 }

@@ -396,6 +396,7 @@ def _held_out(work: _Work, own: _Side, other: _Side, evidence: Mapping[str, Othe
         "cases": [
             {
                 "prompt_hash": row.get("prompt_hash", ""),
+                "cluster": row.get("cluster", ""),
                 "own": mine,
                 "other": theirs,
                 "slices": slices_of(row),

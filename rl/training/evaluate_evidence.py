@@ -77,6 +77,7 @@ def rated_evidence(
         stored.append(
             {
                 "prompt_hash": hash_of(row),
+                "cluster": row.get("cluster", ""),
                 "value": float(row["score"]),
                 "shift": moved - other_moved,
                 "own": moved,
@@ -142,12 +143,13 @@ def agreement_check(asked: Sequence[HeldOutPrompt], judge: AnswerJudge) -> Check
 
 
 def _case(row: Mapping[str, Any], own: float, other: float) -> dict[str, Any]:
-    return {"prompt_hash": hash_of(row), "own": own, "other": other, "slices": slices_of(row)}
+    facts = {"prompt_hash": hash_of(row), "cluster": row.get("cluster", ""), "slices": slices_of(row)}
+    return {**facts, "own": own, "other": other}
 
 
 def _figures(stored: Sequence[Mapping[str, Any]], effect: Effect | None) -> dict[str, Any]:
     """Prompts, the figure of either side, the paired difference with its 95 % interval and two-sided p."""
-    figures: dict[str, Any] = {"prompts": len({one["prompt_hash"] for one in stored})}
+    figures: dict[str, Any] = {"prompts": len({one["cluster"] or one["prompt_hash"] for one in stored})}
     if effect is None:
         return figures
     own, other = effect.sides

@@ -1,0 +1,80 @@
+"""Clusters of near-identical prompts, by MinHash over the words that tell an agent's prompts apart. Pure.
+
+Broder 1997 (On the resemblance and containment of documents); signatures and their index are datasketch's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NEAR = 0.85
+"""Share of words and pairs of words in common (Jaccard) from which two prompts are near-identical: of twenty words one
+may differ."""
+
+COMMON = 0.5
+"""Share of the prompts from which a word or pair of words is the agent's template and tells no prompt from another."""
+
+FEW = 10
+"""Prompts below which no template can be told."""
+
+PERMUTATIONS = 64
+"""Of a signature; an estimate only chooses whom to compare, and candidates are compared exactly."""
+
+WORD = re.compile(r"\w+")
+
+
+def clusters_of(texts: Mapping[str, str]) -> dict[str, str]:
+    """Prompt -> the prompt its cluster is named after, the first of it in the order given; "" for one like no other.
+
+    A prompt joins the cluster whose first prompt it is most like, so clusters do not grow by chains: all members are
+    near-identical to the first. The same prompts in the same order give the same clusters.
+    """
+    from datasketch import MinHash, MinHashLSH  # takes half a second that most commands need not wait for
+
+    parts = _told_apart(texts)
+    index = MinHashLSH(threshold=NEAR - 0.1, num_perm=PERMUTATIONS)
+    leaders: dict[str, str] = {}
+    names = [name for name, found in parts.items() if found]
+    signatures = MinHash.generator(
+        ([part.encode() for part in parts[name]] for name in names), num_perm=PERMUTATIONS, hashfunc=_number
+    )
+    for name, signature in zip(names, signatures, strict=True):
+        near = [(_alike(parts[name], parts[other]), other) for other in index.query(signature)]
+        best = max(near, default=(0.0, ""))
+        if best[0] >= NEAR:
+            leaders[name] = best[1]
+        else:
+            index.insert(name, signature, check_duplication=False)
+    led = set(leaders.values())
+    return {name: leaders.get(name, name if name in led else "") for name in texts}
+
+
+def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The words of a prompt, whoever says them."""
+    return "\n".join(str(message.get("content") or "") for message in messages)
+
+
+def _told_apart(texts: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """Per prompt its words and pairs of neighbouring words, without those of the agent's template."""
+    found = {}
+    for name, text in texts.items():
+        words = WORD.findall(text.lower())
+        found[name] = frozenset([*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))])
+    if len(found) < FEW:
+        return found
+    count = Counter(part for parts in found.values() for part in parts)
+    template = {part for part, n in count.items() if n > COMMON * len(found)}
+    return {name: parts - template for name, parts in found.items()}
+
+
+def _alike(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / len(one | other)
+
+
+def _number(part: bytes) -> int:
+    return zlib.crc32(part)

@@ -1,0 +1,72 @@
+"""Near-identical prompts: what is one, what is a template, and what becomes of them in the holdout."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl.held_out import evidence_counts, held_out_of_database
+from rl.prompt_clusters import clusters_of
+from tests.standing import stand
+from tests.test_datasets import rate
+
+LONG = (
+    "our printer on the second floor makes a grinding noise whenever somebody sends more than ten pages at once and "
+    "{} then shows a red light"
+)
+
+
+def test_a_prompt_that_differs_in_one_word_of_many_is_near_identical_and_another_question_is_not() -> None:
+    texts = {
+        "a": LONG.format("it"),
+        "b": "where is my parcel from last week?",
+        "c": LONG.format("IT").upper(),
+        "d": LONG.format("this"),
+        "e": "where is my parcel from last month?",
+    }
+    # a and d: 25 words each, 24 of them and 22 pairs are the same, of 50 and 48 + ... in all: above 0.85; b and e: of
+    # 7 words and 6 pairs 6 and 5 are shared, of 8 and 7: 11 / 15
+    assert clusters_of(texts) == {"a": "a", "b": "", "c": "a", "d": "a", "e": ""}
+    assert clusters_of({}) == {}
+
+
+def test_what_an_agents_template_says_tells_no_prompt_from_another() -> None:
+    form = "You sort letters for a small company. Name the folder for this letter, as JSON, and nothing else. Letter {}"
+    texts = {f"p{i}": form.format(f"from {name} about {what}") for i, (name, what) in enumerate(
+        (name, what) for name in ("ann", "bob", "cy", "dee") for what in ("rent", "tax", "leave")
+    )}  # fmt: skip
+    assert set(clusters_of(texts).values()) == {""}
+    again = clusters_of({**texts, "q": form.format("from Ann about rent!")})
+    assert {name for name, cluster in again.items() if cluster} == {"p0", "q"}
+
+
+def test_clusters_do_not_grow_by_chains() -> None:
+    words = [f"w{i}" for i in range(40)]
+    texts = {}
+    for step in range(12):  # each differs from the one before in one word, the last from the first in eleven
+        texts[str(step)] = " ".join(["new" + word if i < step else word for i, word in enumerate(words)])
+    # beside other questions: what most prompts say would count as the template
+    texts |= {f"other{i}": " ".join(f"{word}of{i}" for word in words) for i in range(14)}
+    found = clusters_of(texts)
+    assert found["1"] == found["0"] == "0"
+    assert found["11"] != "0"
+
+
+@pytest.mark.django_db
+def test_near_identical_prompts_count_as_one_and_not_at_all_where_one_is_trained_on() -> None:
+    def rated(split: str, *texts: str) -> None:
+        for text in texts:
+            stand("helper", [{"role": "user", "content": text}], split)
+            rate(text, "yes", "up")
+            rate(text, "no", "down")
+
+    rated("holdout", "how do I reset my password?", "which plan is the cheapest?")
+    rated("holdout", LONG.format("it"), LONG.format("this"))
+    assert evidence_counts("helper")["pairs"] == 3
+    found = held_out_of_database("helper", 30)
+    assert (found.counts()["pairs"], len(found.rows["pairs"])) == (3, 4)
+    rated("train", LONG.format("sometimes"))
+    found = held_out_of_database("helper", 30)
+    assert (found.counts()["pairs"], found.left_out["near_identical"]) == (
+        2,
+        6,
+    )  # two pairs and four scored answers
