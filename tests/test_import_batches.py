@@ -56,6 +56,7 @@ def tables() -> dict[str, list[dict[str, Any]]]:
         model.__name__: sorted(model._default_manager.order_by().values(), key=str)
         for app in ("feedback", "rl")
         for model in apps.get_app_config(app).get_models()
+        if model.__name__ != "Tombstone"  # what was erased stays erased, whatever is undone
         if model is not ImportBatch
     }
 
