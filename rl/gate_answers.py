@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from rl.evidence_kinds import CORRECTIONS
-from rl.gate_effects import binomial_luck, lead_of
+from rl.gate_effects import binomial_luck
 from rl.gate_sheets import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, Verdict
 from rl.statistics import mean_interval, paired_difference
 from rl.statistics.permutation import sign_flip_p
@@ -82,22 +81,23 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
 
 
 def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """It has not gone further from the base model than allowed, and than what people wrote lies from it.
+    """It has not gone further from its reference (the base model, or its warm-up) than allowed, and than what people
+    wrote lies from it.
 
-    Where corrections lead, the way that the held-out answers of people themselves ask for is added to the bound: by how
-    much the policy finds them more likely than the base does, in nats per token, the lower end of its interval.
+    The way that held-out answers of people themselves ask for is added to the bound: by how much the policy finds them
+    more likely than the reference does, in nats per token, the lower end of its interval.
     """
     if evidence.kl is None:
         words = "its distance to the base model was not measured, or its answers are a closed set"
         return Verdict("kl", NOT_APPLICABLE, words)
     way = 0.0
-    if lead_of(evidence, bounds) == CORRECTIONS and evidence.written_gain is not None:
+    if evidence.written_gain is not None:
         way = max(evidence.written_gain.low, 0.0)
     figures = {"value": evidence.kl, "bound": bounds.max_kl, "written": way}
     allowed = f"{bounds.max_kl + way:.3g} allowed"
-    words = f"KL to the base model {evidence.kl:.2f} nats per token of its own answers, {allowed}"
+    words = f"KL to its reference {evidence.kl:.2f} nats per token of its own answers, {allowed}"
     if way:
-        words += f", {way:.3g} of it as what people wrote lies that far from the base"
+        words += f", {way:.3g} of it as what people wrote lies that far from it"
     return Verdict("kl", PASSED if evidence.kl <= bounds.max_kl + way else REFUSED, words, figures)
 
 

@@ -194,7 +194,7 @@ def test_prompts_that_nobody_judged_say_nothing_of_the_reward() -> None:
 def test_what_people_wrote_allows_as_much_distance_as_it_lies_away() -> None:
     written = {CORRECTIONS: [Case(-1.0, -4.0)] * 30}
     gain = Difference(3.2, 3.0, 3.4)
-    for kl, lead, passes in ((4.9, True, True), (5.1, True, False), (4.9, False, False)):
+    for kl, lead, passes in ((4.9, True, True), (5.1, True, False), (4.9, False, True), (5.1, False, False)):
         found = Evidence("base", () if lead else cases(40), kl=kl, others=written, written_gain=gain)
         assert verdict(gate_answers.rule_kl, found).passed is passes, (kl, lead)
     unknown = Evidence("base", (), kl=2.1, others=written)

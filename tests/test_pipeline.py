@@ -87,7 +87,7 @@ def test_what_harms_is_rejected_with_its_reason(policy: Policy, doors: Doors) ->
     assert (outcome.stage, doors.exported) == ("rejected", [])
     assert (
         policy.events.get(kind="rejected").reason
-        == "KL to the base model 9.00 nats per token of its own answers, 2 allowed"
+        == "KL to its reference 9.00 nats per token of its own answers, 2 allowed"
     )
 
 

@@ -137,7 +137,7 @@ def test_a_gate_that_refuses_puts_its_sheet_on_record_and_moves_nothing() -> Non
     sheet = registry.policy_gated(candidate, "champion", actor="loop")
     event = candidate.events.get(kind="gated")
     assert [verdict.rule for verdict in sheet.refusals] == ["kl"]
-    assert event.reason == "KL to the base model 7.50 nats per token of its own answers, 2 allowed"
+    assert event.reason == "KL to its reference 7.50 nats per token of its own answers, 2 allowed"
     candidate.refresh_from_db()
     assert candidate.stage == "candidate"
 
