@@ -601,3 +601,31 @@ def test_by_reliability_what_a_person_says_goes_before_a_simulated_rater() -> No
     (row,) = [r for r in dataset.rows() if r["completion"] == "another"]
     assert (row["label"], row["votes"], row["simulated"]) == (False, 1, False)
     assert dataset.left_out["beside_a_person"] == 1
+
+
+def test_a_file_in_which_nothing_is_said_of_any_response_shows_what_to_imitate(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"Where is parcel {i}?", "answer": "At the depot."} for i in range(12)
+    ]
+    silent = tmp_path / "answers.jsonl"
+    silent.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    shown = prepare_training_dataset(
+        "helper", source="file", data_file=silent, kind="corrections", min_samples=1
+    )
+    assert sum(shown.counts.values()) == 12
+    assert shown.sources == {"demonstration": 12}
+    with pytest.raises(DatasetRefused, match=r"0 pairs found .* 12 no_preference"):
+        prepare_training_dataset("helper", source="file", data_file=silent)
+
+
+def test_where_one_response_was_judged_silence_about_the_others_is_no_praise(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Where is parcel {i}?", "answer": "At the depot.", "thumb": ""} for i in range(12)]
+    rows[3]["thumb"] = "up"
+    judged = tmp_path / "judged.jsonl"
+    judged.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    shown = prepare_training_dataset(
+        "helper", source="file", data_file=judged, kind="corrections", min_samples=1
+    )
+    assert sum(shown.counts.values()) == 1
+    assert shown.sources == {"ratings": 1}
+    assert shown.left_out["no_preference"] == 11

@@ -77,12 +77,13 @@ class FileEvidence:
         self._scenarios: dict[str, Scenario] | None = None
         self._numbers = 0
         self._unrated: list[_Unrated] = []
+        self._silent: list[Response] = []
         self._traces: dict[uuid.UUID, ImportedTrace] = {}
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
         """As EvidenceSource. Raises FormatRefused for a file that is damaged or cannot be read."""
-        self.feedback_count = self.simulated_count = 0
-        self._unrated, self._traces = [], {}
+        self.feedback_count = self.simulated_count = self._numbers = 0
+        self._unrated, self._silent, self._traces = [], [], {}
         refused: list[RowRefused] = []
         decisions: dict[uuid.UUID, Response] = {}
         # of a named rater's comparisons of the same two decisions the last one stands, on whichever sides they were
@@ -113,6 +114,10 @@ class FileEvidence:
                     refused.append(RowRefused(record.line, record.key, str(error)))
         for comparison in named.values():
             yield from self._compared(comparison, decisions, left_out)
+        if self._silent and (self._numbers or self._unrated):
+            # where some were judged, silence about the others is no praise
+            left_out["no_preference"] += len(self._silent)
+            self._silent = []
         if refused:
             left_out["refused_row"] += len(refused)
             first = refused[0]
@@ -166,7 +171,10 @@ class FileEvidence:
         if candidates and (said or any(score is not None for _, score in candidates)):
             yield Listed(response.prompt_hash, response.completion, candidates)
         elif not said and not shown and not earned:
-            left_out["no_preference"] += 1
+            if record.response:
+                self._silent.append(response)
+            else:
+                left_out["no_preference"] += 1
 
     def _compared(
         self, record: ImportedComparison, decisions: dict[uuid.UUID, Response], left_out: Counter[str]
@@ -286,7 +294,16 @@ class FileEvidence:
         return (uuid.UUID(int=self._numbers),)
 
     def demonstrated(self) -> Iterator[Demonstrated]:
-        return iter(())  # they stand in the evidence
+        """The responses of a file in which nothing is said of any; others stand in the evidence."""
+        for response in self._silent:
+            yield Demonstrated(
+                response.prompt_hash,
+                response.completion,
+                DEMONSTRATIONS[0],
+                False,
+                response.tags,
+                self._number(),
+            )
 
     def prompt_hashes(self) -> list[str]:
         return list(self._prompts)
