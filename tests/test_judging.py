@@ -15,11 +15,12 @@ from feedback.services import decision_record, rating_submit
 from rl import registry
 from rl.agents import get_agent
 from rl.answer_checks import barred_reason, rewards_of_training
+from rl.checksums import file_sum
 from rl.evaluations import EvaluationOrder, EvaluationRefused, evaluate
 from rl.held_out import evidence_counts
 from rl.judgements import Split
 from rl.judging import comparison_newest, policy_judge
-from rl.models import Policy, Snapshot, TrainingRun
+from rl.models import AgentDefinition, Policy, Snapshot, TrainingRun
 from rl.recipes import KTORecipe, SFTRecipe
 from rl.rewards.base import RewardSample
 from rl.training.evaluate import evaluate_policy
@@ -78,7 +79,9 @@ def registered(
         run,
         name=registry.policy_name_next(agent, 1),
         adapter=adapter,
-        adapter_sha256="0" * 64,
+        adapter_sha256=file_sum(weights)
+        if (weights := adapter / "adapter_model.safetensors").is_file()
+        else "",
         feedback_count=1,
         actor="test",
     )
@@ -175,6 +178,9 @@ def corrected(agent: str, asks: list[str]) -> None:
 @pytest.mark.training
 def test_what_people_wrote_is_evidence_beside_the_pairs_it_makes(taught: tuple[Path, Path]) -> None:
     base, adapter = taught
+    AgentDefinition.objects.create(
+        slug="own-bot", title="Own bot"
+    )  # free text, however often it says the same
     corrected("own-bot", questions(34, "holdout"))
     policy = registered("own-bot", base, adapter, method="sft")
     found = evaluate(EvaluationOrder(policy=policy.name, compare_base=True))

@@ -233,6 +233,7 @@ def test_what_was_read_as_the_answer_is_told() -> None:
     assert value.detail == {"read": "5", "expected": "4"}
 
 
+@pytest.mark.django_db  # whether an agent has a definition decides what a valid answer is
 def test_answers_to_rows_are_judged_without_a_model() -> None:
     rows = [{"prompt": [], "facts": {"answer": 4}}, {"prompt": [], "facts": {"answer": 5}}, {"prompt": []}]
     found = rows_rewarded(rewards_named(["answer"]), rows, ["4", "4", "4"], agent="tutor")

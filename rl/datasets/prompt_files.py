@@ -53,7 +53,7 @@ class PromptFile(FileEvidence):
         self.feedback_count = self.simulated_count = 0
         self.rows = RowReader(agent, "dataset")
         self._prompts: dict[str, Prompt] = {}
-        self._unrated, self._traces, self._numbers = [], {}, 0
+        self._unrated, self._silent, self._traces, self._numbers = [], [], {}, 0
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
         """Nothing; reads the prompts. A prompt that stands there again is counted in `left_out`."""
