@@ -171,7 +171,7 @@ class Loop:
         return bool(
             run
             and run["status"] == "running"
-            and any((self.home / "runs" / str(run["id"])).rglob("checkpoint-*/complete.json"))
+            and any((self.home / "runs" / str(run["id"])).glob("checkpoints/checkpoint-*/complete.json"))
         )
 
     def victims(self, kind: str) -> list[psutil.Process]:

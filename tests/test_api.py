@@ -85,11 +85,14 @@ def test_another_body_under_the_same_id_is_a_conflict(app: ApiClient) -> None:
     assert Decision.objects.get().response == "On its way."
 
 
-def test_recording_costs_one_statement(app: ApiClient) -> None:
+def test_recording_costs_an_insert_and_a_look_at_what_was_erased(app: ApiClient) -> None:
     app.post("/api/decisions/", decision_body())
     with CaptureQueriesContext(connection) as queries:
         app.post("/api/decisions/", decision_body())
-    assert [q["sql"].split()[0] for q in queries if "SAVEPOINT" not in q["sql"]] == ["INSERT"]
+    assert [q["sql"].split()[0] for q in queries if "SAVEPOINT" not in q["sql"]] == [
+        "SELECT",
+        "INSERT",
+    ]
 
 
 # --- What is refused --------------------------------------------------------------------------------------

@@ -228,7 +228,7 @@ class TrainCommand(RatchetCommand):
                     what.replace("_", " "),
                     ", ".join(f"{count:,} {reason}" for reason, count in counts.items()),
                 )
-        for decision, why in result["query"].get("unreadable", {}).items():
+        for decision, why in result.get("query", {}).get("unreadable", {}).items():
             table.add_row("unreadable", f"decision {decision}: {why} (see /problems/)")
         if result["simulated_share"]:
             table.add_row("feedback", f"{100 * result['simulated_share']:.0f} % SIMULATED")
