@@ -14,9 +14,11 @@ from rl.training.encoding import DEFAULT_CHAT_TEMPLATE, EncodedResponse, Encoder
 from rl.training.hardware import Hardware
 from rl.training.logps import causal_model, head_logps
 from rl.training.policy import LoadedPolicy, load_policy
+from rl.training.prefix import Rung
 from rl.training.scoring import (
     ScoringError,
     head_check,
+    kl_encoded,
     score_encoded,
     score_pairs,
     score_responses,
@@ -108,6 +110,24 @@ def test_without_its_adapter_a_policy_scores_as_its_base(tmp_path: Path, llama: 
     base = [s.logp for s in score_responses(llama, items)]
     assert [s.logp for s in score_responses(adapted, items, adapter=False)] == pytest.approx(base, abs=1e-5)
     assert [s.logp for s in score_responses(adapted, items)] != pytest.approx(base, abs=1e-2)
+
+
+def test_the_distance_to_a_reference_is_the_same_however_the_two_are_computed(
+    tmp_path: Path, llama: LoadedPolicy
+) -> None:
+    adapter = tiny_adapter(Path(llama.base_model), tmp_path / "adapter")
+    prompt = [{"role": "user", "content": "which chart?"}]
+    texts = ["a line", "a pie, and then a table", "none", "a", "b", "a bar", "c", "two lines"]
+    items = llama.encoder.responses([(prompt, text) for text in texts])
+    found = []
+    for rung in (Rung.STOCK, None):  # None: the policy finds that rows which share a prompt can be packed
+        policy = load_policy(llama.base_model, adapter, hardware=llama.hardware)
+        reference = load_policy(llama.base_model, hardware=llama.hardware)
+        policy.rung, reference.rung = rung, Rung.STOCK
+        found.append(kl_encoded(policy, items, reference=reference))
+    assert policy.rung != Rung.STOCK
+    assert all(value > 0 for value in found[0])
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
 def test_pairs_are_scored_chosen_first(llama: LoadedPolicy) -> None:

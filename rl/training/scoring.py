@@ -108,7 +108,6 @@ def kl_encoded(
     else:
         base = _rows_scored(reference, items, batch_size)
     return [
-        # 0 in both beyond the response, where k3 is 0 too
         float((torch.expm1(theirs - mine) - (theirs - mine)).sum())
         for mine, theirs in zip(own, base, strict=True)
     ]
@@ -117,7 +116,7 @@ def kl_encoded(
 def _rows_scored(
     policy: LoadedPolicy, items: Sequence[EncodedResponse], batch_size: int
 ) -> list[torch.Tensor]:
-    """Log-probabilities of each item's response tokens, float64, 0 at other places."""
+    """Log-probabilities of each item's response tokens, float64, one for each."""
     firsts: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     same = [firsts.setdefault((tuple(a.prompt_ids), tuple(a.response_ids)), i) for i, a in enumerate(items)]
     order = sorted(firsts.values(), key=lambda i: (len(items[i].prompt_ids), items[i].prompt_ids))
@@ -130,7 +129,7 @@ def _rows_scored(
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
                 scored = _batch_logps(policy, [items[i] for i in rows])
-                logps |= zip(rows, scored.cpu().double(), strict=True)
+                logps |= zip(rows, scored, strict=True)
     finally:
         policy.model.train(was_training)
     return [logps[i] for i in same]
@@ -150,17 +149,20 @@ def _rung_settle(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> None
         policy.rung_longest = longest
 
 
-def _batch_logps(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> torch.Tensor:
-    """Token log-probabilities [items, tokens], 0 beyond each response."""
+def _batch_logps(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> list[torch.Tensor]:
+    """Log-probabilities of each response's tokens, float64 on the CPU, whichever way the model is computed."""
     model, pad = causal_model(policy.model), policy.tokenizer.pad_token_id
     if policy.rung is None or policy.rung == Rung.STOCK:
         batch = {name: tensor.to(policy.device) for name, tensor in collate(items, pad).items()}
-        return token_logps(model, **batch)
+        stock = token_logps(model, **batch).cpu().double()
+        masks = batch["completion_mask"][:, 1:].bool().cpu()
+        return [row[mask] for row, mask in zip(stock, masks, strict=True)]
     packed = pack(
         [item.prompt_ids for item in items], [item.response_ids for item in items], pad_token_id=pad
     )
     logps: torch.Tensor = packed_logps(model, packed.to(policy.device), Rung(policy.rung))[0]
-    return logps
+    rows = logps.cpu().double()
+    return [row[: len(item.response_ids)] for row, item in zip(rows, items, strict=True)]
 
 
 def head_check(policy: LoadedPolicy) -> None:
