@@ -37,6 +37,7 @@ ELSEWHERE = {
     "Qwen/": "needs a hub",
     "/models/my-llama": "is somebody's own folder",
     "--agent router": "is of an app that is not here; tests/test_agents.py registers an agent by its path",
+    "manage.py backup": "writes where the page says; tests/test_backup.py writes elsewhere",
     "manage.py restore": "needs an empty home; tests/test_backup.py restores into one",
     "manage.py doctor": "looks at the machine; tests/test_doctor.py makes it well and ill",
     "--restore 3": "names a withdrawal; tests/test_withdrawals.py makes one",
