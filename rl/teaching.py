@@ -13,25 +13,21 @@ STILL = 2e-3
 Adam moves a weight by about the learning rate with each step, and the adapter's second matrix begins at zero: so this
 sum bounds what a run can do, whatever it is fed. Measured by `benchmarks/teaching.py`; see docs/methods.md."""
 
+MOST_STEPS = 1_000_000
+"""Optimiser steps that are never advised: at a learning rate that asks for more, the rate is what to raise."""
+
 FEW_ROWS = 30
 """Training rows below which a policy learns these rows rather than what they have in common."""
 
 
 def rate_sum(recipe: Recipe, steps: int) -> float:
     """The learning rates of so many optimiser steps, added up over warm-up and decay."""
-    warm = math.ceil(steps * recipe.warmup_ratio)
-    total = 0.0
-    for step in range(steps):
-        done = (step - warm) / max(steps - warm, 1)
-        if step < warm and recipe.lr_scheduler != "constant":
-            total += step / warm
-        elif recipe.lr_scheduler == "cosine":
-            total += 0.5 * (1 + math.cos(math.pi * done))
-        elif recipe.lr_scheduler == "linear":
-            total += 1 - done
-        else:
-            total += 1.0
-    return recipe.learning_rate * total
+    warm = math.ceil(steps * recipe.warmup_ratio) if recipe.lr_scheduler != "constant" else 0
+    rest = steps - warm
+    # sums of arithmetic series; of the half wave of a cosine all terms but the first cancel
+    rising = (warm - 1) / 2 if warm else 0.0
+    falling = (rest + 1) / 2 if rest and recipe.lr_scheduler in ("cosine", "linear") else float(rest)
+    return recipe.learning_rate * (rising + falling)
 
 
 def optimiser_steps(recipe: Recipe, rows: int) -> int:
@@ -59,6 +55,7 @@ def doubt(recipe: Recipe, rows: int, kind: str = "rows") -> str:
         fewer_rows = max(FEW_ROWS - rows, 0)
         rate = f"rate about {math.ceil(fewer_rows * 1.7 / 10) * 10} more prompts, or " if fewer_rows else ""
         longer = f"--max-steps {more}" if knobs["max_steps"] > 0 else f"--epochs {passes}"
+        longer = longer if more < MOST_STEPS else "a higher --learning-rate"
         return f"{counted}: too little to change {what} (measured: one in 40 at most); {rate}give {longer}"
     if rows < FEW_ROWS:
         return (
@@ -69,7 +66,8 @@ def doubt(recipe: Recipe, rows: int, kind: str = "rows") -> str:
 
 
 def _steps_needed(recipe: Recipe, steps: int, scale: float) -> int:
+    """The fewest steps, an eighth more each time, that may change an answer; at most MOST_STEPS."""
     more = max(steps, 1)
-    while rate_sum(recipe, more) * scale < STILL:
+    while rate_sum(recipe, more) * scale < STILL and more < MOST_STEPS:
         more += max(more // 8, 1)
     return more

@@ -13,12 +13,13 @@ import pytest
 from django.core.management import CommandError
 
 from rl.models import Policy, TrainingRun
-from rl.recipes import GRPO_CONFIG, PPO_CONFIG
+from rl.recipes import GRPO_CONFIG, PPO_CONFIG, DPORecipe
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.named import rewards_named
 from rl.rewards.rows import rows_rewarded
 from rl.rewards.teaching import teaching_fault
 from rl.simulation import simulate
+from rl.teaching import doubt, rate_sum
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.hardware import Hardware
@@ -329,3 +330,24 @@ def test_a_stopped_run_says_so_on_its_row(base: str) -> None:
     assert entered.status == TrainingRun.Status.SUCCEEDED
     assert entered.reason == f"stopped early: {found['stopped_early']}"
     assert Policy.objects.get(name=found["policy"]).run == entered
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "warmup", "by_hand"),
+    [
+        ("constant", 0.5, 4.0),  # no warm-up: 1 + 1 + 1 + 1
+        ("constant_with_warmup", 0.5, 0.5 + 2.0),  # 0, 1/2, then 1 and 1
+        ("linear", 0.5, 0.5 + 1.5),  # 0, 1/2, then 1 and 1/2
+        ("cosine", 0.5, 0.5 + 1.5),  # 0, 1/2, then 1 and 1/2
+        ("cosine", 0.0, 2.5),  # 1, 0.854, 1/2, 0.146
+    ],
+)
+def test_the_rates_of_four_steps_add_up(scheduler: str, warmup: float, by_hand: float) -> None:
+    recipe = DPORecipe(lr_scheduler=scheduler, warmup_ratio=warmup, learning_rate=1.0)
+    assert rate_sum(recipe, 4) == pytest.approx(by_hand)
+
+
+def test_a_rate_that_no_number_of_steps_makes_up_for_is_answered_at_once() -> None:
+    """It was counted up to without end, while a request to plan a training waited."""
+    found = doubt(DPORecipe(learning_rate=1e-300, max_steps=10**12), 100)
+    assert "give a higher --learning-rate" in found
