@@ -201,6 +201,10 @@ def rewards_calculate(
             logger.warning("rewards of %s: %s", slug, why, exc_info=not expected)
             refused[slug] = why
             total -= len(ids)
+        if agent is None and len(rows.unreadable) == len(ids) > 1:
+            # not these rows but what reads them is at fault: the agent's settings, or a reward function of its own
+            refused[slug] = f"none of {len(ids):,} decisions: {next(iter(rows.unreadable.values()))}"
+            total, calculated = total - len(ids), calculated - len(ids)
         if ids:
             rows.save(looked_at=ids)
             unreadable |= rows.unreadable

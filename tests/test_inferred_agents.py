@@ -98,6 +98,7 @@ def test_an_agent_is_inferred_from_what_its_app_and_people_wrote_and_not_from_wh
             messages=[{"role": "user", "content": "?"}],
             response=f"ramble {i}",
             metadata={"serving": {"backend": "in-process"}},
+            reserved=True,
         )
     first = decision_record(
         agent="movie-night", messages=[{"role": "user", "content": "Any idea?"}], response=FILMS[0]

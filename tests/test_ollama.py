@@ -15,6 +15,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from rl import deploying, exports, pipeline, registry
+from rl.checksums import file_sum
 from rl.export import ollama
 from rl.export.artifact import ExportRefused
 from rl.export.chat_template import template_translated
@@ -257,8 +258,10 @@ def policy(file: Path) -> Policy:
     )
     home = registry.home_path("policies/widgets/widgets-v1")
     home.mkdir(parents=True)
+    weights = home / "adapter_model.safetensors"
+    weights.write_bytes(b"weights")
     made = registry.policy_register(
-        run, name="widgets-v1", adapter=home, adapter_sha256="a" * 64, feedback_count=1, actor="test"
+        run, name="widgets-v1", adapter=home, adapter_sha256=file_sum(weights), feedback_count=1, actor="test"
     )
     registry.artifact_register(
         made,
@@ -267,7 +270,7 @@ def policy(file: Path) -> Policy:
         quantization="q4_k_m",
         path=str(file),
         bytes=3,
-        sha256="b" * 64,
+        sha256=file_sum(file),
         checked={},
     )
     return made

@@ -114,6 +114,11 @@ class Withdrawals(ApiView):
         check = Check()
         if not isinstance(given.get("ids", []), list):
             check.fields["ids"] = "expected a list of UUIDs"
+        for name, wanted in (("agent", "an agent"), ("since", "a time"), ("until", "a time")):
+            if given.get(name) == "":
+                check.fields[name] = (
+                    f"expected {wanted}, found an empty text; leave it out to select by other facts"
+                )
         reason = check.text("reason", given.get("reason", ""), limit=500)
         dry_run = given.get("dry_run", False)
         if not isinstance(dry_run, bool):
