@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from feedback.keys import key_create
-from feedback.models import ImportBatch
+from feedback.models import ImportBatch, Withdrawal
 from feedback.services import decision_record, rating_submit
 from rl import scorer
 from rl.models import Experiment, RewardModelVersion, TrainingRun
@@ -85,6 +85,7 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
         rating_submit(decision=row, rater="ada", score=n % 2)
     TrainingRun.objects.create(pk=RUN, agent="0", method="dpo", base_model="bundled")
     ImportBatch.objects.create(pk=RUN, file="x.csv", sha256="0", bytes=1, format="table", actor="test")
+    Withdrawal.objects.create(pk=RUN, actor="test", decisions_count=0)
     experiment = Experiment.objects.create(pk=RUN, name="0", agent="0")
     for name in ("control", "challenger"):
         experiment.arms.create(name=name, is_control=name == "control")
@@ -136,7 +137,7 @@ def test_the_api_keeps_to_its_description(case: Any, key: str, answers: Counter[
 
 def point_at_what_is_there(case: Any) -> None:
     policy = "second" if "rollback" in case.operation.path else "third"
-    numbered = any(word in case.operation.path for word in ("runs", "experiments", "imports"))
+    numbered = any(word in case.operation.path for word in ("runs", "experiments", "imports", "withdrawals"))
     there = {"id": RUN if numbered else KNOWN, "agent": "0", "name": policy}
     if not case.meta.is_negative_at(ParameterLocation.PATH):
         for name in case.path_parameters:

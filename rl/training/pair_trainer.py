@@ -391,7 +391,7 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         def asked(**inputs: Any) -> Any:
             output = model(**inputs)
             if self._differences is not None:
-                chosen, rejected = output.log_probs.detach().double().sum(-1).chunk(2)
+                chosen, rejected = output.log_probs.detach().float().sum(-1).chunk(2)
                 self._differences += self.accelerator.gather_for_metrics(chosen - rejected).tolist()
             return output
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+
 from rl.recipes import BASE, AdapterRecipe, SFTRecipe
 from rl.training.hardware import Hardware
 from rl.training.model_files import ADAPTER_FILES
@@ -65,8 +67,13 @@ def warm_up(
     steps = recipe.warm_up(len(rows))
     note = f"warmed up on the {len(rows):,} responses that were judged, {steps} steps: they are the reference"
     adapter = folder / "adapter"
-    if not (adapter / ADAPTER_FILES[1]).is_file():
-        shutil.rmtree(folder, ignore_errors=True)
+    together = PartialState()  # of one process or several
+    done = (adapter / ADAPTER_FILES[1]).is_file()
+    together.wait_for_everyone()  # all have looked before one of them begins to write
+    if not done:
+        if together.is_main_process:
+            shutil.rmtree(folder, ignore_errors=True)
+        together.wait_for_everyone()
         result = SFTTrainer(
             _recipe(recipe, steps),
             base_model,
@@ -76,7 +83,9 @@ def warm_up(
             cache_dir=cache_dir,
         ).train(list(rows))
         adapter = Path(result.checkpoint)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        together.wait_for_everyone()  # the main process has written it
+        if together.is_main_process:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     reference = load_policy(
         base_model, adapter, hardware=hardware, quantization=recipe.quantization, cache_dir=cache_dir
     )
