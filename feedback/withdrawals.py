@@ -92,6 +92,7 @@ class WithdrawalSelection:
 def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
     """A selection from what was sent. Raises FeedbackRefused with a fault per field."""
     check, ids = Check(), []
+    stated = {name: value for name, value in given.items() if value not in (None, "")}
     for value in given.get("ids") or ():
         try:
             ids.append(value if isinstance(value, uuid.UUID) else uuid.UUID(value))
@@ -100,11 +101,11 @@ def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
     found = WithdrawalSelection(
         ids=tuple(dict.fromkeys(ids)),
         batch=check.whole("batch", given.get("batch"), 1, 2**63 - 1),
-        agent=check.agent(given["agent"]) if given.get("agent") else "",
-        unit=check.text("unit", given.get("unit") or "", limit=200),
-        source=check.text("source", given.get("source") or "", limit=40),
-        since=check.time("since", given.get("since") or None),
-        until=check.time("until", given.get("until") or None),
+        agent=check.agent(stated["agent"]) if "agent" in stated else "",
+        unit=check.text("unit", stated.get("unit", ""), limit=200),
+        source=check.text("source", stated.get("source", ""), limit=40),
+        since=check.time("since", stated.get("since")),
+        until=check.time("until", stated.get("until")),
     )
     check.done("selection")
     return found

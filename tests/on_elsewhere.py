@@ -95,7 +95,7 @@ def reward_model(base: str, folder: Path, hardware: Hardware) -> Found:
 
 def ppo(base: str, folder: Path, hardware: Hardware, **knobs: Any) -> Found:
     trainer = PPOTrainer(
-        test_ppo.QUICK.with_knobs(**knobs), base, output_dir=folder, hardware=hardware, agent="widgets",
+        test_ppo.QUICK.with_knobs(**knobs), base, output_dir=folder, hardware=hardware, agent="assistant",
         rewards=[test_ppo.Length()],
     )  # fmt: skip
     return history(trainer.train(test_ppo.ROWS, test_ppo.ROWS[:3]))
@@ -107,7 +107,7 @@ def ppo_shared(base: str, folder: Path, hardware: Hardware) -> Found:
 
 def grpo(base: str, folder: Path, hardware: Hardware) -> Found:
     trainer = GRPOTrainer(
-        test_grpo.QUICK, base, output_dir=folder, hardware=hardware, agent="widgets", rewards=[test_ppo.Length()]
+        test_grpo.QUICK, base, output_dir=folder, hardware=hardware, agent="assistant", rewards=[test_ppo.Length()]
     )  # fmt: skip
     return history(trainer.train(test_ppo.ROWS, test_ppo.ROWS[:3]))
 

@@ -21,8 +21,11 @@ from feedback.withdrawals import decisions_withdraw, selection_read, withdrawal_
 
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "integer", "minimum": 1}
+MOST_IDS = 1000
+"""Decisions that one request names."""
+
 SELECTION: dict[str, Schema] = {
-    "ids": {"type": "array", "items": {"type": "string", "format": "uuid"}, "maxItems": 1000},
+    "ids": {"type": "array", "items": {"type": "string", "format": "uuid"}, "maxItems": MOST_IDS},
     "batch": {**NUMBER, "description": "Brought by the import of this number"},
     "agent": {**SLUG, "description": "Of this agent"},
     "unit": text(200, "Decided for this unit, exactly as the app sent it"),
@@ -114,6 +117,8 @@ class Withdrawals(ApiView):
         check = Check()
         if not isinstance(given.get("ids", []), list):
             check.fields["ids"] = "expected a list of UUIDs"
+        elif len(given.get("ids", [])) > MOST_IDS:
+            check.fields["ids"] = f"expected at most {MOST_IDS:,} UUIDs, found {len(given['ids']):,}"
         for name, wanted in (("agent", "an agent"), ("since", "a time"), ("until", "a time")):
             if given.get(name) == "":
                 check.fields[name] = (
