@@ -52,11 +52,11 @@ SQLITE_FAULTS = {
     "unable to open database file": "{folder} must be there and be writable: make it so, or correct DATABASE_URL",
     "disk I/O error": "the disk of {folder} takes nothing: free some space, and look at the system's log",
 }
-"""What SQLite says -> what it means and what to do."""
+"""Error of SQLite -> its meaning and what to do."""
 
 
 def disk_fault(error: BaseException, database: str = "") -> str:
-    """What a disk did to a command, naming the path and what to do; empty where it was something else.
+    """Fault of a disk that ended a command, naming the path and what to do; empty where it was something else.
 
     database: the SQLite file, where there is one.
     """

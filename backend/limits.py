@@ -19,7 +19,7 @@ class Limit:
     value: int
     unit: str
     above: str
-    """What happens above it."""
+    """Consequence above the limit."""
 
     @property
     def shown(self) -> str:

@@ -36,7 +36,7 @@ HOME = "home"
 REMADE = ("cache", "metrics", "uploads", "serving-exports.log")
 """In RATCHET_HOME, and left out: made anew when it is needed."""
 ASIDE = "before-restore-"
-"""Where a restore that overwrites puts what was there."""
+"""Folder for the files that an overwriting restore moves aside."""
 BLOCK = 1024 * 1024
 SPARE_BYTES = 64 * BLOCK
 """Left free on the disk a backup is written to."""
@@ -47,7 +47,7 @@ Told = Callable[[int, int], None]
 
 @dataclass
 class Manifest:
-    """What a backup holds. Written last: without it a folder is no backup."""
+    """Contents of a backup. Written last: without it a folder is no backup."""
 
     ratchet: str
     created_at: str
@@ -259,7 +259,7 @@ def restore(source: Path, *, overwrite: bool = False) -> Manifest:
 
 
 def _occupied(home: Path) -> list[Path]:
-    """What in the data folder a restore would hide; not what every start makes anew, nor what a restore put aside."""
+    """Files of the data folder that a restore would hide; not what every start makes anew, nor what a restore put aside."""
     database = database_file()
     own = (*REMADE, "secret_key")
     return [

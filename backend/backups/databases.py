@@ -63,7 +63,7 @@ def database_check(file: Path) -> None:
 
 
 def database_empty() -> bool:
-    """Whether nobody recorded, rated, trained or signed in yet: there is nothing to overwrite."""
+    """True where nobody recorded, rated, trained or signed in yet: there is nothing to overwrite."""
     counts = _table_rows()
     # rows that `migrate` itself makes
     made = {
@@ -191,7 +191,7 @@ def _postgres_restore(file: Path) -> None:
 
 @contextmanager
 def _conninfo() -> Iterator[str]:
-    """How libpq's programs reach the database; the password goes through a file, for everybody sees arguments."""
+    """Environment by which libpq's programs reach the database; the password goes through a file, for everybody sees arguments."""
     from psycopg.conninfo import make_conninfo
 
     known = connection.settings_dict
