@@ -259,7 +259,7 @@ def restore(source: Path, *, overwrite: bool = False) -> Manifest:
 
 
 def _occupied(home: Path) -> list[Path]:
-    """Files of the data folder that a restore would hide; not what every start makes anew, nor what a restore put aside."""
+    """Files that a restore would hide; not what every start makes anew, nor what a restore put aside."""
     database = database_file()
     own = (*REMADE, "secret_key")
     return [

@@ -191,7 +191,7 @@ def _postgres_restore(file: Path) -> None:
 
 @contextmanager
 def _conninfo() -> Iterator[str]:
-    """Environment by which libpq's programs reach the database; the password goes through a file, for everybody sees arguments."""
+    """Environment for libpq's programs; the password goes through a file, for everybody sees arguments."""
     from psycopg.conninfo import make_conninfo
 
     known = connection.settings_dict
