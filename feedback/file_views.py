@@ -22,7 +22,7 @@ from feedback.exporting import ExportReport, export_begun, filename, media_type
 from feedback.formats.columns import FIELDS
 from feedback.formats.previews import Preview
 from feedback.formats.records import FormatRefused
-from feedback.import_report import COUNTS, ImportReport
+from feedback.import_report import COUNTS, ImportReport, counted
 from feedback.importing import MAX_LICENCE, ImportRefused, order_import
 from feedback.models import SLUG_PATTERN
 from feedback.roles import SCOPE_PERMISSIONS
@@ -202,7 +202,7 @@ def import_do(request: HttpRequest) -> HttpResponse:
         return _form(
             request, fault=f"{upload.name}: {report.headline}.", status=400 if report.problem else 200
         )
-    left_out = f"; {report.refused_count} rows were left out" if report.refused_count else ""
+    left_out = f"; {counted(report.refused_count, 'rows')} left out" if report.refused_count else ""
     note = messages.warning if report.problem else messages.success
     note(request, f"{upload.name}: {report.headline}{left_out}.")
     return redirect("import-one", number=report.batch)

@@ -69,7 +69,7 @@ def test_rows_that_cannot_be_read_are_shown_and_only_left_out_when_that_was_chos
     assert "1 of 2 rows refused, nothing was imported" in refused.content.decode()
     assert Decision.objects.count() == 0
     done = go_on(operator, upload(operator, PAIR, BAD), skip_bad="on")
-    assert "1 rows were left out" in done.content.decode()
+    assert "1 row left out" in done.content.decode()
     assert Comparison.objects.count() == 1
 
 

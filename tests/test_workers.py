@@ -137,11 +137,19 @@ def _crew(cluster_pid: int) -> list[int]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for sentinel in psutil.Process(cluster_pid).children():
-            found = [child.pid for child in sentinel.children() if child.status() != psutil.STATUS_ZOMBIE]
+            found = [child.pid for child in sentinel.children() if _runs(child)]
             if len(found) == 3:
                 return sorted(found)
         time.sleep(0.1)
     raise AssertionError("the cluster has not its three processes")
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a process runs: neither dead and waiting for its parent, nor gone since it was listed."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 WRITES = """
