@@ -58,7 +58,7 @@ def after_export(format: str, path: str) -> str:
     return {
         "gguf": f"llama-server -m {path} --port 8080   (or export again with --register, for Ollama)",
         "gguf-lora": f"llama-server -m BASE.gguf --lora {path} --port 8080",
-        "merged": f"vllm serve {folder}   (any program that loads a Hugging Face folder)",
+        "merged": f"python -m rl.checksums {folder} && vllm serve {folder}   (or another program)",
         "lora": f"peft.PeftModel.from_pretrained(base_model, '{folder}')   (or vllm serve BASE --enable-lora)",
-        "onnx": f"onnxruntime.InferenceSession('{path}')",
+        "onnx": f"rl.export.onnx.session_open('{folder}')   (or onnxruntime.InferenceSession('{path}'))",
     }.get(format, "docs/export.md says what reads it")

@@ -4,6 +4,8 @@ A flipped byte in a safetensors or GGUF file is read without a word: header and 
 answers worse. So a folder carries the sums of its files (`sha256.json`), the registry those of single files, and
 whoever loads one compares. A sum is computed once per process and file: what was computed is good for the same inode,
 size and time of change.
+
+`python -m rl.checksums FOLDER...` compares exported folders before another program loads them; standard library only.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 SUMS = "sha256.json"
 """Beside the files of a folder: file name -> SHA-256 in hexadecimal."""
+MANIFEST = "export.json"
+"""In an exported folder (merged, LoRA, ONNX), in place of SUMS: `files` names each with its SHA-256."""
 UNSUMMED = ("README.md", SUMS)
 """Files whose words may change after the folder was made: cards are written again when figures are known."""
 
@@ -84,15 +89,27 @@ def sums_write(folder: Path, names: Collection[str] | None = None) -> Path:
 def sums_read(folder: Path) -> dict[str, str]:
     """The recorded sums of a folder; none where it was made before sums were. Raises FileDamaged for a torn record."""
     path = folder / SUMS
+    if not path.is_file() and (folder / MANIFEST).is_file():
+        path = folder / MANIFEST
     try:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise FileDamaged(path, "a record of sums", "no JSON", "copy the folder again") from error
+    if path.name == MANIFEST:
+        found = _exported(found)
     if not isinstance(found, dict) or not all(isinstance(s, str) and is_sum(s) for s in found.values()):
         raise FileDamaged(path, "a record of sums", "something else", "copy the folder again")
     return found
+
+
+def _exported(manifest: object) -> object:
+    """The sums that an export's manifest names; {} for a JSON file of another program that has its name."""
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, list) or not all(isinstance(file, dict) and "path" in file for file in files):
+        return {}
+    return {str(file["path"]): file.get("sha256") for file in files if file["path"] not in UNSUMMED}
 
 
 def sums_check(folder: Path, remedy: str) -> int:
@@ -110,3 +127,25 @@ def _files(folder: Path) -> list[Path]:
         for file in folder.rglob("*")
         if file.is_file() and file.name not in UNSUMMED and not file.name.startswith(".")
     )
+
+
+def main(folders: Sequence[str]) -> int:
+    """Compare exported folders with their recorded sums, a line each. Exit code 1 where one is damaged or has none."""
+    if not folders:
+        sys.stderr.write("usage: python -m rl.checksums FOLDER...\n")
+        return 2
+    sound = True
+    for folder in folders:
+        try:
+            count = sums_check(Path(folder), "export it again, or copy it again")
+        except (FileDamaged, OSError) as error:
+            line, count = str(error), 0
+        else:
+            line = f"{folder}: {count} files are whole" if count else f"{folder}: no sums are recorded there"
+        sound = sound and count > 0
+        sys.stdout.write(line + "\n")
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

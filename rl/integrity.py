@@ -75,15 +75,27 @@ def adapter_remedy(policy: Policy) -> str:
 
 def damage_tell(damage: FileDamaged, whose: str) -> None:
     """Log a damaged file and send a notice, once per process and state of the file; nobody waits for it."""
-    key = f"{damage.path}:{damage.found}"
+    facts = {"path": str(damage.path), "expected": damage.expected, "found": damage.found}
+    _tell(f"{damage.path}:{damage.found}", "artifact_damaged", f"{whose}: {damage}", **facts)
+
+
+def stand_in_tell(agent: str, intended: str, answered: str) -> None:
+    """Log who answers in place of a damaged policy and send a notice, once per process and pair of them."""
+    text = (
+        f"{agent}: {intended} is damaged and does not answer; {answered} answers in its place until its file is "
+        f"whole again: python manage.py policy verify {intended}"
+    )
+    facts = {"agent": agent, "intended": intended, "answered": answered}
+    _tell(f"{agent}:{intended}:{answered}", "damaged_policy_replaced", text, **facts)
+
+
+def _tell(key: str, event: str, text: str, **facts: str) -> None:
     with _telling:
         if key in _told:
             return
         _told.add(key)
-    text = f"{whose}: {damage}"
     logger.error(text)
-    facts = {"path": str(damage.path), "expected": damage.expected, "found": damage.found}
-    send = partial(notices.notify, "artifact_damaged", text, **facts)
+    send = partial(notices.notify, event, text, **facts)
     threading.Thread(target=send, name="ratchet-notice", daemon=True).start()
 
 

@@ -66,6 +66,21 @@ def champion_of(agent: str) -> Policy | None:
     return Policy.objects.filter(agent=agent, stage=Stage.CHAMPION).first()
 
 
+def champions_before(agent: str, most: int = 1) -> list[Policy]:
+    """Up to `most` retired policies that a newer champion replaced, the last one first. One that was rolled back from
+    is none of them."""
+    events = PolicyEvent.objects.filter(
+        policy__agent=agent,
+        policy__stage=Stage.RETIRED,
+        from_stage=Stage.CHAMPION,
+        to_stage=Stage.RETIRED,
+        kind=Kind.RETIRED,
+    )
+    newest = events.order_by("-id").select_related("policy")
+    # a policy that was champion twice has two such events
+    return list({event.policy_id: event.policy for event in newest[: 2 * most]}.values())[:most]
+
+
 def policy_get(name: str) -> Policy:
     """The policy of that name. Raises RegistryRefused, naming those there are."""
     policy = Policy.objects.filter(name=name).first()
@@ -232,23 +247,12 @@ def policy_rollback(agent: str, *, actor: str, reason: str = "") -> Policy:
         present = Policy.objects.select_for_update().filter(agent=agent, stage=Stage.CHAMPION).first()
         if present is None:
             raise RegistryRefused(f"agent {agent} has no champion to roll back from")
-        replaced = (
-            PolicyEvent.objects.filter(
-                policy__agent=agent,
-                policy__stage=Stage.RETIRED,
-                from_stage=Stage.CHAMPION,
-                to_stage=Stage.RETIRED,
-                kind=Kind.RETIRED,
-            )
-            .exclude(policy=present)
-            .order_by("-id")
-            .first()
-        )
-        if replaced is None:
+        earlier = champions_before(agent)
+        if not earlier:
             raise RegistryRefused(f"{present.name} replaced no champion that could be put back")
         _move(present, Stage.RETIRED, kind=Kind.ROLLED_BACK, actor=actor, reason=reason or "rolled back")
         return _move(
-            replaced.policy,
+            earlier[0],
             Stage.CHAMPION,
             kind=Kind.ROLLED_BACK,
             actor=actor,

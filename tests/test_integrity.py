@@ -121,6 +121,31 @@ def test_a_folder_with_a_changed_or_lost_file_or_record_is_damaged(tmp_path: Pat
         sums_check(folder, "x")
 
 
+def test_an_exported_folder_is_checked_by_its_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A merged model that is trained on, an adapter that was exported, and the command for other programs."""
+    base = shutil.copytree(integrity.BUNDLED, tmp_path / "merged")
+    (base / SUMS).unlink()
+    files = [file for file in base.iterdir() if file.is_file() and file.name != "README.md"]
+    (base / "README.md").write_text("a card")
+    named = [{"path": file.name, "bytes": 1, "sha256": file_sum(file)} for file in files]
+    named.append({"path": "README.md", "bytes": 1, "sha256": ABC})  # its words may change
+    (base / "export.json").write_text(json.dumps({"format": "merged", "files": named}))
+    assert model_located(str(base)) == str(base)
+    assert checksums.main([str(base)]) == 0
+    assert f"{len(files)} files are whole" in capsys.readouterr().out
+    flip(base / "model.safetensors")
+    with pytest.raises(PolicyLoadError, match=r"model\.safetensors is damaged"):
+        model_located(str(base))
+    assert checksums.main([str(base), str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "model.safetensors is damaged" in said
+    assert "no sums are recorded there" in said
+    (base / "export.json").write_text('{"files": "of another program"}')
+    assert sums_check(base, "x") == 0
+
+
 # --- Loading ------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +239,7 @@ def test_the_gateway_steps_in_for_a_damaged_file_which_is_made_again(
     backend = InProcess()
     with pytest.raises(answering.BackendFailed) as failed:
         next(iter(backend.stream(answering.Ask([]), model_of(row), 1.0)))
-    assert failed.value.kind == "missing"  # as for a file that is not there: the next in line answers
+    assert failed.value.kind == "damaged"  # the next in line answers
     assert made == [("--policy", "widgets-v1", "--format", "gguf-lora")]
     assert len(told) == 1
     assert files.files_of(Model(BASE, "bundled")) == (base / "base-f16.gguf", None)

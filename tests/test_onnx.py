@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl.checksums import FileDamaged
 from rl.export import onnx as onnx_export
 from rl.export.artifact import ExportRefused, ExportResult, sha256_file
-from rl.export.onnx import export_onnx
+from rl.export.onnx import export_onnx, session_open
 from tests.tiny import tiny_adapter, tiny_model
 
 
@@ -49,6 +51,17 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if request.param == "gpt2":
             patch.setattr(onnx_export, "ONE_FILE_BYTES", 10_000)
         return World(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def test_a_session_is_opened_of_whole_files_alone(world: World, tmp_path: Path) -> None:
+    assert [put.name for put in session_open(world.output).get_inputs()] == ["input_ids", "attention_mask"]
+    copy = shutil.copytree(world.output, tmp_path / "copy")
+    weights = max(copy.iterdir(), key=lambda file: file.stat().st_size)
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 0x01
+    weights.write_bytes(data)
+    with pytest.raises(FileDamaged, match=rf"{weights.name} is damaged.*export it again"):
+        session_open(copy)
 
 
 def test_logits_equal_pefts_in_every_shape(world: World) -> None:

@@ -165,6 +165,48 @@ def test_a_champion_without_its_file_is_stepped_in_for_while_it_is_made(
     assert Decision.objects.first().metadata["serving"]["fallbacks"][0]["kind"] == "missing"  # type: ignore[union-attr]
 
 
+def test_a_damaged_champion_is_replaced_by_the_last_undamaged_champion_before_the_base(
+    api: ApiClient, served: None, made: list[list[str]], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl import integrity, registry
+    from rl.checksums import file_sum
+
+    sent: list[str] = []
+    monkeypatch.setattr(integrity, "_tell", lambda key, event, text, **_: sent.append(f"{event}: {text}"))
+    for name in ("widgets-v3", "widgets-v4"):
+        policy_made(name, stage="candidate")
+        shutil.copy(gguf_files().two, settings.RATCHET_HOME / "exports" / f"{name}-LoRA.gguf")
+    Policy.objects.update(base_model_hash=HASH)
+    for artifact in Artifact.objects.all():
+        Artifact.objects.filter(pk=artifact.pk).update(sha256=file_sum(settings.RATCHET_HOME / artifact.path))
+    for name in ("widgets-v2", "widgets-v3", "widgets-v4"):  # v1 was first; each replaces the one before
+        policy = Policy.objects.get(name=name)
+        registry.policy_promote(policy, actor="ada", reason="for the test", force=True)
+
+    def answered() -> tuple[str, str | None]:
+        response = api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO})
+        return response["X-Ratchet-Policy"], response.get("X-Ratchet-Intended")
+
+    assert answered() == ("widgets-v4", None)
+    for damaged, next_one in (
+        ("v4", "widgets-v3"),
+        ("v3", "widgets-v2"),
+        ("v2", "widgets-v1"),
+        ("v1", "base"),
+    ):
+        file = settings.RATCHET_HOME / "exports" / f"widgets-{damaged}-LoRA.gguf"
+        data = bytearray(file.read_bytes())
+        data[-3] ^= 0xFF
+        file.write_bytes(data)
+        assert answered() == (next_one, "widgets-v4")
+        assert f"widgets-v4 is damaged and does not answer; {next_one} answers" in sent[-1]
+    # asked for by name it answers or refuses
+    response = api.post("/v1/chat/completions", {"model": "widgets-v4", "messages": HELLO})
+    assert (response.status_code, "is damaged" in error_of(response)["message"]) == (503, True)
+    # only the champion's own file is made anew, not those of policies that step in
+    assert made == [["export_model", "--policy", "widgets-v4", "--format", "gguf-lora"]]
+
+
 def test_an_adapter_that_is_no_file_of_llamas_is_stepped_in_for(
     api: ApiClient, served: None, settings: Any
 ) -> None:

@@ -1,15 +1,18 @@
-"""How every endpoint says no: one shape, {"error": {"code", "message", "fields"}}, never HTML, never a traceback."""
+"""How every address says no. Endpoints in one shape, {"error": {"code", "message", "fields"}}, never HTML, never a
+traceback; pages with a page that can be read while the database is away."""
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
+from django.template.loader import get_template
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
@@ -103,18 +106,25 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
             return Response(error_body(code, message), status=status)
     request = context.get("request")
     where = f"{request.method} {request.path}" if request is not None else "a request"
-    if isinstance(error, (OperationalError, InterfaceError)):
-        outage.met(f"{where}: the database cannot be reached", error, logging.ERROR)
-        message = f"the database cannot be reached; send it again in {RETRY_S} s, with the same id"
-        response = Response(
-            error_body("unavailable", message), status=503, headers={"Retry-After": str(RETRY_S)}
-        )
-        response._has_been_logged = True  # type: ignore[attr-defined]  # or Django adds a line for each of them
+    if isinstance(error, OUTAGES):
+        response = Response(error_body("unavailable", UNREACHABLE), status=503)
+        _outage_met(where, error, response)
         return response
     logger.error("%s failed", where, exc_info=error)
     return Response(error_body("internal", INTERNAL), status=500)
 
 
+def _outage_met(where: str, error: BaseException, response: HttpResponse) -> None:
+    """Log an outage, once per interval, and have its answer say when to come again."""
+    outage.met(f"{where}: the database cannot be reached", error, logging.ERROR)
+    response["Retry-After"] = str(RETRY_S)
+    response._has_been_logged = True  # type: ignore[attr-defined]  # or Django adds a line for each of them
+
+
+OUTAGES = (OperationalError, InterfaceError)
+"""A database that is away, too busy, or whose disk takes nothing."""
+
+UNREACHABLE = f"the database cannot be reached; send it again in {RETRY_S} s, with the same id"
 INTERNAL = "something failed that should not have; it was logged. Sending it again with the same id is safe"
 
 EXPECTED: tuple[tuple[type[Exception], int, str, str], ...] = (
@@ -197,4 +207,21 @@ def _instead_of(
 handler400 = _instead_of(defaults.bad_request, 400, "invalid", "the request cannot be read")
 handler403 = _instead_of(defaults.permission_denied, 403, "forbidden", "you may not do this")
 handler404 = _instead_of(defaults.page_not_found, 404, "not_found", "nothing is at this address")
-handler500 = _instead_of(defaults.server_error, 500, "internal", INTERNAL)
+_fault = _instead_of(defaults.server_error, 500, "internal", INTERNAL)
+
+
+def handler500(request: HttpRequest) -> HttpResponse:
+    """An error nobody caught, in a view, in a template or in a middleware: 503 where it is a database that is away.
+
+    The page for people is rendered without the request: who is signed in stands in the database too.
+    """
+    error = sys.exception()  # Django calls this where it caught the error
+    if not isinstance(error, OUTAGES):
+        return _fault(request)
+    if request.path.startswith(API_PATHS):
+        response = _json(request, 503, error_body("unavailable", UNREACHABLE))
+    else:
+        response = HttpResponse(get_template("503.html").render({"retry_s": RETRY_S}), status=503)
+        response["Cache-Control"] = "no-store"
+    _outage_met(f"{request.method} {request.path}", error, response)
+    return response

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rl.checksums import MANIFEST
+
 Progress = Callable[[str, int, int], None]
 """Told while an export works: what it is doing, how much is done, how much there is (both in the same unit)."""
-
-MANIFEST = "export.json"
-"""In every exported folder: format, checks and the SHA-256 of each file. It marks a folder as ours to replace."""
 
 FREE_MARGIN = 64 * 1024**2
 """Bytes that must stay free beside what an export writes, for everything else on that disk."""

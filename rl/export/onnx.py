@@ -19,6 +19,7 @@ import psutil
 import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_errors
 
+from rl.checksums import sums_check
 from rl.export.artifact import (
     ExportedFile,
     ExportRefused,
@@ -91,6 +92,16 @@ def export_onnx(
         files.append(exported_file(folder / "export.json"))
     moved = [ExportedFile(output / file.path.name, file.bytes, file.sha256) for file in files]
     return ExportResult("onnx", moved, checked)
+
+
+def session_open(folder: Path | str, cores: int = 1) -> onnxruntime.InferenceSession:
+    """An onnxruntime session of an exported folder, every file compared with its recorded SHA-256 first.
+
+    Raises FileDamaged, and ExportRefused where onnxruntime does not open it.
+    """
+    folder = Path(folder)
+    sums_check(folder, "export it again, or copy it again")
+    return _session(folder / MODEL, cores)
 
 
 class _Forward(torch.nn.Module):

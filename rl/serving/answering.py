@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from django.conf import settings
 
+from rl.integrity import stand_in_tell
 from rl.serving import metrics
 from rl.serving.base import (
+    BASE,
     IN_PROCESS,
     Answer,
     Ask,
@@ -23,6 +26,7 @@ from rl.serving.base import (
     Model,
     Piece,
 )
+from rl.serving.files import files_present
 from rl.serving.in_process import InProcess
 from rl.serving.openai_server import OpenAIServer
 from rl.serving.routing import Target
@@ -30,6 +34,9 @@ from rl.serving.routing import Target
 logger = logging.getLogger("rl.serving")
 
 T = TypeVar("T")
+
+FILE_FAULTS = ("missing", "damaged")
+"""Kinds of failure for which another policy of the same backend may answer at once."""
 
 
 class NobodyAnswers(RuntimeError):
@@ -129,16 +136,17 @@ def log_probabilities(
 def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served[T]:
     """The first that answers, within SERVING_TIMEOUT_S in all: each but the last may take half of what is left."""
     deadline = time.monotonic() + settings.SERVING_TIMEOUT_S
-    tries = [(model, backend) for model in target.models for backend in backends()]
+    pending = deque((model, backend) for model in target.models for backend in backends())
     fallbacks: list[Fallback] = []
     unable: BackendUnable | None = None
     retry_after_s: list[float] = []
-    for number, (model, backend) in enumerate(tries):
+    while pending:
+        model, backend = pending.popleft()
         left = deadline - time.monotonic()
         if left <= 0:
             break
         try:
-            found = call(backend, model, left if number == len(tries) - 1 else left / 2)
+            found = call(backend, model, left / 2 if pending else left)
         except BackendUnable as refusal:
             unable = refusal
             continue
@@ -147,8 +155,26 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
             retry_after_s.append(failure.retry_after_s)
             metrics.FALLBACKS.labels(backend.name, failure.kind).inc()
             logger.warning("%s on %s does not answer (%s)", model.name, backend.name, failure)
+            if failure.kind in FILE_FAULTS:
+                _stand_in_add(target, pending, backend, {fallback.policy for fallback in fallbacks})
             continue
+        for fallback in fallbacks:
+            if fallback.kind == "damaged" and fallback.policy != model.name:
+                stand_in_tell(target.agent, fallback.policy, model.name)
         return Served(found, model, backend.name, fallbacks)
     if unable is not None and not fallbacks:
         raise unable
     raise NobodyAnswers(fallbacks, min(retry_after_s, default=2.0))
+
+
+def _stand_in_add(
+    target: Target, pending: deque[tuple[Model, Backend]], backend: Backend, tried: Collection[str]
+) -> None:
+    """Put the last earlier champion whose files are whole, and who was not tried, before the base."""
+    if any(model in target.standby for model, _ in pending):
+        return
+    untried = (model for model in target.standby if model.name not in tried)
+    stand_in = next((model for model in untried if files_present(model) is not None), None)
+    if stand_in is not None:
+        place = next((at for at, (model, _) in enumerate(pending) if model.name == BASE), len(pending))
+        pending.insert(place, (stand_in, backend))

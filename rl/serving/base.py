@@ -35,7 +35,7 @@ class BackendFailed(RuntimeError):
     def __init__(self, message: str, *, kind: str = "failed", retry_after_s: float = 2.0) -> None:
         super().__init__(message)
         self.kind = kind
-        """For counters: timeout, busy, open (the circuit), missing (a file), failed."""
+        """For counters: timeout, busy, open (the circuit), missing or damaged (a file), failed."""
         self.retry_after_s = retry_after_s
         """When another try may do better, in seconds."""
 

@@ -94,7 +94,7 @@ def files_present(model: Model) -> tuple[Path, Path | None] | None:
 
 
 def files_of(model: Model) -> tuple[Path, Path | None]:
-    """As `files_present`. Raises BackendFailed where a file is missing, and has it made meanwhile."""
+    """As `files_present`. Raises BackendFailed where a file is missing or damaged, and has it made meanwhile."""
     if (present := files_present(model)) is not None:
         return present
     base = base_file(model)
@@ -109,7 +109,8 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
         )
         raise _missing(f"the base model {model.base_model}")
     _make("--policy", model.name, "--format", "gguf-lora")
-    raise _missing(f"the policy {model.name}")
+    damaged = any(path and (settings.RATCHET_HOME / path).is_file() for path in (model.adapter, model.merged))
+    raise _missing(f"the policy {model.name}", damaged=damaged)
 
 
 def base_prepare() -> None:
@@ -119,9 +120,10 @@ def base_prepare() -> None:
             files_of(Model(BASE, settings.RATCHET_BASE_MODEL))
 
 
-def _missing(what: str) -> BackendFailed:
+def _missing(what: str, *, damaged: bool = False) -> BackendFailed:
+    fault = f"the GGUF file of {what} is damaged" if damaged else f"there is no GGUF file of {what} yet"
     return BackendFailed(
-        f"there is no GGUF file of {what} yet; it is being made", kind="missing", retry_after_s=15.0
+        f"{fault}; it is being made", kind="damaged" if damaged else "missing", retry_after_s=15.0
     )
 
 

@@ -13,12 +13,15 @@ from feedback.selectors import SLUG_PATTERN
 from rl.experiments.allocation import Plan
 from rl.experiments.traffic import plan_of
 from rl.models import Policy, ServingSettings
-from rl.registry import champion_of
+from rl.registry import champion_of, champions_before
 from rl.serving.base import BASE, Model, ServingRefused
 from rl.serving.known_agents import AgentUnknown, agent_check, agent_names, nearest_names
 from rl.serving.preparation import model_of
 
 Stage = Policy.Stage
+
+STANDBY = 3
+"""Earlier champions that may step in for one whose file is damaged."""
 
 
 class ModelUnknown(ServingRefused):
@@ -42,12 +45,16 @@ class Target:
     arm: str = ""
     arm_propensity: float | None = None
     """Probability with which the arm was drawn for this unit."""
+    standby: tuple[Model, ...] = ()
+    """Earlier champions of the agent, the last one first. One of them steps in before the base, but only where a
+    policy's own file is damaged or not there."""
 
 
 _plans: Remembered[Plan] = Remembered()
 _models: Remembered[Model | None] = Remembered()
 _owners: Remembered[str] = Remembered()
 _champions: Remembered[Model | None] = Remembered()
+_standby: Remembered[tuple[Model, ...]] = Remembered()
 _settings: Remembered[ServingSettings] = Remembered()
 
 
@@ -77,7 +84,8 @@ def _of_agent(agent: str, unit: str) -> Target:
     champion = champion_model(agent)
     meant = base_model(champion) if assigned.policy == BASE else policy_model(assigned.policy)
     models = _once(meant, champion, base_model(champion))
-    return Target(agent, models, assigned.arm, assigned.propensity if assigned.arm else None)
+    standby = () if champion is None else champions_standby(agent)
+    return Target(agent, models, assigned.arm, assigned.propensity if assigned.arm else None, standby)
 
 
 def _of_policy(name: str, agent: str = "") -> Target:
@@ -124,6 +132,11 @@ def policy_model(name: str) -> Model | None:
 
 def champion_model(agent: str) -> Model | None:
     return _champions.get(agent, lambda: _model(champion_of(agent)))
+
+
+def champions_standby(agent: str) -> tuple[Model, ...]:
+    """Up to STANDBY models of the agent's earlier champions, the last one first."""
+    return _standby.get(agent, lambda: tuple(model_of(policy) for policy in champions_before(agent, STANDBY)))
 
 
 def base_model(of: Model | None) -> Model:
