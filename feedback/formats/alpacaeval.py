@@ -76,4 +76,11 @@ def _preference(value: Any) -> str:
     return "tie" if number in (0, 1.5) else "left" if number < 1.5 else "right"
 
 
-FORMAT = row_format("alpacaeval", "AlpacaEval outputs and annotations", recognises, records, ())
+FORMAT = row_format(
+    "alpacaeval",
+    "AlpacaEval outputs and annotations",
+    recognises,
+    records,
+    (),
+    verdicts=("annotator", "preference"),
+)

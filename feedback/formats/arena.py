@@ -166,4 +166,11 @@ def split_turns(
     )
 
 
-FORMAT = row_format("arena", "LMSYS and LMArena battles, MT-bench human judgments", recognises, records, ())
+VERDICTS = (
+    "winner", "winner_model_a", "winner_model_b", "winner_tie", "evaluation_order", "evaluation_session_id",
+)  # fmt: skip
+"""Columns of the format that look like a verdict."""
+
+FORMAT = row_format(
+    "arena", "LMSYS and LMArena battles, MT-bench human judgments", recognises, records, (), verdicts=VERDICTS
+)

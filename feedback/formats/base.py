@@ -75,27 +75,38 @@ def row_format(
     records: RowRecords,
     shapes: tuple[Shape, ...],
     unverified: str = "",
+    verdicts: Collection[str] | None = None,
 ) -> Format:
-    """A format of one file whose rows are read one by one."""
+    """A format of one file whose rows are read one by one; `verdicts` as `each_row` takes them."""
     return Format(
         name,
         title,
         recognises,
-        lambda path, ratings_path: each_row(path, records),
+        lambda path, ratings_path: each_row(path, records, verdicts),
         shapes,
         unverified=unverified,
     )
 
 
-def each_row(path: Path, records: RowRecords) -> Iterator[Record]:
-    """The records of every row; a row that cannot be read is refused and the next one read."""
+def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None = None) -> Iterator[Record]:
+    """The records of every row; a row that cannot be read is refused and the next one read.
+
+    verdicts: the format's own columns that look like a verdict; a row in which another one says something is refused.
+    None: the names are free, or the reader looks itself.
+    """
+
+    def checked(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        if verdicts is not None:
+            verdicts_read(row, used=verdicts)
+        yield from records(row, line)
+
     for row in rows(path):
         if isinstance(row, RowRefused):
             yield row
         elif not isinstance(row.value, Mapping):
             yield RowRefused(row.line, "", f"expected an object, found {shown(row.value)}")
         else:
-            yield from attempt(row.line, key_of(row.value), partial(records, row.value, row.line))
+            yield from attempt(row.line, key_of(row.value), partial(checked, row.value, row.line))
 
 
 def each_item(line: int, items: Any, what: str, records: RowRecords) -> Iterator[Record]:
@@ -108,15 +119,18 @@ def each_item(line: int, items: Any, what: str, records: RowRecords) -> Iterator
             yield RowRefused(line, where, f"{where}: expected an object, found {shown(item)}")
 
 
-def decisions_first(path: Path, second: Path | None, records: RowRecords) -> Iterator[Record]:
+def decisions_first(
+    path: Path, second: Path | None, records: RowRecords, verdicts: Collection[str] | None = None
+) -> Iterator[Record]:
     """The records of one or two files, those that speak of decisions elsewhere after all others.
 
-    What a row refers to may stand in the other file, or on a later line: both are read again for such rows.
+    What a row refers to may stand in the other file, or on a later line: both are read again for such rows. `verdicts`
+    as `each_row` takes them.
     """
     files = [path] if second is None else [path, second]
     referring = False
     for file in files:
-        for record in each_row(file, records):
+        for record in each_row(file, records, verdicts):
             if refers(record):
                 referring = True
             elif isinstance(record, RowRefused) and file == second:
@@ -125,7 +139,7 @@ def decisions_first(path: Path, second: Path | None, records: RowRecords) -> Ite
                 yield record
     if referring:
         for file in files:
-            yield from filter(refers, each_row(file, records))
+            yield from filter(refers, each_row(file, records, verdicts))
 
 
 def refers(record: Record) -> bool:
@@ -173,7 +187,8 @@ def verdicts_read(row: Mapping[str, Any], used: Collection[str] = ()) -> None:
     if unread := verdicts_in(row, used):
         raise RowError(
             f"{', '.join(unread[:10])}: looks like what somebody said of a response, and this format does not read it. "
-            f"Read the file with --format table, or leave it out with --map ignore={'+'.join(unread)}"
+            "Say with --map what each column of the file holds, which reads it as a table, or leave it out with "
+            f"--map ignore={'+'.join(unread)}"
         )
 
 

@@ -97,4 +97,11 @@ def _labelled(row: Mapping[str, Any], line: int, metadata: dict[str, Any]) -> Im
     )
 
 
-FORMAT = row_format("capybara", "Capybara pairs and labels with ratings", recognises, records, ())
+FORMAT = row_format(
+    "capybara",
+    "Capybara pairs and labels with ratings",
+    recognises,
+    records,
+    (),
+    verdicts=("label", "rating", "rating_chosen", "rating_rejected"),
+)

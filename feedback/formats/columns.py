@@ -123,6 +123,16 @@ class ColumnMap:
     def __bool__(self) -> bool:
         return bool(self.named())
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The columns that are left out."""
+        return tuple(filter(None, (self.ignore or "").split("+")))
+
+    @property
+    def only_ignores(self) -> bool:
+        """Whether it says nothing but what is left out, so that it goes with every format."""
+        return set(self.named()) == {"ignore"}
+
 
 FIELDS = tuple(field.name for field in fields(ColumnMap) if field.name not in ("scale", "words"))
 EXAMPLE = "--map prompt=question,response=answer,rating=stars"
@@ -171,7 +181,10 @@ NAMES: dict[str, tuple[str, ...]] = {
         "preferred", "preference", "winner", "choice", "better", "label", "vote", "preferred_response",
         "which_is_better",
     ),
-    "thumb": ("thumb", "thumbs", "thumbs_up", "liked", "like"),
+    "thumb": (
+        "thumb", "thumbs", "thumbs_up", "liked", "like", "thumbs_down", "thumb_down", "disliked", "dislike",
+        "downvoted", "unhelpful", "is_unhelpful",
+    ),
     "stars": ("stars", "star", "star_rating", "stars_rating"),
     "score": ("score",),
     "rating": (
@@ -226,7 +239,7 @@ _VERDICTS = frozenset({
     "vote", "votes", "upvote", "upvotes", "downvote", "downvotes", "annotator", "annotators", "annotation",
     "annotations", "rater", "raters", "verdict", "verdicts", "preference", "preferred", "winner", "grade", "grades",
     "graded", "liked", "like", "likes", "dislike", "dislikes", "disliked", "judgment", "judgement", "approval",
-    "reward", "rewards", "correction", "corrections", "csat", "evaluation",
+    "reward", "rewards", "correction", "corrections", "csat", "evaluation", "quality", "nps", "upvoted", "downvoted",
     # German, Spanish, Portuguese, French, Italian
     "bewertung", "urteil", "sterne", "puntuacion", "puntuación", "valoracion", "valoración", "calificacion",
     "calificación", "avaliação", "évaluation", "avis", "valutazione", "voto",
@@ -235,6 +248,10 @@ _WHO = frozenset({"annotator", "annotators", "rater", "raters"})
 _TRUE_OR_FALSE = frozenset({
     "good", "bad", "ok", "correct", "wrong", "helpful", "unhelpful", "harmful", "accepted", "rejected", "approved",
     "passed", "success", "failed", "satisfied", "solved", "resolved", "kto", "chosen",
+})  # fmt: skip
+_ADVERSE = frozenset({
+    "bad", "dislike", "disliked", "dislikes", "downvote", "downvoted", "downvotes", "failed", "harmful", "rejected",
+    "unhelpful", "wrong",
 })  # fmt: skip
 _WHOSE = re.compile(r"^(user|human|customer|overall|final|your|expert)_(?=.)")
 _RANGE = re.compile(r"_\d+(_to)?_\d+$")
@@ -267,6 +284,14 @@ def is_verdict(name: str, value: Any = None) -> bool:
     """
     words = set(normal(_HUMPS.sub("_", name)).split("_"))
     return bool(words & _VERDICTS) or (isinstance(value, bool) and bool(words & _TRUE_OR_FALSE))
+
+
+def is_adverse(name: str) -> bool:
+    """Whether yes under this name says that a response is bad: thumbs_down, disliked, unhelpful."""
+    words = set(normal(_HUMPS.sub("_", name)).split("_"))
+    return bool(words & _ADVERSE) or (
+        ({"thumbs", "down"} <= words or {"thumb", "down"} <= words) and "up" not in words
+    )
 
 
 def verdicts_in(row: Mapping[str, Any], used: Collection[str] = ()) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -49,6 +49,19 @@ def rows_bounded(most: int | None) -> Iterator[None]:
         _most_rows.reset(token)
 
 
+_dropped: ContextVar[tuple[str, ...]] = ContextVar("dropped", default=())
+
+
+@contextmanager
+def columns_dropped(names: Collection[str]) -> Iterator[None]:
+    """Within the block rows come without these columns."""
+    token = _dropped.set(tuple(names))
+    try:
+        yield
+    finally:
+        _dropped.reset(token)
+
+
 def too_many_rows(name: str, most: int) -> str:
     """A refusal of a file with more rows than are taken here."""
     return (
@@ -59,7 +72,7 @@ def too_many_rows(name: str, most: int) -> str:
 
 def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
     """As `_rows`, within the bounds: of rows where `rows_bounded` sets one, and of lines that cannot be read."""
-    most = _most_rows.get()
+    most, dropped = _most_rows.get(), _dropped.get()
     refused = 0
     for number, row in enumerate(_rows(path, name), 1):
         if most is not None and number > most:
@@ -71,6 +84,9 @@ def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
                     f"{name or path}: given up after {refused:,} refused rows of {number:,}, the last one line "
                     f"{row.line}: {row.reason}"
                 )
+        elif dropped and isinstance(row.value, dict):
+            for column in dropped:
+                row.value.pop(column, None)
         yield row
 
 

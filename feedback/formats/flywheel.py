@@ -59,4 +59,4 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     )
 
 
-FORMAT = row_format("flywheel", "Request and response logs by workload", recognises, records, ())
+FORMAT = row_format("flywheel", "Request and response logs by workload", recognises, records, (), verdicts=())

@@ -75,4 +75,7 @@ def _feedback(row: Mapping[str, Any]) -> Iterator[ImportedRating]:
     yield ImportedRating(rater=text_or_empty(row.get("request_user_id")), thumb=thumb, created_at=at)
 
 
-FORMAT = row_format("helicone", "Helicone requests with feedback", recognises, records, ())
+VERDICTS = ("feedback_id", "feedback_rating", "feedback_created_at", "scores")
+"""Columns of the format that look like a verdict."""
+
+FORMAT = row_format("helicone", "Helicone requests with feedback", recognises, records, (), verdicts=VERDICTS)

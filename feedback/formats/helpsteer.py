@@ -164,6 +164,17 @@ def _preference(strength: float) -> str:
     return "left" if strength < 0 else "right" if strength > 0 else "tie"
 
 
+VERDICTS = (
+    "overall_preference", "individual_preference", "preference_strength", "preference_statement",
+    "preference_elaboration",
+)  # fmt: skip
+"""Columns of the format that look like a verdict."""
+
 FORMAT = row_format(
-    "helpsteer", "HelpSteer 1 and 2 ratings, HelpSteer 2 and 3 preferences", recognises, records, ()
+    "helpsteer",
+    "HelpSteer 1 and 2 ratings, HelpSteer 2 and 3 preferences",
+    recognises,
+    records,
+    (),
+    verdicts=VERDICTS,
 )

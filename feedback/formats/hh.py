@@ -89,4 +89,4 @@ def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
 
 SHAPES = (Shape("hh", "chosen and rejected conversations", (View.PREFERENCES,), one_by_one(_pair)),)
 
-FORMAT = row_format("hh", "Anthropic hh-rlhf", recognises, records, SHAPES)
+FORMAT = row_format("hh", "Anthropic hh-rlhf", recognises, records, SHAPES, verdicts=("chosen", "rejected"))

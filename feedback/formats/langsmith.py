@@ -40,6 +40,16 @@ from feedback.formats.verdicts import NamedScore
 MODEL_SOURCES = ("model", "auto_eval")
 """Types of feedback_source whose verdicts a model gave."""
 
+VERDICTS = (
+    "correction",
+    "feedback_group_id",
+    "feedback_source",
+    "feedback_stats",
+    "feedback_thread_id",
+    "score",
+)
+"""Columns of the format that look like a verdict."""
+
 
 def recognises(row: Mapping[str, Any]) -> bool:
     if has(row, "run_type", "inputs") and ("dotted_order" in row or "trace_id" in row):
@@ -72,7 +82,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             return _group(row, line, groups.all(str(row["feedback_group_id"])))
         return _feedback(row, line)
 
-    return decisions_first(path, ratings_path, records)
+    return decisions_first(path, ratings_path, records, VERDICTS)
 
 
 def _queue_refusal(queue: Mapping[str, Any]) -> str:

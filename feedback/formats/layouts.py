@@ -16,6 +16,7 @@ from feedback.formats.columns import (
     ColumnMap,
     Scale,
     alias,
+    is_adverse,
     is_verdict,
     normal,
     range_in,
@@ -110,7 +111,7 @@ class _Finder:
 
     def __init__(self, survey: _Survey, columns: ColumnMap) -> None:
         self.survey, self.said = survey, columns
-        self.ignored = set((columns.ignore or "").split("+")) - {""}
+        self.ignored = set(columns.ignored)
         self.filled = {name for name, values in survey.columns.items() if values.filled}
         self.found = {name: column for name, column in columns.named().items() if name != "ignore"}
         self.taken = set(self.found.values()) | self.ignored
@@ -190,7 +191,11 @@ class _Finder:
         column = self.by_name.get(name)
         return (
             column
-            if column is not None and column not in self.taken and (not filled or column in self.filled)
+            if column is not None
+            and column not in self.taken
+            # a map that names a part of an object reads all of it that is wanted
+            and not any(path.startswith(f"{column}.") for path in self.taken)
+            and (not filled or column in self.filled)
             else None
         )
 
@@ -288,7 +293,13 @@ class _Finder:
         words = (
             self.said.words if said and kind in ("rating", "thumb") and "preferred" not in self.found else ()
         )
-        return verdicts_of(column, self.survey.columns[column], kind=kind, scale=scale, words=words)
+        values = self.survey.columns[column]
+        if not words and kind in ("rating", "thumb") and is_adverse(column) and values.yes_and_no:
+            # yes to "thumbs down?" is a thumb down
+            yes, no = values.yes_and_no
+            note = f"{column}: {yes} read as thumbs down, {no} as thumbs up"
+            return replace(verdicts_of(column, values, words=(no, yes)), note=note)
+        return verdicts_of(column, values, kind=kind, scale=scale, words=words)
 
     def _is_prose(self, column: str) -> bool:
         """Whether a column that may be ratings holds remarks: mostly several words, and no two rows agree much."""
@@ -319,11 +330,23 @@ class _Finder:
             if column in self.filled
             and column not in self.taken
             and (
-                is_verdict(column, True if values.says_yes_or_no else None)
-                or (alone and values.says_good_or_bad)
+                is_verdict(column, True if values.yes_and_no else None) or (alone and values.says_good_or_bad)
             )
             and not any(path.startswith(f"{column}.") for path in self.taken)
         ]
+        within = [
+            f"{column}.{key}"
+            for column, values in self.survey.columns.items()
+            if column not in (*self.taken, *unused) and normal(column) not in KNOWN
+            for key in sorted(values.verdicts_within)
+            if f"{column}.{key}" not in self.taken
+        ]
+        if within and not unused:
+            columns = dict.fromkeys(path.partition(".")[0] for path in within)
+            raise FormatRefused(
+                f"{', '.join(within[:10])}: looks like what somebody said of a response, and is not read. Say what "
+                f"it is, as in --map rating={within[0]}, or leave it out with --map ignore={'+'.join(columns)}"
+            )
         if unused:
             raise FormatRefused(
                 f"{', '.join(unused[:10])}: looks like what somebody said of a response, and is not read. Say what "

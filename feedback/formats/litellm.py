@@ -65,4 +65,6 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     )
 
 
-FORMAT = row_format("litellm", "LiteLLM spend logs and callback payloads", recognises, records, ())
+FORMAT = row_format(
+    "litellm", "LiteLLM spend logs and callback payloads", recognises, records, (), verdicts=()
+)

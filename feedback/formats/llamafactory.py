@@ -26,7 +26,7 @@ from feedback.formats.base import (
     verdicts_read,
 )
 from feedback.formats.cells import truth_of
-from feedback.formats.columns import is_verdict, verdicts_in
+from feedback.formats.columns import is_adverse, is_verdict, verdicts_in
 from feedback.formats.records import (
     FormatRefused,
     ImportedComparison,
@@ -175,7 +175,11 @@ def _guessed(row: Mapping[str, Any]) -> Layout:
 
 def _verdict_column(row: Mapping[str, Any]) -> str | None:
     """The one column whose values are true and false, and whose name says that it is a verdict."""
-    found = [key for key, value in row.items() if isinstance(value, bool) and is_verdict(key, value)]
+    found = [
+        key
+        for key, value in row.items()
+        if isinstance(value, bool) and is_verdict(key, value) and not is_adverse(key)
+    ]
     # in a file of which other rows say true or false, 1 and 0 say the same
     found = found or [key for key in ("kto_tag", "label") if truth_of(row.get(key)) is not None]
     return found[0] if len(found) == 1 else None

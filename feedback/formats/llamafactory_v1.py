@@ -134,5 +134,10 @@ def _call(text: str, what: str) -> dict[str, Any]:
 
 
 FORMAT = row_format(
-    "llamafactory_v1", "LLaMA-Factory v1: pairs and SFT of content parts", recognises, records, ()
+    "llamafactory_v1",
+    "LLaMA-Factory v1: pairs and SFT of content parts",
+    recognises,
+    records,
+    (),
+    verdicts=(),
 )

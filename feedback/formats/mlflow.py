@@ -143,4 +143,4 @@ def _expected(expectation: Mapping[str, Any]) -> Any:
     )
 
 
-FORMAT = row_format("mlflow", "MLflow traces with assessments", recognises, records, ())
+FORMAT = row_format("mlflow", "MLflow traces with assessments", recognises, records, (), verdicts=())

@@ -68,4 +68,4 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         )
 
 
-FORMAT = row_format("nectar", "Nectar: ranked answers", recognises, records, ())
+FORMAT = row_format("nectar", "Nectar: ranked answers", recognises, records, (), verdicts=("good_natured",))

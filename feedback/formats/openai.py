@@ -110,4 +110,11 @@ SHAPES = (
     Shape("openai-sft", "SFT: chats whose last answer is learnt", (View.DEMONSTRATIONS,), one_by_one(_chat)),
 )
 
-FORMAT = row_format("openai", "OpenAI chat SFT and DPO", recognises, records, SHAPES)
+FORMAT = row_format(
+    "openai",
+    "OpenAI chat SFT and DPO",
+    recognises,
+    records,
+    SHAPES,
+    verdicts=("preferred_output", "non_preferred_output"),
+)

@@ -80,4 +80,4 @@ def _grade(result: Mapping[str, Any], what: str) -> tuple[ImportedRating | None,
     return rating, outcome or ImportedOutcome(outcome_name(name), float(score))
 
 
-FORMAT = row_format("openai_evals", "OpenAI eval output items", recognises, records, ())
+FORMAT = row_format("openai_evals", "OpenAI eval output items", recognises, records, (), verdicts=())

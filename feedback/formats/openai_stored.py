@@ -61,7 +61,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         else:
             mapping_of(row, "message")
 
-    return decisions_first(path, ratings_path, records)
+    return decisions_first(path, ratings_path, records, ())
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, int]:

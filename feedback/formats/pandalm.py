@@ -100,4 +100,6 @@ def _write(records: Iterable[ImportedComparison], left_out: Counter[str]) -> Ite
 
 SHAPES = (Shape("pandalm", "pairs with their annotators", (View.COMPARISONS,), _write, "array"),)
 
-FORMAT = row_format("pandalm", "PandaLM pairs with three annotators", recognises, records, SHAPES)
+FORMAT = row_format(
+    "pandalm", "PandaLM pairs with three annotators", recognises, records, SHAPES, verdicts=()
+)

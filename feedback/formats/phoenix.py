@@ -133,7 +133,8 @@ def _attributes(row: Mapping[str, Any]) -> dict[str, Any]:
     found |= {
         key.removeprefix("attributes."): item for key, item in row.items() if key.startswith("attributes.")
     }
-    return found
+    # a table of spans has a column for what only some of them have
+    return {name: item for name, item in found.items() if item is not None}
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

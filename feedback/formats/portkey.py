@@ -71,4 +71,5 @@ FORMAT = row_format(
     records,
     (),
     unverified="columns from the documentation; a nested export was not seen",
+    verdicts=(),
 )

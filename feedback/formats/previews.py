@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from feedback.formats.archives import Member, unpacked
 from feedback.formats.columns import ColumnMap, is_verdict
-from feedback.formats.files import rows
+from feedback.formats.files import columns_dropped, rows
 from feedback.formats.reading import Reading, readings
 from feedback.formats.records import FormatRefused, RowRefused
 
@@ -57,20 +57,21 @@ def preview(path: str | Path, columns: ColumnMap | None = None, rows_shown: int 
     """
     try:
         with readings(path, columns=columns) as files:
-            return tuple(_preview(file, rows_shown) for file in files)
+            left_out = columns.ignored if columns else ()
+            return tuple(_preview(file, rows_shown, left_out) for file in files)
     except FormatRefused as error:
         with unpacked(Path(path)) as archive:
             return tuple(_unread(member, str(error), rows_shown) for member in archive.members)
 
 
-def _preview(file: Reading, count: int) -> Preview:
+def _preview(file: Reading, count: int, left_out: Collection[str] = ()) -> Preview:
     field_of = file.opened.field_of if file.opened else None
     seen = tuple(
         ColumnSeen(
             name,
             samples,
             field_of(name) if field_of else None,
-            field_of is not None and field_of(name) is None,
+            name in left_out or (field_of is not None and field_of(name) is None),
             is_verdict(name),
         )
         for name, samples in _samples(file.path, file.name, count).items()
@@ -86,11 +87,12 @@ def _unread(member: Member, problem: str, count: int) -> Preview:
 
 def _samples(path: Path, name: str, count: int) -> dict[str, tuple[str, ...]]:
     seen: dict[str, list[str]] = {}
-    for row in islice(rows(path, name), count):
-        if isinstance(row, RowRefused) or not isinstance(row.value, Mapping):
-            continue
-        for column, value in row.value.items():
-            seen.setdefault(str(column), []).append(_text(value))
+    with columns_dropped(()):  # what is left out is shown as such
+        for row in islice(rows(path, name), count):
+            if isinstance(row, RowRefused) or not isinstance(row.value, Mapping):
+                continue
+            for column, value in row.value.items():
+                seen.setdefault(str(column), []).append(_text(value))
     return {column: tuple(texts) for column, texts in seen.items()}
 
 

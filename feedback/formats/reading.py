@@ -11,9 +11,9 @@ from pathlib import Path
 from feedback.formats.archives import Member, unpacked
 from feedback.formats.base import Format, Opened, refers
 from feedback.formats.columns import ColumnMap
-from feedback.formats.files import MAX_REFUSED, rows
+from feedback.formats.files import MAX_REFUSED, columns_dropped, rows
 from feedback.formats.order import ORDER
-from feedback.formats.recognition import format_of
+from feedback.formats.recognition import SAMPLE, format_of
 from feedback.formats.records import FormatRefused, Record, RowRefused, RowSkipped
 from feedback.formats.writing import Shape
 
@@ -76,6 +76,7 @@ def readings(
     """
     path = Path(path)
     asked = None if format == "auto" else named(format)
+    ignored = columns.ignored if columns and columns.only_ignores else ()
     with unpacked(path) as archive:
         files = [_reading(member, asked, columns) for member in archive.members]
         if archive.left_out:
@@ -86,11 +87,20 @@ def readings(
         if ratings_path is not None:
             files = [_with_ratings(file, Path(ratings_path)) for file in files]
         else:
-            files = _paired(files)
-        yield tuple(files)
+            with columns_dropped(ignored):
+                files = _paired(files)
+        with columns_dropped(ignored):
+            yield tuple(files)
 
 
 def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) -> Reading:
+    ignored = columns.ignored if columns and columns.only_ignores else ()
+    if ignored:
+        with columns_dropped(ignored):
+            chosen = asked or format_of(member.path, member.name)
+        if chosen.opened is None:
+            _check_there(member, ignored)
+            return _read_alone(member, chosen, (f"left out: {', '.join(ignored)}",))
     chosen = asked or format_of(member.path, member.name, columns)
     if columns and chosen.opened is None:
         with_map = ", ".join(format.name for format in ORDER if format.opened is not None)
@@ -101,9 +111,29 @@ def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) ->
         opened = chosen.opened(member.path, columns) if chosen.opened else None
     except FormatRefused as error:
         raise FormatRefused(str(error).replace(str(member.path), member.name)) from error
-    notes = (f"{chosen.name}: {chosen.unverified}",) if chosen.unverified else ()
-    return Reading(
-        member.name, member.path, chosen, notes=(opened.notes if opened else ()) + notes, opened=opened
+    return _read_alone(member, chosen, opened.notes if opened else (), opened)
+
+
+def _read_alone(
+    member: Member, chosen: Format, notes: tuple[str, ...], opened: Opened | None = None
+) -> Reading:
+    if chosen.unverified:
+        notes = (*notes, f"{chosen.name}: {chosen.unverified}")
+    return Reading(member.name, member.path, chosen, notes=notes, opened=opened)
+
+
+def _check_there(member: Member, ignored: Sequence[str]) -> None:
+    """Raises FormatRefused for a column that none of the first rows has."""
+    there: set[str] = set()
+    for row in islice(rows(member.path, member.name), SAMPLE):
+        if isinstance(row.value if not isinstance(row, RowRefused) else None, Mapping):
+            there.update(row.value)  # type: ignore[union-attr]
+        if there.issuperset(ignored):
+            return
+    missing = next(name for name in ignored if name not in there)
+    raise FormatRefused(
+        f"{member.name}: --map ignore={missing}: no row has a column {missing!r}; there are "
+        f"{', '.join(sorted(map(str, there))[:30]) or 'none'}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from feedback.formats.base import DOWN, UP
 from feedback.formats.cells import number_in
-from feedback.formats.columns import Scale
+from feedback.formats.columns import Scale, verdicts_in
 from feedback.formats.records import FormatRefused, RowError, shown
 
 MOST_VALUES = 200
@@ -35,7 +35,7 @@ TIES = ("tie", "equal", "same", "draw", "both_good", "both", "tied")
 BOTH_BAD = ("both_bad", "bothbad", "neither", "tie_(bothbad)", "tie_both_bad", "none", "both_are_bad")
 NOTHING = ("", "nan", "null", "n/a", "na")
 
-YES_OR_NO = frozenset({"true", "false", "yes", "no"})
+YES_AND_NO = (("true", "false"), ("yes", "no"), ("1", "0"))
 
 _OUT_OF = re.compile(r"(\d+(?:[.,]\d+)?)\s*/\s*(\d+)")
 _STARS = re.compile(r"(\d+)(?:\.0)?\s*stars?", re.IGNORECASE)
@@ -63,6 +63,8 @@ class Values:
     high: float = float("-inf")
     structured: int = 0
     """Lists and objects."""
+    verdicts_within: set[str] = field(default_factory=set)
+    """Keys of objects that look like a verdict and say something."""
 
     def add(self, value: Any) -> None:
         """Count a value; None and blank texts are none."""
@@ -71,6 +73,10 @@ class Values:
         self.filled += 1
         if isinstance(value, (list, dict)):
             self.structured += 1
+            if isinstance(value, dict) and len(self.verdicts_within) < MOST_VALUES:
+                self.verdicts_within.update(
+                    key for key in verdicts_in(value) if not isinstance(value[key], (list, dict))
+                )
             return
         if isinstance(value, bool):
             self.truths += 1
@@ -98,11 +104,12 @@ class Values:
         return 0 < odd <= ODD_SHARE * understood
 
     @property
-    def says_yes_or_no(self) -> bool:
-        """Whether every value is true or false, or a word for it."""
-        return (
-            bool(self.different) and {word_of(value) for value in self.different} <= YES_OR_NO | NEUTRAL_WORDS
-        )
+    def yes_and_no(self) -> tuple[str, str] | None:
+        """The words for yes and for no, where every value is one of the two (true and false, yes and no, 1 and 0);
+        else None."""
+        said = {_plain(value) for value in self.different} - NEUTRAL_WORDS
+        found = (pair for pair in YES_AND_NO if said and said <= set(pair))
+        return None if self.structured else next(found, None)
 
     @property
     def says_good_or_bad(self) -> bool:
@@ -317,6 +324,12 @@ def _unknown(column: str, values: Values, kind: str) -> str:
         return (
             f"{column}: scale unknown: numbers from {values.low:g} to {values.high:g}. Say the lowest and highest "
             f"value there can be, as in --map rating={column}:0..100, or --map ignore={column}"
+        )
+    if values.structured:
+        within = next(iter(sorted(values.verdicts_within)), "PART")
+        return (
+            f"{column}: expected {kind if kind == 'stars' else f'{kind}s'}, found lists or objects. Say which part of "
+            f"them it is, as in --map rating={column}.{within}, or --map ignore={column}"
         )
     return (
         f"{column}: expected {kind if kind == 'stars' else f'{kind}s'}, found {found}. "

@@ -94,4 +94,5 @@ FORMAT = row_format(
     recognises,
     records,
     (),
+    verdicts=("chosen", "rejected", "score_chosen", "score_rejected"),
 )

@@ -48,4 +48,11 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     yield ImportedComparison(line=line, key=key, left=left, right=right, preference=better, ordered=False)
 
 
-FORMAT = row_format("shp", "Stanford Human Preferences", recognises, records, ())
+FORMAT = row_format(
+    "shp",
+    "Stanford Human Preferences",
+    recognises,
+    records,
+    (),
+    verdicts=("labels", "score_A", "score_B", "score_ratio", "upvote_ratio"),
+)

@@ -87,6 +87,11 @@ def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion,
     Raises RowError.
     """
     chosen, rejected, prompt = (row.get(name) for name in ("chosen", "rejected", "prompt"))
+    if prompt is None and _answers_alone(chosen) and isinstance(row.get("messages"), list):
+        prompt = messages_of(row["messages"], "messages")
+        if len(prompt) > 1 and prompt[-1]["role"] == "assistant":
+            # the chosen conversation, as it stands beside chosen in files that train_sft may read too
+            prompt = prompt[:-1]
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise RowError("chosen and rejected: expected two texts or two lists of messages, found one of each")
     if prompt is not None and isinstance(prompt, list) >= isinstance(chosen, list):
@@ -99,6 +104,13 @@ def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion,
     if isinstance(chosen, list):
         return _shared_turns(messages_of(chosen, "chosen"), messages_of(rejected, "rejected"))
     return _shared_text(text_of(chosen, "chosen"), text_of(rejected, "rejected"))
+
+
+def _answers_alone(chosen: Any) -> bool:
+    """Whether a chosen response holds nothing of its prompt: a text, or messages that begin with the assistant's."""
+    if isinstance(chosen, list):
+        return bool(chosen) and isinstance(chosen[0], Mapping) and chosen[0].get("role") == "assistant"
+    return isinstance(chosen, str)
 
 
 def _shared_turns(

@@ -111,5 +111,10 @@ def _answers(value: Any) -> list[str]:
 
 
 FORMAT = row_format(
-    "ultrafeedback", "UltraFeedback: rated completions of several models", recognises, records, ()
+    "ultrafeedback",
+    "UltraFeedback: rated completions of several models",
+    recognises,
+    records,
+    (),
+    verdicts=(),
 )

@@ -66,7 +66,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             return _feedback(row, line)
         return _call(row, line, answered, roots)
 
-    return decisions_first(path, ratings_path, records)
+    return decisions_first(path, ratings_path, records, ("feedback_type", "annotation_ref"))
 
 
 def _is_model_call(row: Mapping[str, Any]) -> bool:
