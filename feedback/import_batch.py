@@ -12,6 +12,7 @@ from django.db.models import Model, QuerySet
 
 from feedback.building import withdrawal_build
 from feedback.checks import DecisionUnknown, FeedbackConflict, FeedbackRefused
+from feedback.formats.base import DEMONSTRATION
 from feedback.formats.records import Record
 from feedback.import_plans import Chain, Origin, Plan, Planner, Raters, Said, Word
 from feedback.import_report import REPEATED, ImportReport
@@ -146,6 +147,7 @@ class Batch:
         self._outcomes |= outcomes
         self._new.outcomes += outcomes.values()
         self.report.outcomes += len(outcomes)
+        self.report.outcome_names |= {row.name for row in outcomes.values()}
         return bool(new or words or outcomes)
 
     def _take_trace(self, row: Trace) -> bool:
@@ -213,6 +215,7 @@ class Batch:
     def _insert(self) -> None:
         decisions = list(self._new.decisions.values())
         self.report.decisions, self.report.traces = len(decisions), len(self._traces)
+        self.report.demonstrations = sum(DEMONSTRATION in row.tags for row in decisions)
         self.report.agents = {row.agent for row in decisions} | {row.agent for row in self._traces.values()}
         self.report.agents |= self._planner.agents_of(self._new.ratings, self._new.comparisons)
         self._link()

@@ -58,6 +58,10 @@ class ImportReport:
     refused_count: int = 0
     agents: set[str] = field(default_factory=set)
     """Whose decisions were stored."""
+    demonstrations: int = 0
+    """Those of the decisions that show a response to imitate."""
+    outcome_names: set[str] = field(default_factory=set)
+    """What was measured."""
     notes: tuple[str, ...] = ()
     """What was decided about the file as a whole, such as the scale of its ratings."""
     batch: int | None = None
@@ -80,6 +84,8 @@ class ImportReport:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.skipped_because.update(other.skipped_because)
         self.agents |= other.agents
+        self.demonstrations += other.demonstrations
+        self.outcome_names |= other.outcome_names
         self.refused += other.refused[: REFUSED_KEPT - len(self.refused)]
         self.refused_count += other.refused_count
 
@@ -171,7 +177,13 @@ def next_steps(report: ImportReport) -> list[str]:
     steps = []
     if report.dry_run:
         return ["Import it: the same command without --dry-run"]
-    if report.decisions and not (report.ratings or report.comparisons):
+    said = report.ratings or report.comparisons
+    if report.outcomes and not said and whose:
+        unknown = sorted(report.outcome_names - {"reward"})  # an outcome of that name is its own worth
+        worth = f" --outcome {unknown[0]}=GOOD:BAD" if unknown else ""
+        what = f"Say what {unknown[0]} is worth" if unknown else "Turn outcomes into rewards"
+        steps.append(f"{what}: python manage.py calculate_rewards --agent {whose}{worth}")
+    if report.decisions and not (said or report.outcomes or report.demonstrations):
         steps.append(f"Rate them: /rate/{of_agent}")
     method = _method(report)
     if method and whose:
@@ -187,7 +199,9 @@ def _method(report: ImportReport) -> str:
         return "train_dpo"
     if report.corrections and report.corrections == report.ratings:
         return "train_sft"
-    return "train_kto" if report.ratings else ""
+    if report.ratings:
+        return "train_kto"
+    return "train_sft" if report.demonstrations else ""
 
 
 def total_of(reports: Iterable[ImportReport]) -> dict[str, Any]:

@@ -15,14 +15,15 @@ from rl.gate_sheets import GateBounds
 from rl.held_out import evidence_counted
 from rl.holdout import Tally, prompts_until
 from rl.judgements import Split
-from rl.models import GateSettings, Snapshot
+from rl.models import GateSettings, RewardRecord, Snapshot
 from rl.splits import min_evidence_of
 
 TELLING = 5
 """Held-out prompts with evidence from which their share among all held-out ones is taken to go on like that."""
 
 MOST_COUNTED = 20_000
-"""Ratings and comparisons up to which a page counts what is held out; with more the gate waits for something else."""
+"""Ratings and comparisons (without any: decisions) up to which a page counts what is held out; with more the gate waits
+for something else."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,22 @@ _distances: Unchanged[Distance] = Unchanged()
 
 
 def gate_distances_lately(counts: Mapping[str, FeedbackCounts]) -> dict[str, Distance]:
-    """Of every agent with feedback, one query and what was counted before; an agent is counted again when its feedback
-    has grown. Agents with more than MOST_COUNTED ratings are left out."""
+    """Of every agent with feedback, measured outcomes or demonstrations, a query or two and what was counted before;
+    an agent is counted again when that has grown. Agents with more than MOST_COUNTED of it are left out."""
     needed = dict(GateSettings.objects.order_by().values_list("agent", "min_evidence"))
     found = {}
     for agent, one in counts.items():
+        asked = needed.get(agent, GateBounds().min_evidence)
         if 0 < one.feedback <= MOST_COUNTED:
-            asked = needed.get(agent, GateBounds().min_evidence)
-            stamp = (one.ratings, one.comparisons, one.newest_at, asked)
+            stamp: tuple[Any, ...] = (one.ratings, one.comparisons, one.newest_at, asked)
             found[agent] = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
+        elif not one.feedback and 0 < one.decisions <= MOST_COUNTED:
+            # nobody rated anything: what was measured, written or can be tested may carry the gate all the same
+            measured = RewardRecord.objects.filter(agent=agent, measured=True).count()
+            stamp = (one.decisions, measured, asked)
+            distance = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
+            if distance.found or measured:
+                found[agent] = distance
     return found
 
 

@@ -145,6 +145,7 @@ def test_the_report_ends_with_the_next_step(tmp_path: Path) -> None:
     for name, row in (
         ("pairs", PAIR),
         ("thumbs", THUMB),
+        ("shown", {"prompt": "how?", "completion": "so"}),
         ("plain", {"messages": [{"role": "user", "content": "hello"}], "response": "hi", "id": 1}),
     ):
         path = written(tmp_path / f"{name}.jsonl", [row])
@@ -154,7 +155,14 @@ def test_the_report_ends_with_the_next_step(tmp_path: Path) -> None:
         said[name] = command("import_feedback", str(path), "--agent", "helper", "--format", kind)["next"]
     assert "train_dpo --agent helper --dry-run" in said["pairs"][-1]
     assert "train_kto --agent helper --dry-run" in said["thumbs"][-1]
+    assert said["shown"] == ["See what can be trained: python manage.py train_sft --agent helper --dry-run"]
     assert said["plain"] == ["Rate them: /rate/?agent=helper"]
+    for name, option in (("solved", " --outcome solved=GOOD:BAD"), ("reward", "")):
+        row = {"prompt": f"{name}?", "response": "so", "outcomes": {name: 1}}
+        (step,) = command("import_feedback", str(written(tmp_path / "o.jsonl", [row])), "--agent", "helper")[
+            "next"
+        ]
+        assert step.endswith(f"python manage.py calculate_rewards --agent helper{option}")
 
 
 # --- What is known of an import ---------------------------------------------------------------------------

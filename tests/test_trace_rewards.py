@@ -16,6 +16,7 @@ from feedback.models import Decision
 from feedback.services import decision_record, outcome_record, rating_submit
 from feedback.traces import trace_record
 from rl.datasets import get_training_stats, prepare_training_dataset
+from rl.distance import gate_distance
 from rl.models import RewardRecord, RewardSettings
 from rl.reward_records import pending, rewards_calculate
 from rl.rewards.base import RewardSample
@@ -268,11 +269,20 @@ def test_outcomes_alone_make_every_kind_of_dataset() -> None:
     measured()
     told = command("calculate_rewards", "--agent", "desk")
     assert "solved was measured 40 times and counts for nothing" in " ".join(told.split())
-    assert "--outcome solved=GOOD:BAD" in told
+    assert told.count("Next: ") == 1
+    assert "Next: python manage.py calculate_rewards --agent desk --outcome solved=GOOD:BAD" in " ".join(
+        told.split()
+    )
     found = json.loads(command("calculate_rewards", "--agent", "desk", "--outcome", "solved=1:0", "--json"))
     # valid at once 1 at 0.2 and 2 or -2 at 0.6: values 0.9375 and 0.1875
     assert found["labels"] == {"desk": {"threshold": 0.5, "good": 20, "bad": 20}}
     assert found["outcomes_without_worth"] == {}
+    assert found["next"] == "python manage.py train_kto --agent desk --dry-run"
+    # the distance to the gate is shown as it is to raters' agents
+    status = json.loads(command("online_learner", "status", "--agent", "desk", "--json"))
+    assert status["evidence"] == gate_distance("desk").as_dict()
+    assert (status["evidence"]["kind"], status["evidence"]["needed"]) == ("pairs", 30)
+    assert status["evidence"]["found"] > 0
     counts = Counter(
         {kind: prepare_training_dataset("desk", kind=kind, dry_run=True).samples for kind in
          ("pairs", "labels", "scores", "corrections", "groups", "prompts")}

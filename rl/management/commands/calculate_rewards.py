@@ -72,12 +72,20 @@ class Command(RatchetCommand):
         unvalued = {slug: outcomes_without_worth(slug) for slug in agents if slug not in found.refused}
         return {
             **dataclasses.asdict(found),
+            "agents": agents,
             "labels": {slug: made for slug, made in labels.items() if made["good"] + made["bad"]},
             "outcomes_without_worth": {slug: names for slug, names in unvalued.items() if names},
         }
 
     def next_step(self, result: dict[str, Any]) -> str:
-        return "python manage.py train_ppo --agent SLUG --dry-run" if result["calculated"] else ""
+        for agent, names in result["outcomes_without_worth"].items():
+            return (
+                f"python manage.py calculate_rewards --agent {agent} --outcome {next(iter(names))}=GOOD:BAD"
+            )
+        for agent in result["labels"]:
+            return f"python manage.py train_kto --agent {agent} --dry-run"
+        agents = result["agents"] if result["calculated"] else []
+        return f"python manage.py train_ppo --agent {agents[0]} --dry-run" if agents else ""
 
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(
@@ -104,6 +112,3 @@ class Command(RatchetCommand):
                     f"{agent}: {name} was measured {count:,} times and counts for nothing until you say what it is "
                     f"worth: python manage.py calculate_rewards --agent {agent} --outcome {name}=GOOD:BAD"
                 )
-        if result["labels"]:
-            agent = next(iter(result["labels"]))
-            self.stdout.write(f"Next: python manage.py train_kto --agent {agent} --dry-run")
