@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, cast
 
@@ -29,6 +30,11 @@ logger = logging.getLogger("rl.command")
 
 LINES_PER_BAR = 10
 """Plain progress lines written over one piece of long work where stderr is no terminal."""
+
+
+UNTYPED = ("help", "version", "verbosity", "settings", "pythonpath", "traceback", "no_color", "force_color", "json",
+           "skip_checks")  # fmt: skip
+"""Options that say nothing about the work itself."""
 
 
 class Bar:
@@ -140,6 +146,26 @@ class RatchetCommand(BaseCommand):
                 self.stdout.write(f"Next: {step}")
         if self.failed:
             raise SystemExit(1)
+
+    def command_line(self, options: dict[str, Any], without: Collection[str] = ()) -> str:
+        """The command with these options, as it is typed: those that differ from their defaults.
+
+        without: names of options left out; those of every Django command and --json always are.
+        """
+        name = type(self).__module__.rpartition(".")[2]
+        words, seen = ["python", "manage.py", name], {*without, *UNTYPED}
+        for action in self.create_parser("manage.py", name)._actions:
+            value = options.get(action.dest, action.default)
+            if action.dest in seen or not action.option_strings or value == action.default:
+                continue
+            seen.add(action.dest)
+            option = next((text for text in action.option_strings if text.startswith("--")), "")
+            if action.nargs == 0:
+                words.append(option)
+            else:
+                for one in value if isinstance(value, list) else [value]:
+                    words += [option, str(one)]
+        return shlex.join(words)
 
     def _one_line(self, error: Exception) -> str:
         text = " ".join(str(error).split()) or type(error).__name__

@@ -7,11 +7,6 @@ from pathlib import Path
 MANAGE = "python manage.py"
 
 
-def after_plan(method: str, agent: str) -> str:
-    """After a dry run of a training."""
-    return f"{MANAGE} train_{method} --agent {agent}"
-
-
 def after_training(policy: str, champion: str = "") -> str:
     """champion: whom the policy must beat; empty for the base model."""
     return f"{MANAGE} evaluate_model --policy {policy} {f'--compare {champion}' if champion else '--compare-base'}"

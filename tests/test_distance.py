@@ -170,12 +170,14 @@ def test_a_dry_run_says_the_distance_the_doubt_and_the_next_step() -> None:
     assert plan["estimated_steps"] == RECIPES["dpo"]["cpu"].steps(plan["samples"]["train"]) >= 12
     assert plan["doubt"].startswith(f"{plan['samples']['train']} pairs and ")
     assert plan["evidence"] == gate_distance("helper").as_dict()
-    assert plan["next"] == "python manage.py train_dpo --agent helper"
+    assert plan["next"] == "python manage.py train_dpo --agent helper --config cpu"
     short = ("--epochs", "1", "--learning-rate", "4e-4")
     said = " ".join(run("train_dpo", "--config", "cpu", *short, "--dry-run").split())
     assert "too little to change what the policy answers" in said
     assert f"{plan['samples']['holdout']} of 30 held-out prompts" in said
-    assert said.endswith("Next: python manage.py train_dpo --agent helper")
+    assert said.endswith(
+        "Next: python manage.py train_dpo --agent helper --config cpu --epochs 1.0 --learning-rate 0.0004"
+    )
 
 
 # --- What comes next ------------------------------------------------------------------------------------------

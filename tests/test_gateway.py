@@ -268,7 +268,13 @@ def test_a_policy_asked_for_by_name_answers_or_refuses(
 
 @pytest.mark.parametrize(
     ("model", "nearest"),
-    [("gpt-4o", ""), ("widgetts", "widgets"), ("widgets-v99", "widgets-v9"), ("asistant", "assistant")],
+    [
+        ("gpt-4o", ""),
+        ("widgetts", "widgets"),
+        ("widgets-v99", "widgets-v9"),
+        ("asistant", "assistant"),
+        ("Widgets", "widgets"),
+    ],
 )
 def test_a_name_nobody_set_up_is_not_found_and_the_nearest_are_named(
     api: ApiClient, parrot: Parrot, model: str, nearest: str

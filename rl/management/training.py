@@ -146,7 +146,9 @@ class TrainCommand(RatchetCommand):
         else:
             order = self._order(options)
             if options["dry_run"]:
-                return {"dry_run": True, **runs.train_plan(order)}
+                plan = runs.train_plan(order)
+                said = {**options, "agent": plan["agent"]}
+                return {"dry_run": True, **plan, "command": self.command_line(said, without=("dry_run",))}
             with self.bar("training") as bar:
                 result = runs.train(order, bar.update, self.note)
         if result["status"] == "cancelled":
@@ -279,7 +281,7 @@ class TrainCommand(RatchetCommand):
 
     def next_step(self, result: dict[str, Any]) -> str:
         if result.get("dry_run"):
-            return next_steps.after_plan(self.method, result["agent"])
+            return str(result["command"])
         if not result["policy"]:
             return next_steps.after_reward_model(result["agent"], result["run"])
         champion = rival_name(registry.policy_get(result["policy"]))

@@ -76,7 +76,8 @@ def target_of(model: str, unit: str = "") -> Target:
 def _of_agent(agent: str, unit: str) -> Target:
     if not re.fullmatch(SLUG_PATTERN, agent):
         raise ModelUnknown(
-            f"expected an agent such as support-bot, a policy, or agent:policy; found {agent[:80]!r}"
+            f"expected an agent such as support-bot, a policy, or agent:policy; found {agent[:80]!r}",
+            agent[:80].lower(),
         )
     _agent_checked(agent)
     # a request without a unit is a unit of its own
