@@ -1,6 +1,6 @@
-"""Experiments in simulation: false alarms under peeking, power against a fixed horizon, off-policy coverage.
+"""Experiments in simulation: false alarms under peeking, power against a fixed horizon.
 
-Prints JSON; `--experiments`, `--decisions` and `--logs` say how much of each.
+Prints JSON; `--experiments` and `--decisions` say how much of each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.experiment_worlds import LOOK_EVERY, coverage, peeking
+from tests.experiment_worlds import LOOK_EVERY, peeking
 
 
 def fixed_horizon(share: float, gain: float, power: float, alpha: float = 0.05) -> int:
@@ -29,7 +29,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--experiments", type=int, default=2000, help="Of each kind (default 2000)")
     parser.add_argument("--decisions", type=int, default=5000, help="Of each (default 5000)")
-    parser.add_argument("--logs", type=int, default=2000, help="Logs of choose mode (default 2000)")
     options = parser.parse_args()
     equal = {
         str(share): asdict(peeking(options.experiments, options.decisions, share, 0.0, seed=7))
@@ -49,7 +48,6 @@ def main() -> None:
         "decisions": options.decisions,
         "equal_arms": equal,
         "power": power,
-        "choose_mode_coverage": coverage(options.logs),
     }
     print(json.dumps(result, indent=1))
 

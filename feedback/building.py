@@ -97,6 +97,7 @@ def decision_build(
         "metadata": check.mapping("metadata", metadata),
         "source": check.text("source", source, limit=40),
     }
+    check.drawn(values["candidates"], response, values["propensity"])
     at = check.time("created_at", created_at)
     # None where it is refused already, as deeper than can be read
     check_reserved(check, response, values["metadata"] or {}, reserved)

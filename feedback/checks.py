@@ -24,6 +24,9 @@ MAX_DEPTH = limits.JSON_DEPTH
 TIMES = (datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
 """Earliest and latest time accepted: what lies outside is a unit mistaken for another."""
 
+PROBABILITY_TOLERANCE = 0.01
+"""By how much probabilities may miss their sum of 1, and two statements of one probability each other (relative)."""
+
 # an escaped NUL, after an even number of backslashes: \\u0000 is six characters somebody typed
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -212,6 +215,30 @@ class Check:
             else:
                 self.fields["candidates"] = f"candidate {index}: expected a text or {{response, score}}"
         return self.json("candidates", list(value))
+
+    def drawn(self, candidates: Any, response: Any, propensity: float | None) -> None:
+        """Refuse a propensity that contradicts the probabilities of the candidates: an estimate from it would be wrong.
+
+        Asked only where the propensity and every candidate's `probability` are there: they must sum to 1, and the
+        response, where it is one candidate, must have the propensity as its probability, each to within 1 %.
+        """
+        if propensity is None or not isinstance(candidates, list) or not candidates:
+            return
+        shares = [one.get("probability") if isinstance(one, Mapping) else None for one in candidates]
+        numbers = [float(s) for s in shares if isinstance(s, (int, float)) and not isinstance(s, bool)]
+        if len(numbers) != len(candidates):
+            return
+        total = math.fsum(numbers)
+        if min(numbers) < 0 or abs(total - 1) > PROBABILITY_TOLERANCE:
+            self.fields["candidates"] = (
+                f"expected probabilities that sum to 1 beside a propensity, found a sum of {total:.4g}"
+            )
+            return
+        own = [n for one, n in zip(candidates, numbers, strict=True) if one.get("response") == response]
+        if len(own) == 1 and abs(own[0] - propensity) > PROBABILITY_TOLERANCE * max(own[0], propensity):
+            self.fields["propensity"] = (
+                f"expected {own[0]:.4g}, the probability of the candidate that was the response, found {propensity:.4g}"
+            )
 
     def done(self, what: str) -> None:
         """Raises FeedbackRefused where anything was wrong."""

@@ -20,9 +20,12 @@ from rl.serving.choosing import choice_probabilities
 from rl.splits import splits_enter
 from rl.statistics import Difference
 from rl.statistics.offpolicy import MIN_DECISIONS, Array, Choice, OffPolicyRefused, Report, gain, report
+from rl.statistics.propensities import Draw, propensity_fault
 
 MOST = 400
 """Newest decisions that are scored again: each costs a pass over its prompt and candidates."""
+MOST_TESTED = 5_000
+"""Newest decisions whose propensities are tested; this needs no policy, so that trained ones count too."""
 REWARD = "reward"
 """Name of the outcome that is the reward of a logged choice, as imports and apps record it."""
 BUCKETS = 16
@@ -54,6 +57,8 @@ class LoggedChoices:
     """Held-out decisions with candidates and a propensity, rewarded or not."""
     scale: tuple[float, float] = (0.0, 1.0)
     """The logged rewards that count 0 and 1; the rewards of the rows are in [0, 1]."""
+    fault: str = ""
+    """What is wrong with the agent's recorded propensities, in words."""
 
 
 def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
@@ -64,7 +69,13 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
     are, others from their worst to their best, or as the agent's reward settings say what a `reward` is worth.
     """
     splits = splits_enter(agent, [], asked=listed_prompts(agent))
-    held = [row for row in listed_choices(agent) if splits.get(row.prompt_hash) == "holdout"]
+    draws: list[Draw] = []
+    held = []
+    for row in listed_choices(agent):
+        if len(draws) < MOST_TESTED and (draw := _draw(row)) is not None:
+            draws.append(draw)
+        if splits.get(row.prompt_hash) == "holdout":
+            held.append(row)
     scale = (0.0, 1.0)
     values = outcomes_named([row.id for row in held], REWARD)
     if len(values) >= MIN_DECISIONS:
@@ -84,7 +95,7 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
         if len(rows) == most:
             break
     reader.save()
-    return LoggedChoices(rows, kind, len(held), scale)
+    return LoggedChoices(rows, kind, len(held), scale, propensity_fault(draws))
 
 
 def _scale(agent: str, rewards: Iterable[float]) -> tuple[float, float]:
@@ -122,17 +133,26 @@ def _rewards(held: Sequence[ListedChoice]) -> dict[Any, float]:
 
 def _logged(row: ListedChoice, reward: float) -> Logged | None:
     """None where the response is none of the candidates, or prompt or candidates are not texts."""
+    draw = _draw(row)
+    if draw is None or not all(isinstance(message.get("content"), str) for message in row.messages):
+        return None
+    known = None if draw.probabilities is None else tuple(draw.probabilities)
+    return Logged(row.prompt_hash, row.messages, list(draw.arms), draw.chosen, row.propensity, known, reward)
+
+
+def _draw(row: ListedChoice) -> Draw | None:
+    """The choice among its candidates; None where the response is none of them, or they are not texts."""
+    if not isinstance(row.candidates, list):
+        return None
     texts = [one.get("response") if isinstance(one, Mapping) else one for one in row.candidates]
     responses = [text for text in texts if isinstance(text, str)]
-    spoken = all(isinstance(message.get("content"), str) for message in row.messages)
-    if len(responses) != len(texts) or row.response not in responses or not spoken:
+    if len(responses) != len(texts) or row.response not in responses:
         return None
     shares = [one.get("probability") if isinstance(one, Mapping) else None for one in row.candidates]
-    known = tuple(float(share) for share in shares if isinstance(share, (int, float)))
-    return Logged(
-        row.prompt_hash, row.messages, responses, responses.index(row.response), row.propensity,
-        known if len(known) == len(shares) else None, reward,
-    )  # fmt: skip
+    known = [float(share) for share in shares if isinstance(share, (int, float))]
+    return Draw(
+        responses, responses.index(row.response), row.propensity, known if len(known) == len(shares) else None
+    )
 
 
 # --- From log-probabilities to figures ----------------------------------------------------------------------
@@ -150,6 +170,8 @@ def off_policy(
     serving settings say. The difference is None where there is no other, or the log only answers with a warning.
     Figures are {"refused": why} where it cannot answer at all.
     """
+    if log.fault:
+        return {"refused": log.fault, "decisions": len(log.rows)}, None
     try:
         mine = report(_choices(log.rows, own, own, serving))
         figures = {"decisions": len(log.rows), "reward": log.kind, "scale": list(log.scale), **mine.as_dict()}

@@ -1,4 +1,4 @@
-"""Experiments whose truth is known: arms of thumbs under peeking, and logs of choices among listed candidates."""
+"""Experiments and logs whose truth is known: arms of thumbs under peeking, choices among listed candidates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 from scipy import stats
 
 from rl.statistics.contrasts import half_width
-from rl.statistics.offpolicy import Choice, report
+from rl.statistics.offpolicy import Choice, OffPolicyRefused, report
+from rl.statistics.propensities import Draw
 
 LOOK_EVERY = 10
 MIN_UNITS = 50
@@ -70,39 +71,119 @@ def peeking(
     )
 
 
-def choose_mode(
-    seed: int, decisions: int = 400, candidates: int = 4
-) -> dict[str, tuple[float, float, float]]:
-    """One log of a softmax policy over listed candidates, and what another policy would have earned.
+@dataclass(frozen=True)
+class LogWorld:
+    """A log of choices among listed candidates whose truth is known, and a policy to judge by it.
 
-    Each candidate has a hidden quality; a thumb is up with that probability. Both policies score candidates by noisy
-    views of it. Returns {method: (low, high, truth)}; the truth is the other policy's exact mean over these prompts.
+    Each candidate has a hidden quality, the chance that its reward is 1. Both policies score candidates by noisy views
+    of it; with `greedy`, the log takes a candidate that has nothing to do with it and explores by epsilon alone.
+    """
+
+    candidates: int = 4
+    quality: tuple[float, float] = (0.1, 0.9)
+    """Uniform between the two."""
+    epsilon: float = 0.0
+    """Share of choices that were drawn uniformly."""
+    greedy: bool = False
+    temperature: float = 0.3
+    """Of the policy that is judged; the smaller, the sharper it is, and the heavier its weights."""
+
+    def choices(self, seed: int, decisions: int) -> tuple[list[Choice], float]:
+        """A log, and the judged policy's exact mean reward over its prompts."""
+        random = np.random.default_rng(seed)
+        low, high = self.quality
+        quality = random.uniform(low, high, (decisions, self.candidates))
+        scale = high - low
+
+        def policy(noise: float, temperature: float) -> Any:
+            scores = (quality / scale + random.normal(0, noise, quality.shape)) / temperature
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            return weights / weights.sum(axis=1, keepdims=True)
+
+        if self.greedy:
+            logged = np.eye(self.candidates)[random.integers(self.candidates, size=decisions)]
+        else:
+            logged = policy(0.5, 0.6)
+        logged = (1 - self.epsilon) * logged + self.epsilon / self.candidates
+        judged = policy(0.2, self.temperature)
+        chosen = (logged.cumsum(axis=1) > random.random((decisions, 1))).argmax(axis=1)
+        up = random.random(decisions) < quality[np.arange(decisions), chosen]
+        features = np.stack(
+            [quality + random.normal(0, 0.25 * scale, quality.shape), np.ones_like(quality)], axis=2
+        )
+        choices = [
+            Choice(
+                features[i], int(chosen[i]), float(up[i]), float(logged[i, chosen[i]]), judged[i], logged[i]
+            )
+            for i in range(decisions)
+        ]
+        return choices, float((judged * quality).sum(axis=1).mean())
+
+
+LOG_WORLDS = {
+    "4 candidates": LogWorld(),
+    "10 candidates, a sharp policy": LogWorld(10, epsilon=0.1, temperature=0.1),
+    "one in ten succeeds": LogWorld(quality=(0.0, 0.2)),
+    "10 candidates, one in thirty succeeds": LogWorld(10, quality=(0.0, 0.06), epsilon=0.1, temperature=0.2),
+    "log that explores one time in five, weights up to 50": LogWorld(
+        10, epsilon=0.2, greedy=True, temperature=0.1
+    ),
+}
+"""Name -> world."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the 95 % intervals of one method did in one world."""
+
+    held: int
+    """Logs whose interval held the truth."""
+    logs: int
+    """Logs that were not refused."""
+    width: float
+    """Median width of the intervals."""
+
+
+def coverage(world: LogWorld, simulations: int, decisions: int = 400) -> dict[str, Coverage]:
+    """Coverage by method; logs that cannot answer count for none."""
+    held: dict[str, list[bool]] = {}
+    widths: dict[str, list[float]] = {}
+    for seed in range(simulations):
+        choices, truth = world.choices(seed, decisions)
+        try:
+            found = report(choices)
+        except OffPolicyRefused:
+            continue
+        for name, one in found.estimates.items():
+            held.setdefault(name, []).append(one.low <= truth <= one.high)
+            widths.setdefault(name, []).append(one.high - one.low)
+    return {
+        name: Coverage(sum(hits), len(hits), float(np.median(widths[name]))) for name, hits in held.items()
+    }
+
+
+def draws(seed: int, decisions: int, fault: str = "", known: bool = True, candidates: int = 6) -> list[Draw]:
+    """Choices of an epsilon-greedy softmax policy, whose propensities were recorded with a fault.
+
+    fault: a number they were multiplied by, `shuffled` (those of another decision), `uniform`, `sharper` (of another
+    temperature), or none. known: whether the whole distribution was recorded.
     """
     random = np.random.default_rng(seed)
-    quality = random.uniform(0.1, 0.9, (decisions, candidates))
-
-    def policy(noise: float, temperature: float) -> Any:
-        scores = (quality + random.normal(0, noise, quality.shape)) / temperature
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return weights / weights.sum(axis=1, keepdims=True)
-
-    logged, judged = policy(0.4, 0.5), policy(0.15, 0.3)
-    chosen = (logged.cumsum(axis=1) > random.random((decisions, 1))).argmax(axis=1)
-    up = random.random(decisions) < quality[np.arange(decisions), chosen]
-    features = np.stack([quality + random.normal(0, 0.2, quality.shape), np.ones_like(quality)], axis=2)
-    choices = [
-        Choice(features[i], int(chosen[i]), float(up[i]), float(logged[i, chosen[i]]), judged[i], logged[i])
-        for i in range(decisions)
+    scores = random.normal(0, 1, (decisions, candidates)) + random.normal(0, 0.5, candidates)
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares = 0.8 * shares / shares.sum(axis=1, keepdims=True) + 0.2 / candidates
+    chosen = (shares.cumsum(axis=1) > random.random((decisions, 1))).argmax(axis=1)
+    said = shares.copy()
+    if fault == "shuffled":
+        said = said[random.permutation(decisions)]
+    elif fault == "uniform":
+        said[:] = 1 / candidates
+    elif fault == "sharper":
+        said = said**1.3 / (said**1.3).sum(axis=1, keepdims=True)
+    elif fault:
+        said = np.minimum(said * float(fault), 1.0)
+    arms = [f"arm {number}" for number in range(candidates)]
+    return [
+        Draw(arms, int(c), float(row[c]), row.tolist() if known else None)
+        for c, row in zip(chosen.tolist(), said, strict=True)
     ]
-    truth = float((judged * quality).sum(axis=1).mean())
-    found = report(choices)
-    return {name: (one.low, one.high, truth) for name, one in found.estimates.items()}
-
-
-def coverage(simulations: int, decisions: int = 400) -> dict[str, float]:
-    """Share of 95 % intervals that hold the truth, by method."""
-    held: dict[str, int] = {}
-    for seed in range(simulations):
-        for name, (low, high, truth) in choose_mode(seed, decisions).items():
-            held[name] = held.get(name, 0) + (low <= truth <= high)
-    return {name: count / simulations for name, count in held.items()}

@@ -307,6 +307,13 @@ def test_a_vw_event_whose_two_numberings_disagree_is_refused(tmp_path: Path) -> 
     assert "expected 1 to 2" in refusal(tmp_path, {**row, "_label_Action": 3}, "vw")
 
 
+def test_a_vw_event_whose_probabilities_do_not_sum_to_1_is_refused(tmp_path: Path) -> None:
+    row = json.loads((HERE / "vw_dsjson.jsonl").read_text())
+    assert "p: expected probabilities that sum to 1, found a sum of 0.95" in refusal(
+        tmp_path, {**row, "p": [0.85, 0.1]}, "vw"
+    )
+
+
 def test_pandalm_annotators_are_three_raters() -> None:
     found = read("pandalm.json")
     assert [(r.rater, r.preference) for r in found if isinstance(r, ImportedComparison)] == [

@@ -74,6 +74,18 @@ def test_only_held_out_choices_with_a_reward_are_asked() -> None:
     assert (row.probabilities, row.reward) == ((0.5, 0.25, 0.25), 0.6)
 
 
+def test_propensities_that_were_not_drawn_by_are_said_and_nothing_is_estimated() -> None:
+    """Written down as even, drawn always for the first: trained prompts show it as well as held-out ones."""
+    for messages in prompts(40, "train"):
+        record(messages, 0, [0.4, 0.3, 0.3], None)
+    for messages in prompts(31):
+        record(messages, 0, [0.4, 0.3, 0.3], True)
+    log = logged_choices("filer")
+    assert "candidates at place 1 should have been chosen 28 times and were chosen 71 times" in log.fault
+    figures, difference = off_policy(log, [[-1.0, -2.0, -3.0]] * 31, None, WARM)
+    assert (figures, difference) == ({"refused": log.fault, "decisions": 31}, None)
+
+
 @pytest.mark.parametrize(
     ("logged", "scale", "counted"),
     [

@@ -94,6 +94,11 @@ def test_the_same_id_with_another_body_is_a_conflict() -> None:
     assert Decision.objects.get().response == "a"
 
 
+def drawn(*probabilities: float) -> list[dict[str, Any]]:
+    """Candidates a, b, ... with the probability each was drawn by."""
+    return [{"response": name, "probability": p} for name, p in zip("abc", probabilities, strict=False)]
+
+
 @pytest.mark.parametrize(
     ("facts", "field"),
     [
@@ -130,6 +135,9 @@ def test_the_same_id_with_another_body_is_a_conflict() -> None:
         ({"candidates": "abc"}, "candidates"),
         ({"candidates": [{"score": 0.5}]}, "candidates"),
         ({"candidates": [{"response": "a", "score": 2}]}, "candidates[0].score"),
+        ({"candidates": drawn(0.5, 0.4), "propensity": 0.5}, "candidates"),
+        ({"candidates": drawn(1.5, -0.5), "propensity": 0.5}, "candidates"),
+        ({"candidates": drawn(0.7, 0.3), "propensity": 0.3}, "propensity"),
         ({"policy": "p" * 201}, "policy"),
         ({"id": "not-a-uuid"}, "id"),
         ({"id": 7}, "id"),
@@ -141,6 +149,22 @@ def test_a_fault_in_a_decision_is_refused_by_field(facts: dict[str, Any], field:
     assert faults(error) == {field}
     assert "expected" in error.value.fields[field]
     assert Decision.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("candidates", "propensity"),
+    [
+        (drawn(0.7, 0.299), 0.7),  # logs keep few digits
+        (drawn(0.7, 0.3), 0.705),
+        (drawn(0.5, 0.4), None),  # without a propensity they are a model's own, of which nothing is estimated
+        ([{"response": "a", "probability": 0.4}, "b"], 0.9),  # not all are known
+        ([*drawn(0.4, 0.2), {"response": "a", "probability": 0.4}], 0.8),  # listed twice: either may be meant
+    ],
+)
+def test_probabilities_that_contradict_nothing_are_taken(candidates: Any, propensity: float | None) -> None:
+    assert decision_record(
+        agent="a", messages="q", response="a", candidates=candidates, propensity=propensity
+    ).created
 
 
 def test_every_fault_is_named_at_once() -> None:

@@ -6,11 +6,13 @@ dsjson of contextual bandits (cb), of several slots filled one after the other (
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
+from feedback.checks import PROBABILITY_TOLERANCE
 from feedback.formats.base import key_of, row_format
 from feedback.formats.records import (
     ImportedDecision,
@@ -152,6 +154,9 @@ def _probability(row: Mapping[str, Any], chosen: int) -> float | None:
         or not actions
     ):
         return stated
+    total = math.fsum(number_of(share, "p") for share in shares)
+    if abs(total - 1) > PROBABILITY_TOLERANCE:
+        raise RowError(f"p: expected probabilities that sum to 1, found a sum of {total:.4g}")
     base = 0 if 0 in actions else 1
     if chosen + base not in actions:
         return stated

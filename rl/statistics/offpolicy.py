@@ -1,4 +1,4 @@
-"""What a policy would have earned on decisions that another took, from their propensities. Pure: numpy and scipy.
+"""What a policy would have earned on decisions that another took, from their propensities. Pure: numpy.
 
 A decision's weight is the policy's probability of the logged choice over the probability with which it was logged. All
 estimators take rewards in [0, 1]; `parts` are their influence values, one per decision, whose mean is the estimate.
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from rl.statistics import Difference
+from rl.statistics.bounded import mean_bounds
 
 Array = npt.NDArray[np.float64]
 
@@ -26,8 +26,12 @@ SMALL_ESS = 100.0
 """Effective decisions below which an estimate carries a warning."""
 MAX_UNSUPPORTED = 0.05
 """Share of the policy's choices that the log can never have made, above which it is refused."""
+RARE = 20
+"""Decisions whose reward is not the most common one, below which an estimate carries a warning."""
 HEAVY_SHARE = 0.1
 """Share of all weight on one decision that earns a warning."""
+MEAN_ERRORS = 4.0
+"""Standard errors between the mean weight and 1 from which a log is refused: chance does that to 1 in 16,000."""
 CLIP = 10.0
 """Weights above this are cut by the clipped estimator."""
 
@@ -99,9 +103,16 @@ def overlap_of(log: Log) -> Overlap:
     warnings = []
     if ess < SMALL_ESS:
         warnings.append(f"only {ess:.0f} effective decisions of {n}")
+    if n and (rare := unlike_most(log.reward)) < RARE:
+        warnings.append(f"only {rare} of {n} rewards differ from the most common one")
     if total and heaviest / total > HEAVY_SHARE:
         warnings.append(f"one decision carries {100 * heaviest / total:.0f} % of all weight")
     return Overlap(n, ess, heaviest, total / n if n else math.nan, log.unsupported, tuple(warnings))
+
+
+def unlike_most(rewards: Array) -> int:
+    """Number of rewards that are not the most common one: what a log of rare rewards really tells by."""
+    return len(rewards) - int(np.unique(rewards, return_counts=True)[1].max(initial=0))
 
 
 def overlap_check(log: Log) -> Overlap:
@@ -122,7 +133,7 @@ def overlap_check(log: Log) -> Overlap:
             "needed; log more, or with more exploration"
         )
     spread = float(log.weights.std(ddof=1)) / math.sqrt(found.n)
-    if abs(found.mean_weight - 1) > max(0.2, 5 * spread):
+    if abs(found.mean_weight - 1) > max(MAX_UNSUPPORTED, MEAN_ERRORS * spread):
         raise OffPolicyRefused(
             f"the log does not cover the policy: weights average {found.mean_weight:.2f} where 1 is expected, so "
             "choices it would make were never logged, or the propensities are wrong"
@@ -146,18 +157,42 @@ class Estimate:
         return {"value": self.value, "error": self.error, "low": self.low, "high": self.high}
 
 
-def _estimate(method: str, value: float, parts: Array, confidence: float) -> Estimate:
-    """parts average to value; the interval is Student's over them, cut to [0, 1]."""
+def _estimate(method: str, value: float, parts: Array, bounds: tuple[float, float]) -> Estimate:
+    """parts average to value; the interval is `bounds`, cut to [0, 1], and holds the value."""
     n = len(parts)
     error = float(parts.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    half = float(scipy.stats.t.ppf(0.5 + confidence / 2, n - 1)) * error if n > 1 else math.inf
-    return Estimate(method, value, error, max(value - half, 0.0), min(value + half, 1.0), parts)
+    low, high = min(bounds[0], value), max(bounds[1], value)
+    return Estimate(method, value, error, max(low, 0.0), min(high, 1.0), parts)
+
+
+def _weighted_bounds(weights: Array, reward: Array, confidence: float) -> tuple[float, float]:
+    """Bounds of the mean reward from rewards in [0, 1] and weights whose expectation is 1, or less.
+
+    Weights have no upper bound that a sample could tell, but none is below 0: the mean of w r is bounded from below,
+    and that of w (1 - r), which is what is left to the weights' expectation (Karampatziakis, Mineiro & Ramdas, ICML
+    2021, section 3). What was cut from a weight counts for the upper bound as if it had earned 1: a clipped estimate is
+    biased, its interval is not.
+    """
+    earned, _ = mean_bounds(weights * reward, 0.0, math.inf, confidence)
+    missed, _ = mean_bounds(weights * (1 - reward), 0.0, math.inf, confidence)
+    return earned, 1 - missed
+
+
+def _bounds_about(parts: Array, confidence: float) -> tuple[float, float]:
+    """Bounds of the mean of influence values, as if one of either sign as large as the largest might still come."""
+    centre = float(parts.mean())
+    most = float(np.abs(parts - centre).max(initial=0.0))
+    return (
+        mean_bounds(parts, centre - most, centre + most, confidence)
+        if len(parts) > 1
+        else (-math.inf, math.inf)
+    )
 
 
 def ips(log: Log, confidence: float = 0.95) -> Estimate:
     """Inverse propensity scoring, unbiased: mean of w r (Horvitz & Thompson 1952)."""
     parts = log.weights * log.reward
-    return _estimate("ips", float(parts.mean()), parts, confidence)
+    return _estimate("ips", float(parts.mean()), parts, _weighted_bounds(log.weights, log.reward, confidence))
 
 
 def snips(log: Log, confidence: float = 0.95) -> Estimate:
@@ -165,31 +200,43 @@ def snips(log: Log, confidence: float = 0.95) -> Estimate:
     weights = log.weights
     value = float((weights * log.reward).sum() / weights.sum())
     parts = value + weights * (log.reward - value) / weights.mean()
-    return _estimate("snips", value, parts, confidence)
+    return _estimate("snips", value, parts, _weighted_bounds(weights, log.reward, confidence))
 
 
 def clipped_ips(log: Log, bound: float = CLIP, confidence: float = 0.95) -> Estimate:
-    """IPS with weights cut at `bound`: less variance, biased low for rewards of at least 0 (Ionides 2008)."""
-    parts = np.minimum(log.weights, bound) * log.reward
-    return _estimate("clipped_ips", float(parts.mean()), parts, confidence)
+    """IPS with weights cut at `bound`: less variance, biased low for rewards of at least 0 (Ionides 2008).
+
+    Its interval holds the bias: what the cut weights may have earned reaches from nothing to all.
+    """
+    weights = np.minimum(log.weights, bound)
+    parts = weights * log.reward
+    return _estimate(
+        "clipped_ips", float(parts.mean()), parts, _weighted_bounds(weights, log.reward, confidence)
+    )
 
 
 def doubly_robust(log: Log, modelled: Array, modelled_target: Array, confidence: float = 0.95) -> Estimate:
     """Mean of m(target) + w (r - m(logged)) (Dudik, Langford & Li, ICML 2011, eq. 2.2): unbiased whatever the model.
 
     modelled (n,): the model's reward of the logged choice; modelled_target (n,): its expectation over the policy's
-    choices. The model must not have seen the decision (see `cross_fitted`), or the interval is too narrow.
+    choices. The model must not have seen the decision (see `cross_fitted`), or the interval is too narrow. Where fewer
+    than RARE rewards differ from the most common one, the interval reaches as far as that of `ips` at least: so few
+    say nothing of how influence values spread.
     """
     parts = modelled_target + log.weights * (log.reward - modelled)
-    return _estimate("doubly_robust", float(parts.mean()), parts, confidence)
+    low, high = _bounds_about(parts, confidence)
+    if unlike_most(log.reward) < RARE:
+        others = _weighted_bounds(log.weights, log.reward, confidence)
+        low, high = min(low, others[0]), max(high, others[1])
+    return _estimate("doubly_robust", float(parts.mean()), parts, (low, high))
 
 
 def gain(policy: Estimate, other: Estimate, confidence: float = 0.95) -> Difference:
-    """policy minus other, on the same decisions: paired by decision."""
+    """policy minus other, on the same decisions: paired by decision, with the bounds of `doubly_robust`."""
     parts = policy.parts - other.parts
-    found = _estimate("gain", policy.value - other.value, parts, confidence)
-    half = float(scipy.stats.t.ppf(0.5 + confidence / 2, len(parts) - 1)) * found.error
-    return Difference(found.value, found.value - half, found.value + half)
+    low, high = _bounds_about(parts, confidence)
+    value = policy.value - other.value
+    return Difference(value, min(low, value), max(high, value))
 
 
 # --- The model of doubly robust estimation ------------------------------------------------------------------
