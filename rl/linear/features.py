@@ -1,0 +1,153 @@
+"""Features of a prompt as a linear policy reads them: words, fields, sizes of numbers, crossings, parts of words. Pure.
+
+A prompt is the text of its messages, so that a policy reads the same whether an app sent a state or messages. Fields
+are found where a text is JSON, holds JSON members, or has lines `name: value`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+WORDS, CROSSED, PARTS = "words", "crossed", "parts"
+
+FAMILIES: tuple[tuple[str, ...], ...] = ((WORDS,), (WORDS, CROSSED), (WORDS, PARTS))
+"""Sets of features that a training tries; cross-validation picks one."""
+
+MOST_CHARACTERS = 20_000
+"""Characters of one message that are read, from its beginning."""
+
+MOST_FIELDS = 24
+"""Fields of a prompt that are crossed with each other; their number grows with the square."""
+
+LONGEST_VALUE = 60
+"""Characters up to which a field's value counts as one of a few; a longer one is read as words of that field."""
+
+CROSSED_VALUE = 0.5
+"""Value of a crossing, where a word has 1: a smaller one is held closer to zero by the same penalty."""
+
+PART_LENGTHS = (3, 4, 5)
+
+Features = dict[str, float]
+"""Feature name -> its value."""
+
+_WORD = re.compile(r"[^\W\d_]+")
+_LINE = re.compile(r"^[ \t]*([^\W\d][\w .\-]{0,39}?)[ \t]*[:=][ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
+_MEMBER = re.compile(r'"([^"\\]{1,40})"\s*:\s*(?:"([^"\\]{0,200})"|(-?\d+(?:\.\d+)?|true|false|null))')
+
+
+def prompt_features(messages: Sequence[Mapping[str, Any]], families: Sequence[str] = (WORDS,)) -> Features:
+    """Features of a prompt: those of its last message under their own names, of earlier ones with `earlier ` before.
+
+    families: some of WORDS (words, fields and sizes of numbers), CROSSED (two fields at once), PARTS (runs of three to
+    five characters within words, for words nobody has seen). Values are 1, CROSSED_VALUE for a crossing, and for parts
+    1 / sqrt(number of parts).
+    """
+    found: Features = {}
+    for place, message in enumerate(messages):
+        text = message_text(message)
+        if message.get("role") == "system":
+            continue  # an agent's own, and the same in each of its prompts
+        before = "" if place == len(messages) - 1 else "earlier "
+        for name, value in _text_features(text, families):
+            found.setdefault(before + name, value)
+    return found
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """The text of a message, whose content is a text or a list of parts, without what lies beyond the limit."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = " ".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return str(content or "")[:MOST_CHARACTERS]
+
+
+def _text_features(text: str, families: Sequence[str]) -> Iterator[tuple[str, float]]:
+    words = [word.lower() for word in _WORD.findall(text)]
+    fields = list(dict.fromkeys(_field_features(text)))
+    if WORDS in families:
+        yield from ((f"word {word}", 1.0) for word in words)
+        yield from ((name, 1.0) for name in fields)
+    if CROSSED in families:
+        single = [name for name in fields if "=" in name or ">=" in name][:MOST_FIELDS]
+        # a text without fields is crossed by its words
+        single = single or [f"word {word}" for word in dict.fromkeys(words)][:MOST_FIELDS]
+        for one, other in itertools.combinations(sorted(single), 2):
+            yield f"{one} & {other}", CROSSED_VALUE
+    if PARTS in families:
+        parts = list(dict.fromkeys(part for word in dict.fromkeys(words) for part in _parts(word)))
+        yield from ((f"part {part}", 1 / math.sqrt(len(parts))) for part in parts)
+
+
+def _parts(word: str) -> Iterator[str]:
+    edged = f"<{word}>"
+    for length in PART_LENGTHS:
+        for start in range(len(edged) - length + 1):
+            yield edged[start : start + length]
+
+
+def _field_features(text: str) -> Iterator[str]:
+    for name, value in fields_of(text):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            said = str(value).strip().lower()
+            number = _number(said)
+            if number is None:
+                if len(said) <= LONGEST_VALUE:
+                    yield f"{name}={said}"
+                else:
+                    yield from (f"{name}/{word.lower()}" for word in _WORD.findall(said))
+                continue
+            value = number
+        yield f"{name}={value:g}"
+        yield from (f"{name}>={bound:g}" for bound in _bounds(float(value)))
+
+
+def fields_of(text: str) -> list[tuple[str, Any]]:
+    """(name, value) of the fields that a text holds, nested ones by their path; of a list each entry. Values are texts,
+    numbers or truth values."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        whole = None
+    if isinstance(whole, (dict, list)):
+        return list(_flat(whole, ""))
+    members = [(name.lower(), said or plain) for name, said, plain in _MEMBER.findall(text)]
+    if members:
+        return members
+    return [(name.lower(), value) for name, value in _LINE.findall(text)]
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}".strip(".").lower())
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _flat(inner, path)
+    elif value is not None:
+        yield path, value
+
+
+def _number(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _bounds(value: float) -> list[float]:
+    """Powers of two up to a number, and of a negative one its sign: steps that a weight can stand on."""
+    if value < 0:
+        return []
+    return [0.0] + [2.0**power for power in range(-4, 31) if 2.0**power <= value]
+
+
+def answer_features(answer: str) -> list[str]:
+    """Features of an answer that is listed with its prompt: itself, and its words."""
+    words = dict.fromkeys(word.lower() for word in _WORD.findall(answer))
+    return [f"is {answer}", *(f"has {word}" for word in words)]

@@ -1,0 +1,281 @@
+"""Training of a linear policy: scikit-learn's L2-regularised logistic regression on features of prompt and answer. Pure.
+
+One objective per kind of feedback, all of them maximum likelihood with a penalty:
+
+- pairs: log sigma(score(x, chosen) - score(x, rejected)), that is Bradley and Terry 1952 with features, as DPO has it;
+- scores: log sigma(c + score(x, a)) of an answer liked to the degree v, with weight v, and of its contrary with 1 - v;
+- corrections: the log-softmax of the answer to give over the closed set (multinomial logit); where answers are listed
+  with each prompt, log sigma(score(x, right) - score(x, other)) over the others of its list, each with weight 1 / (k - 1).
+
+The set of features and the penalty are picked by cross-validated log-loss over prompts: rows of one prompt are never on
+two sides. What was not built: boosting and kernels, whose propensities and files are not as plain.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+from rl.agents.base import Agent
+from rl.linear.features import FAMILIES, Features, prompt_features
+from rl.linear.model import CLOSED, LISTED, LinearPolicy, answer_features, answer_plain
+from rl.linear.rows import CORRECTIONS, PAIRS, SCORES, Answers, Choice, Choices, LinearRefused, answers_of, choices_of
+
+PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
+"""Inverse strengths of the penalty (scikit-learn's C) that are tried."""
+
+FOLDS = 4
+
+LEAST_COUNT = 2
+"""Prompts a feature must stand in: one that stands in a single prompt only tells that prompt from the rest."""
+
+MOST_FEATURES = 20_000
+"""Prompt features that are kept, the most frequent; crossings of long texts are many."""
+
+MOST_WEIGHTS = 2_000_000
+"""Weights of a policy at most: fewer features are kept where there are many answers. Its file stays below 30 MB."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained policy, and the figures of its training."""
+
+    policy: LinearPolicy
+    metrics: dict[str, float]
+    """`loss`: cross-validated, nats per row; `accuracy`: share of rows it gets right on prompts it was not shown."""
+    left_out: dict[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """Rows as scikit-learn takes them."""
+
+    x: Any
+    """Sparse [rows, weights]."""
+    y: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    groups: NDArray[np.int64]
+
+
+def fit(
+    rows: Iterable[Mapping[str, Any]],
+    agent: Agent,
+    *,
+    penalties: Sequence[float] = PENALTIES,
+    families: Sequence[tuple[str, ...]] = FAMILIES,
+    seed: int = 42,
+) -> Fitted:
+    """Learn from the training rows of a snapshot. Raises LinearRefused.
+
+    penalties, families: what cross-validation picks from; with fewer than two prompts per fold the first family and the
+    middle penalty are taken.
+    """
+    began = time.perf_counter()
+    choices = choices_of(rows, agent)
+    answers = answers_of(choices.rows, agent)
+    shared = answer_rows(choices.rows, answers)
+    best: tuple[float, float, tuple[str, ...], float] | None = None
+    for names in families:
+        columns, read = columns_of(choices.rows, names, len(shared))
+        if best is not None and not columns:
+            continue
+        matrix = _matrix(choices, answers, shared, columns, read)
+        for penalty, loss, accuracy in _cross_validated(matrix, choices.feedback, penalties, seed):
+            if best is None or loss < best[0]:
+                best = (loss, accuracy, names, penalty)
+    assert best is not None  # there is a family
+    loss, accuracy, names, penalty = best
+    columns, read = columns_of(choices.rows, names, len(shared))
+    matrix = _matrix(choices, answers, shared, columns, read)
+    weights, bias = _weights(matrix, choices.feedback, answers, penalty, len(shared), len(columns))
+    policy = LinearPolicy(
+        agent=agent.slug,
+        mode=answers.mode,
+        families=names,
+        answers=answers.met,
+        quoted=answers.quoted,
+        rows=tuple(shared),
+        columns=tuple(columns),
+        weights=weights,
+        bias=bias,
+        facts={
+            "feedback": choices.feedback, "penalty": penalty, "rows": len(choices.rows),
+            "prompts": len({row.group for row in choices.rows}), "folds": FOLDS,
+        },
+    )  # fmt: skip
+    metrics = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if np.isfinite(value)}
+    return Fitted(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
+
+
+def answer_rows(rows: Sequence[Choice], answers: Answers) -> dict[str, int]:
+    """Answer feature -> its row of weights. Of listed answers those words and texts that stand in two answers or more."""
+    if answers.mode == CLOSED:
+        return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.met)}
+    counts: Counter[str] = Counter()
+    for row in rows:
+        for answer in filter(None, (row.answer, row.other)):
+            counts.update(answer_features(answer_plain(answer)))
+    kept = [name for name, count in counts.most_common(1000) if count >= LEAST_COUNT]
+    return {name: place for place, name in enumerate(kept)}
+
+
+def columns_of(
+    rows: Sequence[Choice], families: Sequence[str], answer_count: int
+) -> tuple[dict[str, int], list[Features]]:
+    """Prompt feature -> its column, and the features of each row's prompt. What stands in every prompt, or in one
+    alone, tells nothing apart."""
+    by_group: dict[str, Features] = {}
+    for row in rows:
+        if row.group not in by_group:
+            by_group[row.group] = prompt_features(row.messages, families)
+    counts = Counter(name for features in by_group.values() for name in features)
+    most = min(MOST_FEATURES, MOST_WEIGHTS // max(answer_count, 1))
+    told = [(name, n) for name, n in counts.items() if LEAST_COUNT <= n < len(by_group)]
+    told.sort(key=lambda one: (-one[1], one[0]))
+    columns = {name: place for place, (name, _) in enumerate(told[:most])}
+    return columns, [by_group[row.group] for row in rows]
+
+
+def _matrix(
+    choices: Choices,
+    answers: Answers,
+    shared: Mapping[str, int],
+    columns: Mapping[str, int],
+    read: Sequence[Features],
+) -> _Matrix:
+    """The rows as scikit-learn takes them. A weight's place is answer feature x (columns + 1) + column; the last column
+    is the answer's own bias."""
+    width = len(columns) + 1
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in choices.rows))}
+    found = [
+        [*((columns[name], value) for name, value in features.items() if name in columns), (width - 1, 1.0)]
+        for features in read
+    ]
+    if choices.feedback == CORRECTIONS and answers.mode == CLOSED:
+        entries = [(i, column, value) for i, one in enumerate(found) for column, value in one[:-1]]
+        x = _sparse(entries, len(found), width - 1)
+        y = [shared[f"is {answer_plain(row.answer)}"] for row in choices.rows]
+        groups = [numbers[row.group] for row in choices.rows]
+        return _Matrix(x, np.array(y), np.ones(len(y)), np.array(groups))
+    made: list[tuple[int, list[tuple[int, float]], int, float]] = []
+    for i, row in enumerate(choices.rows):
+        own = _places(row.answer, answers, shared)
+        if choices.feedback == SCORES:
+            made.append((i, [(place, 1.0) for place in own], 1, row.value))
+            made.append((i, [(place, 1.0) for place in own], 0, 1 - row.value))
+            continue
+        plain = answer_plain(row.answer)
+        others = [row.other] if row.other else [one for one in row.options if answer_plain(one) != plain]
+        for other in others:
+            apart = _difference(own, _places(other, answers, shared))
+            # both orders of a difference say the same; one of either kind gives the two classes that are asked for
+            sign = 1 if len(made) % 2 == 0 else -1
+            made.append((i, [(place, sign * value) for place, value in apart], int(sign > 0), 1 / len(others)))
+    made = [one for one in made if one[3] > 0]
+    entries = [
+        (number, place * width + column, side * value)
+        for number, (i, places, _, _) in enumerate(made)
+        for place, side in places
+        for column, value in found[i]
+    ]
+    return _Matrix(
+        _sparse(entries, len(made), len(shared) * width),
+        np.array([y for _, _, y, _ in made]),
+        np.array([weight for *_, weight in made]),
+        np.array([numbers[choices.rows[i].group] for i, *_ in made]),
+    )
+
+
+def _places(answer: str, answers: Answers, shared: Mapping[str, int]) -> list[int]:
+    plain = answer_plain(answer)
+    names = answer_features(plain) if answers.mode == LISTED else [f"is {plain}"]
+    return [shared[name] for name in names if name in shared]
+
+
+def _difference(own: Sequence[int], other: Sequence[int]) -> list[tuple[int, float]]:
+    return [
+        *((place, 1.0) for place in own if place not in other),
+        *((place, -1.0) for place in other if place not in own),
+    ]
+
+
+def _sparse(entries: Sequence[tuple[int, int, float]], height: int, width: int) -> Any:
+    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+    return scipy.sparse.csr_matrix((values, (rows, columns)), shape=(height, max(width, 1)), dtype=np.float64)
+
+
+def _estimator(feedback: str, penalty: float) -> Any:
+    from sklearn.linear_model import LogisticRegression
+
+    return LogisticRegression(C=penalty, max_iter=300, tol=1e-3, fit_intercept=feedback != PAIRS)
+
+
+def _cross_validated(
+    matrix: _Matrix, feedback: str, penalties: Sequence[float], seed: int
+) -> list[tuple[float, float, float]]:
+    """(penalty, mean log-loss in nats, accuracy) of each penalty; nothing is known of any where prompts are too few."""
+    from sklearn.model_selection import GroupKFold
+
+    folds = min(FOLDS, len(np.unique(matrix.groups)) // 2)
+    if folds < 2 or len(np.unique(matrix.y)) < 2:
+        return [(penalties[len(penalties) // 2], np.inf, np.nan)]
+    found = []
+    divided = list(
+        GroupKFold(folds, shuffle=True, random_state=seed).split(matrix.x, matrix.y, matrix.groups)
+    )
+    for penalty in penalties:
+        losses, right = np.zeros(len(matrix.y)), np.zeros(len(matrix.y))
+        for train, test in divided:
+            if len(np.unique(matrix.y[train])) < 2:
+                return [(penalties[len(penalties) // 2], np.inf, np.nan)]
+            model = _fitted(_estimator(feedback, penalty), matrix, train)
+            told = model.predict_proba(matrix.x[test])
+            place = {int(name): column for column, name in enumerate(model.classes_)}
+            own = [told[i, place[int(y)]] if int(y) in place else 0.0 for i, y in enumerate(matrix.y[test])]
+            losses[test] = -np.log(np.maximum(own, 1e-4))
+            right[test] = model.classes_[told.argmax(1)] == matrix.y[test]
+        found.append(
+            (
+                penalty,
+                float(np.average(losses, weights=matrix.weights)),
+                float(np.average(right, weights=matrix.weights)),
+            )
+        )
+    return found
+
+
+def _fitted(model: Any, matrix: _Matrix, places: Any = slice(None)) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # not converged to the last digit, which is not wanted
+        return model.fit(matrix.x[places], matrix.y[places], sample_weight=matrix.weights[places])
+
+
+def _weights(
+    matrix: _Matrix, feedback: str, answers: Answers, penalty: float, height: int, width: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Weights [answer features, prompt features] and biases of the policy."""
+    if len(np.unique(matrix.y)) < 2:
+        raise LinearRefused(
+            "expected answers that were liked and some that were not, found one kind alone: nothing tells them apart"
+        )
+    model = _fitted(_estimator(feedback, penalty), matrix)
+    if feedback == CORRECTIONS and answers.mode == CLOSED:
+        weights, bias = np.zeros((height, width)), np.full(height, float(np.min(model.intercept_)))
+        if len(model.classes_) == 2:  # scikit-learn keeps one row of weights for two classes
+            half = model.coef_[0] / 2
+            rows, intercepts = np.array([-half, half]), np.array([-1.0, 1.0]) * model.intercept_[0] / 2
+        else:
+            rows, intercepts = model.coef_, model.intercept_
+        weights[model.classes_], bias[model.classes_] = rows[:, :width], intercepts
+        return weights, bias
+    whole = model.coef_[0].reshape(height, width + 1)
+    return whole[:, :width].copy(), whole[:, width].copy()

@@ -1,0 +1,192 @@
+"""A linear policy: which of the answers it may give it holds for likelier, and by how much. numpy alone, no torch. Pure.
+
+log p(answer | prompt) is the log-softmax, over the answers it may choose from, of the sum of the weights of what prompt
+and answer have: score(x, a) = sum over g in a of (b[g] + sum over f in x of W[g, f] x[f]). Of a closed set an answer
+has one feature, itself; of answers that are listed with each prompt also its words. The file is JSON, and can be read
+in any language: weights by name, nothing that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl.linear.features import FAMILIES, Features, answer_features, message_text, prompt_features
+
+WEIGHTS = "linear_policy.json"
+"""Name of the file in a policy's folder."""
+
+FORMAT = "ratchet-linear-1"
+
+CLOSED, LISTED = "closed", "listed"
+"""A closed set of answers whatever is asked; or answers that come with each prompt."""
+
+Vector = NDArray[np.float64]
+
+
+class LinearPolicyError(ValueError):
+    """A file that is no linear policy, or a prompt without an answer to choose; the message says what was expected."""
+
+
+@dataclass(frozen=True)
+class LinearPolicy:
+    """Weights by answer feature and prompt feature, with the answers it was trained on."""
+
+    agent: str
+    mode: str
+    """CLOSED or LISTED."""
+    families: tuple[str, ...]
+    """Features of a prompt that are read (`rl.linear.features`)."""
+    answers: tuple[str, ...]
+    """Answers it may give where none are listed, as the agent writes them."""
+    quoted: bool
+    """Answers stand in their prompts: without a list only those found there may be given."""
+    rows: tuple[str, ...]
+    """Answer features, in the order of the weights' rows."""
+    columns: tuple[str, ...]
+    """Prompt features, in the order of the weights' columns."""
+    weights: Vector
+    """[answer features, prompt features], log-odds per unit of a feature."""
+    bias: Vector
+    """[answer features]."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """How it was trained: feedback, penalty, rows, cross-validation."""
+    _row: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _column: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.weights.shape != (len(self.rows), len(self.columns)) or self.bias.shape != (len(self.rows),):
+            raise LinearPolicyError(
+                f"expected weights of {len(self.rows)} x {len(self.columns)}, found {self.weights.shape}"
+            )
+        self._row.update({name: place for place, name in enumerate(self.rows)})
+        self._column.update({name: place for place, name in enumerate(self.columns)})
+
+    def scores(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
+        """The score of each answer, in log-odds; only differences between answers to one prompt mean anything."""
+        known = self.row_scores(prompt_features(messages, self.families))
+        return [
+            float(sum(known[self._row[name]] for name in self.features_of(answer) if name in self._row))
+            for answer in answers
+        ]
+
+    def row_scores(self, features: Features) -> Vector:
+        """What a prompt's features come to for each answer feature."""
+        present = [(self._column[name], value) for name, value in features.items() if name in self._column]
+        if not present:
+            return self.bias
+        places, values = zip(*present, strict=True)
+        found: Vector = self.bias + self.weights[:, list(places)] @ np.array(values)
+        return found
+
+    def features_of(self, answer: str) -> list[str]:
+        """Answer features of a text: by what it says, not by blanks around it or in its JSON."""
+        text = answer_plain(answer)
+        return answer_features(text) if self.mode == LISTED else [f"is {text}"]
+
+    def log_probabilities(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
+        """log p of each of these answers among them, in nats; their probabilities sum to 1."""
+        return log_softmax(self.scores(messages, answers))
+
+    def options(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Answers it may give where none are listed. Raises LinearPolicyError where it knows none for this prompt."""
+        if not self.quoted:
+            return list(self.answers)
+        text = "\n".join(message_text(message) for message in messages)
+        found = [answer for answer in self.answers if all(part in text for part in answer_parts(answer))]
+        if not found:
+            raise LinearPolicyError(
+                f"expected a prompt that names one of the {len(self.answers)} answers learnt from, found none of them; "
+                "list the answers (`candidates`, or the agent's state)"
+            )
+        return found
+
+    def save(self, folder: Path) -> Path:
+        """Write the file into a folder, whole or not at all."""
+        content = {
+            "format": FORMAT,
+            "agent": self.agent,
+            "mode": self.mode,
+            "families": self.families,
+            "answers": self.answers,
+            "quoted": self.quoted,
+            "prompt_features": self.columns,
+            "answer_features": self.rows,
+            "bias": [_short(value) for value in self.bias],
+            "weights": [[_short(value) for value in row] for row in self.weights],
+            "facts": self.facts,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        path, half = folder / WEIGHTS, folder / f".{WEIGHTS}.{os.getpid()}"
+        half.write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
+        half.replace(path)
+        return path
+
+    @classmethod
+    def load(cls, folder: Path) -> LinearPolicy:
+        """Read what `save` wrote. Raises LinearPolicyError."""
+        path = folder / WEIGHTS
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            if found["format"] != FORMAT:
+                raise LinearPolicyError(f"{path}: expected the format {FORMAT}, found {found['format']!r:.40}")
+            if found["mode"] not in (CLOSED, LISTED) or tuple(found["families"]) not in FAMILIES:
+                raise LinearPolicyError(f"{path}: made by another version ({found['mode']}, {found['families']})")
+            rows, columns = tuple(map(str, found["answer_features"])), tuple(map(str, found["prompt_features"]))
+            return cls(
+                agent=str(found["agent"]),
+                mode=found["mode"],
+                families=tuple(found["families"]),
+                answers=tuple(map(str, found["answers"])),
+                quoted=bool(found["quoted"]),
+                rows=rows,
+                columns=columns,
+                weights=np.array(found["weights"], dtype=np.float64).reshape(len(rows), len(columns)),
+                bias=np.array(found["bias"], dtype=np.float64),
+                facts=dict(found["facts"]),
+            )
+        except LinearPolicyError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LinearPolicyError(f"expected a linear policy at {path}, found none ({error})") from error
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def log_softmax(scores: Sequence[float]) -> list[float]:
+    """Scores less the log of the sum of their exponentials."""
+    best = max(scores)
+    total = best + math.log(math.fsum(math.exp(score - best) for score in scores))
+    return [score - total for score in scores]
+
+
+def answer_plain(answer: str) -> str:
+    """An answer without what does not change it: blanks around it, and the spacing and order of a JSON object."""
+    text = answer.strip()
+    if text[:1] in ("{", "["):
+        try:
+            return json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+def answer_parts(answer: str) -> list[str]:
+    """The texts an answer consists of: itself, or the texts within an object."""
+    try:
+        found = json.loads(answer)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, Mapping):
+        return [value for value in found.values() if isinstance(value, str) and value]
+    return [answer.strip()]

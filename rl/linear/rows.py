@@ -1,0 +1,162 @@
+"""Rows of a training dataset as a linear policy learns from them: prompt, answers, a preference or a value. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl.agents.base import Agent
+from rl.linear.model import CLOSED, LISTED, answer_parts, answer_plain
+
+PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
+"""Feedback it can learn from: one of two answers preferred; a value of one answer; the answer to give."""
+
+MOST_ANSWERS = 256
+"""Distinct answers up to which they can be a closed set."""
+
+UNSEEN_MASS = 0.05
+"""Largest estimated probability that the next answer is a text not met before, for the set to be closed."""
+
+LISTED_SHARE = 0.95
+"""Share of rows whose state lists their answers, or whose answers stand in their prompt, for that to be how the agent
+works."""
+
+
+class LinearRefused(ValueError):
+    """Feedback that a linear policy cannot learn from; the message says what was expected and what to train instead."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row: a prompt and what was said of answers to it."""
+
+    messages: Sequence[Mapping[str, Any]]
+    answer: str
+    """The preferred one, the one that was valued, or the one to give."""
+    other: str = ""
+    """Of a pair, the one that was not preferred."""
+    value: float = 1.0
+    """What the answer was worth to people, in [0, 1]; 1 of preferred answers and of those to give."""
+    options: tuple[str, ...] = ()
+    """Answers the prompt's state lists; empty where it lists none."""
+    group: str = ""
+    """Names the prompt: rows of one prompt are never divided in cross-validation."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How an agent's answers are chosen: out of a closed set, or out of what each prompt lists."""
+
+    mode: str
+    met: tuple[str, ...]
+    """Distinct answers of the rows, the most frequent first, in the agent's own writing."""
+    quoted: bool = False
+    """Answers stand in their prompts."""
+
+
+@dataclass
+class Choices:
+    """Rows of one kind of feedback that could be read, and counts of those that could not."""
+
+    feedback: str
+    rows: list[Choice] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
+    """Rows of a snapshot of pairs, labels, scores, corrections or groups. Raises LinearRefused for another kind, and
+    for none that can be read."""
+    found = Choices("")
+    for row in rows:
+        listed = _listed(row, agent)
+        for feedback, made in _made(row):
+            found.feedback = found.feedback or feedback
+            if made is None or feedback != found.feedback:
+                found.left_out["not_text"] += 1
+                continue
+            found.rows.append(
+                Choice(row["prompt"], **made, options=listed, group=str(row.get("prompt_hash") or row["prompt"]))
+            )
+    if not found.rows:
+        raise LinearRefused(
+            "expected pairs, scored or labelled answers, or demonstrations to learn from, found none whose answers are "
+            "single texts"
+        )
+    return found
+
+
+def _made(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
+    """(feedback, fields of a Choice or None) of a row; one of groups makes several."""
+    if "chosen" in row:
+        texts = [single_text(row[side]) for side in ("chosen", "rejected")]
+        return [(PAIRS, None if None in texts else {"answer": texts[0], "other": texts[1]})]
+    if "completions" in row:
+        valued = zip(row["completions"], row["rewards"], strict=True)
+        return [(SCORES, _valued(completion, float(value))) for completion, value in valued]
+    if "completion" not in row:
+        raise LinearRefused(
+            "expected answers that people judged or wrote, found prompts alone; a linear policy learns from feedback: "
+            "rate answers, or train with train_grpo"
+        )
+    for name in ("score", "label"):
+        if name in row:
+            return [(SCORES, _valued(row["completion"], float(row[name])))]
+    return [(CORRECTIONS, _valued(row["completion"], 1.0))]
+
+
+def _valued(completion: Any, value: float) -> dict[str, Any] | None:
+    text = single_text(completion)
+    return None if text is None else {"answer": text, "value": min(max(value, 0.0), 1.0)}
+
+
+def single_text(completion: Any) -> str | None:
+    """A response as one text; None where it is several messages."""
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0].get("content"), str):
+        return str(completion[0]["content"])
+    return None
+
+
+def _listed(row: Mapping[str, Any], agent: Agent) -> tuple[str, ...]:
+    state = row.get("state")
+    if agent.answers or not agent.discrete or not isinstance(state, Mapping):
+        return ()
+    try:
+        return tuple(agent.candidates(state))
+    except ValueError:
+        return ()
+
+
+def answers_of(rows: Sequence[Choice], agent: Agent) -> Answers:
+    """How the agent's answers are chosen, by its definition and by the rows. Raises LinearRefused for free text."""
+    counts: Counter[str] = Counter()
+    written: dict[str, str] = {}
+    for row in rows:
+        for text in filter(None, (row.answer, row.other)):
+            counts[answer_plain(text)] += 1
+            written.setdefault(answer_plain(text), text.strip())
+    met = tuple(written[name] for name, _ in counts.most_common())
+    quoted = sum(_quoted(row) for row in rows) >= LISTED_SHARE * len(rows)
+    if sum(bool(row.options) for row in rows) >= LISTED_SHARE * len(rows):
+        return Answers(LISTED, met, quoted)
+    once = sum(count == 1 for count in counts.values())
+    closed = len(counts) <= MOST_ANSWERS and once <= UNSEEN_MASS * counts.total()
+    if not agent.answers and not closed:
+        raise LinearRefused(
+            f"expected answers that are a choice, found {len(counts):,} different texts among {counts.total():,} answers "
+            f"of {agent.slug}, {once:,} of them once: a linear policy picks an answer and writes none; train_sft, "
+            "train_dpo and train_kto learn to write"
+        )
+    if len(met) < 2:
+        raise LinearRefused(
+            f"expected at least two different answers of {agent.slug}, found {len(met)}: there is nothing to choose"
+        )
+    return Answers(CLOSED, met, quoted)
+
+
+def _quoted(row: Choice) -> bool:
+    text = "\n".join(str(message.get("content") or "") for message in row.messages)
+    return all(part in text for part in answer_parts(row.answer))
