@@ -39,10 +39,12 @@ def after_challenge(policy: str, agent: str) -> str:
     return f"{MANAGE} experiment start {policy} --agent {agent} --challenger {policy}"
 
 
-def after_promotion(policy: str, agent: str) -> str:
+def after_promotion(policy: str, agent: str, kind: str = "adapter") -> str:
+    """kind: of the policy; a linear one has a single format."""
+    form = "" if kind == "linear" else " --format gguf --quantization q4_k_m"
     return (
         f'ask it: POST /v1/chat/completions with "model": "{agent}" (make serve, docs/gateway.md); or take it '
-        f"elsewhere: {MANAGE} export_model --policy {policy} --format gguf --quantization q4_k_m"
+        f"elsewhere: {MANAGE} export_model --policy {policy}{form}"
     )
 
 
@@ -55,5 +57,6 @@ def after_export(format: str, path: str) -> str:
         "gguf-lora": f"llama-server -m BASE.gguf --lora {path} --port 8080",
         "merged": f"python -m rl.checksums {folder} && vllm serve {folder}   (or another program)",
         "lora": f"peft.PeftModel.from_pretrained(base_model, '{folder}')   (or vllm serve BASE --enable-lora)",
+        "linear": f"python -m json.tool {path}   (docs/linear.md says how a program reads it)",
         "onnx": f"rl.export.onnx.session_open('{folder}')   (or onnxruntime.InferenceSession('{path}'))",
     }.get(format, "docs/export.md says what reads it")

@@ -7,12 +7,13 @@ from typing import Any
 
 from backend.disks import file_replace
 from rl import registry
+from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.selectors import Headline, Share, headline_of, share_of
 
 KNOBS = (
     "learning_rate", "epochs", "max_steps", "batch_size", "beta", "loss", "lora_r", "lora_alpha", "max_length",
-    "sft_weight", "start_from", "replay_share", "seed",
+    "feedback", "penalty", "features", "sft_weight", "start_from", "replay_share", "seed",
 )  # fmt: skip
 
 
@@ -27,18 +28,7 @@ def policy_card(policy: Policy) -> str:
     """Markdown: what it is, what it learnt from, how, what it scored, what is not known."""
     run = TrainingRun.objects.select_related("snapshot").filter(policy=policy).first()
     lines = [
-        "---",
-        "library_name: peft",
-        f"base_model: {policy.base_model}",
-        "tags: [ratchet, preference-learning, lora]",
-        "---",
-        f"# {policy.name}",
-        "",
-        f"A LoRA adapter for the agent `{policy.agent}`, stage *{policy.stage}*, "
-        f"made {policy.created_at:%Y-%m-%d %H:%M} UTC.",
-        "",
-        f"- base model: `{policy.base_model}` (SHA-256 {policy.base_model_hash[:16] or 'not known'})",
-        f"- adapter SHA-256: `{policy.adapter_sha256}`",
+        *_kind(policy),
         f"- set out to beat: {policy.parent.name if policy.parent else 'the base model'}",
         "",
         "## Data",
@@ -63,6 +53,32 @@ def policy_card(policy: Policy) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _kind(policy: Policy) -> list[str]:
+    """The header, what it is, and the sums of what it is made of."""
+    linear = policy.kind == Policy.Kind.LINEAR
+    library, tag = ("scikit-learn", "linear") if linear else ("peft", "lora")
+    made = f"for the agent `{policy.agent}`, stage *{policy.stage}*, made {policy.created_at:%Y-%m-%d %H:%M} UTC."
+    header = ["---", f"library_name: {library}"]
+    if not linear:
+        header.append(f"base_model: {policy.base_model}")
+    header += [f"tags: [ratchet, preference-learning, {tag}]", "---", f"# {policy.name}", ""]
+    if linear:
+        return [
+            *header,
+            f"A linear policy (regularised logistic regression) {made}",
+            "",
+            "- base model: none; it picks an answer and writes none",
+            f"- `{LINEAR_WEIGHTS}` SHA-256: `{policy.adapter_sha256}`",
+        ]
+    return [
+        *header,
+        f"A LoRA adapter {made}",
+        "",
+        f"- base model: `{policy.base_model}` (SHA-256 {policy.base_model_hash[:16] or 'not known'})",
+        f"- adapter SHA-256: `{policy.adapter_sha256}`",
+    ]
 
 
 def _data(run: TrainingRun | None) -> list[str]:

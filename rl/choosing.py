@@ -40,7 +40,7 @@ def method_chosen(
     agent: str, wanted: str = "auto", *, min_samples: int | None = None, **source: Any
 ) -> Chosen:
     """The method of that name; `rlhf` is PPO with the reward `auto`, `reward_model` has the objective its feedback
-    asks for; for `auto`, whichever fits the feedback found.
+    asks for, `linear` learns from the feedback that `auto` would; for `auto`, whichever fits the feedback found.
 
     In this order: SFT where people wrote at least as many responses as they preferred or liked; DPO where pairs are
     enough and hold a quarter of the judged responses; KTO where good and bad responses are enough; DPO with any pairs
@@ -55,6 +55,12 @@ def method_chosen(
         return Chosen("ppo", "rlhf was asked for: a reward model, then PPO", {"reward": AUTO})
     if wanted == "reward_model":
         return _objective(agent, min_samples, source)
+    if wanted == LINEAR:
+        like = method_chosen(agent, "auto", min_samples=min_samples, **source)
+        feedback = LINEAR_FEEDBACK.get(like.method, "scores")
+        return Chosen(
+            LINEAR, f"linear on {feedback}: {like.why.removeprefix('auto ')}", {"feedback": feedback}
+        )
     if wanted != "auto":
         return Chosen(method_named(wanted).slug, f"{wanted} was asked for")
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
@@ -70,6 +76,11 @@ def method_chosen(
         or _of_prompts(prepared("prompts"), need)
         or Chosen("dpo", "auto took dpo: no method has samples enough yet")
     )
+
+
+LINEAR = "linear"
+LINEAR_FEEDBACK = {"dpo": "pairs", "sft": "corrections"}
+"""Method that `auto` takes -> the feedback a linear policy then learns from; else from scores, which thumbs are too."""
 
 
 def _objective(agent: str, min_samples: int | None, source: dict[str, Any]) -> Chosen:

@@ -27,6 +27,10 @@ def policy_register(
 
     promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the export room's ExportRefused.
     """
+    if policy.kind == Policy.Kind.LINEAR:
+        raise exports.ExportOrderRefused(
+            f"{policy.name} is a linear policy, which Ollama cannot run; apps ask this server for it (docs/gateway.md)"
+        )
     whole = policy.artifacts.filter(format="gguf").order_by("-created_at", "-pk")
     there = [_path(file.path) for file in whole if _is_sound(file)]
     if not there:

@@ -22,6 +22,9 @@ from rl.gate_sheets import NEWER, OLDER
 from rl.held_out import HeldOut, held_out_of_database, held_out_of_file, held_out_of_snapshot, trained_prompts
 from rl.integrity import adapter_folder
 from rl.judging import attempt_of, gate_bounds, gate_difference
+from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
+from rl.linear.model import LinearPolicy
+from rl.linear_baseline import baseline_of
 from rl.logged_choices import logged_choices, off_policy
 from rl.models import Evaluation, GoldenCase, Policy
 from rl.reward_specs import rewards_located
@@ -30,6 +33,7 @@ from rl.serving.routing import serving_settings
 from rl.statistics import Difference
 
 if TYPE_CHECKING:
+    from rl.training.linear_side import LinearSide
     from rl.training.policy import LoadedPolicy
 
 
@@ -68,6 +72,7 @@ def evaluate(
     from rl.training.evaluate import evaluate_policy
     from rl.training.evaluate_answers import golden_check
     from rl.training.evaluate_distance import kl_to_reference, written_gain
+    from rl.training.linear_side import LinearSide
     from rl.training.policy import load_policy
 
     if (order.policy is None) == (order.checkpoint is None):
@@ -89,7 +94,11 @@ def evaluate(
     barred = {REWARDS: reason} if reason else {}
     hardware = hardware_detect()
 
-    def load(adapter: Path | None, base_model: str) -> LoadedPolicy:
+    served = agent_served(agent)
+
+    def load(adapter: Path | None, base_model: str) -> LoadedPolicy | LinearSide:
+        if adapter is not None and is_linear(adapter):
+            return LinearSide(LinearPolicy.load(adapter), served, adapter=str(adapter))
         return load_policy(
             base_model,
             adapter,
@@ -100,13 +109,16 @@ def evaluate(
 
     adapter = adapter_folder(policy) if policy else order.checkpoint
     assert adapter is not None  # one of the two was given
-    base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
+    linear = is_linear(adapter)
+    base_model = "" if linear else order.base_model or (policy.base_model if policy else base_of(adapter))
     against: Any = None
     if rival is not None:
         against = load(adapter_folder(rival), rival.base_model)
     elif order.compare_base:
-        against = "base"
-    loaded, served = load(adapter, base_model), agent_served(agent)
+        # what would answer in its place
+        against = load(None, order.base_model or settings.RATCHET_BASE_MODEL) if linear else "base"
+    loaded = load(adapter, base_model)
+    baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, served)
     figures = evaluate_policy(
         loaded,
         held_out.rows.get(PAIRS, ()),
@@ -116,20 +128,25 @@ def evaluate(
         barred=barred,
         needed=bounds.min_evidence,
         against=against,
+        baseline=LinearSide(baseline, served) if baseline is not None else None,
         max_samples=order.max_samples,
         spare=held_out.spare,
         progress=(lambda done, total: progress(done, total, "")) if progress else None,
     )
     evidence = figures.pop("held_out", {})
+    if baseline_facts:
+        figures["baseline"] = {**figures.get("baseline", {}), **baseline_facts}
     if REWARDS in figures["evidence"]:
         figures["evidence"][REWARDS]["judge"] = rewards
     if evidence:
         evidence["barred"] = barred
         figures["comparison"]["against"] = rival.name if rival else "base"
         answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
-        if not served.answers:  # a closed set is not written token by token, and cannot drift
+        # a closed set is not written token by token, and cannot drift
+        if not served.answers and not isinstance(loaded, LinearSide):
             evidence["kl"] = figures["kl"] = kl_to_reference(loaded, answers)
-        if gain := written_gain(loaded, held_out.rows.get(CORRECTIONS, [])[: order.max_samples]):
+        written = held_out.rows.get(CORRECTIONS, [])[: order.max_samples]
+        if not isinstance(loaded, LinearSide) and (gain := written_gain(loaded, written)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if cases := golden_cases(agent):
             evidence["golden"] = golden_check(loaded, served, cases)
@@ -167,14 +184,24 @@ def evaluate(
     return {"evaluation": evaluation.pk, **figures}
 
 
-def _off_policy(agent: str, loaded: LoadedPolicy, against: Any) -> tuple[dict[str, Any], Difference | None]:
+def is_linear(folder: Path) -> bool:
+    """Whether a folder holds a linear policy rather than an adapter."""
+    return (folder / LINEAR_WEIGHTS).is_file()
+
+
+def _off_policy(
+    agent: str, loaded: LoadedPolicy | LinearSide, against: Any
+) -> tuple[dict[str, Any], Difference | None]:
     """What the policy, and what it is compared with, would have earned on logged choices: see `rl.logged_choices`."""
+    from rl.training.linear_side import LinearSide
     from rl.training.scoring import score_responses
 
     log = logged_choices(agent)
     items = [(row.messages, response) for row in log.rows for response in row.responses]
 
-    def scored(policy: LoadedPolicy, adapter: bool) -> list[list[float]]:
+    def scored(policy: LoadedPolicy | LinearSide, adapter: bool) -> list[list[float]]:
+        if isinstance(policy, LinearSide):
+            return [policy.policy.log_probabilities(row.messages, row.responses) for row in log.rows]
         flat = iter(score_responses(policy, items, adapter=adapter) if items else ())
         return [[next(flat).logp for _ in row.responses] for row in log.rows]
 

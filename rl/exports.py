@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from rl import registry
 from rl.checksums import sums_write
 from rl.evaluations import base_of
 from rl.integrity import adapter_folder
+from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy
 from rl.serving.base import BASE, Model
 from rl.serving.files import base_file, base_file_is_whole, base_folder
@@ -23,7 +24,8 @@ from rl.serving.files import base_file, base_file_is_whole, base_folder
 if TYPE_CHECKING:
     from rl.export.artifact import ExportResult
 
-FORMATS = ("merged", "lora", "onnx", "gguf", "gguf-lora")
+FORMATS = ("merged", "lora", "onnx", "gguf", "gguf-lora", "linear")
+LINEAR = FORMATS[-1]
 QUANTIZATIONS = (
     "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0", "f16", "bf16",
     "f32",
@@ -40,7 +42,8 @@ class ExportOrder:
 
     policy: str | None = None
     checkpoint: Path | None = None
-    format: str = "merged"
+    format: str = ""
+    """One of FORMATS; empty: `linear` of a linear policy, else `merged`."""
     quantization: str = "q4_k_m"
     output: Path | None = None
     model_name: str | None = None
@@ -63,10 +66,46 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
     policy = registry.policy_get(order.policy) if order.policy else None
     adapter = adapter_folder(policy) if policy else order.checkpoint
     assert adapter is not None  # one of the two was given
+    order = _format_settled(order, adapter)
+    if order.format == LINEAR:
+        return _linear_export(order, policy, adapter)
     base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
     name = order.model_name or (policy.name if policy else adapter.resolve().name)
     output = order.output or _place(name, order)
     result = _write(order, base_model, adapter, output, name, progress)
+    report = _exported(order, policy, adapter, base_model, result)
+    if policy is not None and order.format == "gguf-lora" and base_file(_base_of(policy)) is None:
+        base_export(policy.base_model, settings.SERVING_QUANTIZATION, progress)
+    return report
+
+
+def _format_settled(order: ExportOrder, folder: Path) -> ExportOrder:
+    """The order with its format. Raises ExportOrderRefused for one that this kind of policy does not have."""
+    linear = (folder / LINEAR_WEIGHTS).is_file()
+    format = order.format or (LINEAR if linear else "merged")
+    if linear != (format == LINEAR):
+        whose = order.policy or folder
+        why = (
+            f"{whose} is a linear policy: it has no base model, so there is no {format} of it; expected --format linear"
+            if linear
+            else f"{whose} is an adapter; expected one of {', '.join(FORMATS[:-1])}, found {format}"
+        )
+        raise ExportOrderRefused(why)
+    return replace(order, format=format)
+
+
+def _linear_export(order: ExportOrder, policy: Policy | None, folder: Path) -> dict[str, Any]:
+    from rl.export.linear import export_linear
+
+    name = order.model_name or (policy.name if policy else folder.resolve().name)
+    result = export_linear(folder, order.output or settings.RATCHET_HOME / "exports" / name)
+    return _exported(order, policy, folder, "", result)
+
+
+def _exported(
+    order: ExportOrder, policy: Policy | None, adapter: Path, base_model: str, result: ExportResult
+) -> dict[str, Any]:
+    """Note the files in the registry, and report them."""
     if policy is not None:
         for file in result.files:
             registry.artifact_register(
@@ -79,8 +118,6 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
                 sha256=file.sha256,
                 checked=result.checked,
             )
-    if policy is not None and order.format == "gguf-lora" and base_file(_base_of(policy)) is None:
-        base_export(policy.base_model, settings.SERVING_QUANTIZATION, progress)
     return {
         "policy": policy.name if policy else None,
         "checkpoint": str(adapter),

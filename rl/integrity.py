@@ -14,12 +14,14 @@ from django.conf import settings
 
 from rl import notices
 from rl.checksums import FileDamaged, file_check, is_sum, sums_check
+from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, RewardModelVersion, Snapshot
 from rl.models.policies import PolicyEvent
 
 logger = logging.getLogger("rl.integrity")
 
 WEIGHTS = "adapter_model.safetensors"
+"""Of an adapter, and of a reward model."""
 BUNDLED = Path(__file__).resolve().parent / "bundled_model"
 RESTORE = "restore it from a backup"
 
@@ -47,6 +49,11 @@ class Finding:
         return self.state in ("whole", "unrecorded")
 
 
+def weights_name(kind: str) -> str:
+    """Name of the file of weights in the folder of a policy of this kind, whose sum the registry has."""
+    return LINEAR_WEIGHTS if kind == Policy.Kind.LINEAR else WEIGHTS
+
+
 def adapter_folder(policy: Policy) -> Path:
     """The folder of a policy's adapter, every file of it as it was registered. Raises FileDamaged, and tells of it."""
     folder = settings.RATCHET_HOME / policy.adapter_path
@@ -62,7 +69,7 @@ def adapter_folder(policy: Policy) -> Path:
 def adapter_check(policy: Policy, folder: Path) -> None:
     """Raise FileDamaged where a file of the adapter is not what was registered."""
     remedy = adapter_remedy(policy)
-    file_check(folder / WEIGHTS, policy.adapter_sha256, remedy)
+    file_check(folder / weights_name(policy.kind), policy.adapter_sha256, remedy)
     sums_check(folder, remedy)
 
 
@@ -145,9 +152,10 @@ def _of_policy(policy: Policy) -> Iterator[Finding]:
         return  # its files were removed on purpose
     folder = settings.RATCHET_HOME / policy.adapter_path
     whose = f"policy {policy.name}"
-    yield _finding(whose, "adapter", folder / WEIGHTS, policy.adapter_sha256, adapter_remedy(policy))
+    weights = folder / weights_name(policy.kind)
+    yield _finding(whose, "adapter", weights, policy.adapter_sha256, adapter_remedy(policy))
     rest = _folder_finding(whose, folder, adapter_remedy(policy))
-    if not rest.sound and rest.path != str(folder / WEIGHTS):
+    if not rest.sound and rest.path != str(weights):
         yield rest
     for artifact in policy.artifacts.order_by("pk"):
         again = f"export it again: export_model --policy {policy.name} --format {artifact.format}"

@@ -22,6 +22,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 from django_q.tasks import async_task
 
+from rl.methods import method_named
 from rl.models import RunMetric, TrainingRun
 from rl.notices import notify
 from rl.recipes import recipe_named
@@ -77,7 +78,9 @@ class TrainOrder:
 
 def base_model_for(order: TrainOrder) -> str:
     """The base model an order trains: its own, else the one RATCHET_CONFIG names for its method, else
-    RATCHET_BASE_MODEL."""
+    RATCHET_BASE_MODEL; empty for a method that trains none."""
+    if not method_named(order.method).adapter:
+        return ""
     return str(
         order.base_model or settings.RATCHET_BASE_MODELS.get(order.method) or settings.RATCHET_BASE_MODEL
     )

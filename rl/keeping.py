@@ -13,9 +13,11 @@ from django.db import transaction
 from rl import registry
 from rl.cards import card_write
 from rl.distance import distance_of_snapshot
+from rl.integrity import weights_name
 from rl.jobs import run_finish, run_folder
+from rl.methods import method_named
 from rl.models import Policy, RewardModelVersion, TrainingRun
-from rl.recipes import RECIPES
+from rl.recipes import RECIPES, Recipe
 from rl.teaching import doubt
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def run_doubt(run: TrainingRun) -> str:
     if run.snapshot is None:
         return ""
     recipe = type(RECIPES[run.method]["default"]).from_dict(run.recipe)
+    if not isinstance(recipe, Recipe):
+        return ""  # what makes no steps says so by its own figures
     return doubt(recipe, run.snapshot.counts.get("train", 0), run.snapshot.kind)
 
 
@@ -77,13 +81,15 @@ def policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy
         shutil.rmtree(home, ignore_errors=True)
         half.rename(home)
     result.checkpoint = str(home)
+    kind = Policy.Kind.ADAPTER if method_named(run.method).adapter else Policy.Kind.LINEAR
     result.save(run_folder(run) / "result.json")
     with transaction.atomic():
         policy = registry.policy_register(
             run,
             name=name,
             adapter=home,
-            adapter_sha256=file_sha256(home / "adapter_model.safetensors"),
+            kind=kind,
+            adapter_sha256=file_sha256(home / weights_name(kind)),
             feedback_count=run.feedback_count,
             actor=actor,
         )
@@ -145,7 +151,7 @@ def train_report(
         "best_step": result.best_step,
         "files": {
             "result": str(run_folder(run) / "result.json"),
-            "plot": str(run_folder(run) / "training.png"),
+            "plot": str(run_folder(run) / "training.png") if result.history.get("step") else None,
         },
     }
 

@@ -20,6 +20,15 @@ class Processes(Protocol):
     def agree(self, said: T) -> T: ...
 
 
+class Alone:
+    """The only process there is."""
+
+    main = True
+
+    def agree(self, said: T) -> T:
+        return said
+
+
 class Beside(Exception):
     """Not an error: this process did its share of a run, and another of the launch speaks for it."""
 

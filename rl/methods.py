@@ -24,6 +24,8 @@ class Method:
     """Whether what comes out can answer, and enters the registry; a reward model only judges."""
     rewarded: bool = False
     """Whether it needs reward functions (`--reward`)."""
+    adapter: bool = True
+    """Whether it trains an adapter of a base model, which needs torch; a linear policy needs neither."""
 
 
 METHODS = {
@@ -43,6 +45,7 @@ METHODS = {
         Method(
             "grpo", "prompts", "rl.training.grpo:GRPOTrainer", "rl.training.ppo.estimate:grpo", rewarded=True
         ),
+        Method("linear", "pairs", "rl.linear.fit:fit", "", adapter=False),
     )
 }
 
@@ -66,8 +69,15 @@ OBJECTIVE_KINDS = {"pairwise": "pairs", "regression": "scores", "binary": "label
 """What a reward model of an objective is fed."""
 
 
+LINEAR_KINDS = ("pairs", "scores", "corrections")
+"""What a linear policy may be fed."""
+
+
 def dataset_kind(slug: str, knobs: Mapping[str, Any]) -> str:
-    """The kind of dataset a method is fed; a reward model's depends on its objective, GRPO's on its mode."""
+    """The kind of dataset a method is fed; a reward model's depends on its objective, GRPO's on its mode, a linear
+    policy's on its feedback."""
+    if knobs.get("feedback") in LINEAR_KINDS:
+        return str(knobs["feedback"])
     if knobs.get("mode") == "logged":
         return "groups"
     return OBJECTIVE_KINDS.get(knobs.get("objective", ""), method_named(slug).kind)

@@ -150,7 +150,7 @@ class TrainingPipeline:
 def _next_step(policy: Policy, outcome: Outcome) -> str:
     stage = str(policy.stage)
     if stage == Policy.Stage.CHAMPION:
-        return next_steps.after_promotion(policy.name, policy.agent)
+        return next_steps.after_promotion(policy.name, policy.agent, policy.kind)
     if stage == Policy.Stage.CHALLENGER:
         return next_steps.after_challenge(policy.name, policy.agent)
     if outcome.passed:
@@ -200,7 +200,13 @@ def _act(policy: Policy, sheet: Sheet, wishes: Wishes, outcome: Outcome, progres
 
 
 def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list[str]:
-    """The GGUF files of a policy, made where there are none yet: as a whole for others, as an adapter for serving."""
+    """The GGUF files of a policy, made where there are none yet: as a whole for others, as an adapter for serving. Of a
+    linear policy its own file, from which it is served as it is."""
+    if policy.kind == Policy.Kind.LINEAR:
+        own = policy.artifacts.filter(format="linear")
+        if not own.exists():
+            exports.export(exports.ExportOrder(policy=policy.name, actor=ACTOR), progress)
+        return [artifact.path for artifact in own]
     whole = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
     if not whole.exists():
         order = exports.ExportOrder(
@@ -214,7 +220,7 @@ def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list
 
 def _serving_file(policy: Policy, progress: Progress | None) -> None:
     """Write the adapter a policy is served from, in this process, which may load torch: a promotion finds it there."""
-    if policy.artifacts.filter(format="gguf-lora").exists():
+    if policy.kind == Policy.Kind.LINEAR or policy.artifacts.filter(format="gguf-lora").exists():
         return
     try:
         exports.export(exports.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR), progress)
@@ -242,7 +248,7 @@ def policy_deploy(
     export room's ExportRefused where Ollama is away or refuses.
     """
     where = "in process"
-    if to_ollama:
+    if to_ollama and policy.kind != Policy.Kind.LINEAR:
         made = deploying.policy_register(policy, promote=True, actor=actor, progress=progress)
         where = f"ollama {made['host']} as {made['name']}, {made['alias']}"
     PolicyEvent.objects.create(policy=policy, kind=PolicyEvent.Kind.DEPLOYED, actor=actor, reason=where)

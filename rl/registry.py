@@ -96,7 +96,14 @@ def policy_get(name: str) -> Policy:
 
 
 def policy_register(
-    run: TrainingRun, *, name: str, adapter: Path, adapter_sha256: str, feedback_count: int, actor: str
+    run: TrainingRun,
+    *,
+    name: str,
+    adapter: Path,
+    adapter_sha256: str,
+    feedback_count: int,
+    actor: str,
+    kind: str = Policy.Kind.ADAPTER,
 ) -> Policy:
     """Enter a finished run's adapter as a candidate: a child of the policy whose weights it began with, else of the
     agent's champion, which it set out to beat."""
@@ -104,6 +111,7 @@ def policy_register(
     with transaction.atomic():
         policy = Policy.objects.create(
             name=name,
+            kind=kind,
             agent=run.agent,
             parent=begun or champion_of(run.agent),
             run=run,

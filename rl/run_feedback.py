@@ -9,12 +9,12 @@ from rl.buffer import buffer_ids, feedback_read, feedback_settle
 from rl.datasets import Prepared
 from rl.jobs import LEARNER
 from rl.models import RewardModelVersion, TrainingRun
-from rl.recipes import Recipe
+from rl.recipes import BasicRecipe
 from rl.rewards.named import MODEL
 
 
 def run_feedback_settle(
-    run: TrainingRun, prepared: Prepared, recipe: Recipe, new: Collection[uuid.UUID]
+    run: TrainingRun, prepared: Prepared, recipe: BasicRecipe, new: Collection[uuid.UUID]
 ) -> None:
     """Note which feedback a run really reads, and how much. new: ids of what it may learn from for the first time.
 

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,7 +14,7 @@ from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection
 
 from feedback.selectors import prompts_of_feedback
-from rl import registry
+from rl import linear_runs, registry
 from rl.agent_definitions import agent_served
 from rl.agents import agent_meant
 from rl.buffer import buffer_ids, feedback_release, feedback_take
@@ -37,11 +38,11 @@ from rl.jobs import (
 )
 from rl.judgements import SHOWN
 from rl.keeping import figures_of, policy_enter, result_keep, run_doubt, train_report
-from rl.launching import Beside, Launch, launched
+from rl.launching import Alone, Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.methods import dataset_kind, method_named
 from rl.models import Snapshot, TrainingRun
-from rl.recipes import RECIPES, Recipe, RecipeError, SFTRecipe, recipe_named
+from rl.recipes import RECIPES, BasicRecipe, Recipe, RecipeError, SFTRecipe, recipe_named
 from rl.replay import Replay
 from rl.reward_models import (
     RewardModelRefused,
@@ -78,14 +79,17 @@ def hardware_detect(profile: str | None = None) -> Hardware:
     return detect(settings.RATCHET_HOME / "cache", profile or settings.RATCHET_PROFILE)
 
 
-def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
-    """The preset's name and the recipe: preset, then the RATCHET_CONFIG file, then the order's own knobs."""
-    name = order.config or hardware.preset
+def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
+    """The preset's name and the recipe: preset, then the RATCHET_CONFIG file, then the order's own knobs. hardware:
+    None for a method that trains no adapter."""
+    name = order.config or (hardware.preset if hardware is not None else "default")
     configured = settings.RATCHET_CONFIG.get(order.method) or {}
     knobs = dict(order.knobs)
     if "epochs" in knobs or "epochs" in configured:
         knobs.setdefault("min_steps", 0)  # who names the passes gets them
     recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
+    if not method_named(order.method).adapter:
+        return name, linear_runs.feedback_settled(order, recipe)
     if method_named(order.method).rewarded:
         rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
     return name, start_settled(order, recipe)
@@ -97,17 +101,48 @@ def recipe_for(order: TrainOrder, hardware: Hardware) -> tuple[str, Recipe]:
 def train_plan(order: TrainOrder) -> dict[str, Any]:
     """What `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe, and whether the
     base's answers are valid. Raises what refuses, as `train` does."""
-    from rl.training import preflight
-
-    hardware = hardware_detect()
+    hardware = _hardware_of(order.method)
     config, recipe = recipe_for(order, hardware)
     prepared = _prepare(order, recipe, _new(order), dry_run=True)
-    base_model = base_model_for(order)
     recipe = recipe.fitted(prepared.counts["train"])
+    expected = (
+        linear_runs.plan_of(prepared, order.agent)
+        if hardware is None
+        else _adapter_plan(order, recipe, prepared, hardware)
+    )
+    distance = distance_of_prepared(prepared, order.agent)
+    return {
+        "agent": order.agent,
+        "samples": prepared.counts,
+        "sources": prepared.sources,
+        "left_out": prepared.left_out,
+        "balance": prepared.balance,
+        "query": prepared.query | ({"unreadable": prepared.unreadable} if prepared.unreadable else {}),
+        "simulated_share": prepared.simulated_share,
+        "base_model": base_model_for(order),
+        "config": config,
+        "recipe": recipe.as_dict(),
+        "hardware": hardware.as_dict() if hardware is not None else {},
+        "evidence": distance.as_dict() if distance else None,
+        **expected,
+    }
+
+
+def _hardware_of(method: str) -> Hardware | None:
+    """This machine where a method trains an adapter; None, and no torch loaded, where it does not."""
+    return hardware_detect() if method_named(method).adapter else None
+
+
+def _adapter_plan(
+    order: TrainOrder, recipe: Recipe, prepared: Prepared, hardware: Hardware
+) -> dict[str, Any]:
+    """What training an adapter would take, whether it would teach, and whether the base's answers are valid."""
+    from rl.training import preflight
+
+    base_model = base_model_for(order)
     expected = _named(method_named(order.method).estimate)(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
     )
-    distance = distance_of_prepared(prepared, order.agent)
     with agent_meant(agent_served(order.agent)):
         look = preflight.plan_look(
             base_model,
@@ -118,22 +153,10 @@ def train_plan(order: TrainOrder) -> dict[str, Any]:
             cache_dir=settings.RATCHET_HOME / "cache",
         )
     return {
-        "agent": order.agent,
-        "samples": prepared.counts,
-        "sources": prepared.sources,
-        "left_out": prepared.left_out,
-        "balance": prepared.balance,
-        "query": prepared.query | ({"unreadable": prepared.unreadable} if prepared.unreadable else {}),
-        "simulated_share": prepared.simulated_share,
         "estimated_steps": expected.steps,
         "estimated_minutes": expected.minutes,
         "estimated_memory_gb": expected.memory_gb,
-        "base_model": base_model,
-        "config": config,
-        "recipe": recipe.as_dict(),
-        "hardware": hardware.as_dict(),
         "doubt": doubt(recipe, prepared.counts["train"], prepared.kind),
-        "evidence": distance.as_dict() if distance else None,
         "preflight": {"before": look.as_dict()} if look else {},
         "warning": preflight.warning_of(look, recipe),
     }
@@ -151,14 +174,19 @@ def train(
     (TrainingFailed); the run's row has been marked by then. `note` is told before anything is loaded why the training
     may teach nothing.
     """
-    hardware = hardware_detect()
-    with launched(_processes(hardware)) as launch:
-        if not launch.first:
+    hardware = _hardware_of(order.method)
+    with _launch_of(hardware) as launch:
+        if hardware is not None and not launch.first:
             _train_beside(launch, hardware)
         run = _run_enter(order, hardware)
         if note is not None and (why := run_doubt(run)):
             note(why)
         return _run_claimed(run_claim(run.pk), hardware, progress, launch, actor=order.actor)
+
+
+def _launch_of(hardware: Hardware | None) -> AbstractContextManager[Launch]:
+    """This process's part in its launch; what trains no adapter is never spread over several processes."""
+    return launched(_processes(hardware) if hardware is not None else Alone())
 
 
 def _processes(hardware: Hardware) -> Processes:
@@ -167,7 +195,7 @@ def _processes(hardware: Hardware) -> Processes:
     return Processes(cpu=hardware.device == "cpu")
 
 
-def _run_enter(order: TrainOrder, hardware: Hardware) -> TrainingRun:
+def _run_enter(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
     """The row of a run, with its dataset."""
     config, recipe = recipe_for(order, hardware)
     new = _new(order)
@@ -184,7 +212,7 @@ def _run_enter(order: TrainOrder, hardware: Hardware) -> TrainingRun:
         recipe=recipe.as_dict(),
         seed=recipe.seed,
         code_version=code_version(),
-        hardware=hardware.as_dict(),
+        hardware=hardware.as_dict() if hardware is not None else {},
         output=registry.home_relative(order.output) if order.output else "",
     )
     run_feedback_settle(run, prepared, recipe, new)
@@ -196,7 +224,7 @@ def train_queued(run_id: int, progress: ProgressCallback | None = None, *, actor
     return _train_entered(run_id, progress, actor=actor, resume=False)
 
 
-def _settle(run: TrainingRun, hardware: Hardware) -> None:
+def _settle(run: TrainingRun, hardware: Hardware | None) -> None:
     """Give a claimed run that was only asked for its preset, recipe and dataset; a run that has them is left alone."""
     try:
         if run.snapshot is None:
@@ -205,7 +233,8 @@ def _settle(run: TrainingRun, hardware: Hardware) -> None:
             run.snapshot = _dataset(run, order, recipe)
             recipe = recipe.fitted(run.snapshot.counts["train"]) if run.snapshot else recipe
             run.recipe, run.seed = recipe.as_dict(), recipe.seed
-            run.hardware, run.code_version = hardware.as_dict(), code_version()
+            run.hardware = hardware.as_dict() if hardware is not None else {}
+            run.code_version = code_version()
             run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
     except (
         DatasetRefused, RecipeError, RewardRefused, RewardsRefused, RewardModelRefused, RunRefused,
@@ -218,7 +247,7 @@ def _settle(run: TrainingRun, hardware: Hardware) -> None:
         raise
 
 
-def _dataset(run: TrainingRun, order: TrainOrder, recipe: Recipe) -> Snapshot | None:
+def _dataset(run: TrainingRun, order: TrainOrder, recipe: BasicRecipe) -> Snapshot | None:
     """The dataset of a claimed run. A retrain of the online learner reads no more new feedback than its settings say,
     and what decisions earned is calculated before it reads."""
     put_off: set[uuid.UUID] = set()
@@ -251,9 +280,11 @@ def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor
 def _train_entered(
     run_id: int, progress: ProgressCallback | None, *, actor: str, resume: bool
 ) -> dict[str, Any]:
-    hardware = hardware_detect()
-    with launched(_processes(hardware)) as launch:
-        if not launch.first:
+    hardware = _hardware_of(
+        TrainingRun.objects.filter(pk=run_id).values_list("method", flat=True).first() or "dpo"
+    )
+    with _launch_of(hardware) as launch:
+        if hardware is not None and not launch.first:
             _train_beside(launch, hardware)
         run = run_claim(run_id, resume=resume)
         with pulse(run):
@@ -285,7 +316,7 @@ def _new(order: TrainOrder) -> list[uuid.UUID]:
 
 def _prepare(
     order: TrainOrder,
-    recipe: Recipe,
+    recipe: BasicRecipe,
     new: Sequence[uuid.UUID],
     *,
     put_off: Collection[uuid.UUID] = (),
@@ -318,7 +349,7 @@ def _prepare(
 
 def _run_claimed(
     run: TrainingRun,
-    hardware: Hardware,
+    hardware: Hardware | None,
     progress: ProgressCallback | None,
     launch: Launch,
     *,
@@ -333,10 +364,14 @@ def _run_claimed(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with run_log(folder / "train.log"), stop_signals() as stop:
-            if waits_for_reward_model(run):
+            if hardware is not None and waits_for_reward_model(run):
                 _reward_model_first(run, hardware, progress, launch)
             launch.lead(run.pk, resume=resume, more=is_stage)
-            result = _furnace(run, hardware, RunListener(run, stop, progress), resume=resume)
+            listener = RunListener(run, stop, progress)
+            if hardware is None:
+                result = linear_runs.run_fit(run, listener)
+            else:
+                result = _furnace(run, hardware, listener, resume=resume)
             result_keep(run, result)
         policy, judge = None, None
         if result.status != "cancelled" and run.method == "reward_model":
@@ -360,7 +395,7 @@ def _run_claimed(
     except BaseException as error:
         _ended(run, error)
         raise
-    if judge is not None:
+    if judge is not None and hardware is not None:
         reward_model_judge(judge, actor=actor, hardware=hardware)
     elif policy is None:
         run.refresh_from_db()
@@ -414,7 +449,7 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
     allocator_settle()  # this process trains and then ends
     threads_settle(hardware)
     method = method_named(run.method)
-    recipe = recipe_opened(type(RECIPES[run.method]["default"]).from_dict(run.recipe))
+    recipe: Any = recipe_opened(type(RECIPES[run.method]["default"]).from_dict(run.recipe))
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
     trainer = _named(method.trainer)(

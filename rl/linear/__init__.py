@@ -1,1 +1,1 @@
-"""Linear policies: regularised logistic regression over features of prompt and answer. Served with numpy alone. Pure."""
+"""Linear policies: regularised logistic regression over features of prompt and answer. Pure."""

@@ -1,11 +1,12 @@
-"""Training of a linear policy: scikit-learn's L2-regularised logistic regression on features of prompt and answer. Pure.
+"""Training of a linear policy: scikit-learn's L2-regularised logistic regression on features of prompt and answer.
 
 One objective per kind of feedback, all of them maximum likelihood with a penalty:
 
 - pairs: log sigma(score(x, chosen) - score(x, rejected)), that is Bradley and Terry 1952 with features, as DPO has it;
 - scores: log sigma(c + score(x, a)) of an answer liked to the degree v, with weight v, and of its contrary with 1 - v;
 - corrections: the log-softmax of the answer to give over the closed set (multinomial logit); where answers are listed
-  with each prompt, log sigma(score(x, right) - score(x, other)) over the others of its list, each with weight 1 / (k - 1).
+  with each prompt, log sigma(score(x, right) - score(x, other)) over the others of its list, each with weight
+  1 / (k - 1).
 
 The set of features and the penalty are picked by cross-validated log-loss over prompts: rows of one prompt are never on
 two sides. What was not built: boosting and kernels, whose propensities and files are not as plain.
@@ -27,9 +28,19 @@ from numpy.typing import NDArray
 from rl.agents.base import Agent
 from rl.linear.features import FAMILIES, Features, prompt_features
 from rl.linear.model import CLOSED, LISTED, LinearPolicy, answer_features, answer_plain
-from rl.linear.rows import CORRECTIONS, PAIRS, SCORES, Answers, Choice, Choices, LinearRefused, answers_of, choices_of
+from rl.linear.rows import (
+    CORRECTIONS,
+    PAIRS,
+    SCORES,
+    Answers,
+    Choice,
+    Choices,
+    LinearRefused,
+    answers_of,
+    choices_of,
+)
 
-PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
+PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Inverse strengths of the penalty (scikit-learn's C) that are tried."""
 
 FOLDS = 4
@@ -50,7 +61,7 @@ class Fitted:
 
     policy: LinearPolicy
     metrics: dict[str, float]
-    """`loss`: cross-validated, nats per row; `accuracy`: share of rows it gets right on prompts it was not shown."""
+    """`loss`: cross-validated, nats per row; `cv_accuracy`: share of rows it gets right on prompts it was not shown."""
     left_out: dict[str, int]
     seconds: float
 
@@ -112,12 +123,14 @@ def fit(
             "prompts": len({row.group for row in choices.rows}), "folds": FOLDS,
         },
     )  # fmt: skip
-    metrics = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if np.isfinite(value)}
+    metrics = {
+        name: value for name, value in (("loss", loss), ("cv_accuracy", accuracy)) if np.isfinite(value)
+    }
     return Fitted(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
 
 
 def answer_rows(rows: Sequence[Choice], answers: Answers) -> dict[str, int]:
-    """Answer feature -> its row of weights. Of listed answers those words and texts that stand in two answers or more."""
+    """Answer feature -> its row of weights. Of listed answers the words and texts that stand in two or more."""
     if answers.mode == CLOSED:
         return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.met)}
     counts: Counter[str] = Counter()
@@ -179,7 +192,9 @@ def _matrix(
             apart = _difference(own, _places(other, answers, shared))
             # both orders of a difference say the same; one of either kind gives the two classes that are asked for
             sign = 1 if len(made) % 2 == 0 else -1
-            made.append((i, [(place, sign * value) for place, value in apart], int(sign > 0), 1 / len(others)))
+            made.append(
+                (i, [(place, sign * value) for place, value in apart], int(sign > 0), 1 / len(others))
+            )
     made = [one for one in made if one[3] > 0]
     entries = [
         (number, place * width + column, side * value)

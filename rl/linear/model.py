@@ -1,4 +1,4 @@
-"""A linear policy: which of the answers it may give it holds for likelier, and by how much. numpy alone, no torch. Pure.
+"""A linear policy: which of the answers it may give it holds for likelier, and by how much. No torch. Pure.
 
 log p(answer | prompt) is the log-softmax, over the answers it may choose from, of the sum of the weights of what prompt
 and answer have: score(x, a) = sum over g in a of (b[g] + sum over f in x of W[g, f] x[f]). Of a closed set an answer
@@ -28,6 +28,9 @@ FORMAT = "ratchet-linear-1"
 
 CLOSED, LISTED = "closed", "listed"
 """A closed set of answers whatever is asked; or answers that come with each prompt."""
+
+UNMET = 5.0
+"""Log-odds by which an answer that was never met lies below the worst of a closed set."""
 
 Vector = NDArray[np.float64]
 
@@ -73,10 +76,13 @@ class LinearPolicy:
     def scores(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
         """The score of each answer, in log-odds; only differences between answers to one prompt mean anything."""
         known = self.row_scores(prompt_features(messages, self.families))
-        return [
-            float(sum(known[self._row[name]] for name in self.features_of(answer) if name in self._row))
-            for answer in answers
-        ]
+        # of a closed set, an answer that was never met must not win by what is not known of it
+        unmet = float(known.min()) - UNMET if self.mode == CLOSED and len(known) else 0.0
+        found = []
+        for answer in answers:
+            places = [self._row[name] for name in self.features_of(answer) if name in self._row]
+            found.append(float(sum(known[place] for place in places)) if places else unmet)
+        return found
 
     def row_scores(self, features: Features) -> Vector:
         """What a prompt's features come to for each answer feature."""
@@ -137,10 +143,17 @@ class LinearPolicy:
         try:
             found = json.loads(path.read_text("utf-8"))
             if found["format"] != FORMAT:
-                raise LinearPolicyError(f"{path}: expected the format {FORMAT}, found {found['format']!r:.40}")
+                raise LinearPolicyError(
+                    f"{path}: expected the format {FORMAT}, found {found['format']!r:.40}"
+                )
             if found["mode"] not in (CLOSED, LISTED) or tuple(found["families"]) not in FAMILIES:
-                raise LinearPolicyError(f"{path}: made by another version ({found['mode']}, {found['families']})")
-            rows, columns = tuple(map(str, found["answer_features"])), tuple(map(str, found["prompt_features"]))
+                raise LinearPolicyError(
+                    f"{path}: made by another version ({found['mode']}, {found['families']})"
+                )
+            rows, columns = (
+                tuple(map(str, found["answer_features"])),
+                tuple(map(str, found["prompt_features"])),
+            )
             return cls(
                 agent=str(found["agent"]),
                 mode=found["mode"],

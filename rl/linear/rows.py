@@ -77,7 +77,9 @@ def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
                 found.left_out["not_text"] += 1
                 continue
             found.rows.append(
-                Choice(row["prompt"], **made, options=listed, group=str(row.get("prompt_hash") or row["prompt"]))
+                Choice(
+                    row["prompt"], **made, options=listed, group=str(row.get("prompt_hash") or row["prompt"])
+                )
             )
     if not found.rows:
         raise LinearRefused(
@@ -115,7 +117,11 @@ def single_text(completion: Any) -> str | None:
     """A response as one text; None where it is several messages."""
     if isinstance(completion, str):
         return completion
-    if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0].get("content"), str):
+    if (
+        isinstance(completion, list)
+        and len(completion) == 1
+        and isinstance(completion[0].get("content"), str)
+    ):
         return str(completion[0]["content"])
     return None
 
@@ -146,9 +152,9 @@ def answers_of(rows: Sequence[Choice], agent: Agent) -> Answers:
     closed = len(counts) <= MOST_ANSWERS and once <= UNSEEN_MASS * counts.total()
     if not agent.answers and not closed:
         raise LinearRefused(
-            f"expected answers that are a choice, found {len(counts):,} different texts among {counts.total():,} answers "
-            f"of {agent.slug}, {once:,} of them once: a linear policy picks an answer and writes none; train_sft, "
-            "train_dpo and train_kto learn to write"
+            f"expected answers that are a choice, found {len(counts):,} different texts among {counts.total():,} "
+            f"answers of {agent.slug}, {once:,} of them once: a linear policy picks an answer and writes none; "
+            "train_sft, train_dpo and train_kto learn to write"
         )
     if len(met) < 2:
         raise LinearRefused(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
 from rich.table import Table
@@ -14,6 +14,7 @@ from backend.command import RatchetCommand
 from rl import registry, runs
 from rl.judging import rival_name
 from rl.launching import Beside
+from rl.methods import method_named
 from rl.orders import agent_for
 from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
 
@@ -32,6 +33,7 @@ class TrainCommand(RatchetCommand):
     """`train_<method>`: preset and options to an order, the order to `rl.runs`."""
 
     method: str
+    shared_knobs: ClassVar[dict[str, tuple[type, str]]] = SHARED_KNOBS
     own_knobs: dict[str, tuple[type, str]] = {}
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -46,12 +48,13 @@ class TrainCommand(RatchetCommand):
         add(
             "--config", choices=list(presets), help="Preset of knobs (default: chosen by the hardware found)."
         )
-        add(
-            "--model",
-            metavar="NAME_OR_PATH",
-            help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL).",
-        )
-        for knob, (kind, text) in {**SHARED_KNOBS, **self.own_knobs}.items():
+        if self._adapter:
+            add(
+                "--model",
+                metavar="NAME_OR_PATH",
+                help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL).",
+            )
+        for knob, (kind, text) in {**self.shared_knobs, **self.own_knobs}.items():
             defaults = ", ".join(f"{name} {getattr(recipe, knob)}" for name, recipe in presets.items())
             add(f"--{knob.replace('_', '-')}", type=kind, help=f"{text} (presets: {defaults})")
         add(
@@ -97,11 +100,12 @@ class TrainCommand(RatchetCommand):
             metavar="DIR",
             help="Folder for the adapter (default: RATCHET_HOME/policies/<agent>/<policy>).",
         )
-        add(
-            "--no-quantization",
-            action="store_true",
-            help="Load the base in full precision even where the preset says 4-bit.",
-        )
+        if self._adapter:
+            add(
+                "--no-quantization",
+                action="store_true",
+                help="Load the base in full precision even where the preset says 4-bit.",
+            )
         add(
             "--resume",
             type=int,
@@ -120,6 +124,11 @@ class TrainCommand(RatchetCommand):
             action="store_true",
             help="Build the dataset, print counts, recipe and estimates; train nothing.",
         )
+        if self._adapter:
+            self._add_exports(parser)
+
+    def _add_exports(self, parser: CommandParser) -> None:
+        add = parser.add_argument
         add("--export", action="store_true", help="Export to GGUF when trained.")
         add(
             "--quantization", default="q4_k_m", metavar="Q", help="Quantisation of --export (default q4_k_m)."
@@ -129,6 +138,10 @@ class TrainCommand(RatchetCommand):
             action="store_true",
             help="Export, and make the file a model of the Ollama server at OLLAMA_HOST.",
         )
+
+    @property
+    def _adapter(self) -> bool:
+        return method_named(self.method).adapter
 
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
         try:
@@ -157,7 +170,7 @@ class TrainCommand(RatchetCommand):
                 "and kept its checkpoint; "
                 f"go on with: python manage.py train_{self.method} --resume {result['run']}"
             )
-        if (options["export"] or options["register_ollama"]) and result["policy"]:
+        if (options.get("export") or options.get("register_ollama")) and result["policy"]:
             from rl import exports
 
             with self.bar("exporting") as bar:
@@ -168,7 +181,7 @@ class TrainCommand(RatchetCommand):
                     ),
                     bar.update,
                 )  # fmt: skip
-        if options["register_ollama"] and result["policy"]:
+        if options.get("register_ollama") and result["policy"]:
             from rl import deploying
             from rl.models import Policy
 
@@ -181,21 +194,21 @@ class TrainCommand(RatchetCommand):
 
     def _order(self, options: dict[str, Any]) -> runs.TrainOrder:
         knobs = {
-            name: options[name] for name in (*SHARED_KNOBS, *self.own_knobs) if options[name] is not None
+            name: options[name] for name in (*self.shared_knobs, *self.own_knobs) if options[name] is not None
         }
         for assignment in options["set"]:
             knob, separator, value = assignment.partition("=")
             if not separator:
                 raise RecipeError(f"--set takes knob=value, found {assignment!r}")
             knobs[knob.strip()] = value.strip()
-        if options["no_quantization"]:
+        if options.get("no_quantization"):
             knobs["quantization"] = "none"
         from_file = options["source"] == "file" or options["data_file"] is not None
         return runs.TrainOrder(
             agent=agent_for(options["agent"], from_file=from_file),
             method=self.method,
             config=options["config"],
-            base_model=options["model"],
+            base_model=options.get("model"),
             knobs=knobs,
             source="file" if from_file else "db",
             data_file=options["data_file"],
@@ -241,7 +254,8 @@ class TrainCommand(RatchetCommand):
                 f"{result['estimated_memory_gb']:.1f} GB",
             )
             self._add_outlook(table, result)
-            table.add_row("base model", result["base_model"])
+            if result["base_model"]:
+                table.add_row("base model", result["base_model"])
             table.add_row(
                 "recipe", f"{result['config']}: " + ", ".join(f"{k}={v}" for k, v in result["recipe"].items())
             )
@@ -249,7 +263,10 @@ class TrainCommand(RatchetCommand):
             return
         figures = {name: value for name, value in result["metrics"].items() if name in SHOWN}
         best = f", the weights of step {result['best_step']:,} kept" if result.get("best_step") else ""
-        table.add_row("steps", f"{result['steps']:,} in {result['seconds']:.0f} s{best}")
+        if self._adapter:
+            table.add_row("steps", f"{result['steps']:,} in {result['seconds']:.0f} s{best}")
+        else:
+            table.add_row("fit", f"{result['seconds']:.2f} s")
         if result["stopped_early"]:
             table.add_row("stopped early", result["stopped_early"])
         table.add_row("figures", ", ".join(f"{SHOWN[name]} {value:.3g}" for name, value in figures.items()))
@@ -261,7 +278,8 @@ class TrainCommand(RatchetCommand):
             table.add_row("policy", f"[bold]{result['policy']}[/bold]")
         self._add_outlook(table, result)
         table.add_row("files", result["checkpoint"])
-        table.add_row("", result["files"]["plot"])
+        if result["files"]["plot"]:
+            table.add_row("", result["files"]["plot"])
         for file in result.get("export", {}).get("files", []):
             table.add_row("", file["path"])
         if made := result.get("ollama"):
@@ -300,6 +318,8 @@ SHOWN = {
     "rewards/margins": "margin",
     "mean_token_accuracy": "token accuracy",
     "accuracy": "held-out accuracy",
+    "cv_accuracy": "cross-validated accuracy",
+    "eval_accuracy": "eval accuracy",
     "brier": "Brier score",
     "calibration_error": "calibration error",
     "kl": "kl",

@@ -13,7 +13,12 @@ from rl.models.runs import Snapshot, TrainingRun
 
 
 class Policy(models.Model):
-    """A registry entry: base model and adapter, named `<agent>-v<feedback count>`."""
+    """A registry entry named `<agent>-v<feedback count>`: base model and adapter, or a linear policy, which has no base
+    model."""
+
+    class Kind(models.TextChoices):
+        ADAPTER = "adapter", "LoRA adapter"
+        LINEAR = "linear", "linear"
 
     class Stage(models.TextChoices):
         CANDIDATE = "candidate"
@@ -24,6 +29,7 @@ class Policy(models.Model):
 
     name = models.CharField(max_length=200, unique=True)
     agent = models.CharField(max_length=64)
+    kind = models.CharField(max_length=16, choices=Kind, default=Kind.ADAPTER)
     stage = models.CharField(max_length=16, choices=Stage, default=Stage.CANDIDATE)
     parent = models.ForeignKey(
         "self",
@@ -39,7 +45,8 @@ class Policy(models.Model):
     base_model = models.CharField(max_length=500)
     base_model_hash = models.CharField(max_length=100)
     adapter_path = models.CharField(
-        max_length=500, help_text="Folder of the adapter, relative to RATCHET_HOME where inside it"
+        max_length=500,
+        help_text="Folder of the adapter or linear policy, relative to RATCHET_HOME where inside it",
     )
     adapter_sha256 = models.CharField(max_length=64)
     feedback_count = models.PositiveIntegerField()
@@ -58,6 +65,7 @@ class Policy(models.Model):
                 condition=Q(stage__in=["candidate", "challenger", "champion", "retired", "rejected"]),
                 name="policy_stage_known",
             ),
+            models.CheckConstraint(condition=Q(kind__in=["adapter", "linear"]), name="policy_kind_known"),
         ]
 
     def __str__(self) -> str:

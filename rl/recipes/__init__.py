@@ -3,6 +3,7 @@
 from rl.recipes.base import BASE as BASE
 from rl.recipes.base import CHAMPION as CHAMPION
 from rl.recipes.base import AdapterRecipe as AdapterRecipe
+from rl.recipes.base import BasicRecipe as BasicRecipe
 from rl.recipes.base import Recipe as Recipe
 from rl.recipes.base import RecipeError as RecipeError
 from rl.recipes.dpo import DPO_CONFIG as DPO_CONFIG
@@ -12,6 +13,8 @@ from rl.recipes.grpo import GRPO_CONFIG as GRPO_CONFIG
 from rl.recipes.grpo import GRPORecipe as GRPORecipe
 from rl.recipes.kto import KTO_CONFIG as KTO_CONFIG
 from rl.recipes.kto import KTORecipe as KTORecipe
+from rl.recipes.linear import LINEAR_CONFIG as LINEAR_CONFIG
+from rl.recipes.linear import LinearRecipe as LinearRecipe
 from rl.recipes.loop import AB_TESTING_KNOBS as AB_TESTING_KNOBS
 from rl.recipes.loop import DATASET_CONFIG as DATASET_CONFIG
 from rl.recipes.loop import ONLINE_LEARNING_CONFIG as ONLINE_LEARNING_CONFIG

@@ -22,8 +22,65 @@ class RecipeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Knobs every method has. Ranges are checked on construction, so no run starts on a typo."""
+class BasicRecipe:
+    """Knobs of every method, those that train no adapter included. Ranges are checked on construction, so no run starts
+    on a typo."""
+
+    seed: int = 42
+    replay_share: float = 1.0
+    """Share of the prompts with older feedback (learnt from by an earlier run) that are trained on again, in [0, 1];
+    1 trains on all there is."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.replay_share <= 1:
+            raise RecipeError(f"replay_share must be in [0, 1], found {self.replay_share!r}")
+
+    def _above_zero(self, *knobs: str) -> None:
+        for knob in knobs:
+            if not getattr(self, knob) > 0:
+                raise RecipeError(f"{knob} must be above 0, found {getattr(self, knob)!r}")
+
+    def _not_negative(self, *knobs: str) -> None:
+        for knob in knobs:
+            if getattr(self, knob) < 0:
+                raise RecipeError(f"{knob} must not be negative, found {getattr(self, knob)!r}")
+
+    def _one_of(self, knob: str, allowed: Sequence[str]) -> None:
+        if getattr(self, knob) not in allowed:
+            choice = " or ".join(allowed) if len(allowed) == 2 else f"one of {', '.join(allowed)}"
+            raise RecipeError(f"{knob} must be {choice}; found {getattr(self, knob)!r}")
+
+    def steps(self, rows: int) -> int:
+        """Optimiser steps of a run on so many training rows; none where a method makes no steps."""
+        return 0
+
+    def fitted(self, rows: int) -> Self:
+        """A copy whose passes fit so many training rows."""
+        return self
+
+    def with_knobs(self, **knobs: Any) -> Self:
+        """A copy with knobs replaced; text is converted to the knob's type. Raises RecipeError."""
+        types = {f.name: type(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        converted: dict[str, Any] = {}
+        for name, value in knobs.items():
+            if name not in types:
+                raise RecipeError(
+                    f"no knob {name!r} in {type(self).__name__}; knobs: {', '.join(sorted(types))}"
+                )
+            converted[name] = _convert(name, value, types[name])
+        return dataclasses.replace(self, **converted)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, knobs: dict[str, Any]) -> Self:
+        return cls().with_knobs(**knobs)
+
+
+@dataclass(frozen=True)
+class Recipe(BasicRecipe):
+    """Knobs of every method that trains an adapter."""
 
     epochs: float = 3.0
     """Passes over the training pairs; fractions allowed."""
@@ -67,12 +124,9 @@ class Recipe:
     (`rl.training.early_stopping`)."""
     curriculum: str = "none"
     """Training rows easy to hard in each epoch: by `margin` (pairs), `length` or number of `steps`; `none` shuffles."""
-    seed: int = 42
-    replay_share: float = 1.0
-    """Share of the prompts with older feedback (learnt from by an earlier run) that are trained on again, in [0, 1];
-    1 trains on all there is."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._above_zero(
             "epochs",
             "batch_size",
@@ -90,8 +144,6 @@ class Recipe:
         for knob in ("warmup_ratio", "lora_dropout"):
             if not 0 <= getattr(self, knob) < 1:
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
-        if not 0 <= self.replay_share <= 1:
-            raise RecipeError(f"replay_share must be in [0, 1], found {self.replay_share!r}")
         if self.max_steps == 0 or self.max_steps < -1:
             raise RecipeError(
                 f"max_steps must be above 0, or -1 for as many as epochs asks for; found {self.max_steps}"
@@ -99,21 +151,6 @@ class Recipe:
         self._one_of("curriculum", ORDERS)
         self._one_of("quantization", ("none", "4bit"))
         self._one_of("lr_scheduler", ("cosine", "linear", "constant", "constant_with_warmup"))
-
-    def _above_zero(self, *knobs: str) -> None:
-        for knob in knobs:
-            if not getattr(self, knob) > 0:
-                raise RecipeError(f"{knob} must be above 0, found {getattr(self, knob)!r}")
-
-    def _not_negative(self, *knobs: str) -> None:
-        for knob in knobs:
-            if getattr(self, knob) < 0:
-                raise RecipeError(f"{knob} must not be negative, found {getattr(self, knob)!r}")
-
-    def _one_of(self, knob: str, allowed: Sequence[str]) -> None:
-        if getattr(self, knob) not in allowed:
-            choice = " or ".join(allowed) if len(allowed) == 2 else f"one of {', '.join(allowed)}"
-            raise RecipeError(f"{knob} must be {choice}; found {getattr(self, knob)!r}")
 
     def steps(self, rows: int) -> int:
         """Optimiser steps of a run on so many training rows, in one process."""
@@ -130,25 +167,6 @@ class Recipe:
             return self
         passes = min(math.ceil(self.min_steps / self._steps_per_epoch(rows)), MOST_PASSES)
         return dataclasses.replace(self, epochs=max(self.epochs, float(passes)))
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """A copy with knobs replaced; text is converted to the knob's type. Raises RecipeError."""
-        types = {f.name: type(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        converted: dict[str, Any] = {}
-        for name, value in knobs.items():
-            if name not in types:
-                raise RecipeError(
-                    f"no knob {name!r} in {type(self).__name__}; knobs: {', '.join(sorted(types))}"
-                )
-            converted[name] = _convert(name, value, types[name])
-        return dataclasses.replace(self, **converted)
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, knobs: dict[str, Any]) -> Self:
-        return cls().with_knobs(**knobs)
 
 
 def _convert(name: str, value: Any, kind: type) -> Any:

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl.recipes.base import Recipe, RecipeError
+from rl.recipes.base import RecipeError
 from rl.recipes.dpo import DPO_CONFIG
 from rl.recipes.grpo import GRPO_CONFIG
 from rl.recipes.kto import KTO_CONFIG
+from rl.recipes.linear import LINEAR_CONFIG
 from rl.recipes.ppo import PPO_CONFIG
 from rl.recipes.reward_model import REWARD_MODEL_CONFIG
 from rl.recipes.sft import SFT_CONFIG
 
-RECIPES: dict[str, Mapping[str, Recipe]] = {
+RECIPES: dict[str, Mapping[str, Any]] = {
     "dpo": DPO_CONFIG,
     "kto": KTO_CONFIG,
     "sft": SFT_CONFIG,
     "reward_model": REWARD_MODEL_CONFIG,
     "ppo": PPO_CONFIG,
     "grpo": GRPO_CONFIG,
+    "linear": LINEAR_CONFIG,
 }
-"""Method -> its presets."""
+"""Method -> its presets, each a BasicRecipe of the method's own class."""
 
 
 def recipe_named(method: str, preset: str, overrides: Mapping[str, Any] | None = None) -> Any:

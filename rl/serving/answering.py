@@ -28,6 +28,7 @@ from rl.serving.base import (
 )
 from rl.serving.files import files_present
 from rl.serving.in_process import InProcess
+from rl.serving.linear import LINEAR, LinearBackend
 from rl.serving.openai_server import OpenAIServer
 from rl.serving.routing import Target
 
@@ -89,6 +90,14 @@ def backends() -> list[Backend]:
         return _made[key]
 
 
+def backends_for(model: Model) -> list[Backend]:
+    """The backends that can answer for a model: a linear policy needs no server, and answers in this process."""
+    return [_linear] if model.kind == LINEAR else backends()
+
+
+_linear: Backend = LinearBackend()
+
+
 def _backend(name: str) -> Backend:
     if name == IN_PROCESS:
         return InProcess(
@@ -136,7 +145,7 @@ def log_probabilities(
 def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served[T]:
     """The first that answers, within SERVING_TIMEOUT_S in all: each but the last may take half of what is left."""
     deadline = time.monotonic() + settings.SERVING_TIMEOUT_S
-    pending = deque((model, backend) for model in target.models for backend in backends())
+    pending = deque((model, backend) for model in target.models for backend in backends_for(model))
     fallbacks: list[Fallback] = []
     unable: BackendUnable | None = None
     retry_after_s: list[float] = []

@@ -73,6 +73,8 @@ class Answer:
     tool_calls: Sequence[Mapping[str, Any]] = ()
     log_probability: float | None = None
     """Of this answer under the distribution it was drawn from, in nats; None where the backend does not say."""
+    chosen: bool = False
+    """Picked out of a set of answers, so that its probability is the propensity of a choice."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,12 @@ class Piece:
     tokens_in: int | None = None
     tokens_out: int | None = None
     log_probability: float | None = None
+    chosen: bool = False
 
 
 @dataclass(frozen=True)
 class Model:
-    """Which weights are to answer: a policy's adapter on its base, or a base alone."""
+    """Which weights are to answer: a policy's adapter on its base, a base alone, or a linear policy."""
 
     name: str
     """The policy's name, or BASE."""
@@ -103,6 +106,8 @@ class Model:
     adapter_sha256: str = ""
     merged_sha256: str = ""
     """Sums the two files were registered with; empty: not recorded."""
+    kind: str = ""
+    """`linear`: `adapter` is the file of a linear policy, which has no base model."""
 
 
 class Backend(Protocol):

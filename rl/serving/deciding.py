@@ -24,6 +24,7 @@ from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
 from rl.serving.chat_request import check_metadata, read_messages
 from rl.serving.choosing import choose
 from rl.serving.gateway import facts_of, propensity_of, recorder
+from rl.serving.linear import LINEAR, answers_known
 from rl.serving.recording_policy import after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
 
@@ -65,6 +66,10 @@ def decide(order: DecideOrder) -> Decided:
     agent = get_agent(target.agent) if target.models[0].name == BASE else agent_served(target.agent)
     messages, listed = order_checked(agent, order)
     before_answer(recorder)
+    if not listed and target.models[0].kind == LINEAR:
+        # what it may answer is known, so that its answer has a propensity as one out of a list has
+        known = answers_known(target.models[0], messages)
+        listed = [answer for answer in known if agent.is_valid(answer, _state(order))]
     if listed:
         facts = _chosen(agent, target, order, messages, listed, began)
     else:

@@ -129,6 +129,7 @@ def complete_stream(
             finish_reason=last.finish_reason or "stop",
             tool_calls=_calls_joined(calls),
             log_probability=last.log_probability,
+            chosen=last.chosen,
         )
         storage = recorder.note(_facts(request, target, served, made, answer))
         try:
@@ -250,7 +251,7 @@ def propensity_of(answer: Answer, ask: Ask) -> float | None:
     None where the backend does not tell, where it was cut, and of free words: the probability of a page of text says
     how long it is. (`metadata.serving.log_probability` has it nevertheless.)
     """
-    free = ask.response_schema is None and answer.text not in ask.answers
+    free = ask.response_schema is None and answer.text not in ask.answers and not answer.chosen
     if answer.log_probability is None or answer.finish_reason != "stop" or free:
         return None
     return math.exp(answer.log_probability) or None

@@ -19,7 +19,8 @@ from typing import Any
 from django.conf import settings
 
 from rl.checksums import FileDamaged
-from rl.integrity import adapter_folder
+from rl.integrity import adapter_folder, weights_name
+from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.models import Artifact, Policy
 from rl.serving.base import BASE, IN_PROCESS, Model
 from rl.serving.files import base_file, files_present
@@ -32,7 +33,10 @@ class PreparationRefused(RuntimeError):
 
 
 def model_of(policy: Policy) -> Model:
-    """The model a policy is served as: its adapter file on its base, or one whole file of both."""
+    """The model a policy is served as: its adapter file on its base, one whole file of both, or a linear policy."""
+    if policy.kind == Policy.Kind.LINEAR:
+        path = f"{policy.adapter_path}/{weights_name(policy.kind)}"
+        return Model(policy.name, "", adapter=path, adapter_sha256=policy.adapter_sha256, kind=policy.kind)
     files = list(policy.artifacts.filter(format__in=("gguf-lora", "gguf")).order_by("-pk"))
     adapter = next((file for file in files if file.format == "gguf-lora"), None)
     # of several whole files the one in the quantisation serving asks for, else the newest
@@ -58,6 +62,9 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
     has no converter is written as one whole file. Takes up to SERVING_PREPARE_TIMEOUT_S seconds. Raises
     PreparationRefused where nothing can be written and no other backend could answer.
     """
+    if policy.kind == Policy.Kind.LINEAR:
+        _linear_check(policy)
+        return []
     if IN_PROCESS not in settings.SERVING_BACKENDS:
         return []
     model = model_of(policy)
@@ -97,6 +104,14 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
                 "name a server in SERVING_BACKENDS, or promote it by force"
             ) from refusal
         return [_registered(policy, "gguf", quantization, result)]
+
+
+def _linear_check(policy: Policy) -> None:
+    """A linear policy is served from its own file, which has to be there, and whole."""
+    try:
+        LinearPolicy.load(adapter_folder(policy))
+    except (FileDamaged, LinearPolicyError) as fault:
+        raise PreparationRefused(str(fault)) from fault
 
 
 def _export(options: list[str], deadline: float) -> dict[str, Any]:

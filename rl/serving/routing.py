@@ -141,8 +141,9 @@ def champions_standby(agent: str) -> tuple[Model, ...]:
 
 
 def base_model(of: Model | None) -> Model:
-    """The base that a policy stands on; without a policy, the one new policies are trained on."""
-    if of is None:
+    """The base that a policy stands on; without a policy, and of one without a base, the one new policies are trained
+    on."""
+    if of is None or not of.base_model:
         return Model(BASE, settings.RATCHET_BASE_MODEL)
     return Model(BASE, of.base_model, of.base_model_hash)
 

@@ -35,6 +35,7 @@ from rl.training.evaluate_evidence import (
     side_figure,
     written_evidence,
 )
+from rl.training.linear_side import LinearSide, Options, choice_scores
 from rl.training.policy import Generation, LoadedPolicy, reference_load
 from rl.training.result import TrainingRefused
 from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses
@@ -65,7 +66,7 @@ class _Side:
 
 
 def evaluate_policy(
-    policy: LoadedPolicy,
+    policy: LoadedPolicy | LinearSide,
     pairs: Sequence[Mapping[str, Any]] = (),
     *,
     agent: Agent,
@@ -73,7 +74,8 @@ def evaluate_policy(
     checks: Mapping[str, Check] | None = None,
     barred: Mapping[str, str] | None = None,
     needed: int = GateBounds.min_evidence,
-    against: LoadedPolicy | str | None = None,
+    against: LoadedPolicy | LinearSide | str | None = None,
+    baseline: LinearSide | None = None,
     max_samples: int | None = None,
     generate_samples: int = ANSWERED,
     spare: Sequence[Mapping[str, Any]] = (),
@@ -98,8 +100,11 @@ def evaluate_policy(
     others: kind -> rows. labels and outcomes: {"prompt", "completion", "score"}; corrections: {"prompt", "completion"};
     tests and rewards: {"prompt"}, whose answers `checks[kind]` gives values. `max_samples` limits each kind.
 
+    baseline: a linear policy learnt from the same training rows; `baseline` then holds its figures on it.
+
     Shares are {"value", "low", "high", "n"} with 95 % intervals: Wilson for shares, Student's t for the reward.
-    `against` is "base" (the same model without its adapter) or another policy; both then get the same prompts, and
+    `against` is "base" (the same model without its adapter; of a linear policy the base model has to be given, loaded)
+    or another policy; both then get the same prompts, and
     `comparison` holds the other's figures and the paired difference with its p-value: of pairs Newcombe's and the exact
     McNemar test, of other kinds as in `rl.gate_effects`. `progress` is called with (done, total) work items. With a
     comparison, `held_out` holds what a gate asks: `cases`, one per pair, `others`, the items of each other kind, and
@@ -130,29 +135,40 @@ def evaluate_policy(
         AnswerJudge(agent, reward),
         batch_size,
     )
-    base_needed = any(kind in (LABELS, OUTCOMES) for kind, _ in scored) and policy.adapter is not None
+    linear = next((side for side in (policy, against) if isinstance(side, LinearSide)), None)
+    if linear is not None:
+        work.options = linear.options
+    rated = any(kind in (LABELS, OUTCOMES) for kind, _ in scored)
+    base_needed = rated and policy.adapter is not None and linear is None
     sides = 2 if against is not None else 1
     extra = len(scored) if base_needed and against != "base" else 0
     tick = _Ticker(progress, sides * work.size + extra)
-    head_check(policy)
     own, other, name = _side(policy, work, tick), None, ""
-    if isinstance(against, LoadedPolicy):
-        head_check(against)
+    if against is not None and not isinstance(against, str):
         other, name = _side(against, work, tick), against.adapter or against.base_model
     elif against is not None:
+        if isinstance(policy, LinearSide):
+            raise ValueError("a linear policy has no base: expected the base model loaded as `against`")
         with policy.without_adapter():
             other, name = _side(policy, work, tick), "base"
-    base = own.responses if not base_needed else None
-    if against == "base" and other is not None:
-        base = other.responses
-    elif base_needed:
-        with policy.without_adapter():
-            base = _responses(policy, work, tick)
-    assert base is not None
-    references = (
-        _reference_responses(policy, base, work),
-        _reference_responses(against, base, work) if isinstance(against, LoadedPolicy) else base,
-    )
+    if linear is not None:
+        references = (
+            _own_reference(policy, own, work),
+            _own_reference(against, other, work) if other is not None else _own_reference(policy, own, work),
+        )
+    else:
+        assert not isinstance(policy, LinearSide)
+        base = own.responses if not base_needed else None
+        if against == "base" and other is not None:
+            base = other.responses
+        elif base_needed:
+            with policy.without_adapter():
+                base = _responses(policy, work, tick)
+        assert base is not None
+        references = (
+            _reference_responses(policy, base, work),
+            _reference_responses(against, base, work) if isinstance(against, LoadedPolicy) else base,
+        )
     evidence = _other_evidence(work, more, checks or {}, own, other, references)
     counts = {PAIRS: len(rows)} | {kind: one.figures["prompts"] for kind, one in evidence.items()}
     lead = lead_kind({kind: n for kind, n in counts.items() if kind not in (barred or {})}, needed)
@@ -169,6 +185,8 @@ def evaluate_policy(
         + sum(score.truncated for score in own.responses),
         "errors": errors_of(rows, own.scores, work.asked, own.answers, work.judge),
     }
+    if baseline is not None:
+        outcome["baseline"] = _baseline(baseline, work, more, checks or {}, own, lead)
     if other is not None:
         outcome["comparison"] = _comparison(work, name, own, other, lead, evidence)
         outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.asked, other.answers)
@@ -185,6 +203,8 @@ class _Work:
     asked: Sequence[HeldOutPrompt]
     judge: AnswerJudge
     batch_size: int
+    options: Options | None = None
+    """Where a side is linear: what rated answers are measured among, on both."""
 
     @property
     def judged(self) -> list[bool]:
@@ -272,19 +292,29 @@ class _Ticker:
             self.progress(self.done, self.total)
 
 
-def _side(policy: LoadedPolicy, work: _Work, tick: _Ticker) -> _Side:
+def _side(policy: LoadedPolicy | LinearSide, work: _Work, tick: _Ticker) -> _Side:
     rows, asked, judge, batch_size = work.rows, work.asked, work.judge, work.batch_size
+    if not isinstance(policy, LinearSide):
+        head_check(policy)
     scores: list[tuple[ResponseScore, ResponseScore]] = []
     for start in range(0, len(rows), CHUNK):
         part = rows[start : start + CHUNK]
-        scores += score_pairs(policy, part, batch_size=batch_size)
+        if isinstance(policy, LinearSide):
+            scores += policy.pairs(part)
+        else:
+            scores += score_pairs(policy, part, batch_size=batch_size)
         tick(len(part))
     responses = _responses(policy, work, tick)
     answers: list[Generation] = []
     for start in range(0, len(asked), CHUNK):
         chunk = asked[start : start + CHUNK]
-        messages = [prompt.messages for prompt in chunk]
-        answers += answers_given(policy, messages, judge.agent, batch_size=batch_size)
+        answers += answers_given(
+            policy,
+            [prompt.messages for prompt in chunk],
+            judge.agent,
+            states=[prompt.row.get("state") for prompt in chunk],
+            batch_size=batch_size,
+        )
         tick(len(chunk))
     problems = [judge.problem(prompt, answer) for prompt, answer in zip(asked, answers, strict=True)]
     rewards = [
@@ -294,7 +324,14 @@ def _side(policy: LoadedPolicy, work: _Work, tick: _Ticker) -> _Side:
     return _Side(scores, responses, answers, problems, rewards)
 
 
-def _responses(policy: LoadedPolicy, work: _Work, tick: _Ticker) -> list[ResponseScore]:
+def _responses(policy: LoadedPolicy | LinearSide, work: _Work, tick: _Ticker) -> list[ResponseScore]:
+    rows = [row for _, row in work.scored]
+    if isinstance(policy, LinearSide) or work.options is not None:
+        tick(len(rows))
+        if isinstance(policy, LinearSide):
+            return policy.responses(rows)
+        assert work.options is not None
+        return choice_scores(policy, rows, work.options, batch_size=work.batch_size)
     found: list[ResponseScore] = []
     for start in range(0, len(work.scored), CHUNK):
         items = [response_of(row, 0) for _, row in work.scored[start : start + CHUNK]]
@@ -312,6 +349,41 @@ def _reference_responses(
     if reference is None:
         return base
     return _responses(reference, work, _Ticker(None, 0))
+
+
+def _own_reference(
+    policy: LoadedPolicy | LinearSide | str | None, side: _Side, work: _Work
+) -> Sequence[ResponseScore]:
+    """Scores of the rated answers by the reference of one side, where a side is linear: the even choice, or the model
+    that an adapter was trained against."""
+    if isinstance(policy, LinearSide):
+        return policy.reference([row for _, row in work.scored])
+    assert isinstance(policy, LoadedPolicy)
+    if policy.adapter is None:
+        return side.responses
+    if (reference := reference_load(policy)) is not None:
+        return _responses(reference, work, _Ticker(None, 0))
+    with policy.without_adapter():
+        return _responses(policy, work, _Ticker(None, 0))
+
+
+def _baseline(
+    baseline: LinearSide, work: _Work, rows: Rows, checks: Mapping[str, Check], own: _Side, lead: str
+) -> dict[str, Any]:
+    """Figures of a simple classifier on the same evidence, and how the policy differs from it."""
+    side = _side(baseline, work, _Ticker(None, 0))
+    even = baseline.reference([row for _, row in work.scored])
+    evidence = _other_evidence(work, rows, checks, side, None, (even, even))
+    gains = [mine - theirs for mine, theirs in zip(work.rewards(own), work.rewards(side), strict=True)]
+    found = {
+        **_figures(work, side),
+        "carried_by": lead,
+        "evidence": _evidence_figures(work.rows, side, None, evidence, {}),
+        "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
+    }
+    if side.scores:
+        found["preference_accuracy_difference"] = _pairs_difference(own, side)
+    return found
 
 
 def _figures(work: _Work, side: _Side) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS
 from rl.judgements import NEUTRAL
 from rl.statistics import wilson_interval
 from rl.training.encoding import prompt_messages, response_text
+from rl.training.linear_side import LinearSide
 from rl.training.policy import Generation, LoadedPolicy, generate
 from rl.training.scoring import ResponseScore, score_responses
 
@@ -70,10 +71,17 @@ def held_out_prompts(rows: Rows) -> list[HeldOutPrompt]:
 
 
 def answers_given(
-    policy: LoadedPolicy, prompts: Sequence[Sequence[Message]], agent: Agent, *, batch_size: int = 16
+    policy: LoadedPolicy | LinearSide,
+    prompts: Sequence[Sequence[Message]],
+    agent: Agent,
+    *,
+    states: Sequence[Mapping[str, Any] | None] | None = None,
+    batch_size: int = 16,
 ) -> list[Generation]:
     """The likeliest answer to each prompt as the agent is served: out of its closed set of answers, else written
-    greedily."""
+    greedily; of a linear policy the best of what may be answered. states: of the prompts, where they list answers."""
+    if isinstance(policy, LinearSide):
+        return policy.answers(list(zip(prompts, states or [None] * len(prompts), strict=True)))
     if not agent.answers:
         return generate(policy, prompts, max_new_tokens=agent.max_new_tokens, batch_size=batch_size)
     items = [(prompt, answer) for prompt in prompts for answer in agent.answers]
@@ -155,14 +163,15 @@ def slices_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def golden_check(
-    policy: LoadedPolicy, agent: Agent, cases: Sequence[Mapping[str, Any]]
+    policy: LoadedPolicy | LinearSide, agent: Agent, cases: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Answer each {"name", "messages", "state"?, "accepted", "forbidden"} greedily and say whether it is right.
 
     Right is an answer the agent can act on that does what one of `accepted` does (any, where there are none) and
     nothing that `forbidden` lists.
     """
-    answers = answers_given(policy, [case["messages"] for case in cases], agent)
+    states = [case.get("state") for case in cases]
+    answers = answers_given(policy, [case["messages"] for case in cases], agent, states=states)
     judge, found = AnswerJudge(agent, None), []
     for case, answer in zip(cases, answers, strict=True):
         prompt = HeldOutPrompt(list(case["messages"]), case)

@@ -23,7 +23,12 @@ class Command(RatchetCommand):
         add = parser.add_argument
         add("--policy", metavar="NAME", help="A registered policy. Example: --policy widgets-v312")
         add("--checkpoint", type=Path, metavar="DIR", help="An adapter folder instead of a policy.")
-        add("--format", choices=exports.FORMATS, default="merged", help="What to write (default merged).")
+        add(
+            "--format",
+            choices=exports.FORMATS,
+            default="",
+            help="What to write (default merged; linear of a linear policy, which has no other).",
+        )
         add(
             "--merge",
             action="store_const",
@@ -59,7 +64,7 @@ class Command(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["register"] and options["format"] != "gguf":
             raise exports.ExportOrderRefused(
-                f"--register needs --format gguf, which Ollama runs; found {options['format']}"
+                f"--register needs --format gguf, which Ollama runs; found {options['format'] or 'merged'}"
             )
         order = exports.ExportOrder(
             policy=options["policy"],

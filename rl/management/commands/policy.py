@@ -125,7 +125,7 @@ NEXT: dict[str, Callable[[dict[str, Any]], str]] = {
         next_steps.after_gate_opens(row["name"]) if row["against"] else next_steps.after_training(row["name"])
     ),
     Policy.Stage.CHALLENGER: lambda row: next_steps.after_challenge(row["name"], row["agent"]),
-    Policy.Stage.CHAMPION: lambda row: next_steps.after_promotion(row["name"], row["agent"]),
+    Policy.Stage.CHAMPION: lambda row: next_steps.after_promotion(row["name"], row["agent"], row["kind"]),
 }
 """Stage of the policy a command ended with -> what comes next."""
 
@@ -135,6 +135,7 @@ def _shown(policy: Policy) -> dict[str, Any]:
     return {
         "name": policy.name,
         "agent": policy.agent,
+        "kind": str(policy.kind),
         "stage": str(policy.stage),
         "feedback_count": policy.feedback_count,
         "preference_accuracy": accuracy.value if accuracy else None,

@@ -1,0 +1,36 @@
+"""A linear policy's file for another program: JSON with its weights by name, copied and read back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from rl.export.artifact import ExportedFile, ExportRefused, ExportResult, sha256_file
+from rl.linear.model import WEIGHTS, LinearPolicy, LinearPolicyError
+
+
+def export_linear(policy: Path, output: Path) -> ExportResult:
+    """Copy the file of a linear policy's folder. output: a file name that ends with `.json`, or a folder. Raises
+    ExportRefused where there is no such policy, or the copy is another."""
+    target = output if output.suffix == ".json" else output / WEIGHTS
+    try:
+        LinearPolicy.load(policy)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        half = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(policy / WEIGHTS, half)
+        half.replace(target)
+    except (LinearPolicyError, OSError) as error:
+        raise ExportRefused(f"expected the linear policy {policy} to copy to {target}: {error}") from error
+    found, expected = sha256_file(target), sha256_file(policy / WEIGHTS)
+    if found != expected:
+        raise ExportRefused(f"{target} has SHA-256 {found[:16]}, expected {expected[:16]}: is the disk full?")
+    return ExportResult(
+        "linear",
+        [ExportedFile(target, target.stat().st_size, found)],
+        {"same_bytes": True},
+        [
+            "a linear policy has no base model, so there is no merged model, LoRA, ONNX or GGUF of it; docs/linear.md "
+            "says how another program reads its file"
+        ],
+    )

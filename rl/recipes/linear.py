@@ -1,0 +1,41 @@
+"""The knobs of a linear policy, and their presets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rl.recipes.base import BasicRecipe, RecipeError
+
+AUTO = "auto"
+FEEDBACK = (AUTO, "pairs", "scores", "corrections")
+
+
+@dataclass(frozen=True)
+class LinearRecipe(BasicRecipe):
+    """Regularised logistic regression on features of prompt and answer (`rl.linear.fit`)."""
+
+    feedback: str = AUTO
+    """What it learns from: `pairs`, `scores` (thumbs, stars, scores, rewards), `corrections` (answers people wrote,
+    showed or liked); `auto` takes what `auto` of the other methods would."""
+    penalty: str = AUTO
+    """Inverse strength of the L2 penalty, above 0 (scikit-learn's C); `auto` cross-validates 0.03 to 10."""
+    features: str = AUTO
+    """Features of a prompt: `words`, `crossed` (also two fields at once), `parts` (also parts of words); `auto`
+    cross-validates them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("feedback", FEEDBACK)
+        self._one_of("features", (AUTO, "words", "crossed", "parts"))
+        if self.penalty != AUTO:
+            try:
+                value = float(self.penalty)
+            except ValueError:
+                value = math.nan
+            if not (math.isfinite(value) and value > 0):
+                raise RecipeError(f"penalty must be above 0, or auto; found {self.penalty!r}")
+
+
+LINEAR_CONFIG: dict[str, LinearRecipe] = {"default": LinearRecipe()}
+"""Presets by name: there is one, as cross-validation settles what presets are for elsewhere."""

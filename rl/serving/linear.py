@@ -1,0 +1,131 @@
+"""Answer with a linear policy in this process: numpy alone, no base model, each answer with its exact probability."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from threading import Lock
+from typing import Any
+
+from django.conf import settings
+
+from rl.agents.base import InvalidResponse
+from rl.agents.template import answer_of_schema
+from rl.checksums import FileDamaged, file_check
+from rl.integrity import damage_tell
+from rl.linear.model import LinearPolicy, LinearPolicyError
+from rl.serving.base import Answer, Ask, BackendFailed, BackendUnable, ChatMessage, Model, Piece
+from rl.serving.choosing import choose
+
+LINEAR = "linear"
+"""Name of the backend, and kind of the models it answers for."""
+
+LOADED = 32
+"""Policies held in memory; one takes a megabyte or two."""
+
+_loaded: OrderedDict[tuple[str, str], LinearPolicy] = OrderedDict()
+_lock = Lock()
+
+
+class LinearBackend:
+    """Linear policies: the best answer, or one drawn at the temperature that was asked for."""
+
+    name = LINEAR
+
+    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
+        began = time.perf_counter()
+        if ask.extra.get("tools"):
+            raise BackendUnable("a linear policy chooses among answers and calls no tools", param="tools")
+        policy = linear_policy(model)
+        options = _options(policy, ask)
+        drawn = choose(
+            policy.log_probabilities(ask.messages, options),
+            temperature=ask.temperature or 0.0,
+            random=Random(ask.seed) if ask.seed is not None else None,
+        )
+        return Answer(
+            options[drawn.index],
+            None,
+            None,
+            1000 * (time.perf_counter() - began),
+            log_probability=math.log(drawn.propensity),
+            chosen=True,
+        )
+
+    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        answer = self.answer(ask, model, timeout_s)
+        yield Piece(answer.text)
+        yield Piece(finish_reason="stop", log_probability=answer.log_probability, chosen=True)
+
+    def log_probabilities(
+        self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
+    ) -> list[float]:
+        """log p of each response among them, in nats."""
+        return linear_policy(model).log_probabilities(messages, responses)
+
+
+def linear_policy(model: Model) -> LinearPolicy:
+    """The policy of a model, read once per file. Raises BackendFailed where its file is gone or damaged."""
+    path = Path(settings.RATCHET_HOME / model.adapter)
+    key = (str(path), model.adapter_sha256)
+    with _lock:
+        try:
+            file_check(path, model.adapter_sha256, "restore it from a backup, or roll back")
+            if key not in _loaded:
+                _loaded[key] = LinearPolicy.load(path.parent)
+                while len(_loaded) > LOADED:
+                    _loaded.popitem(last=False)
+        except FileDamaged as damage:
+            damage_tell(damage, f"policy {model.name}")
+            raise BackendFailed(str(damage), kind="missing") from damage
+        except LinearPolicyError as fault:
+            raise BackendFailed(str(fault), kind="missing") from fault
+        _loaded.move_to_end(key)
+        return _loaded[key]
+
+
+def answers_known(model: Model, messages: Sequence[ChatMessage]) -> list[str]:
+    """Answers a policy may give to a prompt that lists none; empty where it knows none, or its file is gone."""
+    try:
+        return linear_policy(model).options(messages)
+    except (LinearPolicyError, BackendFailed):
+        return []  # whoever steps in answers, and the try to answer says why
+
+
+def _options(policy: LinearPolicy, ask: Ask) -> list[str]:
+    """The answers that may be given: the closed set of the agent, else those learnt from that fit the schema."""
+    if any(not _is_text(message.get("content")) for message in ask.messages):
+        raise BackendUnable("a linear policy reads text alone", param="messages")
+    if ask.answers:
+        return list(ask.answers)
+    try:
+        options = policy.options(ask.messages)
+    except LinearPolicyError as fault:
+        raise BackendUnable(str(fault), param="messages") from fault
+    schema: Mapping[str, Any] | None = ask.response_schema
+    if schema is not None:
+        options = [answer for answer in options if _fits(answer, schema)]
+    if not options:
+        raise BackendUnable(
+            f"none of the {len(policy.answers)} answers this linear policy knows fits the schema that was asked for",
+            param="response_format",
+        )
+    return options
+
+
+def _is_text(content: Any) -> bool:
+    if isinstance(content, list):
+        return all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content)
+    return content is None or isinstance(content, str)
+
+
+def _fits(answer: str, schema: Mapping[str, Any]) -> bool:
+    try:
+        answer_of_schema(answer, schema)
+    except InvalidResponse:
+        return False
+    return True
