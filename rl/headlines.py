@@ -54,3 +54,36 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
         **figure,
         **({"against": dict(against)} if against else {}),
     }
+
+
+def baseline_words(figures: Mapping[str, Any]) -> str:
+    """What a simple classifier of the same training rows gets on the same evidence, in a sentence; empty where an
+    evaluation has none."""
+    found = figures.get("baseline") or {}
+    if "refused" in found:
+        return f"No simple classifier beside it: {found['refused']}."
+    leading = headline(found)
+    if leading is None or "trained_on" not in found:
+        return ""
+    rows = found["trained_on"]["rows"]
+    words = (
+        f"A simple classifier of the same {rows:,} training rows gets {_amount(leading)} "
+        f"{TITLES[leading['kind']].lower()}"
+    )
+    reward, apart = found.get("average_reward"), found.get("average_reward_difference")
+    if reward and reward.get("low") is not None and apart and apart.get("low") is not None:
+        words += (
+            f"; its answers earn {100 * reward['value']:.1f} % [{100 * reward['low']:.1f}, {100 * reward['high']:.1f}] "
+            f"of what liked ones would, the policy's {100 * apart['value']:+.1f} points from that "
+            f"[{100 * apart['low']:+.1f}, {100 * apart['high']:+.1f}]"
+        )
+    return f"{words}."
+
+
+def _amount(found: Mapping[str, Any]) -> str:
+    scale, form = (100.0, ".1f") if found["unit"] == "points" else (1.0, ".3f")
+    unit = " %" if found["unit"] == "points" else ""
+    value = f"{format(scale * found['value'], form)}{unit}"
+    if found.get("low") is None:
+        return value
+    return f"{value} [{format(scale * found['low'], form)}, {format(scale * found['high'], form)}]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl.agent_definitions import agent_served
 from rl.agents.base import Agent
@@ -20,7 +20,9 @@ from rl.linear.rows import SCORES, Choice, LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
 from rl.recipes import LinearRecipe
 from rl.recipes.linear import AUTO
-from rl.training.result import TrainingRefused, TrainResult
+
+if TYPE_CHECKING:
+    from rl.training.result import TrainResult
 
 LIBRARIES = ("scikit-learn", "numpy", "scipy")
 
@@ -49,6 +51,8 @@ def fitted_by(recipe: LinearRecipe, rows: Sequence[Any], agent: Agent) -> Fitted
 
 def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
     """Train the linear policy of a claimed run. Writes nothing but its folder. Raises TrainingRefused."""
+    from rl.training.result import TrainingRefused, TrainResult
+
     if run.snapshot is None:
         raise RunRefused(f"run {run.pk} has no snapshot to train on")
     began = time.perf_counter()
@@ -114,6 +118,8 @@ def _is_right(policy: LinearPolicy, row: Choice) -> bool:
 
 def plan_of(prepared: Prepared, agent: str) -> dict[str, Any]:
     """What a dry run says beyond the counts of its dataset. Raises TrainingRefused as the training would."""
+    from rl.training.result import TrainingRefused
+
     try:
         choices = choices_of(prepared.rows("train"), agent_served(agent))
         answers = answers_of(choices.rows, agent_served(agent))

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from rl.gate_sheets import Sheet
-from rl.headlines import headline
+from rl.headlines import baseline_words, headline
 from rl.judging import gate_difference, policy_judge, rival_name
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.serving import preparation
@@ -140,6 +140,8 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
         summary["headline"] = leading
         # a figure of its own name, so that it can be followed over versions
         summary[leading["kind"]] = {part: leading.get(part) for part in ("value", "low", "high", "n")}
+    if baseline := baseline_words(figures):
+        summary["baseline"] = {"words": baseline, "headline": headline(figures["baseline"])}
     if comparison := figures.get("comparison"):
         summary["against"] = comparison["against"]
         summary["against_preference_accuracy"] = comparison.get("preference_accuracy")

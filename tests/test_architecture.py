@@ -39,6 +39,7 @@ PURE = [
     "rl.gate_sheets",
     "rl.gates",
     "rl.judgements",
+    "rl.linear",
     "rl.holdout",
     "rl.pairs",
     "rl.examples",
@@ -126,6 +127,11 @@ def test_the_furnace_knows_no_django_and_no_feedback(room: str) -> None:
     assert offences(room, ["rl"], but=[*PURE, *FURNACE]) == []
 
 
+def test_no_process_that_serves_loads_scikit_learn() -> None:
+    outside = offences("rl", {"sklearn"}, top_level_only=True)
+    assert [one for one in outside if not one.startswith("rl.training.")] == []
+
+
 def test_training_does_not_know_export() -> None:
     assert offences("rl.training", ["rl.export"]) == []
 
@@ -155,6 +161,7 @@ def test_serving_knows_neither_torch_nor_runs() -> None:
 
 DOORS = [
     "rl.runs",
+    "rl.linear_runs",
     "rl.evaluations",
     "rl.exports",
     "rl.labelling",

@@ -97,10 +97,9 @@ def fit(
     best: tuple[float, float, tuple[str, ...], float] | None = None
     for names in families:
         columns, read = columns_of(choices.rows, names, len(shared))
-        if best is not None and not columns:
-            continue
         matrix = _matrix(choices, answers, shared, columns, read)
-        for penalty, loss, accuracy in _cross_validated(matrix, choices.feedback, penalties, seed):
+        near = penalties if best is None else _near(best[3], penalties)
+        for penalty, loss, accuracy in _cross_validated(matrix, choices.feedback, near, seed):
             if best is None or loss < best[0]:
                 best = (loss, accuracy, names, penalty)
     assert best is not None  # there is a family
@@ -127,6 +126,12 @@ def fit(
         name: value for name, value in (("loss", loss), ("cv_accuracy", accuracy)) if np.isfinite(value)
     }
     return Fitted(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
+
+
+def _near(penalty: float, penalties: Sequence[float]) -> Sequence[float]:
+    """The penalty that suits one set of features, and the next stronger one: further features ask for no weaker one."""
+    place = list(penalties).index(penalty)
+    return penalties[max(place - 1, 0) : place + 1]
 
 
 def answer_rows(rows: Sequence[Choice], answers: Answers) -> dict[str, int]:
@@ -248,6 +253,8 @@ def _cross_validated(
         GroupKFold(folds, shuffle=True, random_state=seed).split(matrix.x, matrix.y, matrix.groups)
     )
     for penalty in penalties:
+        if len(found) > 1 and found[-1][1] > found[-2][1]:
+            break  # from the strongest on the loss falls, then rises
         losses, right = np.zeros(len(matrix.y)), np.zeros(len(matrix.y))
         for train, test in divided:
             if len(np.unique(matrix.y[train])) < 2:

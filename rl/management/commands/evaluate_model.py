@@ -16,7 +16,7 @@ from rl import evaluations, judging
 from rl.distance import gate_distance
 from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
 from rl.gate_effects import MEASURES as MEASURED
-from rl.headlines import TITLES
+from rl.headlines import TITLES, baseline_words
 from rl.models import Policy
 
 
@@ -126,6 +126,8 @@ class Command(RatchetCommand):
             self.stdout.write(verdict(result))
         elif "look" in result:
             self.stdout.write(look_text(result["look"]))
+        if words := baseline_words(result):
+            self.stdout.write(words)
         self.stdout.write(off_policy_text(result["off_policy"]))
         if result["seen_in_training"]:
             self.stdout.write(f"{result['seen_in_training']:,} rows left out: their prompts were trained on.")

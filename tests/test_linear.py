@@ -1,0 +1,280 @@
+"""Linear policies: features, weights, the fit of each kind of feedback, and the way through registry and gateway."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from django.core.management import call_command
+
+from feedback.models import Decision
+from feedback.services import decision_record, rating_submit
+from rl import evaluations, exports, judging, registry, runs
+from rl.agents import AGENTS, get_agent
+from rl.linear.features import fields_of, prompt_features
+from rl.linear.fit import fit
+from rl.linear.model import CLOSED, LISTED, WEIGHTS, LinearPolicy, LinearPolicyError
+from rl.linear.rows import LinearRefused
+from rl.models import Policy, ServingSettings, TrainingRun
+from rl.serving.base import BASE
+from rl.serving.routing import base_model, policy_model
+from tests.api_client import ApiClient
+from tests.served import (  # noqa: F401
+    Parrot,
+    parrot_only,
+    written_by_the_asking_thread,
+)
+
+BOT = dataclasses.replace(AGENTS["assistant"], slug="tickets")
+QUEUES = ("billing", "network", "accounts")
+SAYINGS = {
+    "billing": ("the invoice is wrong", "charged twice", "a refund please"),
+    "network": ("the router blinks", "no signal here", "packets get lost"),
+    "accounts": ("my password is gone", "locked out again", "a new username"),
+}
+
+
+def asked(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def tickets(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """(text, the right queue), each text once."""
+    random = Random(seed)
+    found = []
+    for number in range(count):
+        queue = QUEUES[number % 3]
+        found.append((f"{random.choice(SAYINGS[queue])}, {random.choice('abcdefgh')} {number}", queue))
+    return found
+
+
+# --- Features and scores ------------------------------------------------------------------------------------------
+
+
+def test_words_fields_and_sizes_of_a_prompt_are_its_features() -> None:
+    found = prompt_features([{"role": "system", "content": "Pick."}, *asked("soil: dry\nreadings: 5")])
+    assert found == dict.fromkeys(
+        ("word soil", "word dry", "word readings", "soil=dry", "readings=5", "readings>=0", "readings>=0.0625",
+         "readings>=0.125", "readings>=0.25", "readings>=0.5", "readings>=1", "readings>=2", "readings>=4"), 1.0
+    )  # fmt: skip
+    assert fields_of('Ticket: {"tier": "gold", "age": 3}') == [("tier", "gold"), ("age", "3")]
+    assert fields_of('{"a": {"b": [1, "x"]}}') == [("a.b", 1), ("a.b", "x")]
+    assert prompt_features([*asked("old"), *asked("new")]) == {"earlier word old": 1.0, "word new": 1.0}
+    assert prompt_features(asked("a: x\nb: y"), ("crossed",)) == {"a=x & b=y": 0.5}
+    assert prompt_features(asked("ab"), ("parts",)) == pytest.approx(
+        dict.fromkeys(("part <ab", "part ab>", "part <ab>"), 1 / math.sqrt(3))
+    )
+
+
+def weighted(**changes: Any) -> LinearPolicy:
+    facts: dict[str, Any] = {
+        "agent": "tickets", "mode": CLOSED, "families": ("words",), "answers": ("a", "b"), "quoted": False,
+        "rows": ("is a", "is b"), "columns": ("word hot", "word cold"),
+        "weights": np.array([[2.0, 0.0], [0.5, 1.0]]), "bias": np.array([0.0, 0.25]),
+    }  # fmt: skip
+    return LinearPolicy(**{**facts, **changes})
+
+
+def test_an_answers_score_is_the_sum_of_what_prompt_and_answer_have() -> None:
+    policy = weighted()
+    assert policy.scores(asked("hot hot and cold"), ["a", " b ", "c"]) == [2.0, 1.75, 1.75 - 5.0]
+    logps = policy.log_probabilities(asked("hot"), ["a", "b"])
+    # scores 2 and 0.75, so that the odds are e to the 1.25
+    assert logps[0] - logps[1] == pytest.approx(1.25)
+    assert math.exp(logps[0]) + math.exp(logps[1]) == pytest.approx(1.0)
+    listed = weighted(mode=LISTED, rows=("is big fan", "has fan"))
+    assert listed.scores(asked("hot"), ["big fan", "small fan", "tree"]) == [2.75, 0.75, 0.0]
+    assert weighted(mode=CLOSED, rows=('is {"q": "x"}', "is b")).scores(asked("hot"), ['{ "q":"x" }']) == [
+        2.0
+    ]
+
+
+def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    policy = weighted(quoted=True)
+    path = policy.save(tmp_path)
+    again = LinearPolicy.load(tmp_path)
+    assert again.scores(asked("hot cold"), ["a", "b"]) == policy.scores(asked("hot cold"), ["a", "b"])
+    assert again.options(asked("one of b, c")) == ["b"]
+    with pytest.raises(LinearPolicyError, match="expected a prompt that names one of the 2 answers"):
+        again.options(asked("none"))
+    path.write_text(path.read_text("utf-8").replace("ratchet-linear-1", "pickle"), "utf-8")
+    with pytest.raises(LinearPolicyError, match="expected the format ratchet-linear-1, found 'pickle'"):
+        LinearPolicy.load(tmp_path)
+
+
+# --- The fit ------------------------------------------------------------------------------------------------------
+
+
+def rows_of(kind: str, count: int = 60) -> list[dict[str, Any]]:
+    random, rows = Random(3), []
+    for text, queue in tickets(count):
+        other = random.choice([name for name in QUEUES if name != queue])
+        row: dict[str, Any] = {"prompt": asked(text), "prompt_hash": text}
+        if kind == "pairs":
+            row |= {"chosen": queue, "rejected": other}
+        elif kind == "corrections":
+            row |= {"completion": queue}
+        else:
+            good = random.random() < 0.5
+            row |= {"completion": queue if good else other, "score": 0.9 if good else 0.2}
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["pairs", "scores", "corrections"])
+def test_each_kind_of_feedback_teaches_which_answer_to_choose(kind: str) -> None:
+    found = fit(rows_of(kind), BOT, families=(("words",),))
+    assert found.policy.facts["feedback"] == kind
+    assert sorted(found.policy.answers) == sorted(QUEUES)
+    unseen = [
+        ("charged twice, z 900", "billing"),
+        ("no signal here", "network"),
+        ("locked out again", "accounts"),
+    ]
+    for text, queue in unseen:
+        scores = dict(zip(QUEUES, found.policy.scores(asked(text), QUEUES), strict=True))
+        assert max(scores, key=scores.__getitem__) == queue
+    # scores of 0.9 and 0.2 leave at most 85 % to be foretold
+    assert found.metrics["cv_accuracy"] > (0.6 if kind == "scores" else 0.8)
+
+
+def test_listed_answers_are_told_apart_by_their_words() -> None:
+    agent, random, rows = get_agent("filer"), Random(1), []
+    for number in range(60):
+        kind = ("invoice", "photo")[number % 2]
+        folders = [f"{name}s/{random.randrange(1000)}" for name in ("invoice", "photo")]
+        rows.append(
+            {
+                "prompt": asked(f"a scanned {kind}"), "prompt_hash": str(number),
+                "state": {"document": "x", "folders": folders},
+                "completion": json.dumps({"folder": folders[number % 2]}),
+            }
+        )  # fmt: skip
+    policy = fit(rows, agent, families=(("words",),)).policy
+    assert policy.mode == LISTED
+    new = [json.dumps({"folder": name}) for name in ("photos/new", "invoices/new")]
+    assert np.argmax(policy.scores(asked("a scanned photo"), new)) == 0
+    assert np.argmax(policy.scores(asked("a scanned invoice"), new)) == 1
+
+
+def test_what_is_no_choice_is_refused_with_what_to_do() -> None:
+    free = [{"prompt": asked(f"q{i}"), "completion": f"words nobody said before {i}"} for i in range(20)]
+    with pytest.raises(LinearRefused, match="expected answers that are a choice, found 20 different texts"):
+        fit(free, BOT)
+    with pytest.raises(LinearRefused, match="at least two different answers of tickets, found 1"):
+        fit([{"prompt": asked(f"q{i}"), "completion": "yes"} for i in range(20)], BOT)
+    with pytest.raises(LinearRefused, match="found prompts alone"):
+        fit([{"prompt": asked("q")}], BOT)
+    liked = [{"prompt": asked(f"q{i}"), "completion": "ab"[i % 2], "score": 1.0} for i in range(20)]
+    with pytest.raises(LinearRefused, match="found one kind alone"):
+        fit(liked, BOT)
+
+
+# --- From thumbs to a champion that answers -----------------------------------------------------------------------
+
+
+def thumbs(count: int = 150) -> None:
+    random = Random(5)
+    for text, queue in tickets(count):
+        answer = queue if random.random() < 0.5 else random.choice(QUEUES)
+        row = decision_record(agent="tickets", messages=asked(text), response=answer).row
+        rating_submit(decision=row, rater="ada", thumb="up" if answer == queue else "down")
+
+
+@pytest.fixture
+def trained(db: None) -> dict[str, Any]:
+    thumbs()
+    return runs.train(runs.TrainOrder("tickets", "linear", actor="train_linear"))
+
+
+@pytest.mark.training
+@pytest.mark.prepares
+def test_a_run_leaves_a_policy_that_is_judged_gated_and_promoted(trained: dict[str, Any]) -> None:
+    policy, run = Policy.objects.get(), TrainingRun.objects.get()
+    assert (policy.kind, policy.base_model, policy.name) == ("linear", "", trained["policy"])
+    assert (run.method, run.recipe["feedback"], run.base_model) == ("linear", "scores", "")
+    assert run.snapshot is not None
+    assert run.feedback_count == run.learnt.filter(use="trained").count() == run.snapshot.counts["train"]
+    folder = registry.home_path(policy.adapter_path)
+    assert {file.name for file in folder.iterdir()} == {WEIGHTS, "sha256.json", "README.md"}
+    # one that learnt the contrary is the rival: both are linear, so that no model is loaded
+    worse = LinearPolicy.load(folder)
+    worse = dataclasses.replace(worse, weights=-worse.weights, _row={}, _column={})
+    rival = Policy.objects.create(
+        name="tickets-v0", kind="linear", agent="tickets", stage="champion", feedback_count=0,
+        adapter_path=registry.home_relative(worse.save(folder.parent / "v0").parent), adapter_sha256="",
+    )  # fmt: skip
+    found = evaluations.evaluate(evaluations.EvaluationOrder(policy=policy.name, compare=rival.name))
+    assert (found["carried_by"], found["valid_rate"]["value"]) == ("labels", 1.0)
+    assert found["evidence"]["labels"]["concordance"]["value"] > 0.8
+    sheet = judging.policy_judge(policy)
+    assert sheet is not None
+    outcomes = {verdict.rule: verdict.outcome for verdict in sheet.verdicts}
+    assert (outcomes["accuracy"], outcomes["kl"]) == ("passed", "not_applicable")
+    assert registry.policy_promote(policy, actor="test").stage == "champion"
+
+
+def test_it_chooses_with_exact_propensities_and_answers_chats(
+    trained: dict[str, Any], parrot: Parrot, written_at_once: None
+) -> None:
+    Policy.objects.update(stage="champion")
+    ServingSettings.objects.create(agent="tickets", choose_temperature=1.0, epsilon=0.3)
+    api = ApiClient("ingest")
+    body = api.post("/api/decide/", {"agent": "tickets", "messages": asked("charged twice, b 7")}).json()
+    policy = LinearPolicy.load(registry.home_path(Policy.objects.get().adapter_path))
+    logps = policy.log_probabilities(asked("charged twice, b 7"), policy.answers)
+    shares = {answer: 0.7 * math.exp(logp) + 0.1 for answer, logp in zip(policy.answers, logps, strict=True)}
+    assert {one["response"]: one["probability"] for one in body["candidates"]} == pytest.approx(shares)
+    assert body["propensity"] == pytest.approx(shares[body["response"]])
+    chat = api.post(
+        "/v1/chat/completions", {"model": "tickets", "messages": asked("the router blinks")}
+    ).json()
+    assert chat["choices"][0]["message"]["content"] == "network"
+    row = Decision.objects.get(source="gateway")
+    assert (row.policy, row.propensity, row.metadata["serving"]["backend"]) == (
+        trained["policy"], 1.0, "linear",
+    )  # fmt: skip
+    # tools are nothing it can call: the base, which stands behind it, is asked
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    api.post("/v1/chat/completions", {"model": "tickets", "messages": asked("hello"), "tools": tools})
+    assert parrot.asked[-1][1].name == BASE
+
+
+def test_a_damaged_file_is_not_answered_from(
+    trained: dict[str, Any], parrot: Parrot, written_at_once: None
+) -> None:
+    policy = Policy.objects.get()
+    Policy.objects.update(stage="champion")
+    file = registry.home_path(policy.adapter_path) / WEIGHTS
+    file.write_bytes(file.read_bytes().replace(b"billing", b"bullion", 1))
+    body = ApiClient("ingest").post("/api/decide/", {"agent": "tickets", "messages": asked("refund")}).json()
+    assert body["policy"] == BASE
+    assert base_model(policy_model(policy.name)).base_model == "bundled"
+
+
+def test_its_one_format_is_its_file(trained: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(exports.ExportOrderRefused, match="is a linear policy: it has no base model"):
+        exports.export(exports.ExportOrder(policy=trained["policy"], format="gguf"))
+    found = exports.export(exports.ExportOrder(policy=trained["policy"], output=tmp_path))
+    assert found["format"] == "linear"
+    content = json.loads((tmp_path / WEIGHTS).read_text("utf-8"))
+    assert set(content["answers"]) == set(QUEUES)
+    assert Policy.objects.get().artifacts.get().sha256 == found["files"][0]["sha256"]
+
+
+def test_the_command_refuses_what_it_cannot_learn_and_plans_without_training(
+    db: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thumbs(60)
+    call_command("train_linear", "--agent", "tickets", "--dry-run", "--json")
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["answers"], plan["recipe"]["feedback"], plan["hardware"]) == (3, "scores", {})
+    assert not Policy.objects.exists()
+    with pytest.raises(Exception, match="penalty must be above 0, or auto; found '-1'"):
+        call_command("train_linear", "--agent", "tickets", "--penalty", "-1")
