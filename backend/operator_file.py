@@ -82,7 +82,7 @@ def operator_settings(found: Any) -> OperatorFile:
         if not isinstance(knobs, dict):
             raise OperatorFileError(f"{name}: expected knobs, found {type(knobs).__name__}")
         own = dict(knobs)
-        if "base_model" in own and (name in RECIPES or name == "continuous_learning"):
+        if "base_model" in own and name != "linear" and (name in RECIPES or name == "continuous_learning"):
             base_models[name] = _text(f"{name}.base_model", own.pop("base_model"))
         SECTIONS[name](name, own)
         sections[name] = own
@@ -177,7 +177,7 @@ def _experiments(section: str, knobs: Mapping[str, Any]) -> None:
 
 SECTIONS: dict[str, Callable[[str, Mapping[str, Any]], None]] = {
     "feedback": _feedback,
-    **dict.fromkeys(("reward_model", "ppo", "grpo", "dpo", "kto", "sft"), _recipe),
+    **dict.fromkeys(("reward_model", "ppo", "grpo", "dpo", "kto", "sft", "linear"), _recipe),
     "continuous_learning": _learner,
     "ab_testing": _experiments,
 }

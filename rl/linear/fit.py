@@ -248,7 +248,7 @@ def _cross_validated(
     folds = min(FOLDS, len(np.unique(matrix.groups)) // 2)
     if folds < 2 or len(np.unique(matrix.y)) < 2:
         return [(penalties[len(penalties) // 2], np.inf, np.nan)]
-    found = []
+    found: list[tuple[float, float, float]] = []
     divided = list(
         GroupKFold(folds, shuffle=True, random_state=seed).split(matrix.x, matrix.y, matrix.groups)
     )

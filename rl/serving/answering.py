@@ -186,4 +186,5 @@ def _stand_in_add(
     stand_in = next((model for model in untried if files_present(model) is not None), None)
     if stand_in is not None:
         place = next((at for at, (model, _) in enumerate(pending) if model.name == BASE), len(pending))
-        pending.insert(place, (stand_in, backend))
+        able = backends_for(stand_in)
+        pending.insert(place, (stand_in, backend if backend in able else able[0]))

@@ -79,7 +79,12 @@ def _is_whole(file: Path, expected: str, whose: str) -> bool:
 
 
 def files_present(model: Model) -> tuple[Path, Path | None] | None:
-    """Base and adapter of a model, or its one whole file and None; None where one is not there, or is damaged."""
+    """Base and adapter of a model, or its one whole file and None, as a linear policy has; None where one is not there,
+    or is damaged."""
+    if model.kind == "linear":
+        file = settings.RATCHET_HOME / model.adapter
+        whole = file.is_file() and _is_whole(file, model.adapter_sha256, f"policy {model.name}")
+        return (file, None) if whole else None
     base = base_file(model)
     if model.name == BASE:
         return None if base is None else (base, None)

@@ -81,7 +81,7 @@ def linear_policy(model: Model) -> LinearPolicy:
                     _loaded.popitem(last=False)
         except FileDamaged as damage:
             damage_tell(damage, f"policy {model.name}")
-            raise BackendFailed(str(damage), kind="missing") from damage
+            raise BackendFailed(str(damage), kind="damaged" if damage.found else "missing") from damage
         except LinearPolicyError as fault:
             raise BackendFailed(str(fault), kind="missing") from fault
         _loaded.move_to_end(key)
