@@ -71,22 +71,20 @@ def rewards_of_training(policy: Policy | None) -> str:
 
 def barred_reason(specs: str, policy: Policy | None, agent: str) -> str:
     """Why rewards may not carry the accuracy rule: a learnt one among them is what the policy was trained on, and every
-    policy pleases the judge it was trained to please (Gao, Schulman & Hilton 2023, arXiv 2210.10760). Empty where none
-    is."""
-    trained = rewards_of_training(policy)
-    if not trained:
-        return ""
-    same = [spec for spec in _learnt(specs, agent) if spec in _learnt(trained, agent)]
+    policy pleases the judge it was trained to please (Gao, Schulman & Hilton 2023, arXiv 2210.10760). It is named as in
+    `specs`. Empty where none is."""
+    trained = _learnt(rewards_of_training(policy), agent)
+    same = [name for folder, name in _learnt(specs, agent).items() if folder in trained]
     return f"{same[0]} is the reward that {policy.name if policy else 'it'} was trained on" if same else ""
 
 
-def _learnt(specs: str, agent: str) -> list[str]:
-    """The learnt rewards among specs, each by the folder it lies in where that can be told."""
-    found = []
+def _learnt(specs: str, agent: str) -> dict[str, str]:
+    """The learnt rewards among specs: the folder each lies in, where that can be told -> how it is named."""
+    found = {}
     for spec in (one.strip() for one in specs.split(",")):
         if spec.startswith((MODEL, LEARNED)):
             try:
-                found.append(rewards_located(spec, agent))
+                found[rewards_located(spec, agent)] = spec
             except ValueError:
-                found.append(spec)  # its files are gone: the name has to do
+                found[spec] = spec  # its files are gone: the name has to do
     return found

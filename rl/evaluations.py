@@ -85,12 +85,14 @@ def evaluate(
     rival = registry.policy_get(order.compare) if order.compare else None
     agent = order.agent or (policy.agent if policy else None) or _agent_of(order.checkpoint)
     bounds = gate_bounds(agent)
-    rewards = rewards_located(order.rewards, agent) if order.rewards else ""
+    asked = order.rewards
+    rewards = rewards_located(asked, agent) if asked else ""
     held_out = _held_out(order, policy, agent, bounds.min_evidence)
     if not rewards and REWARDS in held_out.rows:
-        rewards = rewards_located(rewards_of_training(policy), agent)
+        asked = rewards_of_training(policy)
+        rewards = rewards_located(asked, agent)
     checks = _checks(held_out, rewards, agent)
-    reason = barred_reason(rewards, policy, agent) if rewards else ""
+    reason = barred_reason(asked, policy, agent) if rewards else ""
     barred = {REWARDS: reason} if reason else {}
     hardware = hardware_detect()
 
@@ -137,7 +139,7 @@ def evaluate(
     if baseline_facts:
         figures["baseline"] = {**figures.get("baseline", {}), **baseline_facts}
     if REWARDS in figures["evidence"]:
-        figures["evidence"][REWARDS]["judge"] = rewards
+        figures["evidence"][REWARDS]["judge"] = asked  # as it was named: where its files lie is no figure
     if evidence:
         evidence["barred"] = barred
         figures["comparison"]["against"] = rival.name if rival else "base"

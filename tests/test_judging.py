@@ -20,6 +20,7 @@ from rl.evaluations import EvaluationOrder, EvaluationRefused, evaluate
 from rl.held_out import evidence_counts
 from rl.judgements import Split
 from rl.judging import comparison_newest, policy_judge
+from rl.management.commands.evaluate_model import kind_cells
 from rl.models import AgentDefinition, Policy, Snapshot, TrainingRun
 from rl.recipes import KTORecipe, SFTRecipe
 from rl.rewards.base import RewardSample
@@ -292,7 +293,7 @@ def shortness(sample: RewardSample) -> float:
     return max(2 - len(sample.response) / 100, -2)
 
 
-def test_a_learnt_reward_does_not_judge_what_was_trained_on_it() -> None:
+def test_a_learnt_reward_does_not_judge_what_was_trained_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     run = TrainingRun.objects.create(
         agent="own-bot", method="ppo", base_model="bundled", status="succeeded", finished_at=timezone.now(),
         recipe={"reward": "model:/somewhere/judge, agent"},
@@ -304,6 +305,20 @@ def test_a_learnt_reward_does_not_judge_what_was_trained_on_it() -> None:
     assert barred_reason("model:/somewhere/other", policy, "own-bot") == ""
     assert barred_reason("agent", policy, "own-bot") == ""  # a rule is what it is, whoever was trained on it
     assert rewards_of_training(policy) == "model:/somewhere/judge, agent"
+    # by its registered name it is the same judge, and no folder of ours stands in the reason
+    folders = {"model:own-bot-rm-v9": "model:/somewhere/judge"}
+    monkeypatch.setattr("rl.answer_checks.rewards_located", lambda spec, agent: folders.get(spec, spec))
+    assert barred_reason("model:own-bot-rm-v9", policy, "own-bot") == (
+        "model:own-bot-rm-v9 is the reward that own-bot-v1 was trained on"
+    )
+
+
+def test_a_reward_in_a_table_has_no_unit_and_nats_have_theirs() -> None:
+    figure = {"value": 0.606, "low": 0.477, "high": 0.735, "n": 51}
+    rewarded = {"own": figure, "unit": "of reward", "against_value": 0.297}
+    assert kind_cells(rewarded, compared=True) == ["0.606 [0.477, 0.735] n=51", "0.297"]
+    said = {**rewarded, "unit": "nats per token"}
+    assert kind_cells(said, compared=True)[1] == "0.297 nats per token"
 
 
 def test_without_any_evidence_the_refusal_says_what_to_do() -> None:

@@ -327,8 +327,8 @@ SHOWN = {
     "eval_loss": "eval loss",
     "eval_rewards/accuracies": "eval accuracy",
     "reward": "reward",
-    "eval_reward_before": "held-out reward of the base",
+    "eval_reward_before": "held-out reward before",
     "eval_reward": "held-out reward",
-    "eval_kl": "held-out kl",
+    "eval_kl": "held-out kl to the base",
 }
 """Final figures worth a place in the table, and what to call them there."""

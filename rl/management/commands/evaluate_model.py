@@ -14,8 +14,9 @@ from backend.command import RatchetCommand
 from backend.disks import file_replace
 from rl import evaluations, judging
 from rl.distance import gate_distance
-from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
+from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS
 from rl.gate_effects import MEASURES as MEASURED
+from rl.gate_effects import UNITS
 from rl.headlines import TITLES, baseline_words
 from rl.models import Policy
 
@@ -218,7 +219,8 @@ def kind_cells(figures: dict[str, Any], compared: bool) -> list[str]:
         other = figures.get("against_value")
         return [*cells, f"{100 * other:.1f} %" if other is not None else ""] if compared else cells
     cells = [f"{own['value']:.3f} [{own['low']:.3f}, {own['high']:.3f}] n={own['n']:,}"] if own else [""]
-    return [*cells, f"{figures['against_value']:.3f} {figures['unit']}"] if compared else cells
+    unit = "" if figures["unit"] == UNITS[REWARDS] else f" {figures['unit']}"
+    return [*cells, f"{figures['against_value']:.3f}{unit}"] if compared else cells
 
 
 def knowledge_text(known: dict[str, Any]) -> str:
