@@ -379,6 +379,8 @@ def test_an_exported_adapter_carries_our_model_card_without_a_path(tmp_path: Pat
     assert "template" not in (tmp_path / "plain" / "README.md").read_text()
     policy = load_policy("bundled", None)
     adapter_describe(policy, adapter, agent="support-bot", method="dpo")
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == "bundled"
+    assert str(bundled) not in "".join(file.read_text() for file in adapter.glob("*.json"))
     card = (adapter / "README.md").read_text()
     assert "LoRA adapter for agent `support-bot`" in card
     assert str(bundled) not in card

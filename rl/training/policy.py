@@ -284,9 +284,14 @@ def adapter_save(
 def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", method: str = "") -> None:
     """Make a directory with a PEFT adapter complete: tokenizer, chat template, ratchet.json and a model card.
 
-    The card replaces PEFT's template, whose header has the path of the base model on this machine. The registry writes
-    a fuller one once the adapter is a policy (`rl.cards`).
+    The card replaces PEFT's template; neither it nor adapter_config.json names the path of the base model on this
+    machine, but the base as it was asked for. The registry writes a fuller card once the adapter is a policy
+    (`rl.cards`).
     """
+    config = path / "adapter_config.json"
+    if config.is_file():
+        named = json.loads(config.read_text("utf-8")) | {"base_model_name_or_path": policy.base_model}
+        config.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
     policy.tokenizer.save_pretrained(path)
     facts = {
         "base_model": policy.base_model,
