@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 PAIRS, LABELS, CORRECTIONS, TESTS, OUTCOMES, REWARDS = (
     "pairs",
@@ -26,6 +26,22 @@ before what was measured, and that before what a program thinks."""
 
 HALF = 0.5
 """Pairs carry the accuracy rule from this share of the prompts of the largest other kind on."""
+
+
+def telling_counts(counts: Mapping[str, int], alike: Collection[str]) -> dict[str, int]:
+    """The counts without the kinds whose held-out answers were all rated alike, which can tell no policy from another;
+    as they are where no other kind has anything.
+
+    So a hundred thumbs up and nothing else do not keep what people wrote from being asked. Which kinds these are is
+    known from the feedback, before any policy is.
+    """
+    telling = {kind: 0 if kind in alike else n for kind, n in counts.items()}
+    return telling if any(telling.values()) else dict(counts)
+
+
+def all_alike(values: Iterable[float]) -> bool:
+    """Whether there is a value and no other."""
+    return len(set(values)) == 1
 
 
 def lead_kind(counts: Mapping[str, int], needed: int) -> str:

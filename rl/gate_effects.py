@@ -15,7 +15,18 @@ from typing import Any, Protocol
 
 import scipy
 
-from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS, lead_kind
+from rl.evidence_kinds import (
+    CORRECTIONS,
+    KINDS,
+    LABELS,
+    OUTCOMES,
+    PAIRS,
+    REWARDS,
+    TESTS,
+    all_alike,
+    lead_kind,
+    telling_counts,
+)
 from rl.gate_clusters import one_per_cluster
 from rl.gate_sheets import Case, Evidence, GateBounds, Item, Rated
 from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
@@ -288,4 +299,8 @@ def prompts_of(items: Sequence[Item]) -> int:
 def lead_of(evidence: Evidence, bounds: GateBounds) -> str:
     """The kind of evidence that carries the accuracy rule: see `rl.evidence_kinds.lead_kind`."""
     counts = {kind: prompts_of(evidence.items(kind)) for kind in KINDS if kind not in evidence.barred}
-    return lead_kind(counts, bounds.min_evidence)
+    rated = {
+        kind: [item.value for item in evidence.items(kind) if isinstance(item, Rated)] for kind in counts
+    }
+    alike = [kind for kind, values in rated.items() if all_alike(values)]
+    return lead_kind(telling_counts(counts, alike), bounds.min_evidence)

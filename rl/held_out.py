@@ -21,7 +21,18 @@ from rl.datasets import (
 from rl.datasets.evidence import EvidenceSource
 from rl.datasets.making import PROMPTS_AT_ONCE, source_opened
 from rl.datasets.prompt_files import holds_prompts
-from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS, lead_kind
+from rl.evidence_kinds import (
+    CORRECTIONS,
+    KINDS,
+    LABELS,
+    OUTCOMES,
+    PAIRS,
+    REWARDS,
+    TESTS,
+    all_alike,
+    lead_kind,
+    telling_counts,
+)
 from rl.examples import Example, examples_from_evidence
 from rl.holdout import Tally
 from rl.judgements import SPLITS, Evidence, Split
@@ -95,6 +106,15 @@ class HeldOut:
             for kind, rows in self.rows.items()
         }
 
+    def lead(self, needed: int) -> str:
+        """The kind that carries the accuracy rule."""
+        alike = [
+            kind
+            for kind in (LABELS, OUTCOMES)
+            if all_alike(float(row["score"]) for row in self.rows.get(kind, ()))
+        ]
+        return lead_kind(telling_counts(self.counts(), alike), needed)
+
 
 def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> HeldOut:
     """Everything held out that was recorded here; the kind that leads is written as a snapshot, the others are not.
@@ -107,7 +127,7 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
     rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, prompts=prompts, binding=True)
     found.rows, found.spare = _clustered(rows, prompts, found.left_out), prompts.spare
     if found.rows:
-        lead = lead_kind(found.counts(), needed)
+        lead = found.lead(needed)
         prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
         found.snapshot = prepared.snapshot
     return found
@@ -277,7 +297,12 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
         kind: len({clusters[name] or name for name in hashes & readable.keys()})
         for kind, hashes in prompts.items()
     }
-    return counts, splits.tally
+    alike = [
+        kind
+        for kind in (LABELS, OUTCOMES)
+        if all_alike(float(row.content["score"]) for row in scores if kind_of(row.source) == kind)
+    ]
+    return telling_counts(counts, alike), splits.tally
 
 
 def _said(given: EvidenceSource) -> Iterator[Evidence]:

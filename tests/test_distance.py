@@ -13,6 +13,7 @@ from pytest_django import DjangoAssertNumQueries
 from backend import next_steps
 from feedback.remembered import Unchanged, forget_all
 from feedback.selectors import feedback_counts
+from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
 from rl.distance import distance_of, gate_distance, gate_distances_lately
 from rl.holdout import Tally
@@ -159,6 +160,19 @@ def test_ppo_makes_several_updates_of_a_step() -> None:
     knobs = recipe.as_dict()
     each = knobs["ppo_epochs"] * knobs["batch_size"] // knobs["mini_batch_size"]
     assert optimiser_steps(recipe, 200) == recipe.steps(200) * each
+
+
+@pytest.mark.django_db
+def test_a_hundred_thumbs_up_are_no_distance_covered_where_people_wrote_answers() -> None:
+    for number in range(100):
+        rate(f"question {number}", "yes", "up")
+    assert gate_distance("helper").kind == "labels"  # there is nothing else yet
+    for number in range(100, 110):
+        shown = decision_record(agent="helper", messages=f"question {number}", response="yes").row
+        rating_submit(decision=shown, rater="ada", correction="no")
+    said = gate_distance("helper")
+    assert (said.kind, said.reached) == ("pairs", False)
+    assert 0 < said.found <= 10
 
 
 @pytest.mark.django_db

@@ -68,6 +68,18 @@ def test_answers_that_were_all_liked_wait_for_one_that_was_not() -> None:
     )
 
 
+def test_thumbs_that_are_all_alike_do_not_keep_other_evidence_from_leading() -> None:
+    """They tell no policy from another: what people wrote is asked, or said to be too little."""
+    up = thumbs([float(i) for i in range(100)], [])
+    written: list[Item] = [Case(1, 0) for _ in range(40)]
+    assert gate_judge(evidence(labels=up, corrections=written), BOUNDS).passed
+    said = verdict(gates.rule_evidence, evidence(labels=up, corrections=written[:29]))
+    assert said.words == "29 held-out prompts with answers that people wrote were judged, 30 are needed"
+    # a single one that was not liked makes them evidence again
+    mixed = [*up, *thumbs([], [0.0])]
+    assert verdict(gates.rule_evidence, evidence(labels=mixed, corrections=written)).words.startswith("101 ")
+
+
 def test_what_moved_towards_the_disliked_is_worse() -> None:
     turned = [Rated(item.prompt, 1 - item.value, item.shift) for item in LIKED if isinstance(item, Rated)]
     assert not verdict(gates.rule_accuracy, evidence(labels=turned), gates.CHALLENGER).passed

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl.agents.base import Agent
-from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, TESTS, lead_kind
+from rl.evidence_kinds import (
+    CORRECTIONS,
+    KINDS,
+    LABELS,
+    OUTCOMES,
+    PAIRS,
+    TESTS,
+    all_alike,
+    lead_kind,
+    telling_counts,
+)
 from rl.gate_sheets import GateBounds
 from rl.statistics import mcnemar_exact, mean_interval, paired_difference, wilson_interval
 from rl.training.evaluate_answers import (
@@ -171,7 +181,11 @@ def evaluate_policy(
         )
     evidence = _other_evidence(work, more, checks or {}, own, other, references)
     counts = {PAIRS: len(rows)} | {kind: one.figures["prompts"] for kind, one in evidence.items()}
-    lead = lead_kind({kind: n for kind, n in counts.items() if kind not in (barred or {})}, needed)
+    alike = [
+        kind for kind in (LABELS, OUTCOMES) if all_alike(float(row["score"]) for row in more.get(kind, ()))
+    ]
+    counts = telling_counts({kind: n for kind, n in counts.items() if kind not in (barred or {})}, alike)
+    lead = lead_kind(counts, needed)
     outcome: dict[str, Any] = {
         "base_model": policy.base_model,
         "samples": len(rows) if lead == PAIRS else len(evidence[lead].stored) if lead in evidence else 0,
