@@ -29,6 +29,10 @@ for name in (
 os.environ.update(RATCHET_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
 
 
+collect_ignore = [] if os.environ.get("RATCHET_ATTACK") else ["attacks"]
+"""Only the campaign (`benchmarks/attack.py`) runs what stops databases and kills servers for minutes."""
+
+
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(django_db_modify_db_settings: None) -> None:
     """SQLite in a file: in memory all threads share one connection, so that a page's two requests at once, which a

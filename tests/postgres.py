@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -99,6 +99,20 @@ def cluster(settings: Sequence[str] = ("fsync=off",)) -> Iterator[str]:
             server.wait(timeout=START_S)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def stopped(url: str) -> Iterator[None]:
+    """The cluster of this address, stopped as by a crash, and started again afterwards."""
+    (before, _), folder = _runner(), binaries()
+    home = Path(unquote(url.split("@")[1].split("/")[0]))
+    control = [*before, folder / "pg_ctl", "-D", home / "data", "-s", "-w"]
+    subprocess.run([*control, "stop", "-m", "immediate"], cwd=home, check=True)
+    try:
+        yield
+    finally:
+        options = f"-k {home} -c listen_addresses= -c max_connections=200 -c fsync=off"
+        subprocess.run([*control, "start", "-l", home / "log.again", "-o", options], cwd=home, check=True)
 
 
 def _wait(server: subprocess.Popen[bytes], home: Path) -> None:

@@ -57,7 +57,11 @@ class Server:
         self.manage("migrate", "--verbosity", "0")
 
     def key(self, *scopes: str) -> str:
-        made = json.loads(self.manage("api_key", "create", "the-app", "--scopes", ",".join(scopes), "--json"))
+        made = json.loads(
+            self.manage(
+                "api_key", "create", f"the-app-{'-'.join(scopes)}", "--scopes", ",".join(scopes), "--json"
+            )
+        )
         key: str = made["key"]
         return key
 

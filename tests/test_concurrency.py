@@ -21,13 +21,14 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.api_client import decision_body
+from tests.attempts import scaled
 from tests.postgres import fresh_database
 from tests.postgres import postgres_url as postgres_url
 from tests.server import Server
 
 RATERS = 50
-DECISIONS = 4
-"""Few, so that all raters meet on the same rows."""
+DECISIONS = scaled("DECISIONS", 4)
+"""Few, so that all raters meet on the same rows; each is rated twice."""
 PATIENCE_S = 60.0
 """How long a client tries to get one rating through."""
 
@@ -43,6 +44,8 @@ class Rater:
     sent: list[tuple[str, str]] = field(default_factory=list)
     """(id, decision) of each rating that was answered, in this rater's order."""
     statuses: list[int] = field(default_factory=list)
+    outages: bool = False
+    """Whether the database is stopped meanwhile: a 503 is sent again then."""
 
     def rate(self, decisions: list[str]) -> None:
         dice = random.Random(self.name)
@@ -83,6 +86,10 @@ class Rater:
                 assert time.monotonic() < deadline, self.server.log()
                 time.sleep(0.05)
                 continue
+            if self.outages and answer.status == 503:
+                assert time.monotonic() < deadline, self.server.log()
+                time.sleep(0.2)
+                continue
             self.statuses.append(answer.status)
             return connection
 
@@ -111,15 +118,21 @@ def query(server: Server, sql: str) -> list[tuple[Any, ...]]:
         return connection.execute(sql).fetchall()  # type: ignore[arg-type]
 
 
-def rated(server: Server, before_send: Callable[[], None] = lambda: None) -> tuple[list[str], list[Rater]]:
-    """All raters at work at once; returns the decisions and the raters when everything is answered."""
+def rated(
+    server: Server, before_send: Callable[[], None] = lambda: None, *others: Server, outages: bool = False
+) -> tuple[list[str], list[Rater]]:
+    """All raters at work at once, at this server and others; the decisions and the raters when all is answered."""
     key = server.key("ingest", "rate", "rate_as")
     first = Rater(server, key, "nobody", lambda: None)
     decisions = [str(uuid.uuid4()) for _ in range(DECISIONS)]
     for decision in decisions:
         first._send(None, "/api/decisions/", decision_body(id=decision))
     assert first.statuses == [201] * DECISIONS
-    raters = [Rater(server, key, f"rater-{n}", before_send) for n in range(RATERS)]
+    servers = [server, *others]
+    raters = [
+        Rater(servers[n % len(servers)], key, f"rater-{n}", before_send, outages=outages)
+        for n in range(RATERS)
+    ]
     with ThreadPoolExecutor(RATERS) as pool:
         list(pool.map(lambda rater: rater.rate(decisions), raters))
     return decisions, raters

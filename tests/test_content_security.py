@@ -53,16 +53,22 @@ def inline(text: str) -> list[str]:
     return found.faults
 
 
-def addresses(
+def routes(
     patterns: list[URLPattern | URLResolver], values: dict[str, str], before: str = "/"
-) -> Iterator[str]:
-    """Every address of the resolver with a value in each place."""
+) -> Iterator[tuple[str, str]]:
+    """Every route of the resolver, and its address with a value in each place."""
     for pattern in patterns:
         here = before + re.sub(r"^\^|\$$", "", str(pattern.pattern))
         if isinstance(pattern, URLResolver):
-            yield from addresses(pattern.url_patterns, values, here)
+            yield from routes(pattern.url_patterns, values, here)
         elif "(?P" not in here:
-            yield re.sub(r"<(?:\w+:)?(\w+)>", lambda match: values.get(match[1], "7"), here)
+            yield here, re.sub(r"<(?:\w+:)?(\w+)>", lambda match: values.get(match[1], "7"), here)
+
+
+def addresses(patterns: list[URLPattern | URLResolver], values: dict[str, str]) -> Iterator[str]:
+    """Every address of the resolver."""
+    for _, address in routes(patterns, values):
+        yield address
 
 
 def directives(header: str) -> dict[str, list[str]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,11 +28,12 @@ from rl.logged_choices import logged_choices
 from rl.models import RewardRecord, Snapshot
 from rl.reward_records import rewards_calculate
 from tests.api_client import person
+from tests.attempts import CAMPAIGN, scaled
 
 pytestmark = pytest.mark.django_db
 
-EXAMPLES = int(os.environ.get("POISON_EXAMPLES", "6"))
-"""Few in the suite; some hundreds by hand."""
+EXAMPLES = scaled("POISON", 6)
+"""Few in the suite; a thousand in the campaign."""
 AGENTS = ("widgets", "filer", "prioritizer", "retriever", "tool-agent", "helper")
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
@@ -134,11 +135,12 @@ def taken(row: Any) -> None:
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize="POISON_EXAMPLES" not in os.environ,
+    derandomize=not CAMPAIGN,
     suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(rows, min_size=1, max_size=3))
-def test_every_reader_goes_on(odd: list[Any]) -> None:
+def test_every_reader_goes_on(record_property: Callable[[str, object], None], odd: list[Any]) -> None:
+    record_property("tried", 1)
     with transaction.atomic():
         good = good_rows()
         for row in odd:
@@ -184,11 +186,14 @@ def read_by_exports(good: list[Decision]) -> None:
 @settings(
     max_examples=max(EXAMPLES // 2, 2),
     deadline=None,
-    derandomize="POISON_EXAMPLES" not in os.environ,
+    derandomize=not CAMPAIGN,
     suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(rows, min_size=1, max_size=3))
-def test_every_page_of_many_rows_goes_on(odd: list[Any]) -> None:
+def test_every_page_of_many_rows_goes_on(
+    record_property: Callable[[str, object], None], odd: list[Any]
+) -> None:
+    record_property("tried", 1)
     with transaction.atomic():
         user = person("eve", "operator")
         user.is_staff = user.is_superuser = True

@@ -1,0 +1,13 @@
+"""Scale of the tests that `benchmarks/attack.py` repeats: a few cases in the suite, thousands in the campaign."""
+
+from __future__ import annotations
+
+import os
+
+CAMPAIGN = bool(os.environ.get("RATCHET_ATTACK"))
+"""Whether the campaign runs, which tries everything; the suite tries a part."""
+
+
+def scaled(name: str, suite: int) -> int:
+    """A number of cases: the campaign's (`RATCHET_ATTACK_<NAME>`), or the suite's."""
+    return int(os.environ.get(f"RATCHET_ATTACK_{name}", suite))
