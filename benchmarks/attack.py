@@ -138,7 +138,7 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
         ),
         "kills": (
             "SIGKILL of child, worker, web, clock and database connection while it learns",
-            [Script("crash.py", ("--kills", str(kills), "--per-run", str(options.per_run), "--seed", str(seed["SEED"])))],
+            [Script("crash.py", (f"--kills={kills}", f"--per-run={options.per_run}", f"--seed={options.seed}"))],
         ),
         "raters": (
             "50 raters at once with double clicks and retries, through a kill and a restart",

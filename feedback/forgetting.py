@@ -27,7 +27,7 @@ from feedback.erasure_places import (
 )
 from feedback.models import Comparison, Decision, ImportBatch, Lease, Outcome, Rating, Suggestion, Trace
 from feedback.remembered import forget_all
-from feedback.tombstones import tombstones_make
+from feedback.tombstones import tombstones_announce, tombstones_make
 
 CHUNK = 400
 """Ids named in one statement; a comparison names each twice, and SQLite takes 999 values."""
@@ -75,6 +75,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
         raise UnitUnknown("expected a unit, found an empty text")
     done = Forgotten(unit, dry_run)
     if not dry_run:
+        tombstones_announce()
         secure_delete()
     with transaction.atomic():
         rows = list(Decision.objects.filter(unit=unit).values_list("pk", "agent", "prompt_hash"))

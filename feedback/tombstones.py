@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -24,12 +25,26 @@ from feedback.selectors import IDS
 Kind = Tombstone.Kind
 _salt: Remembered[bytes] = Remembered()
 
+ABSENCE_S = 1.0
+"""Seconds a process goes by it that nothing was ever erased here, and the first erasure waits for that: so whoever
+records asks the database nothing more until then."""
+_absent_at = float("-inf")
+"""When this process last looked for a salt and there was none, in the time of `time.monotonic`."""
+
 ERASED = "erased here before: not brought back"
 """What an import's report says of such rows."""
 
 
 class Erased(FeedbackConflict):
     """A write of something that was erased. A conflict, so that no spool keeps its text as refused."""
+
+
+def tombstones_announce() -> None:
+    """Have every process look for tombstones from here on. Before the first erasure of an installation this waits
+    ABSENCE_S; outside of the transaction that erases, or the others would not see it."""
+    if _salt_stored(at_once=True) is None:
+        _salt_made()
+        time.sleep(ABSENCE_S)
 
 
 def tombstones_make(decisions: Iterable[uuid.UUID], traces: Iterable[uuid.UUID], unit: str) -> None:
@@ -110,11 +125,15 @@ def _digest(salt: bytes, kind: str, name: str) -> str:
     return hmac.new(salt, f"{kind}:{name}".encode(), hashlib.sha256).hexdigest()
 
 
-def _salt_stored() -> bytes | None:
-    """This installation's salt; None where nothing was ever erased, which is asked of the database each time."""
+def _salt_stored(*, at_once: bool = False) -> bytes | None:
+    """This installation's salt; None where nothing was ever erased, as was known ABSENCE_S ago (or is `at_once`)."""
+    global _absent_at
+    if not at_once and time.monotonic() - _absent_at < ABSENCE_S:
+        return None
     try:
         return _salt.get("salt", _salt_read)
     except LookupError:
+        _absent_at = time.monotonic()
         return None
 
 
@@ -125,8 +144,10 @@ def _salt_read() -> bytes:
 
 
 def _salt_made() -> bytes:
-    if (salt := _salt_stored()) is not None:
+    global _absent_at
+    if (salt := _salt_stored(at_once=True)) is not None:
         return salt
+    _absent_at = float("-inf")
     try:
         with transaction.atomic():
             Tombstone.objects.create(kind=Kind.SALT, digest=secrets.token_hex(32))

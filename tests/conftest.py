@@ -45,12 +45,14 @@ def django_db_modify_db_settings(django_db_modify_db_settings: None) -> None:
 
 
 @pytest.fixture(autouse=True)
-def ratchet_home(settings: Any, tmp_path: Path) -> Path:
+def ratchet_home(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """RATCHET_HOME of this test."""
     # a thread beside the test would not see what the test's own transaction has changed
     settings.FEEDBACK_RENEW_AHEAD = False
     settings.RATCHET_HOME = tmp_path / "home"
     settings.RATCHET_HOME.mkdir()
+    # each test is an installation where nothing was erased before, and none waits for its first erasure
+    monkeypatch.setattr("feedback.tombstones.ABSENCE_S", 0.0)
     return settings.RATCHET_HOME
 
 

@@ -7,6 +7,7 @@ import logging
 import uuid
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from feedback import tombstones
 from feedback.collecting.problems import Problems
 from feedback.collecting.spool import Spool
 from feedback.erasure_marks import REDACTED, marks_of, texts_of
@@ -228,6 +231,39 @@ def test_what_was_erased_is_refused_and_what_comes_after_is_taken() -> None:
     assert decision_record(**earlier).created
     assert {stone.kind for stone in Tombstone.objects.all()} == {"salt", "decision", "unit"}
     assert not any(UNIT in stone.digest or str(row.pk) in stone.digest for stone in Tombstone.objects.all())
+
+
+@pytest.mark.django_db
+def test_recording_asks_for_tombstones_once_a_second_where_nothing_was_erased(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, slept = [1000.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(tombstones, "ABSENCE_S", 1.0)
+    monkeypatch.setattr(tombstones, "_absent_at", float("-inf"))
+    monkeypatch.setattr(tombstones, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+
+    def looked() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            row = asked("Where is my order?", "Here.", UNIT)
+        now[0] += 0.4
+        kept.append(row)
+        return sum("tombstone" in query["sql"] for query in captured)
+
+    kept: list[Decision] = []
+    assert [looked() for _ in range(5)] == [1, 0, 0, 1, 0]
+    # the first erasure waits until every process looks again; the second has nothing to wait for
+    unit_forget(UNIT)
+    assert slept == [1.0]
+    (refused,) = decisions_ingest([{"id": kept[0].pk, "agent": "helper", "messages": "x", "response": "y"}])
+    assert isinstance(refused, Erased)
+    asked("Another question of this unit", "An answer.", UNIT)
+    unit_forget(UNIT)
+    assert slept == [1.0]
 
 
 @pytest.mark.django_db

@@ -1,4 +1,5 @@
-"""The upgrade from the first migrations, with rows in every table of that time: nothing lost, everything readable."""
+"""The upgrade from the first migrations, with rows in every table of that time: nothing lost, everything readable; on
+PostgreSQL too, and there a unit is forgotten in the database that was upgraded."""
 
 from __future__ import annotations
 
@@ -8,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.postgres import fresh_database, postgres_url  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -87,14 +92,50 @@ print(json.dumps({
 """
 
 
-def upgraded(home: Path, database: str) -> Any:
+FORGET = """
+from feedback.forgetting import unit_forget
+from feedback.importing import file_import
+from feedback.recording import Recorder, spool_folder
+from tests.test_erasure import SECRET, UNIT, copies, found_in, spooled, world
+
+def marked():
+    words, tables = (SECRET, UNIT), []
+    with connection.cursor() as cursor:
+        for table in connection.introspection.table_names(cursor):
+            cursor.execute(f'SELECT count(*) FROM "{table}" t WHERE t::text LIKE ANY(%s)', [[f"%{w}%" for w in words]])
+            tables += [table] * (cursor.fetchone()[0] > 0)
+    return tables, [name.rpartition("/")[2] for name in found_in(settings.RATCHET_HOME, *words)]
+
+User.objects.filter(username="ada").delete()
+own, _ = world()
+copies(settings.RATCHET_HOME, own)
+(day,) = spooled(own).days()
+exported = settings.RATCHET_HOME.parent / "exported.jsonl"
+exported.write_text(json.dumps({"type": "decision", "id": str(own.pk), "agent": "helper", "messages": own.messages,
+                                "response": own.response}) + "\\n")
+before, others = marked(), Decision.objects.exclude(unit=UNIT).count()
+done = unit_forget(UNIT)
+after = marked()
+day.with_name(f"{day.stem}.progress.json").unlink()
+Recorder(spool_folder).replay()
+report = file_import(exported)
+print(json.dumps({"tables": len(before[0]), "files": len(before[1]), "left": marked(), "after": after,
+                  "returned": Decision.objects.count() - others, "imported": report.decisions,
+                  "not_compacted": done.not_compacted}))
+"""
+"""Continues UPGRADE: the world of `tests/test_erasure.py`, every table read as text and every file searched after."""
+
+
+def upgraded(home: Path, database: str, more: str = "") -> Any:
+    """What UPGRADE prints; with `more` behind it, what that prints too."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", UPGRADE], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", "-c", UPGRADE + more], cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, "RATCHET_HOME": str(home), "DATABASE_URL": database,
              "DJANGO_SETTINGS_MODULE": "backend.settings"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return found if more else found[0]
 
 
 WHOLE = {
@@ -111,3 +152,14 @@ WHOLE = {
 
 def test_the_first_version_upgrades_with_its_rows(tmp_path: Path) -> None:
     assert upgraded(tmp_path / "lite", "") == WHOLE
+
+
+@pytest.mark.postgres
+def test_postgresql_upgrades_and_forgets(tmp_path: Path, postgres_url: str) -> None:  # noqa: F811
+    whole, forgotten = upgraded(tmp_path / "home", fresh_database(postgres_url), FORGET)
+    assert whole == WHOLE
+    # ten tables and more held it, and files of six kinds
+    assert forgotten["tables"] >= 10
+    assert forgotten["files"] >= 6
+    assert (forgotten["after"], forgotten["left"]) == ([[], []], [[], []])
+    assert (forgotten["returned"], forgotten["imported"], forgotten["not_compacted"]) == (0, 0, "")
