@@ -7,24 +7,23 @@ Six worlds are there to tune recipes over, six others are kept aside for the tab
 row: a file of feedback on so many prompts, `import_feedback`, `run_pipeline --method auto --skip-evaluation` where that
 is what the commands are called (below), and the policy's choice among the options for prompts nobody rated. The policy
 chooses as it is served: the candidate with the largest log-probability. Beside it, on the same rows the policy was
-trained with (its train and eval split; the holdout is the gate's): scikit-learn's logistic regression on words crossed
-with options, its penalty by cross-validation, and gradient boosting on words and the option; the best constant answer
-in hindsight; the base model. `--fast` trains with the trainer classes, without a database, which is how recipes were
-tuned. Prints a table on stderr and one JSON object.
+trained with (its train and eval split; the holdout is the gate's): the product's linear policy, and scikit-learn's
+gradient boosting on words and the option; the best constant answer in hindsight; the base model. `--method linear`
+trains the linear policy as `train_linear` does, on the train split alone. `--fast` trains with the trainer classes,
+without a database, which is how recipes were tuned. Prints a table on stderr and one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import importlib
 import json
-import math
 import os
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from world_tastes import CORRECTIONS, KEPT, PAIRS, SCORES, THUMBS, TUNED, WORLDS, Prompt, World  # noqa: E402
+
+from rl.linear.fit import Fitted, fit  # noqa: E402
+from rl.linear.model import WEIGHTS, LinearPolicy  # noqa: E402
 
 MIN_EVIDENCE = 30
 """Held-out prompts the gate asks for, which decides how many are held out."""
@@ -62,69 +64,59 @@ def rows_split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 # --- Classifiers -------------------------------------------------------------------------------------------------
 
 
-def classifiers(world: World, rows: Sequence[dict[str, Any]], unseen: Sequence[Prompt]) -> dict[str, float]:
-    """Liked shares of scikit-learn's models of the same rows."""
+def linear_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as a snapshot of pairs, corrections or scores has them."""
+    made = []
+    for row in rows:
+        one: dict[str, Any] = {"prompt": messages(row["prompt"]), "prompt_hash": row["prompt"]}
+        if "chosen" in row:
+            one |= {"chosen": row["chosen"], "rejected": row["rejected"]}
+        elif "correction" in row:
+            one |= {"completion": row["correction"]}
+        else:
+            one |= {"completion": row["response"], "score": row.get("score", float(row.get("thumb") == "up"))}
+        made.append(one)
+    return made
+
+
+def linear_fitted(world: World, rows: Sequence[dict[str, Any]]) -> Fitted:
+    """The product's own classifier: what `train_linear` makes of these rows."""
+    from rl.agents import AGENTS
+
+    return fit(linear_rows(rows), dataclasses.replace(AGENTS["assistant"], slug=world.agent))
+
+
+def linear_share(world: World, unseen: Sequence[Prompt], policy: LinearPolicy) -> float:
+    scores = [policy.scores(messages(prompt.text), world.options) for prompt in unseen]
+    return share(world, unseen, np.array(scores).argmax(1))
+
+
+def boosting_share(world: World, rows: Sequence[dict[str, Any]], unseen: Sequence[Prompt]) -> float:
+    """Liked share of scikit-learn's gradient boosting on words and the option."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV
 
     words = CountVectorizer(token_pattern=r"[^\W\d_]+", binary=True).fit([row["prompt"] for row in rows])
-    count = len(world.options)
+    number = {option: float(i) for i, option in enumerate(world.options)}
 
-    def features(texts: Sequence[str]) -> np.ndarray[Any, Any]:
-        found = words.transform(texts).toarray().astype(float)
-        return np.c_[found, np.ones(len(found))]
+    def joined(texts: Sequence[str], chosen: Sequence[float]) -> np.ndarray[Any, Any]:
+        return np.c_[words.transform(texts).toarray().astype(float), np.array(chosen)]
 
-    def crossed(found: np.ndarray[Any, Any], chosen: Sequence[int]) -> np.ndarray[Any, Any]:
-        width = found.shape[1]
-        out = np.zeros((len(found), count * width))
-        for i, option in enumerate(chosen):
-            out[i, option * width : (option + 1) * width] = found[i]
-        return out
-
-    def joined(found: np.ndarray[Any, Any], chosen: Sequence[int]) -> np.ndarray[Any, Any]:
-        return np.c_[found, np.array(chosen)]
-
-    number = {option: i for i, option in enumerate(world.options)}
-    given, asked = features([row["prompt"] for row in rows]), features([prompt.text for prompt in unseen])
-    if world.kind == PAIRS:
-        chosen = [number[row["chosen"]] for row in rows]
-        rejected = [number[row["rejected"]] for row in rows]
-        difference = crossed(given, chosen) - crossed(given, rejected)
-        linear, sides = np.r_[difference, -difference], np.r_[np.ones(len(rows)), np.zeros(len(rows))]
-        trees, labels = np.r_[joined(given, chosen), joined(given, rejected)], sides
-    elif world.kind == CORRECTIONS:
-        right = [number[row["correction"]] for row in rows]
-        shown = [number[row["response"]] for row in rows]
-        linear, sides = given, np.array(right)
-        trees = np.r_[joined(given, right), joined(given, shown)]
+    given = [row["prompt"] for row in rows]
+    if world.kind in (PAIRS, CORRECTIONS):
+        names = ("chosen", "rejected") if world.kind == PAIRS else ("correction", "response")
+        good, bad = ([number[row[name]] for row in rows] for name in names)
+        trees = np.r_[joined(given, good), joined(given, bad)]
         labels = np.r_[np.ones(len(rows)), np.zeros(len(rows))]
     else:
-        responses = [number[row["response"]] for row in rows]
-        liked = np.array([float(row.get("thumb") == "up" or row.get("score", 0) > 0.5) for row in rows])
-        linear, sides, trees, labels = crossed(given, responses), liked, joined(given, responses), liked
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        search = GridSearchCV(
-            LogisticRegression(max_iter=1000, fit_intercept=world.kind != PAIRS),
-            {"C": [0.03, 0.1, 0.3, 1.0, 3.0]}, scoring="neg_log_loss" if world.kind != CORRECTIONS else None, cv=4,
-        ).fit(linear, sides)  # fmt: skip
-        forest = HistGradientBoostingClassifier(
-            categorical_features=[trees.shape[1] - 1], min_samples_leaf=5, max_iter=150, learning_rate=0.05
-        ).fit(trees, labels)
-    if world.kind == CORRECTIONS:
-        scores = np.full((len(unseen), count), -math.inf)
-        scores[:, search.best_estimator_.classes_] = search.predict_log_proba(asked)
-    else:
-        scores = np.stack(
-            [search.decision_function(crossed(asked, [o] * len(unseen))) for o in range(count)], 1
-        )
-    boosted = np.stack([forest.decision_function(joined(asked, [o] * len(unseen))) for o in range(count)], 1)
-    return {
-        "logistic": share(world, unseen, scores.argmax(1)),
-        "boosting": share(world, unseen, boosted.argmax(1)),
-    }
+        trees = joined(given, [number[row["response"]] for row in rows])
+        labels = np.array([float(row.get("thumb") == "up" or row.get("score", 0) > 0.5) for row in rows])
+    forest = HistGradientBoostingClassifier(
+        categorical_features=[trees.shape[1] - 1], min_samples_leaf=5, max_iter=150, learning_rate=0.05
+    ).fit(trees, labels)
+    asked = [prompt.text for prompt in unseen]
+    scores = [forest.decision_function(joined(asked, [value] * len(unseen))) for value in number.values()]
+    return share(world, unseen, np.stack(scores, 1).argmax(1))
 
 
 def share(world: World, unseen: Sequence[Prompt], chosen: Sequence[Any]) -> float:
@@ -141,6 +133,8 @@ def best_constant(world: World, unseen: Sequence[Prompt]) -> float:
 
 def policy_share(world: World, unseen: Sequence[Prompt], adapter: str | None) -> float:
     """Of the prompts, those for which the policy's likeliest candidate is liked."""
+    if adapter is not None and (Path(adapter) / WEIGHTS).is_file():
+        return linear_share(world, unseen, LinearPolicy.load(Path(adapter)))
     from rl.training.hardware import detect
     from rl.training.policy import load_policy
     from rl.training.scoring import score_responses
@@ -181,6 +175,14 @@ def trained_fast(
 
     method = METHOD[world.kind] if options.method == "auto" else options.method
     split = rows_split(rows)
+    if method == "linear":
+        found = linear_fitted(world, split["train"])
+        return {
+            "method": method,
+            "steps": 1,
+            "total_steps": 1,
+            "adapter": str(found.policy.save(home).parent),
+        }
     knobs = dict(pair.split("=", 1) for pair in options.set)
     train, held = method_rows(split["train"], method), method_rows(split["eval"], method)
     recipe = RECIPES[method]["cpu"].with_knobs(**knobs).fitted(len(train))
@@ -238,10 +240,12 @@ def measured(world: World, size: int, options: argparse.Namespace, folder: Path)
         liked = policy_share(world, unseen, made["adapter"])
         interval = wilson_interval(round(liked * len(unseen)), len(unseen))
         found |= {"liked": liked, "low": interval.low, "high": interval.high}
+    learnt = [*split["train"], *split["eval"]]
     found |= {
         "base": policy_share(world, unseen, None),
         "constant": best_constant(world, unseen),
-        **classifiers(world, [*split["train"], *split["eval"]], unseen),
+        "linear": linear_share(world, unseen, linear_fitted(world, learnt).policy),
+        "boosting": boosting_share(world, learnt, unseen),
         "seconds": round(seconds, 1),
     }
     return found
@@ -253,7 +257,7 @@ def line(row: dict[str, Any]) -> str:
         if "liked" in row
         else "-"
     )
-    rest = "".join(f"{100 * row[name]:>9.0f}" for name in ("base", "constant", "logistic", "boosting"))
+    rest = "".join(f"{100 * row[name]:>9.0f}" for name in ("base", "constant", "linear", "boosting"))
     steps = f"{row.get('best_step') or row.get('steps')} of {row.get('total_steps')}"
     return (
         f"{row['world']:<14}{row['kind']:<12}{row['options']:>3}{row['prompts']:>6}  {row['method'] or '-':<5}"
@@ -262,7 +266,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 HEADING = (
-    f"{'world':<14}{'feedback':<12}{'k':>3}{'n':>6}  {'by':<5}{'liked, %':>15}{'base':>9}{'constant':>9}{'logistic':>9}"
+    f"{'world':<14}{'feedback':<12}{'k':>3}{'n':>6}  {'by':<5}{'liked, %':>15}{'base':>9}{'constant':>9}{'linear':>9}"
     f"{'boosting':>9}  {'kept step':>12}{'s':>7}"
 )
 

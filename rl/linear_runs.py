@@ -18,6 +18,7 @@ from rl.linear.fit import PENALTIES, Fitted, fit
 from rl.linear.model import WEIGHTS, LinearPolicy
 from rl.linear.rows import SCORES, Choice, LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
+from rl.orders import LINEAR_GB, LINEAR_SECONDS_PER_ROW
 from rl.recipes import LinearRecipe
 from rl.recipes.linear import AUTO
 
@@ -128,8 +129,8 @@ def plan_of(prepared: Prepared, agent: str) -> dict[str, Any]:
     prompts = len({row.group for row in choices.rows})
     return {
         "estimated_steps": 1,
-        "estimated_minutes": len(choices.rows) * 2e-3 / 60,
-        "estimated_memory_gb": 0.3,
+        "estimated_minutes": len(choices.rows) * LINEAR_SECONDS_PER_ROW / 60,
+        "estimated_memory_gb": LINEAR_GB,
         "answers": len(answers.met),
         "doubt": doubt_of(prompts),
         "preflight": {},

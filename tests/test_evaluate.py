@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl.agents.base import Agent, ChoiceAgent, InvalidResponse, State
+from rl.linear.model import LinearPolicy
 from rl.training import evaluate, evaluate_answers
 from rl.training.evaluate import evaluate_policy
 from rl.training.hardware import Hardware
+from rl.training.linear_side import LinearSide
 from rl.training.policy import Generation, LoadedPolicy, load_policy
 from rl.training.result import TrainingRefused
 from rl.training.scoring import ResponseScore
@@ -300,3 +303,25 @@ def test_a_real_policy_is_evaluated_against_its_base_into_json(tmp_path: Path) -
     alone = evaluate_policy(load_policy(str(base), hardware=HARDWARE), ROWS, agent=PICKER, generate_samples=2)
     assert alone["preference_accuracy"] == comparison["preference_accuracy"]
     assert "comparison" not in alone
+
+
+@pytest.mark.usefixtures("made")
+def test_a_classifier_stands_beside_the_policy_on_the_same_prompts() -> None:
+    apple = LinearPolicy(
+        "picker",
+        "closed",
+        ("words",),
+        (A, P),
+        False,
+        (f"is {A}", f"is {P}"),
+        (),
+        np.zeros((2, 0)),
+        np.array([1.0, 0.0]),
+    )
+    outcome = evaluate_policy(prefers(7, answers=P), ROWS, agent=PICKER, baseline=LinearSide(apple, PICKER))
+    found = outcome["baseline"]
+    assert (found["preference_accuracy"]["value"], found["carried_by"]) == (1.0, "pairs")
+    # it is wrong nowhere, the policy in three of ten; it answers what people preferred, the policy what they rejected
+    assert found["preference_accuracy_difference"]["difference"]["value"] == pytest.approx(-0.3)
+    assert (found["average_reward"]["value"], found["average_reward_difference"]["value"]) == (1.0, -1.0)
+    assert found["valid_rate"]["n"] == 10

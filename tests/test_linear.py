@@ -12,18 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 from django.core.management import call_command
+from django.test import Client
 
 from feedback.models import Decision
 from feedback.services import decision_record, rating_submit
 from rl import evaluations, exports, judging, registry, runs
 from rl.agents import AGENTS, get_agent
+from rl.api.loop import policy_shown
+from rl.headlines import baseline_words
 from rl.linear.features import fields_of, prompt_features
 from rl.linear.fit import fit
 from rl.linear.model import CLOSED, LISTED, WEIGHTS, LinearPolicy, LinearPolicyError
 from rl.linear.rows import LinearRefused
+from rl.linear_baseline import baseline_of
 from rl.models import Policy, ServingSettings, TrainingRun
 from rl.serving.base import BASE
 from rl.serving.routing import base_model, policy_model
+from rl.training import linear_side
+from rl.training.scoring import ResponseScore
 from tests.api_client import ApiClient
 from tests.served import (  # noqa: F401
     Parrot,
@@ -179,7 +185,7 @@ def test_what_is_no_choice_is_refused_with_what_to_do() -> None:
 # --- From thumbs to a champion that answers -----------------------------------------------------------------------
 
 
-def thumbs(count: int = 150) -> None:
+def thumbs(count: int) -> None:
     random = Random(5)
     for text, queue in tickets(count):
         answer = queue if random.random() < 0.5 else random.choice(QUEUES)
@@ -189,8 +195,9 @@ def thumbs(count: int = 150) -> None:
 
 @pytest.fixture
 def trained(db: None) -> dict[str, Any]:
-    thumbs()
-    return runs.train(runs.TrainOrder("tickets", "linear", actor="train_linear"))
+    thumbs(120)
+    knobs = {"features": "words", "penalty": "1"}  # nothing to cross-validate: one fit
+    return runs.train(runs.TrainOrder("tickets", "linear", knobs=knobs, actor="train_linear"))
 
 
 @pytest.mark.training
@@ -278,3 +285,97 @@ def test_the_command_refuses_what_it_cannot_learn_and_plans_without_training(
     assert not Policy.objects.exists()
     with pytest.raises(Exception, match="penalty must be above 0, or auto; found '-1'"):
         call_command("train_linear", "--agent", "tickets", "--penalty", "-1")
+
+
+# --- Beside others, over REST and on pages ------------------------------------------------------------------------
+
+
+def test_a_model_is_measured_among_the_options_as_a_linear_policy_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = linear_side.LinearSide(weighted(), BOT)
+    row = {"prompt": asked("hot"), "completion": "a", "chosen": "b", "rejected": "a"}
+    # scores 2 and 0.75: log-softmax by hand
+    total = math.log(math.exp(2) + math.exp(0.75))
+    (scored,) = side.responses([row])
+    assert (scored.logp, scored.tokens) == (pytest.approx(2 - total), 1)
+    ((chosen, rejected),) = side.pairs([row])
+    assert (chosen.logp, rejected.logp) == (pytest.approx(0.75 - total), pytest.approx(2 - total))
+    assert side.reference([row])[0].logp == pytest.approx(-math.log(2))
+    # an answer beyond the options is measured among them and itself
+    assert side.reference([{**row, "completion": "c"}])[0].logp == pytest.approx(-math.log(3))
+    assert [answer.text for answer in side.answers([(asked("hot"), None), (asked("cold cold"), None)])] == [
+        "a",
+        "b",
+    ]
+
+    def scores(policy: Any, items: Any, **_: Any) -> list[ResponseScore]:
+        return [ResponseScore({"a": -9.0, "b": -10.0}[response], 7) for _, response in items]
+
+    monkeypatch.setattr(linear_side, "score_responses", scores)
+    (model,) = linear_side.choice_scores(None, [row], side.options)  # type: ignore[arg-type]
+    assert (model.logp, model.tokens) == (pytest.approx(-9 - math.log(math.exp(-9) + math.exp(-10))), 1)
+
+
+def test_the_words_of_a_classifier_name_its_figure_and_how_far_the_policy_is_from_it() -> None:
+    share = {"value": 0.97, "low": 0.93, "high": 0.99, "n": 150}
+    baseline = {
+        "carried_by": "pairs", "evidence": {}, "preference_accuracy": share, "trained_on": {"rows": 1000},
+        "average_reward": {"value": 0.9, "low": 0.8, "high": 1.0},
+        "average_reward_difference": {"value": -0.25, "low": -0.3, "high": -0.2},
+    }  # fmt: skip
+    assert baseline_words({"baseline": baseline}) == (
+        "A simple classifier of the same 1,000 training rows gets 97.0 % [93.0, 99.0] preference accuracy; its answers "
+        "earn 90.0 % [80.0, 100.0] of what liked ones would, the policy's -25.0 points from that [-30.0, -20.0]."
+    )
+    assert baseline_words({}) == ""
+    assert baseline_words({"baseline": {"refused": "why"}}) == "No simple classifier beside it: why."
+
+
+def test_the_classifier_beside_a_policy_learns_from_its_own_training_rows(trained: dict[str, Any]) -> None:
+    policy = Policy.objects.get()
+    found, facts = baseline_of(policy, BOT)
+    assert policy.run is not None
+    assert policy.run.snapshot is not None
+    assert facts["trained_on"] == {
+        "rows": policy.run.snapshot.counts["train"], "of": f"snapshot {policy.run.snapshot.pk}", "feedback": "scores",
+    }  # fmt: skip
+    assert found is not None
+    assert np.argmax(found.scores(asked("no signal here"), QUEUES)) == QUEUES.index("network")
+    assert baseline_of(None, BOT) == (None, {})
+
+
+def test_rest_plans_and_queues_a_linear_training_and_a_worker_trains_it(
+    db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thumbs(90)
+    monkeypatch.setattr("rl.jobs.async_task", lambda *_, **__: None)
+    api = ApiClient("operate", "read")
+    plan = api.post("/api/policies/train_policy/tickets", {"method": "linear", "dryRun": True}).json()
+    assert (plan["method"], plan["refused"], plan["modelConfig"]["feedback"]) == ("linear", "", "scores")
+    assert plan["modelConfig"]["baseModel"] == ""
+    queued = api.post("/api/policies/train_policy/tickets", {"method": "linear"})
+    assert queued.status_code == 202, queued.content
+    report = runs.train_queued(queued.json()["id"], actor="test")
+    assert report["status"] == "succeeded"
+    policy = Policy.objects.get()
+    shown = policy_shown(policy)
+    assert (policy.name, shown["kind"], shown["base_model"], shown["baseline"]) == (
+        report["policy"], "linear", "", None,
+    )  # fmt: skip
+
+
+def test_its_page_says_what_it_is_and_what_a_classifier_gets(
+    trained: dict[str, Any], admin_client: Client
+) -> None:
+    Policy.objects.update(
+        metrics={
+            "headline": {"kind": "labels", "title": "T", "unit": "points", "value": 0.8},
+            "baseline": {"words": "A simple classifier gets 97 %."},
+        }
+    )
+    page = admin_client.get(f"/policies/{trained['policy']}/").content.decode()
+    assert "A linear policy, without a base model" in page
+    assert "A simple classifier gets 97 %." in page
+    assert '<span class="chip">linear</span>' in admin_client.get("/policies/").content.decode()
+    run = TrainingRun.objects.get()
+    assert "LINEAR for" in admin_client.get(f"/runs/{run.pk}/").content.decode()
+    assert admin_client.get(f"/admin/rl/policy/{Policy.objects.get().pk}/change/").status_code == 200

@@ -56,6 +56,7 @@ class PolicyAdmin(FactAdmin):
     list_display = [
         "named",
         "agent",
+        "kind",
         "staged",
         "accuracy",
         "gain",
@@ -63,14 +64,23 @@ class PolicyAdmin(FactAdmin):
         "parent_link",
         "created",
     ]
-    list_filter = [ByAgent, "stage"]
+    list_filter = [ByAgent, "stage", "kind"]
     search_fields = ["name", "base_model", "adapter_sha256"]
     ordering = ["-id"]
     readonly_fields = ["created_at"]
     fieldsets = [
         (
             "Files",
-            {"fields": ["base_model", "base_model_hash", "adapter_path", "adapter_sha256", "created_at"]},
+            {
+                "fields": [
+                    "kind",
+                    "base_model",
+                    "base_model_hash",
+                    "adapter_path",
+                    "adapter_sha256",
+                    "created_at",
+                ]
+            },
         )
     ]
     change_form_outer_before_template = "admin/rl/policy/overview.html"

@@ -222,10 +222,12 @@ def policy_shown(policy: Policy) -> dict[str, Any]:
         "name": policy.name,
         "agent": policy.agent,
         "stage": str(policy.stage),
+        "kind": str(policy.kind),
         "base_model": policy.base_model,
         "feedback_count": policy.feedback_count,
         "preference_accuracy": accuracy.value if accuracy else None,
         "judged": policy.metrics.get("headline"),
         "against": policy.metrics.get("against"),
+        "baseline": policy.metrics.get("baseline"),
         "created_at": policy.created_at.isoformat(),
     }

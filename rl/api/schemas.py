@@ -284,7 +284,8 @@ COMPONENTS: dict[str, Schema] = {
                 "type": "string",
                 "enum": ["candidate", "challenger", "champion", "retired", "rejected"],
             },
-            "base_model": TEXT,
+            "kind": {"type": "string", "enum": ["adapter", "linear"]},
+            "base_model": {**TEXT, "description": "Empty of a linear policy, which has none"},
             "feedback_count": WHOLE,
             "preference_accuracy": {
                 **MAYBE_NUMBER,
@@ -296,6 +297,11 @@ COMPONENTS: dict[str, Schema] = {
                 "low, high, n, and against",
             },
             "against": {"type": ["string", "null"], "description": "What it was compared to"},
+            "baseline": {
+                "type": ["object", "null"],
+                "description": "What a simple classifier of the same training rows gets on the same evidence: words, "
+                "and headline as `judged`; null for a linear policy, and for answers that are no choice",
+            },
             "created_at": TIME,
         }
     ),

@@ -107,7 +107,7 @@ class Command(RatchetCommand):
             self.stdout.write("No policies yet.")
         for row in result.get("policies", []):
             figure = row["judged_text"] or "not judged"
-            self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {figure}")
+            self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {row['kind']:<8} {figure}")
         for name, value in result.items():
             if name != "policies":
                 self.stdout.write(f"{name}: {value}")
