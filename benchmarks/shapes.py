@@ -61,6 +61,8 @@ REPLIES = {
     "send": "You find the document in your mail.",
     "form": "Please fill in the form on our site.",
 }
+SHOWN = 0.5
+"""Share of the prompts with tests to which somebody wrote an answer, too."""
 USUAL = {
     "late": "trace", "broken": "replace", "wrong": "replace", "invoice": "send", "address": "form", "refund": "refund",
 }  # fmt: skip
@@ -163,11 +165,18 @@ def demonstrations(world: World) -> str:
 
 
 def tests(world: World) -> str:
-    """Prompts whose answer can be checked: the reply's first word is what the built-in base may learn to say."""
-    return lines(
-        {"prompt": case.text, "answer": case.liked}
-        for case in cases(world.options.prompts, world.options.seed)
-    )
+    """Prompts whose answer can be checked."""
+    return checkable(cases(world.options.prompts, world.options.seed))
+
+
+def checkable(asked: Sequence[Case]) -> str:
+    return lines({"prompt": case.text, "answer": case.liked} for case in asked)
+
+
+def answers(world: World) -> str:
+    """What somebody wrote in answer to the first of those prompts: the form, which sampling alone does not find."""
+    asked = cases(world.options.prompts, world.options.seed)[: round(SHOWN * world.options.prompts)]
+    return lines({"prompt": case.text, "response": case.liked} for case in asked)
 
 
 def lines(rows: Any) -> str:
@@ -202,6 +211,11 @@ class Desk:
             )
         found: dict[str, Any] = json.loads(done.stdout)
         return found
+
+    def migrate(self) -> None:
+        subprocess.run(
+            [sys.executable, "manage.py", "migrate", "-v0"], cwd=ROOT, env=self.environment, check=True
+        )
 
     def shell(self, code: str) -> None:
         subprocess.run(
@@ -330,7 +344,9 @@ class Shape:
     send: Any = None
     before: tuple[tuple[str, ...], ...] = ()
     train: tuple[str, ...] = ()
-    data_file: bool = False
+    shown: Any = None
+    """Writes the file that `train_sft` learns from first; the shape's own file is trained on as it stands, by whom that
+    made."""
     worth: bool = False
     """Whether what outcomes are worth is set first, as in the admin."""
 
@@ -346,16 +362,14 @@ SHAPES = {
     ),
     "traces": Shape("kto", send=traces_sent, before=(("calculate_rewards", "--agent-type", AGENT),)),
     "demonstrations": Shape("sft", demonstrations, "demonstrations.jsonl"),
-    "tests": Shape("grpo", tests, "tests.jsonl", train=("--reward", "answer"), data_file=True),
+    "tests": Shape("grpo", tests, "tests.jsonl", train=("--reward", "answer"), shown=answers),
 }
 
 
 def turn(name: str, shape: Shape, options: argparse.Namespace, home: Path) -> dict[str, Any]:
     """Take one shape round the loop; what each step said."""
     desk, world, began = Desk(home), World(options), time.perf_counter()
-    subprocess.run(
-        [sys.executable, "manage.py", "migrate", "-v0"], cwd=ROOT, env=desk.environment, check=True
-    )
+    desk.migrate()
     key = desk.command("api_key", "create", "desk", "--scopes", "ingest,rate,rate_as,read,operate")
     desk.key = key["key"]
     rated = {case.text for case in cases(options.prompts, options.seed)}
@@ -369,7 +383,7 @@ def turn(name: str, shape: Shape, options: argparse.Namespace, home: Path) -> di
         file = home / shape.name
         if shape.file is not None:
             file.write_text(shape.file(world), "utf-8")
-        if shape.file is not None and not shape.data_file:
+        if shape.file is not None and shape.shown is None:
             report = desk.command("import_feedback", str(file), "--agent", AGENT)
             keys = ("format", "decisions", "ratings", "comparisons", "corrections", "skipped")
             found["imported"] = {k: report[k] for k in keys if report.get(k)}
@@ -377,7 +391,14 @@ def turn(name: str, shape: Shape, options: argparse.Namespace, home: Path) -> di
             found["imported"] = shape.send(desk, world)
         for words in shape.before:
             desk.command(*words)
-        source = ("--source", "file", "--data-file", str(file)) if shape.data_file else ()
+        source: tuple[str, ...] = ()
+        if shape.shown is not None:
+            written = home / "answers.jsonl"
+            written.write_text(shape.shown(world), "utf-8")
+            found["shown"] = desk.command("train_sft", "--agent", AGENT, "--data-file", str(written))[
+                "policy"
+            ]
+            source = ("--data-file", str(file), "--set", f"start_from={found['shown']}")
         if shape.method == "auto":
             trained = trained_over_rest(desk)
         else:
@@ -388,12 +409,16 @@ def turn(name: str, shape: Shape, options: argparse.Namespace, home: Path) -> di
             k: trained.get(k) for k in ("refused", "method", "policy", "samples", "steps", "seconds")
         }
         if policy := trained.get("policy"):
-            extra = ("--test-data", str(file), *shape.train) if shape.data_file else ()
-            judged = desk.command("evaluate_model", "--policy", policy, "--compare-base", *extra, check=False)
+            judged = desk.command("evaluate_model", "--policy", policy, "--compare-base", check=False)
             found["judged"] = {
-                k: judged.get(k) for k in ("refused", "judged_on", "evidence", "preference_accuracy")
+                k: judged.get(k) for k in ("refused", "carried_by", "evidence", "kl", "written_gain")
             }
             found["comparison"] = judged.get("comparison")
+            if shape.shown is not None:  # what the tests taught beyond what was shown
+                fresh = home / "unseen.jsonl"
+                fresh.write_text(checkable(unseen), "utf-8")
+                words = ("--policy", policy, "--compare", found["shown"], "--test-data", str(fresh))
+                found["beyond_shown"] = desk.command("evaluate_model", *words)["comparison"]
             moved = desk.command("policy", "promote", policy, check=False)
             found["gate"] = moved.get("stage") or moved.get("refused")
             time.sleep(6)  # a change in the registry is seen within five seconds

@@ -5,10 +5,12 @@
 The agent `desk` is not one of the built-in ones: it is asked which tool serves a goal, and answers {"tool": "..."}. The
 app answers by itself, right half of the time. `traces`: each run is sent by the collector to a real server, with the
 tool calls (a wrong tool raises, a right one times out now and then and is tried again) and whether the task was
-completed; then `calculate_rewards`, `train_kto`, `evaluate_model` on goals that were in no run, `export_model --format
-gguf`, and the policy is asked through the gateway. `outcomes`: each decision and one outcome, `solved`, one in ten of
-them wrong; then `calculate_rewards --outcome solved=1:0` and `train_kto`. Judged is which of two tools, the right one
-and a wrong one, is the likelier answer to an unseen goal, beside the base model. Prints one JSON object.
+completed; then `calculate_rewards`, `train_kto`, `evaluate_model` on the holdout and on goals that were in no run,
+`export_model --format gguf`, the gate, and the policy is asked through the gateway, where the exported file answers,
+beside the weights that were trained (both greedy; a guess among four tools is right in a quarter). `outcomes`: each
+decision and one outcome, `solved`, one in ten of them wrong; then `calculate_rewards --outcome solved=1:0` and
+`train_kto`. Judged is which of two tools, the right one and a wrong one, is the likelier answer to an unseen goal,
+beside the base model. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import sys
 import tempfile
 import time
+from operator import eq
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from feedback.collector import TraceCollector  # noqa: E402
+from rl.statistics import wilson_interval  # noqa: E402
+from rl.training.policy import generate, load_policy  # noqa: E402
 from tests.server import Server  # noqa: E402
 
 AGENT = "desk"
@@ -98,6 +104,7 @@ class World(Server):
             "RATCHET_BASE_MODEL": "bundled",
             "HF_HUB_OFFLINE": "1",
             "RATE_LIMIT_API": "1000000/m",
+            **{name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ},
         }
         self.seconds: dict[str, float] = {}
 
@@ -144,6 +151,7 @@ def trained(world: World, options: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "policy": result["policy"], "steps": result["steps"], "notes": result["notes"],
+        "checkpoint": result["checkpoint"],
         "preflight": result["preflight"], "labels": plan["balance"], "sources": plan["sources"],
         "unseen": {
             "base": found["comparison"]["preference_accuracy"]["value"],
@@ -151,6 +159,18 @@ def trained(world: World, options: argparse.Namespace) -> dict[str, Any]:
             "difference": found["comparison"]["difference"],
         },
     }  # fmt: skip
+
+
+def gated(world: World, policy: str) -> dict[str, Any]:
+    """The evidence of the holdout, and what the gate says of it."""
+    judged = world.say("evaluate_model", "--policy", policy, "--compare-base")
+    figures = {name: judged.get(name) for name in ("carried_by", "kl", "valid_rate")}
+    figures["comparison"] = judged["comparison"]["gate"]
+    try:
+        figures["stage"] = world.say("policy", "promote", policy)["stage"]
+    except AssertionError as refusal:
+        figures["refused"] = str(refusal).strip().splitlines()[-1]
+    return figures
 
 
 def flow_traces(world: World, options: argparse.Namespace) -> dict[str, Any]:
@@ -169,21 +189,32 @@ def flow_traces(world: World, options: argparse.Namespace) -> dict[str, Any]:
     }
     exported = world.say("export_model", "--policy", figures["policy"], "--format", "gguf")
     figures["gguf"] = [Path(file["path"]).name for file in exported["files"]]
-    figures["gateway"] = asked(world, key, figures["policy"], options)
+    figures["gate"] = gated(world, figures["policy"])
+    figures["gateway"] = asked(world, key, figures["policy"], figures.pop("checkpoint"), options)
     return figures
 
 
-def asked(world: World, key: str, policy: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Share of unseen goals whose answer through the gateway, at temperature 0, names the right tool."""
+def asked(
+    world: World, key: str, policy: str, checkpoint: str, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Share of unseen goals whose answer through the gateway names the right tool, and is the one that the trained
+    weights give."""
     random = Random(f"asked {options.seed}")
-    right = 0
+    goals = [goal(random) for _ in range(options.asked)]
     answers: list[str] = []
-    for _ in range(options.asked):
-        prompt, tool, _ = goal(random)
+    for prompt, _, _ in goals:
         body = {"model": policy, "messages": prompt, "temperature": 0, "max_tokens": 16}
         answers.append(world.call(key, "/v1/chat/completions", body)["choices"][0]["message"]["content"])
-        right += answers[-1] == answer(tool)
-    return {"asked": options.asked, "right": right, "first": answers[:3]}
+    loaded = load_policy("bundled", checkpoint)
+    weights = generate(loaded, [prompt for prompt, _, _ in goals], max_new_tokens=16)
+    right = [answer(tool) for _, tool, _ in goals]
+    return {
+        "right": wilson_interval(sum(map(eq, answers, right)), len(right)).as_dict(),
+        "weights_right": sum(one.text == wanted for one, wanted in zip(weights, right, strict=True)),
+        "as_the_weights": sum(one.text == said for one, said in zip(weights, answers, strict=True)),
+        "in_the_form": sum(said in set(map(answer, GOALS)) for said in answers),
+        "first": answers[:3],
+    }
 
 
 def flow_outcomes(world: World, options: argparse.Namespace) -> dict[str, Any]:
@@ -217,7 +248,9 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], help="A knob of the recipe, NAME=VALUE; repeatable"
     )
-    parser.add_argument("--asked", type=int, default=20, help="Goals asked through the gateway (default 20)")
+    parser.add_argument(
+        "--asked", type=int, default=100, help="Goals asked through the gateway (default 100)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     figures: dict[str, Any] = {}

@@ -204,7 +204,7 @@ def trained_by_commands(
 
     shapes.AGENT = world.agent
     desk = shapes.Desk(home)
-    shapes.migrate(desk)
+    desk.migrate()
     file = home / "feedback.jsonl"
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
     desk.command("import_feedback", str(file), "--agent", world.agent)

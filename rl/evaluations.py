@@ -147,7 +147,7 @@ def evaluate(
         # a closed set is not written token by token, and cannot drift
         if not served.answers and not isinstance(loaded, LinearSide):
             evidence["kl"] = figures["kl"] = kl_to_reference(loaded, answers)
-        written = held_out.rows.get(CORRECTIONS, [])[: order.max_samples]
+        written = _written(held_out, policy)[: order.max_samples]
         if not isinstance(loaded, LinearSide) and (gain := written_gain(loaded, written)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if cases := golden_cases(agent):
@@ -275,6 +275,23 @@ def _held_out(order: EvaluationOrder, policy: Policy | None, agent: str, needed:
 
 def _too_few(held_out: HeldOut, needed: int) -> bool:
     return max(held_out.counts().values(), default=0) < needed
+
+
+def _written(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
+    """Held-out answers that people wrote; where the evidence has none, those of the datasets behind the policies whose
+    weights this one began with: prompts with tests, after `train_sft` on solutions, hold no text of anybody's."""
+    rows = held_out.rows.get(CORRECTIONS, [])
+    if rows or policy is None:
+        return rows
+    begun = [one.run.snapshot for one in registry.policies_begun(policy) if one.run and one.run.snapshot]
+    trained = trained_prompts(policy.run.snapshot if policy.run else None)
+    for snapshot in begun:
+        try:
+            trained |= trained_prompts(snapshot)
+            rows = rows or held_out_of_snapshot(snapshot).rows.get(CORRECTIONS, [])
+        except DatasetRefused as refusal:
+            logger.warning("what people wrote for %s cannot be read: %s", policy.name, refusal)
+    return [row for row in rows if row["prompt_hash"] not in trained]
 
 
 def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:

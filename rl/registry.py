@@ -95,6 +95,18 @@ def policy_get(name: str) -> Policy:
     return policy
 
 
+def policies_begun(policy: Policy) -> list[Policy]:
+    """The policies whose weights a policy's training began with, the nearest first; none for one from the base."""
+    found: list[Policy] = []
+    while policy.run is not None:
+        begun = Policy.objects.filter(name=policy.run.recipe.get("start_from", "")).first()
+        if begun is None or begun in found:
+            break
+        found.append(begun)
+        policy = begun
+    return found
+
+
 def policy_register(
     run: TrainingRun,
     *,

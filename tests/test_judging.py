@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.core.management import call_command
@@ -16,6 +16,7 @@ from rl import registry
 from rl.agents import get_agent
 from rl.answer_checks import barred_reason, rewards_of_training
 from rl.checksums import file_sum
+from rl.datasets import prepare_training_dataset
 from rl.evaluations import EvaluationOrder, EvaluationRefused, evaluate
 from rl.held_out import evidence_counts
 from rl.judgements import Split
@@ -245,7 +246,9 @@ def test_a_structured_agent_agrees_where_its_greedy_answer_does_the_same(taught:
 
 
 @pytest.mark.training
-def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(taught: tuple[Path, Path]) -> None:
+def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(
+    taught: tuple[Path, Path], tmp_path: Path
+) -> None:
     base, adapter = taught
     for number in range(32):
         ask = f"Could you explain point {number} to me?"
@@ -257,9 +260,16 @@ def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(taught: tup
             metadata={"answer": KIND},
         )
     assert evidence_counts("own-bot")["tests"] == 32
-    policy = registered("own-bot", base, adapter, method="grpo", recipe={"reward": "answer"})
+    begun = registered("own-bot", base, adapter, method="sft")
+    assert begun.run is not None
+    begun.run.snapshot = demonstrated("own-bot", tmp_path / "shown.jsonl")
+    begun.run.save()
+    recipe = {"reward": "answer", "start_from": begun.name}
+    policy = registered("own-bot", base, adapter, method="grpo", recipe=recipe)
     found = evaluate(EvaluationOrder(policy=policy.name, compare_base=True))
     assert found["carried_by"] == "tests"
+    # nobody wrote an answer to these prompts; what was shown to the policy it began with is how far people lie away
+    assert 0 < found["written_gain"]["low"] < found["written_gain"]["value"]
     tests = found["evidence"]["tests"]
     assert tests["prompts"] == 32
     # whether so few steps teach the very words differs between machines; a random base never says them
@@ -267,6 +277,20 @@ def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(taught: tup
     sheet = policy_judge(policy)
     assert sheet is not None
     assert " points in tests passed against base" in sheet.verdicts[1].words
+
+
+def demonstrated(agent: str, path: Path) -> Snapshot:
+    """The dataset of a file with 4 answers to train on and 4 held out."""
+    rows = []
+    for side in ("train", "holdout"):
+        for number in range(4):
+            ask = f"Please explain item {number} of the {side} list."
+            stand(agent, [{"role": "user", "content": ask}], cast(Split, side))
+            rows.append({"prompt": ask, "response": KIND})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = prepare_training_dataset(agent, "corrections", source="file", data_file=path, min_samples=1)
+    assert made.snapshot is not None
+    return made.snapshot
 
 
 @pytest.mark.training
