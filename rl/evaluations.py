@@ -19,7 +19,14 @@ from rl.answer_checks import Check, barred_reason, rewards_check, rewards_of_tra
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.evidence_kinds import CORRECTIONS, PAIRS, REWARDS, TESTS
 from rl.gate_sheets import NEWER, OLDER
-from rl.held_out import HeldOut, held_out_of_database, held_out_of_file, held_out_of_snapshot, trained_prompts
+from rl.held_out import (
+    HeldOut,
+    good_chars,
+    held_out_of_database,
+    held_out_of_file,
+    held_out_of_snapshot,
+    trained_prompts,
+)
 from rl.integrity import adapter_folder
 from rl.judging import attempt_of, gate_bounds, gate_difference
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
@@ -150,6 +157,8 @@ def evaluate(
         written = _written(held_out, policy)[: order.max_samples]
         if not isinstance(loaded, LinearSide) and (gain := written_gain(loaded, written)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
+        if good := good_chars({**held_out.rows, CORRECTIONS: written}):
+            evidence["good_chars"] = good
         if cases := golden_cases(agent):
             evidence["golden"] = golden_check(loaded, served, cases)
         _say_more([*evidence["cases"], *itertools.chain(*evidence["others"].values())], agent, rival)

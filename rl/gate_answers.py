@@ -116,16 +116,31 @@ def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
 
 
 def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
-    """Answers did not grow or shrink: preference rewards length, so length is the cheapest way to look better."""
-    ratios = [math.log((one.chars + 1) / (one.other_chars + 1)) for one in evidence.answered]
-    if not ratios:
+    """Answers did not grow or shrink: preference rewards length, so length is the cheapest way to look better.
+
+    Held against the rival's answers to the same prompts or, where those are of another length, against the held-out
+    answers that people wrote, chose or liked (`min_slice` of them): a base model that never said such things rambles.
+    """
+    own = [math.log(one.chars + 1) for one in evidence.answered]
+    if not own:
         return Verdict("length", NOT_APPLICABLE, "no prompt was answered by both")
-    ratio = math.exp(math.fsum(ratios) / len(ratios))
-    figures = {"value": ratio, "n": len(ratios), "bound": bounds.max_length_ratio}
-    said = f"its answers are {ratio:.2f} times as long as {evidence.against}'s"
-    if not 1 / bounds.max_length_ratio <= ratio <= bounds.max_length_ratio:
-        return Verdict("length", REFUSED, f"{said}, {bounds.max_length_ratio:g} is allowed", figures)
-    return Verdict("length", PASSED, said, figures)
+    n = len(own)
+    mean = math.fsum(own) / n
+    ratio = math.exp(mean - math.fsum(math.log(one.other_chars + 1) for one in evidence.answered) / n)
+    figures: dict[str, float] = {"value": ratio, "n": n, "bound": bounds.max_length_ratio}
+    words = f"its answers are {ratio:.2f} times as long as {evidence.against}'s"
+    passed = _similar(ratio, bounds)
+    if evidence.good_chars is not None and evidence.good_chars[1] >= bounds.min_slice:
+        figures["good"] = math.exp(mean) / (evidence.good_chars[0] + 1)
+        words += f", {figures['good']:.2f} times as long as those that people wrote, chose or liked"
+        passed = passed or _similar(figures["good"], bounds)
+    if not passed:
+        return Verdict("length", REFUSED, f"{words}, {bounds.max_length_ratio:g} is allowed", figures)
+    return Verdict("length", PASSED, words, figures)
+
+
+def _similar(ratio: float, bounds: GateBounds) -> bool:
+    return 1 / bounds.max_length_ratio <= ratio <= bounds.max_length_ratio
 
 
 def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:

@@ -130,6 +130,9 @@ class Evidence:
     """To the base model, nats per token of the policy's own greedy answers (k3); None where it was not measured."""
     written_gain: Difference | None = None
     """log p(policy) - log p(base) of what people wrote, nats per token, with its 95 % interval; None if not known."""
+    good_chars: tuple[float, int] | None = None
+    """Characters (geometric mean) of held-out answers that people wrote, chose or liked, and how many; None where there
+    are none."""
     golden: Sequence[Golden] = ()
     off_policy: Difference | None = None
     """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from rl.evidence_kinds import (
 )
 from rl.examples import Example, examples_from_evidence
 from rl.holdout import Tally
-from rl.judgements import SPLITS, Evidence, Split
+from rl.judgements import NEUTRAL, SPLITS, Evidence, Split
 from rl.models import Snapshot
 from rl.pairs import pairs_from_evidence
 from rl.prompt_clusters import clusters_of, prompt_text
@@ -248,6 +249,20 @@ def _is_single(completion: Any) -> bool:
     if isinstance(completion, str):
         return True
     return len(completion) == 1 and isinstance(completion[0].get("content"), str)
+
+
+def good_chars(rows: Mapping[str, Rows]) -> dict[str, Any]:
+    """Length of the answers that people wrote, chose or liked: {"value": geometric mean in characters, "n"}; empty
+    where there is none. rows: kind of evidence -> held-out rows."""
+    texts = [row["chosen"] for row in rows.get(PAIRS, ())]
+    texts += [row["completion"] for row in rows.get(CORRECTIONS, ())]
+    for kind in (LABELS, OUTCOMES):
+        texts += [row["completion"] for row in rows.get(kind, ()) if row["score"] > NEUTRAL]
+    if not texts:
+        return {}
+    lengths = [len(text if isinstance(text, str) else text[0]["content"]) for text in texts]
+    mean = math.fsum(math.log(length + 1) for length in lengths) / len(lengths)
+    return {"value": math.exp(mean) - 1, "n": len(lengths)}
 
 
 def evidence_counts(agent: str) -> dict[str, int]:

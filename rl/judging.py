@@ -70,6 +70,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         ],
         kl=stored.get("kl"),
         written_gain=Difference(**gain) if (gain := stored.get("written_gain")) else None,
+        good_chars=(good["value"], good["n"]) if (good := stored.get("good_chars")) else None,
         golden=[Golden(**case) for case in stored.get("golden", ())],
         off_policy=Difference(**off_policy) if off_policy else None,
         attempt=attempt_of(evaluation),

@@ -87,6 +87,16 @@ def test_answers_that_got_worse_are_refused(
     assert verdict(rule, evidence(answered=bad)).outcome == gates.REFUSED
 
 
+@pytest.mark.parametrize(
+    ("good", "passes"), [(None, False), ((70.0, 9), False), ((70.0, 10), True), ((40.0, 30), False)]
+)
+def test_answers_as_long_as_people_like_them_pass_beside_a_rival_of_another_length(
+    good: tuple[float, int] | None, passes: bool
+) -> None:
+    found = evidence(answered=answered(chars=70), good_chars=good)
+    assert verdict(gate_answers.rule_length, found).passed is passes
+
+
 @pytest.mark.parametrize(("kl", "passes"), [(2.0, True), (2.01, False), (float("nan"), False)])
 def test_the_distance_to_the_base_is_bounded(kl: float, passes: bool) -> None:
     assert verdict(gate_answers.rule_kl, evidence(kl=kl)).passed is passes

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
 from rl.evidence_kinds import KINDS, lead_kind
-from rl.held_out import evidence_counts, held_out_of_database
+from rl.held_out import evidence_counts, good_chars, held_out_of_database
 from rl.judgements import SPLITS
 from tests.test_datasets import decide, prompts_in, rate
 
@@ -84,3 +86,15 @@ def test_prompts_that_no_policy_trains_on_are_spare_whether_rated_or_not() -> No
 )
 def test_the_kind_that_carries_is_fixed_by_numbers_of_prompts(counts: dict[str, int], lead: str) -> None:
     assert lead_kind(counts, 30) == lead
+
+
+def test_the_length_of_good_answers_is_that_of_chosen_liked_and_written_ones() -> None:
+    said = [{"role": "assistant", "content": "x" * 15}]
+    rows: dict[str, list[dict[str, Any]]] = {
+        "pairs": [{"chosen": "abc", "rejected": "x" * 99}],
+        "labels": [{"completion": said, "score": 0.6}, {"completion": "x" * 99, "score": 0.5}],
+    }
+    # (4 x 16) ** 1/2 - 1
+    assert good_chars(rows) == {"value": pytest.approx(7.0), "n": 2}
+    assert good_chars({"corrections": [{"completion": "x" * 8}]})["value"] == pytest.approx(8.0)
+    assert good_chars({}) == {}
