@@ -29,6 +29,12 @@ def test_few_rows_are_passed_over_until_there_are_steps_enough(rows: int, epochs
     assert (fitted.epochs, FEW.steps(rows), fitted.steps(rows)) == (epochs, steps, steps)
 
 
+def test_a_few_demonstrations_are_shown_until_they_are_learnt() -> None:
+    cpu = RECIPES["sft"]["cpu"]
+    # 3 steps a pass: 250 would take 84 passes, 60 are the most; 6 a pass: 42
+    assert (cpu.steps(46), cpu.steps(93)) == (180, 252)
+
+
 def test_steps_that_were_named_are_left_alone() -> None:
     named = dataclasses.replace(FEW, max_steps=7)
     assert named.fitted(81) is named

@@ -212,7 +212,7 @@ def test_a_kl_that_stays_too_far_stops_a_run_and_a_single_one_does_not() -> None
     assert watch.last_good == 3
     assert (
         watch.see(6, {"kl": 33})
-        == "diverged at step 6: KL to the base 33 nats per response, 30 allowed (max_kl)"
+        == "diverged at step 6: KL to the reference 33 nats per response, 30 allowed (max_kl)"
     )
     assert (watch.bad, watch.last_good) == (PATIENCE, 3)
 

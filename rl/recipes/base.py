@@ -6,12 +6,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rl.curriculum import ORDERS
 
 MOST_PASSES = 12
-"""Passes over the same rows that `min_steps` may ask for: beyond them a policy learns the rows, not the taste."""
+"""Passes over the same rows that `min_steps` may ask for where they are judgements: beyond them a policy learns the
+rows, not the taste."""
 
 MOST_WARM_UP_PASSES = 6
 """Passes over the judged responses in a warm-up, at most: their wording is wanted, not which one went with what."""
@@ -82,12 +83,14 @@ class BasicRecipe:
 class Recipe(BasicRecipe):
     """Knobs of every method that trains an adapter."""
 
+    most_passes: ClassVar[int] = MOST_PASSES
+    """Passes over the same rows that `min_steps` may ask for."""
     epochs: float = 3.0
     """Passes over the training pairs; fractions allowed."""
     max_steps: int = -1
     """Optimiser steps; -1 means as many as `epochs` asks for."""
     min_steps: int = 0
-    """Least optimiser steps: few rows are passed over again until there are so many (at most MOST_PASSES times). 0
+    """Least optimiser steps: few rows are passed over again until there are so many (at most `most_passes` times). 0
     never adds a pass. Has no say where `epochs` or `max_steps` is given."""
     batch_size: int = 4
     """Pairs per optimiser micro-batch."""
@@ -165,7 +168,7 @@ class Recipe(BasicRecipe):
         """A copy whose `epochs` give at least `min_steps` optimiser steps on so many training rows."""
         if rows == 0 or self.max_steps > 0 or self.min_steps == 0:
             return self
-        passes = min(math.ceil(self.min_steps / self._steps_per_epoch(rows)), MOST_PASSES)
+        passes = min(math.ceil(self.min_steps / self._steps_per_epoch(rows)), self.most_passes)
         return dataclasses.replace(self, epochs=max(self.epochs, float(passes)))
 
 

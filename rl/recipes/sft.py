@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rl.judgements import SHOWN
 from rl.recipes.base import AdapterRecipe, RecipeError
@@ -14,6 +15,9 @@ ALL = "all"
 class SFTRecipe(AdapterRecipe):
     """Supervised fine-tuning on what was written to be said or is well liked; the loss is on the response alone."""
 
+    most_passes: ClassVar[int] = 60
+    """More than preferences get: what people wrote is to be said as it stands. 46 answers taught 27 % of unseen prompts
+    in 12 passes and 79 % in 50 (DECISIONS, 2026-11-22)."""
     sources: str = ALL
     """Where demonstrations may come from: `all`, or some of `correction`, `demonstration`, `teacher`, `ratings` and
     `reward`, with commas between. On one prompt only those of the first of these that it has are shown."""

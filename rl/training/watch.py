@@ -89,7 +89,7 @@ class Watch:
         moved = kl - began
         if not moved <= allowed:
             beyond = f", {began:.0f} at first" if began else ""
-            said = f"KL to the base {kl:.0f} nats per response{beyond}, {allowed:.0f} allowed (max_kl)"
+            said = f"KL to the reference {kl:.0f} nats per response{beyond}, {allowed:.0f} allowed (max_kl)"
             return said, not moved <= FAR * allowed
         words = {
             "ended": (FELL, "{0:.0f} % of answers end, {1:.0f} % did before"),
