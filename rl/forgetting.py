@@ -15,6 +15,7 @@ from feedback.erasure_marks import Marks
 from feedback.erasure_places import columns_erase
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.snapshots import file_keep, rows_write, temporary_file
+from rl.linear_erasure import linear_policies_erase
 from rl.models import Evaluation, GoldenCase, LabelRun, Policy, RewardRecord, Snapshot, TrainingRun
 
 
@@ -90,8 +91,8 @@ def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
     if not dry_run:
         GoldenCase.objects.filter(pk__in=[case.pk for case in quoted]).update(active=False)
     found |= columns_erase(marks, dry_run, COLUMNS)
-    rows, files = _snapshots_erase(marks, dry_run)
-    found |= {"rows of snapshots": rows, "snapshot files of no run": files}
+    rows, policies, files = _snapshots_erase(marks, dry_run)
+    found |= {"rows of snapshots": rows, "linear policies": policies, "snapshot files of no run": files}
     if rows:
         caches = sorted((settings.RATCHET_HOME / "cache").glob("*.sqlite3*"))
         found["caches of tokens"] = len(caches)
@@ -105,12 +106,14 @@ def _quoted(marks: Marks, case: GoldenCase) -> bool:
     return bool(marks.redacted_json(words) != words)
 
 
-def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int]:
-    """Rows left out of snapshots that are written anew without them, and files no snapshot names that are removed."""
-    count = 0
+def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int, int]:
+    """Rows left out of snapshots that are written anew without them, linear policies that lose words of these rows,
+    and files no snapshot names that are removed."""
+    count, policies = 0, 0
     named = set(Snapshot.objects.values_list("path", flat=True))
     for snapshot in Snapshot.objects.filter(agent__in=list(marks.prompts)).order_by("pk"):
-        count += _snapshot_erase(snapshot, marks, dry_run)
+        gone, changed = _snapshot_erase(snapshot, marks, dry_run)
+        count, policies = count + gone, policies + changed
     named |= set(Snapshot.objects.values_list("path", flat=True))
     home = settings.RATCHET_HOME
     orphans = [
@@ -121,11 +124,12 @@ def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int]:
     ]
     for path in orphans if not dry_run else ():
         path.unlink(missing_ok=True)
-    return count, len(orphans)
+    return count, policies, len(orphans)
 
 
-def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> int:
-    """Write a snapshot's file anew without the rows of what is erased; how many these are.
+def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[int, int]:
+    """Write a snapshot's file anew without the rows of what is erased; how many these are, and how many linear policies
+    trained on it lose their words.
 
     Its row then names the new file and its hash; `query.erased` says how many rows are gone and what the hash was.
     """
@@ -133,11 +137,12 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> int:
     try:
         every = list(snapshot_rows(snapshot))
     except DatasetRefused:
-        return 0  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
+        return 0, 0  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
     rows = [row for row in every if not _row_owned(row, prompts, marks)]
     gone = len(every) - len(rows)
+    policies = linear_policies_erase(snapshot, rows, dry_run) if gone else 0
     if not gone or dry_run:
-        return gone
+        return gone, policies
     before: Path = settings.RATCHET_HOME / snapshot.path
     with temporary_file(before.parent) as file:
         sha256 = rows_write(file, rows)
@@ -151,7 +156,7 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> int:
     if before != path and not others.exists():
         # until the new name is in the database for certain, the old one must lead somewhere
         transaction.on_commit(lambda: before.unlink(missing_ok=True))
-    return gone
+    return gone, policies
 
 
 def _row_owned(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:

@@ -14,13 +14,16 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
+from feedback.forgetting import unit_forget
 from feedback.models import Decision
 from feedback.services import decision_record, rating_submit
-from rl import evaluations, exports, judging, registry, runs
+from rl import evaluations, exports, integrity, judging, registry, runs
 from rl.agents import AGENTS, get_agent
 from rl.api.loop import policy_shown
+from rl.checksums import file_sum, sums_write
+from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.headlines import baseline_words
-from rl.linear.features import fields_of, prompt_features
+from rl.linear.features import FAMILIES, fields_of, prompt_features
 from rl.linear.fit import fit
 from rl.linear.model import CLOSED, LISTED, WEIGHTS, LinearPolicy, LinearPolicyError
 from rl.linear.rows import LinearRefused
@@ -263,6 +266,45 @@ def test_a_damaged_file_is_not_answered_from(
     body = ApiClient("ingest").post("/api/decide/", {"agent": "tickets", "messages": asked("refund")}).json()
     assert body["policy"] == BASE
     assert base_model(policy_model(policy.name)).base_model == "bundled"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_forgetting_a_unit_takes_its_words_out_of_the_policy(ratchet_home: Path) -> None:
+    thumbs(30)
+    for number in range(4):
+        text = f"owner: Griselda Quimby; invoice {number} xylophone"
+        row = decision_record(agent="tickets", messages=asked(text), response="billing", unit="user-4711").row
+        rating_submit(decision=row, rater="ada", thumb="up")
+    snapshot = prepare_training_dataset("tickets", "labels").snapshot
+    assert snapshot is not None
+    # a policy with a weight for all that any of these prompts has
+    columns = sorted(
+        {name for row in snapshot_rows(snapshot) for name in prompt_features(row["prompt"], FAMILIES[1])}
+    )
+    rows = [f"is {queue}" for queue in QUEUES]
+    weights = np.random.default_rng(0).normal(size=(3, len(columns)))
+    before = LinearPolicy(
+        "tickets", CLOSED, FAMILIES[1], QUEUES, False, tuple(rows), tuple(columns), weights, np.zeros(3)
+    )
+    file = before.save(ratchet_home / "policies" / "tickets")
+    before = LinearPolicy.load(file.parent)
+    sums_write(file.parent, [WEIGHTS])
+    run = TrainingRun.objects.create(agent="tickets", method="linear", base_model="", snapshot=snapshot)
+    policy = Policy.objects.create(
+        name="tickets-v1", agent="tickets", kind="linear", run=run, base_model="", feedback_count=1,
+        adapter_path="policies/tickets", adapter_sha256=file_sum(file),
+    )  # fmt: skip
+    assert unit_forget("user-4711", dry_run=True).places["linear policies"] == 1
+    assert "xylophone" in file.read_text()
+    assert unit_forget("user-4711").places["linear policies"] == 1
+    text = file.read_text().lower()
+    assert [word for word in ("xylophone", "griselda", "quimby") if word in text] == []
+    # it is whole, and answers as before whatever does not speak of it
+    policy.refresh_from_db()
+    after = LinearPolicy.load(integrity.adapter_folder(policy))
+    prompt = asked(tickets(30)[7][0])
+    assert (after.answers, len(after.columns) < len(before.columns)) == (QUEUES, True)
+    assert after.scores(prompt, QUEUES) == pytest.approx(before.scores(prompt, QUEUES), abs=1e-12)
 
 
 def test_its_one_format_is_its_file(trained: dict[str, Any], tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,23 @@ class LinearPolicy:
                 "list the answers (`candidates`, or the agent's state)"
             )
         return found
+
+    def restricted(self, columns: Set[str], answers: Set[str]) -> LinearPolicy:
+        """The same weights of these prompt features alone, of these answers and of what they are made of."""
+        plain = {answer_plain(answer) for answer in answers}
+        features = {name for answer in answers for name in self.features_of(answer)}
+        row_places = [place for place, name in enumerate(self.rows) if name in features]
+        column_places = [place for place, name in enumerate(self.columns) if name in columns]
+        return replace(
+            self,
+            answers=tuple(answer for answer in self.answers if answer_plain(answer) in plain),
+            rows=tuple(self.rows[place] for place in row_places),
+            columns=tuple(self.columns[place] for place in column_places),
+            weights=self.weights[np.ix_(row_places, column_places)],
+            bias=self.bias[row_places],
+            _row={},
+            _column={},
+        )
 
     def save(self, folder: Path) -> Path:
         """Write the file into a folder, whole or not at all."""
