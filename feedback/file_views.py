@@ -170,7 +170,11 @@ def _brought(upload: Upload, report: ImportReport) -> dict[str, Any]:
 def _columns(upload: Upload, previews: tuple[Preview, ...]) -> dict[str, Any]:
     """The first rows as a table, with what each column is read as."""
     columns = columns_shown(previews)
-    chosen = {column: name for name, column in upload.columns.items()}
+    chosen = {
+        column: name
+        for name, mapped in upload.columns.items()
+        for column in (mapped.split("+") if name == "ignore" else [mapped])
+    }
     rows = max((len(column.samples) for column in columns), default=0)
     return {
         "columns": [(column, chosen.get(column.name) if chosen else column.field) for column in columns],

@@ -133,6 +133,9 @@ def columns_chosen(previews: tuple[Preview, ...], given: Mapping[str, str]) -> d
             continue
         if name not in FIELDS:
             raise FormatRefused(f"{column.name}: expected one of {', '.join(FIELDS)}; found {name!r:.80}")
+        if name == "ignore":
+            chosen[name] = "+".join(filter(None, (chosen.get(name), column.name)))
+            continue
         if name in chosen:
             raise FormatRefused(
                 f"{name}: chosen for the columns {chosen[name]} and {column.name}; choose one"

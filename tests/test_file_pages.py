@@ -199,6 +199,19 @@ def test_one_field_for_two_columns_is_refused_with_both(operator: Client) -> Non
     assert client_of("admin").post("/import/", {"token": tried.context["upload"].token}).status_code == 400
 
 
+def test_columns_beside_another_tools_rows_are_left_out_by_the_form(operator: Client) -> None:
+    turns = "\n\nHuman: a\n\nAssistant: "
+    row = {"chosen": f"{turns}b", "rejected": f"{turns}c", "score": 3, "user_thumb": "down"}
+    tried = upload(operator, row)
+    assert "score, user_thumb: looks like what somebody said" in tried.content.decode()
+    ignoring = again(operator, tried, score="ignore", user_thumb="ignore")
+    assert dict(ignoring.context["counts"])["comparisons"] == 1
+    assert [field for _, field in ignoring.context["columns"]] == [None, None, "ignore", "ignore"]
+    assert "left out: score, user_thumb" in ignoring.context["notes"]
+    go_on(operator, ignoring)
+    assert ImportBatch.objects.get().format == "hh"
+
+
 def test_nothing_stored_is_told_from_here_already(operator: Client) -> None:
     go_on(operator, upload(operator, PAIR))
     here = upload(operator, PAIR).content.decode()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedback import formats
-from feedback.formats.columns import ColumnMap, is_adverse
+from feedback.formats.columns import ColumnMap, is_adverse, map_guessed
 from feedback.formats.records import FormatRefused, ImportedComparison, ImportedDecision, RowRefused
 from tests.foreign import HERE
 
@@ -142,3 +142,21 @@ def test_a_table_of_phoenix_spans_has_empty_attributes(tmp_path: Path) -> None:
     (decision,) = formats.read(path)
     assert isinstance(decision, ImportedDecision)
     assert (decision.messages, decision.response) == ([{"role": "user", "content": "Where?"}], "There.")
+
+
+def test_a_log_of_choices_is_offered_a_map_with_a_reward_and_no_rating() -> None:
+    names = [
+        "timestamp",
+        "item_id",
+        "position",
+        "click",
+        "propensity_score",
+        "user_feature_0",
+        "user_feature_1",
+    ]
+    assert map_guessed(names) == (
+        "--map prompt=user_feature_0,response=COLUMN,propensity=propensity_score,reward=click"
+    )
+    assert map_guessed(["question", "answer", "mark_score", "reviewer"]) == (
+        "--map prompt=question,response=answer,rating=mark_score --rater reviewer"
+    )

@@ -253,6 +253,7 @@ _ADVERSE = frozenset({
     "bad", "dislike", "disliked", "dislikes", "downvote", "downvoted", "downvotes", "failed", "harmful", "rejected",
     "unhelpful", "wrong",
 })  # fmt: skip
+_CLICKS = frozenset({"click", "clicked", "clicks", "conversion", "converted"})
 _WHOSE = re.compile(r"^(user|human|customer|overall|final|your|expert)_(?=.)")
 _RANGE = re.compile(r"_\d+(_to)?_\d+$")
 _STATED = re.compile(r"(?<![\d.])(\d+)\s*(?:-|–|\.\.|to)\s*(\d+)(?![\d.])")
@@ -305,16 +306,21 @@ def verdicts_in(row: Mapping[str, Any], used: Collection[str] = ()) -> list[str]
 
 def map_guessed(names: Iterable[str]) -> str:
     """Options of a command that map these columns, guessed from words in their names, to be checked by who brought
-    them; what cannot be guessed stays COLUMN."""
+    them; what cannot be guessed stays COLUMN. A log of choices with their propensities has a reward, not a rating."""
     left, found = list(names), {}
-    for field in ("prompt", "response", "rating", "rater"):
+    chances = [name for name in left if normal(name) in NAMES["propensity"]]
+    asked = ("prompt", "response", *(("propensity", "reward") if chances else ("rating",)))
+    for field in ("propensity", "prompt", "response", "reward", "rating", "rater"):
+        if field not in (*asked, "rater") or (field == "rater" and chances):
+            continue
         usual = {*NAMES[field], *(_VERDICTS - _WHO if field == "rating" else ())}
+        usual |= _CLICKS if field == "reward" else set()
         whole = [name for name in left if normal(name) in usual]
         part = [name for name in left if set(normal(_HUMPS.sub("_", name)).split("_")) & usual]
         if guess := next(iter([*whole, *part]), None):
             found[field] = guess
             left.remove(guess)
-    fields = ",".join(f"{field}={found.get(field, 'COLUMN')}" for field in ("prompt", "response", "rating"))
+    fields = ",".join(f"{field}={found.get(field, 'COLUMN')}" for field in asked)
     return f"--map {fields}" + (f" --rater {found['rater']}" if "rater" in found else "")
 
 
