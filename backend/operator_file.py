@@ -44,16 +44,29 @@ class OperatorFile:
     """Switch for agents that retrain by themselves; None where the file does not say."""
 
 
+class _Strict(yaml.SafeLoader):
+    """Reads plain YAML; a key that stands there twice is refused, where YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
+                raise OperatorFileError(
+                    f"{key.value} stands there twice, again in line {key.start_mark.line + 1}"
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def operator_file(path: str) -> OperatorFile:
     """The file's content, checked; an empty path is an empty file. Raises OperatorFileError."""
     if not path:
         return OperatorFile()
     try:
-        found = yaml.safe_load(Path(path).expanduser().read_text("utf-8")) or {}
+        found = yaml.load(Path(path).expanduser().read_text("utf-8"), _Strict) or {}  # noqa: S506 - a SafeLoader
+        return operator_settings(found)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise OperatorFileError(f"RATCHET_CONFIG ({path}) must be a readable YAML file: {error}") from error
-    try:
-        return operator_settings(found)
     except OperatorFileError as error:
         raise OperatorFileError(f"RATCHET_CONFIG ({path}): {error}") from error
 
@@ -79,6 +92,7 @@ def operator_settings(found: Any) -> OperatorFile:
             raise OperatorFileError(
                 f"no section {name!r}; there are {', '.join(SECTIONS)}, and the keys {', '.join(SWITCHES)}"
             )
+        knobs = {} if knobs is None else knobs  # a section whose knobs are commented out
         if not isinstance(knobs, dict):
             raise OperatorFileError(f"{name}: expected knobs, found {type(knobs).__name__}")
         own = dict(knobs)

@@ -183,3 +183,18 @@ def test_a_method_is_trained_on_the_base_model_of_its_section(settings: Any) -> 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OperatorFileError, match=r"nowhere\.yaml\) must be a readable YAML file"):
         operator_file(str(tmp_path / "nowhere.yaml"))
+
+
+def test_a_key_that_stands_there_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "knobs.yaml"
+    path.write_text("dpo:\n  beta: 0.1\n  epochs: 2\n  beta: 0.3\n")
+    with pytest.raises(OperatorFileError, match=r"knobs\.yaml\): beta stands there twice, again in line 4"):
+        operator_file(str(path))
+    path.write_text("dpo:\n  beta: 0.1\nkto:\n  beta: 0.3\n")
+    assert operator_file(str(path)).sections == {"dpo": {"beta": 0.1}, "kto": {"beta": 0.3}}
+
+
+def test_a_section_whose_knobs_are_commented_out_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "knobs.yaml"
+    path.write_text("rlhf:\n  dpo:\n  #  beta: 0.1\n  kto:\n    beta: 0.3\n")
+    assert operator_file(str(path)).sections == {"dpo": {}, "kto": {"beta": 0.3}}
