@@ -379,6 +379,32 @@ def test_a_persons_verdict_in_promptfoo_is_a_persons() -> None:
     )
 
 
+def test_the_best_of_a_promptfoo_test_is_compared_and_the_others_are_not_bad(tmp_path: Path) -> None:
+    def result(number: int, output: str, best: bool, prompt: str = "Where?") -> dict[str, Any]:
+        assertion = {"type": "select-best", "value": "shorter"}
+        part = {"pass": best, "score": int(best), "reason": "", "assertion": assertion}
+        return {
+            "id": f"00000000-0000-4000-8000-00000000000{number}", "promptIdx": 0, "testIdx": 3, "failureReason": 0,
+            "provider": {"id": f"m{number}"}, "prompt": {"raw": prompt, "label": ""}, "vars": {},
+            "response": {"output": output}, "gradingResult": {"pass": best, "componentResults": [part]},
+        }  # fmt: skip
+
+    results = [
+        result(1, "In the second drawer.", False),
+        result(2, "There.", True),
+        result(3, "Hm.", False, "Why?"),
+    ]
+    path = tmp_path / "out.json"
+    path.write_text(json.dumps({"evalId": "e", "results": {"version": 3, "results": results}}))
+    report = file_import(path)
+    # the third answered another prompt
+    assert (report.decisions, report.ratings, report.comparisons, report.refused_count) == (3, 0, 1, 0)
+    pair = Comparison.objects.get()
+    better = pair.left if pair.preference == "left" else pair.right
+    assert (better.response, pair.rater, pair.rater_kind) == ("There.", "select-best: shorter", "simulated")
+    assert file_import(path).stored == 0
+
+
 def test_a_deepeval_metric_is_a_thumb_and_an_outcome_and_the_golden_answer_a_demonstration() -> None:
     answered, golden, fine, conversation = (
         r for r in read("deepeval_test_run.json") if isinstance(r, ImportedDecision)

@@ -1,7 +1,8 @@
 """promptfoo results: a rendered prompt, a provider's output, and what each assertion said of it.
 
 A person's verdict is the component whose assertion is of type `human`; all other components are graded by a program
-or a model. Scores under names have no stated scale and are outcomes.
+or a model. Scores under names have no stated scale and are outcomes. `select-best` and `max-score` choose among the
+outputs of one test: the chosen one is compared with the others that answered the same prompt, and none is called bad.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from feedback.formats.calls import (
     whole_of,
 )
 from feedback.formats.records import (
+    ImportedComparison,
     ImportedDecision,
     ImportedOutcome,
     ImportedRating,
@@ -35,6 +37,9 @@ from feedback.formats.records import (
     uuid_of,
 )
 from feedback.formats.verdicts import outcome_name
+
+CHOOSING = ("select-best", "max-score")
+"""Types of assertions that choose one of several outputs."""
 
 ERROR = 2
 """failureReason of a call that failed: nothing was answered."""
@@ -51,10 +56,18 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     results = row.get("results")
     if isinstance(results, Mapping):
         timestamp = results.get("timestamp")
+        chosen: dict[tuple[str, str], list[tuple[bool, ImportedDecision]]] = {}
         for index, item in enumerate(list_of(results.get("results"), "results.results")):
             shared = {"evalId": row.get("evalId"), "timestamp": timestamp}
             one = {**shared, **item} if isinstance(item, Mapping) else item
-            yield from each_item(line, [one], f"results.results[{index}]", _result)
+            for record in each_item(line, [one], f"results.results[{index}]", _result):
+                yield record
+                if isinstance(record, ImportedDecision):
+                    for rater, passed in _choices(one.get("gradingResult")):
+                        choice = chosen.setdefault((str(one.get("testIdx")), rater), [])
+                        choice.append((passed, record))
+        for (_, rater), outputs in chosen.items():
+            yield from _compared(line, rater, outputs)
     else:
         yield from _result(row, line)
 
@@ -98,6 +111,34 @@ def _result(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     )
 
 
+def _choices(grading: Any) -> Iterator[tuple[str, bool]]:
+    """(rater, whether this output was chosen) of each assertion that chooses among the outputs of a test."""
+    listed = grading.get("componentResults") if isinstance(grading, Mapping) else None
+    for part in listed if isinstance(listed, list) else []:
+        assertion = object_or_empty(object_or_empty(part).get("assertion"))
+        kind = text_or_empty(assertion.get("type"))
+        if kind in CHOOSING and isinstance(part.get("pass"), bool):
+            value = text_or_empty(assertion.get("value"))
+            yield (f"{kind}: {value}" if value else kind)[:200], part["pass"]
+
+
+def _compared(line: int, rater: str, outputs: list[tuple[bool, ImportedDecision]]) -> Iterator[Record]:
+    """The output that was chosen beside each other one to the same prompt."""
+    best = [decision for passed, decision in outputs if passed]
+    for passed, other in outputs:
+        if (
+            len(best) != 1
+            or passed
+            or other.messages != best[0].messages
+            or other.response == best[0].response
+        ):
+            continue
+        yield ImportedComparison(
+            line=line, key=best[0].key, left=best[0], right=other, preference="left", ordered=False, rater=rater,
+            rater_kind="simulated",
+        )  # fmt: skip
+
+
 def _ratings(grading: Any) -> Iterator[ImportedRating]:
     """A rating for each component; where there are none, one for the whole."""
     if not isinstance(grading, Mapping):
@@ -112,7 +153,7 @@ def _ratings(grading: Any) -> Iterator[ImportedRating]:
         value = text_or_empty(assertion.get("metric")) or text_or_empty(assertion.get("value"))
         name = kind if human or not value else f"{kind}: {value}"
         names[name] += 1
-        if not isinstance(part.get("pass"), bool):
+        if not isinstance(part.get("pass"), bool) or kind in CHOOSING:
             continue
         notes = part.get("comment") if human else part.get("reason")
         yield ImportedRating(
