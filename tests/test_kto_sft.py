@@ -135,6 +135,8 @@ def test_the_logistic_loss_teaches_what_is_preferred(
     packed = kto(base, tmp_path / "packed", recipe).train(labels(16), labels(4))
     assert packed.history["loss"][0] == pytest.approx(math.log(2), abs=1e-5)  # the policy is its reference
     assert packed.history["loss"][-1] < packed.history["loss"][0]
+    assert "kl" not in packed.history  # this loss has no reference point, so that nobody measured one
+    assert "kl" not in packed.metrics
     assert preference(base, packed.checkpoint) > preference(base, None)
     # and the library's own rows, one for each response, give the same
     monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, **__: Choice(Rung.STOCK, "a test", {}))

@@ -314,6 +314,13 @@ class _Trainer(OwnHouse, trl.KTOTrainer):
         self.data_collator.rung, self.data_collator.mismatched = choice.rung, self.calculate_KL
         owner._note(choice.said)
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log the figures; where a loss has no reference point TRL's 0 is no KL that anybody measured."""
+        if not self.calculate_KL:
+            for figures in self._metrics.values():
+                figures.pop("kl", None)
+        super().log(logs, start_time)
+
     def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
         return super()._compute_kl_logps(model, batch) if self._mismatched is None else self._mismatched
 

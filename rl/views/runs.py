@@ -37,9 +37,9 @@ CURVES = (
     ("eval_reward", "Held-out reward", False, "the same on prompts it does not learn from"),
     (
         "kl",
-        "KL to the base model",
+        "KL to the reference",
         False,
-        "how far its answers moved from the base model's, in nats; never below 0",
+        "how far its answers moved from the base model's, or the policy's it starts from, in nats; never below 0",
     ),
     (
         "log_ratio",
