@@ -124,6 +124,8 @@ class RatchetCommand(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         # advice to the authors of the libraries below us, which their users cannot act on
         warnings.filterwarnings("ignore", category=FutureWarning)
+        if isinstance(agent := options.get("agent"), str):
+            options["agent"] = agent.lower()  # no slug has capitals, but whoever types FILER means filer
         try:
             result = self.work(options)
         except CommandError:

@@ -42,23 +42,89 @@ def memory_estimate(base_model: str, recipe: dict[str, Any], sides: int) -> Memo
     config = json.loads((folder / "config.json").read_text("utf-8"))
     config = config.get("text_config") or config
     hidden = int(config.get("hidden_size") or config["n_embd"])
-    layers = int(config.get("num_hidden_layers") or config["n_layer"])
-    middle = int(config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden)
-    parameters = sum(_parameters(file) for file in folder.glob("*.safetensors"))
-    weights = parameters * (0.65 if recipe.get("quantization") == "4bit" else BYTES)
-    lora = layers * int(recipe["lora_r"]) * (8 * hidden + 3 * (hidden + middle)) * 16
-    rows = int(recipe.get("mini_batch_size") or recipe["batch_size"])
-    tokens = rows * sides * int(recipe["max_length"])
-    per_layer = tokens * (10 * hidden + 3 * middle) * BYTES
-    kept = per_layer if recipe.get("gradient_checkpointing") else layers * per_layer
-    logits = rows * sides * int(recipe.get("max_new_tokens") or recipe["max_completion_length"])
-    kept += logits * int(config["vocab_size"]) * BYTES
-    total = (weights + lora + kept) / GB + PROCESS_GB
+    shape = Shape(
+        parameters=sum(_parameters(file) for file in folder.glob("*.safetensors")),
+        hidden=hidden,
+        layers=int(config.get("num_hidden_layers") or config["n_layer"]),
+        middle=int(config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden),
+        vocabulary=int(config["vocab_size"]),
+    )
+    parts = _parts(shape, recipe, sides, BYTES)
+    tokens = _rows(recipe) * sides * int(recipe["max_length"])
     return MemoryEstimate(
-        round(total, 2),
-        f"at most: {weights / GB:.2f} GB weights, {lora / GB:.2f} adapter and optimiser, {kept / GB:.2f} of a "
+        round(sum(parts) / GB + PROCESS_GB, 2),
+        f"at most: {parts[0] / GB:.2f} GB weights, {parts[1] / GB:.2f} adapter and optimiser, {parts[2] / GB:.2f} of a "
         f"micro-batch at full length ({tokens:,} tokens), {PROCESS_GB:g} the process itself",
     )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Numbers of a model that decide its memory."""
+
+    parameters: int
+    hidden: int
+    layers: int
+    middle: int
+    """Width within an MLP."""
+    vocabulary: int
+
+
+SIZES = {
+    "0.5B": Shape(494_000_000, 896, 24, 4864, 151_936),
+    "1.5B": Shape(1_544_000_000, 1536, 28, 8960, 151_936),
+    "3B": Shape(3_086_000_000, 2048, 36, 11_008, 151_936),
+    "7B": Shape(7_616_000_000, 3584, 28, 18_944, 152_064),
+    "8B": Shape(8_030_000_000, 4096, 32, 14_336, 128_256),
+}
+"""Size -> shape of a model that is often trained: Qwen2.5 of each size, and Llama 3.1 8B."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a model of a size can be trained in so much memory."""
+
+    size: str
+    quantization: str
+    """`none` or `4bit`."""
+    gb: float
+    """At most, at the peak."""
+    fits: bool
+
+
+def sizes_that_fit(
+    memory_gb: float, recipe: dict[str, Any], *, on_accelerator: bool, supports_4bit: bool
+) -> list[Fit]:
+    """Every size of SIZES, as it is and in 4 bits, trained on pairs by a recipe, one pair at a time.
+
+    A tenth of `memory_gb` is left to others.
+    """
+    found = []
+    one_row = {**recipe, "batch_size": 1, "gradient_checkpointing": True}
+    for size, shape in SIZES.items():
+        for quantization in ("none", *(["4bit"] if supports_4bit else [])):
+            # the least that a run can be cut to: micro-batches are cut where memory runs out
+            parts = _parts(
+                shape, {**one_row, "quantization": quantization}, 2, 2 if on_accelerator else BYTES
+            )
+            gb = round(sum(parts) / GB + PROCESS_GB, 1)
+            found.append(Fit(size, quantization, gb, gb <= 0.9 * memory_gb))
+    return found
+
+
+def _rows(recipe: dict[str, Any]) -> int:
+    return int(recipe.get("mini_batch_size") or recipe["batch_size"])
+
+
+def _parts(shape: Shape, recipe: dict[str, Any], sides: int, size: int) -> tuple[float, float, float]:
+    """Bytes of the weights, of the adapter with its optimiser, and of what a micro-batch keeps; `size` of a number."""
+    weights = shape.parameters * (0.65 if recipe.get("quantization") == "4bit" else size)
+    lora = shape.layers * int(recipe["lora_r"]) * (8 * shape.hidden + 3 * (shape.hidden + shape.middle)) * 16
+    rows = _rows(recipe)
+    per_layer = rows * sides * int(recipe["max_length"]) * (10 * shape.hidden + 3 * shape.middle) * size
+    kept = per_layer if recipe.get("gradient_checkpointing") else shape.layers * per_layer
+    logits = rows * sides * int(recipe.get("max_new_tokens") or recipe["max_completion_length"])
+    return weights, lora, kept + logits * shape.vocabulary * size
 
 
 def base_folder(base_model: str) -> Path | None:

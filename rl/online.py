@@ -15,8 +15,9 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from feedback.building import identity_of
 from feedback.recording import spool_replay
-from feedback.selectors import agents_known, feedback_counts
+from feedback.selectors import agents_known, decision_get, feedback_counts
 from feedback.services import decision_record, rating_submit
 from rl import jobs, registry, watching
 from rl.buffer import buffer_size, buffer_size_fresh, feedback_take
@@ -60,19 +61,33 @@ class OnlineLearner:
     def add_feedback(self, entry: Mapping[str, Any]) -> str:
         """Record one response and what was thought of it; returns the rating's id.
 
-        entry: `prompt` (text or chat messages), `response`, and one of `thumb` (up, down), `stars` (1 to 5), `score`
-        (0 to 1), `correction`; optional `rater`, `tags`, `notes`. Raises what feedback.services raise.
+        entry: `prompt` (text or chat messages) and `response`, or `entry_id`, the id of a recorded decision; and one of
+        `thumb` (up, down), `stars` (1 to 5), `score` (0 to 1), `correction`, or `rating`: "up", "down", True or False
+        is a thumb, a whole number from 1 to 5 stars, a fraction from 0.0 to 1.0 a score. Optional `rater`, `tags`,
+        `notes`. Raises LearnerRefused for other keys and ratings, and what feedback.services raise.
         """
-        unknown = sorted(set(entry) - {"prompt", "response", "rater", *SAID})
-        if unknown or not {"prompt", "response"} <= set(entry):
+        which = {"entry_id"} if "entry_id" in entry else {"prompt", "response"}
+        unknown = sorted(map(str, set(entry) - {*which, "rater", "rating", *SAID}))
+        if unknown or not which <= set(entry):
             raise LearnerRefused(
-                f"feedback is {{prompt, response, {', '.join(SAID)}, rater}}; found {', '.join(map(str, entry))}"
+                f"feedback is {{prompt, response}} or {{entry_id}} with {', '.join(SAID)} or rating, and rater; found "
+                f"{', '.join(map(str, entry))}"
             )
+        said = {name: entry[name] for name in SAID if entry.get(name) is not None}
+        if entry.get("rating") is not None:
+            said |= _verdict(entry["rating"])
         with transaction.atomic():
-            decision = decision_record(
-                agent=self.agent, messages=entry["prompt"], response=entry["response"]
-            ).row
-            said = {name: entry[name] for name in SAID if entry.get(name) is not None}
+            if "entry_id" in entry:
+                found = decision_get(identity_of(entry["entry_id"]))
+                if found is None or found.agent != self.agent:
+                    raise LearnerRefused(
+                        f"expected the id of a decision of {self.agent}, found {entry['entry_id']}"
+                    )
+                decision = found
+            else:
+                decision = decision_record(
+                    agent=self.agent, messages=entry["prompt"], response=entry["response"]
+                ).row
             rating = rating_submit(decision=decision, rater=str(entry.get("rater") or "online"), **said).row
         return str(rating.pk)
 
@@ -183,6 +198,21 @@ class OnlineLearner:
 
 
 SAID = ("thumb", "stars", "score", "correction", "tags", "notes")
+
+
+def _verdict(rating: Any) -> dict[str, Any]:
+    """A rating by its type: a thumb, stars or a score. Raises LearnerRefused for any other."""
+    thumbs = {"up": "up", "down": "down", True: "up", False: "down"}
+    if isinstance(rating, (bool, str)) and rating in thumbs:
+        return {"thumb": thumbs[rating]}
+    if isinstance(rating, int) and 1 <= rating <= 5:
+        return {"stars": rating}
+    if isinstance(rating, float) and 0 <= rating <= 1:
+        return {"score": rating}
+    raise LearnerRefused(
+        'rating: expected "up" or "down", True or False, stars from 1 to 5 as a whole number, or a score from 0.0 to '
+        f"1.0; found {rating!r}"
+    )
 
 
 def get_online_learner(agent: str | None = None) -> OnlineLearner:

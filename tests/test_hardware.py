@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from django.core.management import call_command
 
+from rl.memory_estimate import sizes_that_fit
 from rl.methods import METHODS
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe, SFTRecipe
 from rl.training import hardware, machine
@@ -348,3 +350,33 @@ def test_sampling_is_foreseen_from_several_batches_answered_with_an_adapter(
 @pytest.mark.parametrize(("eval_steps", "steps", "times"), [(0, 30, 1), (10, 30, 3), (10, 31, 4)])
 def test_held_out_rows_are_looked_at_as_training_does(eval_steps: int, steps: int, times: int) -> None:
     assert evaluations(SFTRecipe(eval_steps=eval_steps), steps) == times
+
+
+def test_sizes_that_fit_are_told_by_their_bytes() -> None:
+    recipe = {"lora_r": 8, "max_length": 1000, "max_completion_length": 100, "batch_size": 4}
+    fits = sizes_that_fit(24.0, recipe, on_accelerator=True, supports_4bit=True)
+    found = {(fit.size, fit.quantization): fit for fit in fits}
+    # 7B: 15.232 GB of weights; 28 layers x rank 8 x (8 x 3,584 + 3 x 22,528) x 16 = 0.345 GB of adapter and optimiser;
+    # 2 x 1,000 tokens x (10 x 3,584 + 3 x 18,944) x 2 = 0.371 GB and 2 x 100 x 152,064 x 2 = 0.061 GB kept; 1.5 GB
+    assert found["7B", "none"].gb == 17.5
+    assert found["7B", "none"].fits
+    # 4.950 GB of weights in 4 bits
+    assert found["7B", "4bit"].gb == 7.2
+    assert not any(fit.fits for fit in sizes_that_fit(2.0, recipe, on_accelerator=True, supports_4bit=False))
+    assert {
+        fit.quantization for fit in sizes_that_fit(2.0, recipe, on_accelerator=False, supports_4bit=False)
+    } == {"none"}
+
+
+def test_the_command_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    call_command("hardware", "--json")
+    sizes = json.loads(capsys.readouterr().out)["sizes"]
+    assert [one["size"] for one in sizes if one["quantization"] == "none"] == [
+        "0.5B",
+        "1.5B",
+        "3B",
+        "7B",
+        "8B",
+    ]
+    call_command("hardware")
+    assert "models as they are" in capsys.readouterr().out

@@ -318,13 +318,17 @@ def test_export_model_registers(
         "checked": {},
         "notes": [],
     }
-    monkeypatch.setattr(exports, "export", lambda order, progress=None: dict(written))
+    orders: list[exports.ExportOrder] = []
+
+    def export(order: exports.ExportOrder, progress: Any = None) -> dict[str, Any]:
+        orders.append(order)
+        return dict(written)
+
+    monkeypatch.setattr(exports, "export", export)
     call_command(
         "export_model",
         "--policy",
         policy.name,
-        "--format",
-        "gguf",
         "--register",
         "--system-prompt",
         "Hi.",
@@ -333,11 +337,13 @@ def test_export_model_registers(
     said = json.loads(capsys.readouterr().out)
     assert said["ollama"]["name"] == "widgets-v1"
     assert server.created[0]["system"] == "Hi."
+    # what is registered can only be a GGUF file
+    assert (orders[0].format, orders[0].quantization) == ("gguf", "q4_k_m")
 
 
 def test_only_a_whole_gguf_is_registered() -> None:
     with pytest.raises(CommandError, match="--register needs --format gguf"):
-        call_command("export_model", "--policy", "x", "--register")
+        call_command("export_model", "--policy", "x", "--format", "merged", "--register")
 
 
 # --- from feedback to a model of the server ------------------------------------------------------------------------

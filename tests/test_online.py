@@ -13,6 +13,8 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django_q.models import OrmQ, Schedule
 
+from feedback.checks import FeedbackRefused
+from feedback.models import Rating
 from feedback.services import decision_record, rating_submit, rating_withdraw
 from rl import jobs, online
 from rl.buffer import buffer_ids, buffer_size, feedback_take
@@ -156,6 +158,38 @@ def test_feedback_from_python_is_recorded_like_any_other() -> None:
     assert buffer_size("widgets") == 2
     with pytest.raises(online.LearnerRefused, match="feedback is"):
         learner().add_feedback({"prompt": "which?", "answer": "that"})
+
+
+@pytest.mark.parametrize(
+    ("rating", "said"),
+    [
+        ("up", ("up", None, None)), (False, ("down", None, None)), (True, ("up", None, None)),
+        (1, ("", 1, None)), (5, ("", 5, None)), (1.0, ("", None, 1.0)), (0.25, ("", None, 0.25)),
+    ],
+)  # fmt: skip
+def test_a_recorded_decision_is_rated_by_its_id(rating: Any, said: tuple[Any, ...]) -> None:
+    row = decision_record(agent="widgets", messages="q", response="r").row
+    entry = {"entry_id": str(row.pk), "rating": rating, "tags": ["slow"], "notes": "late"}
+    found = Rating.objects.get(pk=learner().add_feedback(entry))
+    assert (found.thumb, found.stars, found.score) == said
+    assert (found.decision_id, found.tags, found.notes, found.rater) == (row.pk, ["slow"], "late", "online")
+
+
+@pytest.mark.parametrize("rating", [0, 6, 1.5, "good", [1]])
+def test_a_rating_that_is_none_is_refused_in_words(rating: Any) -> None:
+    row = decision_record(agent="widgets", messages="q", response="r").row
+    with pytest.raises(online.LearnerRefused, match="rating: expected"):
+        learner().add_feedback({"entry_id": row.pk, "rating": rating})
+    assert not Rating.objects.exists()
+
+
+def test_a_decision_of_another_agent_is_not_rated() -> None:
+    row = decision_record(agent="other", messages="q", response="r").row
+    with pytest.raises(FeedbackRefused, match="expected a UUID"):
+        learner().add_feedback({"entry_id": "no-uuid", "rating": "up"})
+    for unknown in (row.pk, "00000000-0000-0000-0000-000000000009"):
+        with pytest.raises(online.LearnerRefused, match="expected the id of a decision of widgets"):
+            learner().add_feedback({"entry_id": unknown, "rating": "up"})
 
 
 def running(**facts: Any) -> TrainingRun:

@@ -55,7 +55,8 @@ KTO_CONFIG: dict[str, KTORecipe] = {
         quantization="4bit", gradient_checkpointing=True,
     ),
     "high_quality": KTORecipe(
-        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=2e-5
+        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=2e-5,
+        epochs=5.0,
     ),
     # a laptop and a small model, tuned as DPO's: a log-loss on thumbs against a reference made of what was judged
     "cpu": KTORecipe(

@@ -29,7 +29,8 @@ REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
         gradient_checkpointing=True,
     ),
     "high_quality": RewardModelRecipe(
-        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=5e-5
+        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=5e-5,
+        epochs=5.0,
     ),
     "cpu": RewardModelRecipe(
         epochs=2.0, min_steps=150, patience=6, batch_size=16, learning_rate=1e-3, lora_r=16, lora_alpha=32,

@@ -42,7 +42,8 @@ SFT_CONFIG: dict[str, SFTRecipe] = {
         quantization="4bit", gradient_checkpointing=True,
     ),
     "high_quality": SFTRecipe(
-        lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=5e-5
+        lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=5e-5,
+        epochs=5.0,
     ),
     "cpu": SFTRecipe(
         epochs=3.0, min_steps=250, patience=6, batch_size=16, learning_rate=2e-3, lora_r=16, lora_alpha=32,

@@ -27,7 +27,8 @@ class Command(RatchetCommand):
             "--format",
             choices=exports.FORMATS,
             default="",
-            help="What to write (default merged; linear of a linear policy, which has no other).",
+            help="What to write (default merged, or gguf with --quantization or --register; linear of a linear policy, "
+            "which has no other).",
         )
         add(
             "--merge",
@@ -39,7 +40,6 @@ class Command(RatchetCommand):
         add(
             "--quantization",
             choices=exports.QUANTIZATIONS,
-            default="q4_k_m",
             help="Of a GGUF file (default q4_k_m).",
         )
         add(
@@ -62,15 +62,17 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        if not options["format"] and (options["register"] or options["quantization"]):
+            options["format"] = "gguf"  # the one format these are said of
         if options["register"] and options["format"] != "gguf":
             raise exports.ExportOrderRefused(
-                f"--register needs --format gguf, which Ollama runs; found {options['format'] or 'merged'}"
+                f"--register needs --format gguf, which Ollama runs; found {options['format']}"
             )
         order = exports.ExportOrder(
             policy=options["policy"],
             checkpoint=options["checkpoint"],
             format=options["format"],
-            quantization=options["quantization"],
+            quantization=options["quantization"] or "q4_k_m",
             output=options["output"],
             model_name=options["model_name"],
             base_model=options["base_model"],

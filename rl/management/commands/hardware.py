@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -9,13 +10,16 @@ from rich.table import Table
 
 from backend.command import RatchetCommand
 from rl import runs
+from rl.memory_estimate import sizes_that_fit
+from rl.recipes import recipe_named
 
 SAID = {True: "yes", False: "no", None: "none"}
 
 
 class Command(RatchetCommand):
     help = (
-        "Show the hardware found, the profile and preset chosen for it, and the reason of each setting. "
+        "Show the hardware found, the profile and preset chosen for it with the reason of each setting, and the sizes "
+        "of models that can be trained. "
         "Example: manage.py hardware --profile cpu_only"
     )
 
@@ -29,14 +33,21 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        return runs.hardware_detect(options["profile"]).as_dict()
+        found = runs.hardware_detect(options["profile"])
+        fits = sizes_that_fit(
+            found.memory_gb,
+            recipe_named("dpo", found.preset).as_dict(),
+            on_accelerator=found.device != "cpu",
+            supports_4bit=found.supports_4bit,
+        )
+        return {**found.as_dict(), "sizes": [asdict(fit) for fit in fits]}
 
     def show(self, result: dict[str, Any]) -> None:
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("setting", "value", "why"):
             table.add_column(column)
         for name, value in result.items():
-            if name not in ("reasons", "measured", "gpus"):
+            if name not in ("reasons", "measured", "gpus", "sizes"):
                 said = ", ".join(value) if isinstance(value, list) else SAID.get(value, str(value))
                 table.add_row(name.replace("_", " "), said, result["reasons"].get(name, ""))
         for gpu in result["gpus"]:
@@ -44,4 +55,13 @@ class Command(RatchetCommand):
         for name, value in result["measured"].items():
             unit = "" if "error" in name else " GFLOP/s"
             table.add_row(name.replace("_", " "), f"{value:.3g}{unit}", "matrix products, measured now")
+        for quantization in ("none", "4bit"):
+            fits = [one for one in result["sizes"] if one["quantization"] == quantization]
+            if fits:
+                said = ", ".join(one["size"] for one in fits if one["fits"]) or "none of 0.5B to 8B"
+                need = ", ".join(f"{one['size']} {one['gb']:g}" for one in fits)
+                how = "in 4 bits" if quantization == "4bit" else "as they are"
+                table.add_row(
+                    f"models {how}", said, f"GB at most, a pair at a time, preset {result['preset']}: {need}"
+                )
         self.console.print(table)
