@@ -70,12 +70,14 @@ def baseline_words(figures: Mapping[str, Any]) -> str:
         f"A simple classifier of the same {rows:,} training rows gets {_amount(leading)} "
         f"{TITLES[leading['kind']].lower()}"
     )
+    if (own := headline(found.get("policy") or {})) is not None:
+        words += f", the policy by the same measure {_amount(own)}"
     reward, apart = found.get("average_reward"), found.get("average_reward_difference")
     if reward and reward.get("low") is not None and apart and apart.get("low") is not None:
         words += (
-            f"; its answers earn {100 * reward['value']:.1f} % [{100 * reward['low']:.1f}, {100 * reward['high']:.1f}] "
-            f"of what liked ones would, the policy's {100 * apart['value']:+.1f} points from that "
-            f"[{100 * apart['low']:+.1f}, {100 * apart['high']:+.1f}]"
+            f". Its answers are worth {reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}] on average (1 "
+            f"liked, 0.5 not rated, 0 disliked), the policy's {apart['value']:+.3f} from that "
+            f"[{apart['low']:+.3f}, {apart['high']:+.3f}]"
         )
     return f"{words}."
 

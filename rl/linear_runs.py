@@ -69,8 +69,7 @@ def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
     found.policy.save(folder)
     sums_write(folder, [WEIGHTS])
     metrics = {**found.metrics, **eval_metrics(found.policy, held, agent)}
-    listener.on_metrics(1, metrics)
-    listener.on_step(1, 1)
+    listener.on_step(1, 1)  # no row of metrics: one fit draws no curve
     facts = found.policy.facts
     notes = [
         f"{len(found.policy.answers)} answers, {len(found.policy.columns):,} features of a prompt "

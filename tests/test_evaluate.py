@@ -325,3 +325,4 @@ def test_a_classifier_stands_beside_the_policy_on_the_same_prompts() -> None:
     assert found["preference_accuracy_difference"]["difference"]["value"] == pytest.approx(-0.3)
     assert (found["average_reward"]["value"], found["average_reward_difference"]["value"]) == (1.0, -1.0)
     assert found["valid_rate"]["n"] == 10
+    assert found["policy"]["preference_accuracy"]["value"] == 0.7

@@ -176,6 +176,12 @@ def test_what_is_no_choice_is_refused_with_what_to_do() -> None:
     free = [{"prompt": asked(f"q{i}"), "completion": f"words nobody said before {i}"} for i in range(20)]
     with pytest.raises(LinearRefused, match="expected answers that are a choice, found 20 different texts"):
         fit(free, BOT)
+    # wordings of one prompt stay wordings, in however many rows they stand
+    repeated = [{**row, "prompt_hash": str(i)} for i, row in enumerate(free) for _ in range(9)]
+    with pytest.raises(
+        LinearRefused, match="found 20 different texts among 20 answers of tickets, 20 of them once"
+    ):
+        fit(repeated, BOT)
     with pytest.raises(LinearRefused, match="at least two different answers of tickets, found 1"):
         fit([{"prompt": asked(f"q{i}"), "completion": "yes"} for i in range(20)], BOT)
     with pytest.raises(LinearRefused, match="found prompts alone"):
@@ -361,12 +367,14 @@ def test_the_words_of_a_classifier_name_its_figure_and_how_far_the_policy_is_fro
     share = {"value": 0.97, "low": 0.93, "high": 0.99, "n": 150}
     baseline = {
         "carried_by": "pairs", "evidence": {}, "preference_accuracy": share, "trained_on": {"rows": 1000},
+        "policy": {"carried_by": "pairs", "preference_accuracy": {"value": 0.5}},
         "average_reward": {"value": 0.9, "low": 0.8, "high": 1.0},
         "average_reward_difference": {"value": -0.25, "low": -0.3, "high": -0.2},
     }  # fmt: skip
     assert baseline_words({"baseline": baseline}) == (
-        "A simple classifier of the same 1,000 training rows gets 97.0 % [93.0, 99.0] preference accuracy; its answers "
-        "earn 90.0 % [80.0, 100.0] of what liked ones would, the policy's -25.0 points from that [-30.0, -20.0]."
+        "A simple classifier of the same 1,000 training rows gets 97.0 % [93.0, 99.0] preference accuracy, the policy "
+        "by the same measure 50.0 %. Its answers are worth 0.900 [0.800, 1.000] on average (1 liked, 0.5 not rated, 0 "
+        "disliked), the policy's -0.250 from that [-0.300, -0.200]."
     )
     assert baseline_words({}) == ""
     assert baseline_words({"baseline": {"refused": "why"}}) == "No simple classifier beside it: why."

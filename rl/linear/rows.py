@@ -138,12 +138,14 @@ def _listed(row: Mapping[str, Any], agent: Agent) -> tuple[str, ...]:
 
 def answers_of(rows: Sequence[Choice], agent: Agent) -> Answers:
     """How the agent's answers are chosen, by its definition and by the rows. Raises LinearRefused for free text."""
-    counts: Counter[str] = Counter()
     written: dict[str, str] = {}
+    prompts: dict[str, set[str]] = {}
     for row in rows:
         for text in filter(None, (row.answer, row.other)):
-            counts[answer_plain(text)] += 1
+            prompts.setdefault(answer_plain(text), set()).add(row.group)
             written.setdefault(answer_plain(text), text.strip())
+    # by prompts: wordings that stand in many pairs of one prompt are met once
+    counts = Counter({name: len(groups) for name, groups in prompts.items()})
     met = tuple(written[name] for name, _ in counts.most_common())
     quoted = sum(_quoted(row) for row in rows) >= LISTED_SHARE * len(rows)
     if sum(bool(row.options) for row in rows) >= LISTED_SHARE * len(rows):

@@ -200,7 +200,7 @@ def evaluate_policy(
         "errors": errors_of(rows, own.scores, work.asked, own.answers, work.judge),
     }
     if baseline is not None:
-        outcome["baseline"] = _baseline(baseline, work, more, checks or {}, own, lead)
+        outcome["baseline"] = _baseline(baseline, work, more, checks or {}, own, references[0], lead)
     if other is not None:
         outcome["comparison"] = _comparison(work, name, own, other, lead, evidence)
         outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.asked, other.answers)
@@ -382,17 +382,33 @@ def _own_reference(
 
 
 def _baseline(
-    baseline: LinearSide, work: _Work, rows: Rows, checks: Mapping[str, Check], own: _Side, lead: str
+    baseline: LinearSide,
+    work: _Work,
+    rows: Rows,
+    checks: Mapping[str, Check],
+    own: _Side,
+    reference: Sequence[ResponseScore],
+    lead: str,
 ) -> dict[str, Any]:
-    """Figures of a simple classifier on the same evidence, and how the policy differs from it."""
+    """Figures of a simple classifier on the same evidence, and how the policy differs from it.
+
+    `policy` has those of the policy by the same measure: rated answers by how far each moved them from its own
+    reference, whatever the policy is compared with beside.
+    """
     side = _side(baseline, work, _Ticker(None, 0))
     even = baseline.reference([row for _, row in work.scored])
     evidence = _other_evidence(work, rows, checks, side, None, (even, even))
+    alone = _other_evidence(work, rows, checks, own, None, (reference, reference))
     gains = [mine - theirs for mine, theirs in zip(work.rewards(own), work.rewards(side), strict=True)]
     found = {
         **_figures(work, side),
         "carried_by": lead,
         "evidence": _evidence_figures(work.rows, side, None, evidence, {}),
+        "policy": {
+            **_figures(work, own),
+            "carried_by": lead,
+            "evidence": _evidence_figures(work.rows, own, None, alone, {}),
+        },
         "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
     }
     if side.scores:
