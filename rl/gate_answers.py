@@ -22,6 +22,11 @@ UNSEEN = 0.1
 """One-sided level of the interval that must rule out a loss of the bound or more (non-inferiority)."""
 
 
+MOST_LOOPING = 0.25
+"""Share of free-text answers that may say the same over and over, whatever the rival's do: a base model that was never
+taught such answers rambles, and to ramble less is no reason to be served."""
+
+
 def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """The mean reward of its answers is not worse, over the prompts on which an answer can be told good or bad.
 
@@ -53,7 +58,8 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """The agent can act on as many of its answers.
 
     Refused for good where the loss is beyond chance (exact, `HARM`); waits where Newcombe's interval of the paired
-    difference (`UNSEEN`) does not rule out a loss of `max_invalid_gain`.
+    difference (`UNSEEN`) does not rule out a loss of `max_invalid_gain`, and where more than `MOST_LOOPING` of its
+    answers are free text that says the same over and over, as more feedback or a larger base may lift it.
     """
     if not evidence.answered:
         return Verdict("valid", NOT_APPLICABLE, "no prompt was answered by both")
@@ -73,6 +79,9 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     )
     if luck <= HARM:
         return Verdict("valid", REFUSED, f"{words}: a loss beyond chance", figures)
+    if (looping := sum(one.loops for one in evidence.answered) / n) > MOST_LOOPING:
+        words += f", but {100 * looping:.0f} % say the same over and over, {100 * MOST_LOOPING:g} are allowed"
+        return Verdict("valid", REFUSED, words, {**figures, "looping": looping}, waits=True)
     if found.low < -bounds.max_invalid_gain:
         allowed = f"{100 * bounds.max_invalid_gain:g} are allowed"
         words += f": a loss of {-100 * found.low:.1f} points is not ruled out, {allowed}"

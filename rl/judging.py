@@ -65,6 +65,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
                 len(one["answer"]),
                 len(one["other_answer"]),
                 one.get("judged", True),
+                one.get("loops", False),
             )
             for one in stored.get("answers", ())
         ],

@@ -146,7 +146,7 @@ def policy_register(
 def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> None:
     """Put an evaluation's figures on its policy."""
     figures = evaluation.figures
-    names = ("preference_accuracy", "valid_rate", "average_reward", "reward_std")
+    names = ("preference_accuracy", "valid_rate", "average_reward", "reward_std", "rewards_known")
     summary = {key: figures.get(key) for key in names}
     if (leading := headline(figures)) is not None:
         summary["headline"] = leading

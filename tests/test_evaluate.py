@@ -326,3 +326,11 @@ def test_a_classifier_stands_beside_the_policy_on_the_same_prompts() -> None:
     assert (found["average_reward"]["value"], found["average_reward_difference"]["value"]) == (1.0, -1.0)
     assert found["valid_rate"]["n"] == 10
     assert found["policy"]["preference_accuracy"]["value"] == 0.7
+
+
+def test_a_text_loops_where_most_of_it_stands_in_it_before() -> None:
+    assert evaluate_answers.loops("W" + "er" * 40)
+    assert not evaluate_answers.loops("er" * 31)  # 62 characters: too short to tell
+    assert not evaluate_answers.loops(
+        "Let the soil dry before you water it again; your basil will thank you within two weeks."
+    )

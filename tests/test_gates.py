@@ -87,6 +87,13 @@ def test_answers_that_got_worse_are_refused(
     assert verdict(rule, evidence(answered=bad)).outcome == gates.REFUSED
 
 
+@pytest.mark.parametrize(("looping", "passes"), [(15, True), (16, False)])
+def test_free_text_that_says_the_same_over_and_over_is_not_served(looping: int, passes: bool) -> None:
+    rambling = answered(looping, loops=True)
+    found = verdict(gate_answers.rule_valid, evidence(answered=[*rambling, *answered(60 - looping)]))
+    assert (found.passed, found.waits) == (passes, not passes)
+
+
 @pytest.mark.parametrize(
     ("good", "passes"), [(None, False), ((70.0, 9), False), ((70.0, 10), True), ((40.0, 30), False)]
 )

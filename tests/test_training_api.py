@@ -215,6 +215,11 @@ def test_a_run_shows_its_history_and_then_its_policy(operator: ApiClient) -> Non
     Policy.objects.update(metrics={"average_reward": {"value": 0.7, "n": 3}, "reward_std": 0.25})
     shown = operator.get(f"/api/runs/{run.pk}/").json()
     assert (shown["rewardMean"], shown["rewardStd"]) == (0.7, 0.25)
+    # half for every answer is no measurement: nobody judged any of these texts
+    unknown = {"average_reward": {"value": 0.5, "n": 3}, "reward_std": 0.0, "rewards_known": 0}
+    Policy.objects.update(metrics=unknown)
+    shown = operator.get(f"/api/runs/{run.pk}/").json()
+    assert (shown["rewardMean"], shown["rewardStd"]) == (None, None)
 
 
 @pytest.mark.parametrize("pk", ["77", str(2**63), "9" * 40])

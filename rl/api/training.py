@@ -262,7 +262,9 @@ def _trained(run: TrainingRun) -> dict[str, Any]:
 
 def _reward(policy: Policy) -> dict[str, float | None]:
     """The policy's own held-out reward, mean and sample standard deviation over the prompts it answered; null until it
-    was judged."""
+    was judged, and where none of its answers is one that anybody judged."""
+    if policy.metrics.get("rewards_known") == 0:
+        return {"rewardMean": None, "rewardStd": None}
     reward, std = share_of(policy.metrics, "average_reward"), policy.metrics.get("reward_std")
     return {"rewardMean": reward.value if reward else None, "rewardStd": std}
 

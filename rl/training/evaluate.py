@@ -20,6 +20,7 @@ from rl.evidence_kinds import (
     telling_counts,
 )
 from rl.gate_sheets import GateBounds
+from rl.judgements import NEUTRAL
 from rl.statistics import mcnemar_exact, mean_interval, paired_difference, wilson_interval
 from rl.training.evaluate_answers import (
     AnswerJudge,
@@ -29,6 +30,7 @@ from rl.training.evaluate_answers import (
     answers_given,
     errors_of,
     held_out_prompts,
+    loops,
     slices_of,
 )
 from rl.training.evaluate_evidence import (
@@ -103,6 +105,7 @@ def evaluate_policy(
       are answered too.
     - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function, of prompts that
       people judged: 1 for an answer they preferred, 0 for one they only rejected or that is not valid, 0.5 for others.
+    - rewards_known: answers that this says anything of; 0 where free text matched nothing that anybody judged.
     - ground_truth: share of answers that are right, over the prompts whose right answer the agent knows, or None.
     - evidence: per kind (rl.evidence_kinds.KINDS) its figures; `carried_by` names the kind that carries the
       comparison: see `lead_kind`, with `needed` prompts and without the kinds that are `barred` (with the reason why).
@@ -429,6 +432,7 @@ def _figures(work: _Work, side: _Side) -> dict[str, Any]:
         "valid_rate": wilson_interval(valid, len(side.problems)).as_dict(),
         "average_reward": mean_interval(rewards, bounds=(0.0, 1.0)).as_dict(),
         "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
+        "rewards_known": len(rewards) if work.judge.custom else sum(reward != NEUTRAL for reward in rewards),
     }
 
 
@@ -494,6 +498,7 @@ def _evidence_figures(
 
 def _held_out(work: _Work, own: _Side, other: _Side, evidence: Mapping[str, OtherEvidence]) -> dict[str, Any]:
     """Per item of evidence and per answer what both sides did: what the gate's rules are asked about."""
+    free = not work.judge.agent.structured and not work.judge.agent.answers
     return {
         "cases": [
             {
@@ -517,6 +522,7 @@ def _held_out(work: _Work, own: _Side, other: _Side, evidence: Mapping[str, Othe
                 "reward": own.rewards[i],
                 "other_reward": other.rewards[i],
                 "judged": judged,
+                "loops": free and loops(own.answers[i].text),
             }
             for i, (prompt, judged) in enumerate(zip(work.asked, work.judged, strict=True))
         ],

@@ -93,6 +93,17 @@ def answers_given(
     return found
 
 
+LOOP_CHARS, LOOP_SHARE, LOOP_GRAM = 64, 0.7, 8
+"""A text of at least so many characters loops where such a share of its substrings of LOOP_GRAM characters stand in it
+before."""
+
+
+def loops(text: str) -> bool:
+    """Whether a text says the same over and over: what a model writes that has lost its thread."""
+    grams = [text[start : start + LOOP_GRAM] for start in range(len(text) - LOOP_GRAM + 1)]
+    return len(text) >= LOOP_CHARS and 1 - len(set(grams)) / len(grams) >= LOOP_SHARE
+
+
 class AnswerJudge:
     """Decides whether an answer is valid, the same as another, right, and what it is worth."""
 
