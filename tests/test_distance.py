@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,3 +226,28 @@ def test_every_export_says_what_serves_it(format: str) -> None:
     said = next_steps.after_export(format, "/files/support-v1.gguf")
     assert "docs/export.md" not in said
     assert "/files" in said
+
+
+@pytest.mark.django_db
+def test_commands_that_show_or_move_things_name_the_next_step_too(tmp_path: Path) -> None:
+    def following(*arguments: str) -> str:
+        return str(json.loads(run(*arguments, "--json"))["next"])
+
+    assert following("imports") == "python manage.py import_feedback FILE --agent SLUG"
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "response": "b", "thumb": "up"}))
+    number = json.loads(run("import_feedback", str(path), "--agent", "helper", "--json"))["batch"]
+    assert following("imports").startswith(f"python manage.py undo_import {number} --dry-run")
+    out = tmp_path / "out.jsonl"
+    assert following("export_training_data", "--agent", "helper", "--output", str(out)) == (
+        f"read it elsewhere: python manage.py import_feedback {out} --dry-run"
+    )
+    assert following("undo_import", str(number), "--dry-run") == f"python manage.py undo_import {number}"
+    assert (
+        following("agent", "rename", "helper", "aid", "--dry-run")
+        == "python manage.py agent rename helper aid"
+    )
+    assert following("agent", "delete", "helper", "--dry-run") == "python manage.py agent delete helper"
+    assert following("undo_import", str(number)) == "python manage.py imports"
+    assert following("reward_model", "list") == "python manage.py train_reward_model --agent SLUG"
+    assert "experiment start NAME" in following("experiment", "list")

@@ -218,7 +218,8 @@ def test_a_file_of_more_rows_than_allowed_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_imports_are_listed(tmp_path: Path) -> None:
-    assert command("imports") == {"count": 0, "imports": []}
+    nothing = command("imports")
+    assert (nothing["count"], nothing["imports"]) == (0, [])
     for agent in ("helper", "other"):
         file_import(written(tmp_path / f"{agent}.jsonl", [{**PAIR, "prompt": agent}]), agent=agent)
     found = command("imports")
@@ -244,6 +245,8 @@ def test_an_undone_import_leaves_the_database_as_it_was(tmp_path: Path) -> None:
     done = command("undo_import", str(number))
     assert tables() == before
     assert (done["decisions"], done["ratings"], done["comparisons"], done["undone"]) == (3, 1, 1, True)
+    assert tried.pop("next") == f"python manage.py undo_import {number}"
+    assert done.pop("next") == "python manage.py imports"
     assert {**tried, "dry_run": False, "undone": True} == done
     batch = ImportBatch.objects.get()
     assert batch.is_undone

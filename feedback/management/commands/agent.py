@@ -65,12 +65,14 @@ class Command(RatchetCommand):
             self.stdout.write(
                 "Policies keep their names. An app that still sends the old name makes a new agent of that name"
             )
-            self.stdout.write(
-                f"Next: let your app send {result['new']}" if not dry else "Next: without --dry-run"
-            )
             return
         if result.get("trained"):
             self.stdout.write(f"  {trained_words(result['trained']).replace(' on it', ' for it')}")
-        if dry:
-            forced = " --force" if result["trained"] else ""
-            self.stdout.write(f"Next: python manage.py agent delete {result['agent']}{forced}")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if result["action"] == "rename":
+            again = f"python manage.py agent rename {result['agent']} {result['new']}"
+            return again if result["dry_run"] else f"let your app send {result['new']}"
+        if result["dry_run"]:
+            return f"python manage.py agent delete {result['agent']}{' --force' if result['trained'] else ''}"
+        return "import or record what the next agent does: python manage.py import_feedback FILE --agent SLUG"

@@ -55,6 +55,7 @@ class Command(RatchetCommand):
         if result["action"] == "create":
             self.note(f"Key {result['name']}, scopes {', '.join(result['scopes'])}. It is not shown again:")
             self.stdout.write(result["key"])
+            self.note("Send it as the header Authorization: Bearer KEY; docs/api.md has the calls")
         elif result["action"] == "revoke":
             self.stdout.write(f"Key {result['name']} is revoked.")
         elif not result["keys"]:

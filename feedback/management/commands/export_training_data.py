@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,12 @@ class Command(RatchetCommand):
             )
         for reason, count in result["left_out"].items():
             self.stdout.write(f"  left out {count}: {reason}")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        paths = [file["path"] for file in result["files"]]
+        if not paths:
+            return ""
+        second = f" --ratings-file {shlex.quote(paths[1])}" if len(paths) > 1 else ""
+        return (
+            f"read it elsewhere: python manage.py import_feedback {shlex.quote(paths[0])}{second} --dry-run"
+        )

@@ -46,7 +46,6 @@ class Command(RatchetCommand):
     def show(self, result: dict[str, Any]) -> None:
         if not result["imports"]:
             self.stdout.write("Nothing was imported yet.")
-            self.stdout.write("Next: python manage.py import_feedback FILE --agent SLUG")
             return
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("import", "file", "format", "agent", "brought", "by", "at", ""):
@@ -60,4 +59,9 @@ class Command(RatchetCommand):
         self.console.print(table)
         if (more := result["count"] - len(result["imports"])) > 0:
             self.stdout.write(f"and {more:,} older ones (--limit {result['count']})")
-        self.stdout.write("Next: python manage.py undo_import N --dry-run, or the page /imports/")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        standing = [row["batch"] for row in result["imports"] if not row["undone_at"]]
+        if not standing:
+            return "python manage.py import_feedback FILE --agent SLUG"
+        return f"python manage.py undo_import {standing[0]} --dry-run, or the page /imports/"

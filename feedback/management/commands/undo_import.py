@@ -63,10 +63,9 @@ class Command(RatchetCommand):
             self.stdout.write(
                 f"  rows that import {numbers} found here already may have been these: import it again"
             )
-        if result["dry_run"]:
-            forced = (
-                " --force" if result["trained_on"].get("runs") or result["trained_on"].get("labels") else ""
-            )
-            self.stdout.write(f"Next: python manage.py undo_import {result['batch']}{forced}")
-        else:
-            self.stdout.write("Next: python manage.py imports")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if not result["dry_run"]:
+            return "python manage.py imports"
+        trained = result["trained_on"].get("runs") or result["trained_on"].get("labels")
+        return f"python manage.py undo_import {result['batch']}{' --force' if trained else ''}"

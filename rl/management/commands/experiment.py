@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from backend import next_steps
 from backend.command import RatchetCommand
 from rl import registry
 from rl.api.experiments import experiment_shown
@@ -151,9 +152,7 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         if result.get("experiments") == []:
-            self.stdout.write(
-                "No experiments yet. Start one: python manage.py experiment start NAME --agent SLUG --challenger POLICY"
-            )
+            self.stdout.write("No experiments yet.")
         for row in result.get("experiments", []):
             arms = " against ".join(arm["policy"] for arm in row["arms"])
             self.stdout.write(
@@ -167,6 +166,21 @@ class Command(RatchetCommand):
         for name, value in result.items():
             if name not in ("experiments", "done"):
                 self.stdout.write(f"{name}: {value}")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if result.get("experiments") == []:
+            return "python manage.py experiment start NAME --agent SLUG --challenger POLICY"
+        if "stage" in result:
+            return next_steps.after_promotion(result["policy"], registry.policy_get(result["policy"]).agent)
+        name = next((row["name"] for row in result.get("experiments", [result]) if "name" in row), "")
+        if "results" in result:
+            more = next((share for share in RAMP if share > result["ramp"]), None)
+            return (
+                f"python manage.py experiment ramp {name} --to {more}"
+                if more
+                else "/experiments/ (make serve)"
+            )
+        return f"python manage.py experiment show {name}" if name else ""
 
     def _results(self, experiment: Experiment) -> None:
         results = results_of(experiment)

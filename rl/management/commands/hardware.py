@@ -42,6 +42,9 @@ class Command(RatchetCommand):
         )
         return {**found.as_dict(), "sizes": [asdict(fit) for fit in fits]}
 
+    def next_step(self, result: dict[str, Any]) -> str:
+        return "python manage.py train_dpo --agent SLUG --dry-run (what a training takes on this machine)"
+
     def show(self, result: dict[str, Any]) -> None:
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("setting", "value", "why"):

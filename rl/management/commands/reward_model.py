@@ -66,9 +66,7 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         if result.get("reward_models") == []:
-            self.stdout.write(
-                "No reward models yet. Train one: python manage.py train_reward_model --agent SLUG"
-            )
+            self.stdout.write("No reward models yet.")
         for row in result.get("reward_models", []):
             self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {ranking_words(row['ranking'])}")
         if "name" in result:
@@ -77,9 +75,13 @@ class Command(RatchetCommand):
                 self.stdout.write(
                     f"  {event['at'][:16]}  {event['kind']:<10} {event['actor']}: {event['reason']}"
                 )
-            agent, name = result["agent"], result["name"]
-            self.stdout.write(
-                f"Next: python manage.py run_pipeline --agent {agent} --method rlhf"
-                if result["stage"] == "champion"
-                else f"Next: python manage.py reward_model judge {name}"
-            )
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        rows = result.get("reward_models", [result])
+        if not rows:
+            return "python manage.py train_reward_model --agent SLUG"
+        first = rows[0]
+        if first["stage"] == "champion":
+            return f"python manage.py run_pipeline --agent {first['agent']} --method rlhf"
+        move = "promote" if first["ranking"] else "judge"
+        return f"python manage.py reward_model {move} {first['name']}"
