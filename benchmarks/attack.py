@@ -124,8 +124,11 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
             [Tests(("tests/test_erasure.py", "tests/test_forget.py"))],
         ),
         "disk": (
-            "full and read-only disks, with the database there and away",
-            [Tests(("tests/test_disk.py",)), Tests(("tests/test_export.py",), only="disk or unwritable or space")],
+            "full and read-only disks, with the database there, away, and on them",
+            [
+                Tests(("tests/test_disk.py", f"{attacks}/test_small_disk_commands.py")),
+                Tests(("tests/test_export.py",), only="disk or unwritable or space"),
+            ],
         ),
         "budgets": ("each limit at its number and one above", [Tests(("tests/test_limits.py",))]),
         "bit flips": (

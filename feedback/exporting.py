@@ -66,7 +66,7 @@ def shape_of(name: str) -> Shape:
 
 def export_stream(
     name: str, selection: Selection, report: ExportReport, *, limit: int | None = None
-) -> Iterator[bytes]:
+) -> Generator[bytes]:
     """The file in pieces of about 64 kB, all of one moment, while the report fills up; at most `limit` rows.
 
     Needs memory for a few thousand rows, however many there are. Raises ExportRefused for an unknown format.
@@ -76,7 +76,7 @@ def export_stream(
     reader = RowReader("", "export")
     selection = replace(selection, reader=reader)
 
-    def pieces() -> Iterator[bytes]:
+    def pieces() -> Generator[bytes]:
         with one_moment(), closing(_rows(shape, selection, report.left_out)) as rows:
             yield from _encoded(shape, _limited(rows, limit, report), report)
         report.truncated |= bool(report.left_out.pop(MORE, 0))
@@ -189,7 +189,9 @@ def _file_written(path: Path, name: str, selection: Selection, limit: int | None
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
             try:
-                _write(file, path, export_stream(name, selection, report, limit=limit))
+                # closed here, and not whenever memory is cleared up: it holds a transaction
+                with closing(export_stream(name, selection, report, limit=limit)) as pieces:
+                    _write(file, path, pieces)
                 os.fchmod(file.fileno(), 0o644)
                 if report.samples:
                     Path(file.name).replace(path)

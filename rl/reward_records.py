@@ -10,6 +10,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import Error as DatabaseFault
+from django.db import InterfaceError, OperationalError
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 
 from feedback.models import Decision, Outcome
@@ -190,6 +191,8 @@ def rewards_calculate(
                 calculated += len(chunk)
                 if progress is not None:
                     progress(calculated, todo)
+        except (OperationalError, InterfaceError):
+            raise  # a database that is away, full or read-only is no agent's fault, and the next meets it too
         except Exception as fault:
             expected = isinstance(fault, (RewardsRefused, IsolationUnavailable))
             why = str(fault) if expected else f"{type(fault).__name__}: {fault}"

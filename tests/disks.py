@@ -46,12 +46,13 @@ def _mount(*arguments: str) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A disk of 4 MB; skips where this user may not mount (`test_in_a_namespace` runs these tests there)."""
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk]:
+    """A disk of 4 MB, or of the size the test is parametrized with; skips where this user may not mount
+    (`test_in_a_namespace` runs these tests there)."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
-        _mount("-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder))
+        _mount("-t", "tmpfs", "-o", f"size={getattr(request, 'param', SIZE)}", "tmpfs", str(folder))
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"needs to mount a small disk, which is not permitted here: {error}")
     try:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from feedback import formats
+from feedback import exporting, formats
 from feedback.exported import Selection
 from feedback.exporting import ExportRefused, ExportReport, export_stream, file_export
 from feedback.formats.records import RowRefused
@@ -499,3 +499,28 @@ def test_postgresql_gives_back_what_it_was_given(world: None, tmp_path: Path, po
         for _ in export_stream(name, Selection(), here):
             pass
         assert counts[name] == [here.samples, dict(here.left_out)], name
+
+
+def test_a_file_that_cannot_be_written_ends_the_reading_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left to whenever memory is cleared up, the transaction it holds would end as a trace on a user's screen."""
+    ended: list[bool] = []
+
+    def stream(*_: Any, **__: Any) -> Any:
+        try:
+            yield b"a"
+            yield b"b"
+        finally:
+            ended.append(True)
+
+    def full(file: Any, path: Path, pieces: Any) -> None:
+        next(pieces)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exporting, "export_stream", stream)
+    monkeypatch.setattr(exporting, "_write", full)
+    with pytest.raises(ExportRefused, match="No space left on device") as refused:
+        file_export(tmp_path / "x.jsonl", "ratchet", Selection())
+    assert ended == [True], refused
+    assert list(tmp_path.glob("*.jsonl")) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, OperationalError, transaction
 from django.test import Client
 from django_q.models import Schedule
 
@@ -407,3 +407,17 @@ def test_a_decisions_page_shows_its_reward_in_parts_and_links_its_policy(client:
 @pytest.mark.django_db
 def test_a_decision_nobody_knows_has_no_reward() -> None:
     assert raw_rewards([uuid.uuid4()]) == {}
+
+
+@pytest.mark.django_db
+def test_a_database_that_takes_nothing_is_no_agents_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    for agent in ("one", "other"):
+        row = decision_record(agent=agent, messages="q", response="r").row
+        rating_submit(decision=row, rater="ann", thumb="up")
+
+    def locked(*_: Any, **__: Any) -> None:
+        raise OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr(RewardRecord.objects, "bulk_create", locked)
+    with pytest.raises(OperationalError, match="readonly"):
+        rewards_calculate()

@@ -71,8 +71,10 @@ def one_moment() -> Iterator[None]:
         try:
             yield
         finally:
-            with connection.cursor() as cursor:
-                cursor.execute("ROLLBACK")
+            # SQLite ends it by itself where the disk fails
+            if connection.connection is not None and connection.connection.in_transaction:
+                with connection.cursor() as cursor:
+                    cursor.execute("ROLLBACK")
 
 
 def _decision_rows(selection: Selection) -> Iterator[DecisionRow]:
