@@ -97,7 +97,7 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     more likely than the reference does, in nats per token, the lower end of its interval.
     """
     if evidence.kl is None:
-        words = "its distance to the base model was not measured, or its answers are a closed set"
+        words = "no distance to a base model was measured: its answers are a closed set, or it is linear and has none"
         return Verdict("kl", NOT_APPLICABLE, words)
     way = 0.0
     if evidence.written_gain is not None:

@@ -28,7 +28,8 @@ from rl.linear.fit import fit
 from rl.linear.model import CLOSED, LISTED, WEIGHTS, LinearPolicy, LinearPolicyError
 from rl.linear.rows import LinearRefused
 from rl.linear_baseline import baseline_of
-from rl.models import Policy, ServingSettings, TrainingRun
+from rl.models import LearnerSettings, Policy, ServingSettings, TrainingRun
+from rl.online import OnlineLearner
 from rl.serving.base import BASE
 from rl.serving.routing import base_model, policy_model
 from rl.training import linear_side
@@ -74,6 +75,14 @@ def test_words_fields_and_sizes_of_a_prompt_are_its_features() -> None:
     )  # fmt: skip
     assert fields_of('Ticket: {"tier": "gold", "age": 3}') == [("tier", "gold"), ("age", "3")]
     assert fields_of('{"a": {"b": [1, "x"]}}') == [("a.b", 1), ("a.b", "x")]
+    # what somebody sends to break it costs no time and no error
+    nasty = [
+        "a: x" + " " * 19_000 + "y",
+        '{"a":' * 900 + "1" + "}" * 900,
+        '{"n": ' + "9" * 400 + "}",
+        '"a"' * 6_000,
+    ]
+    assert [len(prompt_features(asked(text))) < 6 for text in nasty] == [True] * 4
     assert prompt_features([*asked("old"), *asked("new")]) == {"earlier word old": 1.0, "word new": 1.0}
     assert prompt_features(asked("a: x\nb: y"), ("crossed",)) == {"a=x & b=y": 0.5}
     assert prompt_features(asked("ab"), ("parts",)) == pytest.approx(
@@ -393,24 +402,29 @@ def test_the_classifier_beside_a_policy_learns_from_its_own_training_rows(traine
     assert baseline_of(None, BOT) == (None, {})
 
 
-def test_rest_plans_and_queues_a_linear_training_and_a_worker_trains_it(
-    db: None, monkeypatch: pytest.MonkeyPatch
+def test_rest_plans_a_linear_training_and_the_learner_retrains_by_it(
+    db: None, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     thumbs(90)
     monkeypatch.setattr("rl.jobs.async_task", lambda *_, **__: None)
-    api = ApiClient("operate", "read")
-    plan = api.post("/api/policies/train_policy/tickets", {"method": "linear", "dryRun": True}).json()
+    plan = ApiClient("operate").post(
+        "/api/policies/train_policy/tickets", {"method": "linear", "dryRun": True}
+    ).json()  # fmt: skip
     assert (plan["method"], plan["refused"], plan["modelConfig"]["feedback"]) == ("linear", "", "scores")
     assert plan["modelConfig"]["baseModel"] == ""
-    queued = api.post("/api/policies/train_policy/tickets", {"method": "linear"})
-    assert queued.status_code == 202, queued.content
-    report = runs.train_queued(queued.json()["id"], actor="test")
-    assert report["status"] == "succeeded"
+    settings.ENABLE_ONLINE_LEARNING = True
+    LearnerSettings.objects.create(
+        agent="tickets", method="linear", start_from="champion", min_samples_to_retrain=20
+    )
+    queued = OnlineLearner("tickets").trigger_retrain()
+    assert (queued.method, queued.base_model, queued.asked_by) == ("linear", "", "online learner")
+    report = runs.train_queued(queued.pk, actor="test")
     policy = Policy.objects.get()
     shown = policy_shown(policy)
-    assert (policy.name, shown["kind"], shown["base_model"], shown["baseline"]) == (
-        report["policy"], "linear", "", None,
+    assert (report["policy"], shown["kind"], shown["base_model"], shown["baseline"]) == (
+        policy.name, "linear", "", None,
     )  # fmt: skip
+    assert not OnlineLearner("tickets").should_retrain()
 
 
 def test_its_page_says_what_it_is_and_what_a_classifier_gets(

@@ -24,11 +24,17 @@ MOST_CHARACTERS = 20_000
 MOST_FIELDS = 24
 """Fields of a prompt that are crossed with each other; their number grows with the square."""
 
+DEEPEST = 32
+"""Levels of nested JSON that are read."""
+
 LONGEST_VALUE = 60
 """Characters up to which a field's value counts as one of a few; a longer one is read as words of that field."""
 
 CROSSED_VALUE = 0.5
 """Value of a crossing, where a word has 1: a smaller one is held closer to zero by the same penalty."""
+
+MOST_PARTED = 200
+"""Distinct words of a message, the first, whose parts are read."""
 
 PART_LENGTHS = (3, 4, 5)
 
@@ -36,7 +42,7 @@ Features = dict[str, float]
 """Feature name -> its value."""
 
 _WORD = re.compile(r"[^\W\d_]+")
-_LINE = re.compile(r"^[ \t]*([^\W\d][\w .\-]{0,39}?)[ \t]*[:=][ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
+_LINE = re.compile(r"^[ \t]*([^\W\d][\w .\-]{0,39}?)[ \t]*[:=][ \t]*(\S.*)$", re.MULTILINE)
 _MEMBER = re.compile(r'"([^"\\]{1,40})"\s*:\s*(?:"([^"\\]{0,200})"|(-?\d+(?:\.\d+)?|true|false|null))')
 
 
@@ -79,7 +85,9 @@ def _text_features(text: str, families: Sequence[str]) -> Iterator[tuple[str, fl
         for one, other in itertools.combinations(sorted(single), 2):
             yield f"{one} & {other}", CROSSED_VALUE
     if PARTS in families:
-        parts = list(dict.fromkeys(part for word in dict.fromkeys(words) for part in _parts(word)))
+        parts = list(
+            dict.fromkeys(part for word in list(dict.fromkeys(words))[:MOST_PARTED] for part in _parts(word))
+        )
         yield from ((f"part {part}", 1 / math.sqrt(len(parts))) for part in parts)
 
 
@@ -102,8 +110,12 @@ def _field_features(text: str) -> Iterator[str]:
                     yield from (f"{name}/{word.lower()}" for word in _WORD.findall(said))
                 continue
             value = number
-        yield f"{name}={value:g}"
-        yield from (f"{name}>={bound:g}" for bound in _bounds(float(value)))
+        try:
+            size = float(value)
+        except OverflowError:
+            continue  # a whole number of hundreds of digits is a name, and tells no size
+        yield f"{name}={size:g}"
+        yield from (f"{name}>={bound:g}" for bound in _bounds(size))
 
 
 def fields_of(text: str) -> list[tuple[str, Any]]:
@@ -114,20 +126,20 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
     except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, (dict, list)):
-        return list(_flat(whole, ""))
+        return list(_flat(whole, "", DEEPEST))
     members = [(name.lower(), said or plain) for name, said, plain in _MEMBER.findall(text)]
     if members:
         return members
-    return [(name.lower(), value) for name, value in _LINE.findall(text)]
+    return [(name.lower(), value.rstrip()) for name, value in _LINE.findall(text)]
 
 
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _flat(value: Any, path: str, deeper: int) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _flat(inner, f"{path}.{name}".strip(".").lower())
+        for name, inner in value.items() if deeper else ():
+            yield from _flat(inner, f"{path}.{name}".strip(".").lower(), deeper - 1)
     elif isinstance(value, list):
-        for inner in value:
-            yield from _flat(inner, path)
+        for inner in value if deeper else ():
+            yield from _flat(inner, path, deeper - 1)
     elif value is not None:
         yield path, value
 
