@@ -309,11 +309,14 @@ def test_the_command_says_how_many_were_calculated_and_still_wait() -> None:
         decide(number)
     decide(agent="other")
     nothing = {**WHOLE, "labels": {}, "outcomes_without_worth": {}}
-    after = "python manage.py train_ppo --agent SLUG --dry-run"
+    after = "python manage.py train_ppo --agent {} --dry-run"
     assert command("--agent-type", "support", "--limit", "2") == {
-        "calculated": 2, "written": 2, "pending": 1, **nothing, "next": after
+        "calculated": 2, "written": 2, "pending": 1, **nothing, "agents": ["support"], "next": after.format("support")
     }  # fmt: skip
-    assert command() == {"calculated": 2, "written": 2, "pending": 0, **nothing, "next": after}
+    assert command() == {
+        "calculated": 2, "written": 2, "pending": 0, **nothing, "agents": ["other", "support"],
+        "next": after.format("other"),
+    }  # fmt: skip
     assert command("--all")["calculated"] == 4
     with pytest.raises(CommandError, match="known are other, support"):
         command("--agent-type", "nobody")
