@@ -1,6 +1,6 @@
 """A file of prompts with tests -> GRPO: does the share of tests that pass rise on prompts it never saw?
 
-    python benchmarks/grpo_code.py [--shown 60] [--sft-steps 160] [--steps 24] [--seed 0]
+    python benchmarks/grpo_code.py [--shown 60] [--sft-steps 160] [--steps 24] [--learning-rate 5e-4] [--seed 0]
 
 A tiny programming world: "f(x) is x plus 7" is answered by `def f(x): return x + 7`; two names, three operators,
 constants from 2 to 31, four tests each that are called from another process. The bundled model cannot write code, so
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--shown", type=int, default=60, help="solutions that train_sft sees")
     parser.add_argument("--sft-steps", type=int, default=160)
     parser.add_argument("--steps", type=int, default=24, help="steps of GRPO")
+    parser.add_argument("--learning-rate", type=float, default=5e-4, help="of GRPO")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rows = world(arguments.seed)
@@ -114,7 +115,7 @@ def main() -> None:
         ).train(shown)  # fmt: skip
         began = time.perf_counter()
         grpo = GRPOTrainer(
-            recipe.with_knobs(start_from=sft.checkpoint, beta=0.0, learning_rate=2e-4),
+            recipe.with_knobs(start_from=sft.checkpoint, beta=0.0, learning_rate=arguments.learning_rate),
             output_dir=home / "grpo",
             agent="coder",
             rewards=[reward],
