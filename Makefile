@@ -9,13 +9,17 @@ STAMP := $(VENV)/.installed
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test serve lint clean
+.PHONY: demo test suite serve lint clean
 
 demo: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0
 	$(BIN)/python manage.py demo
 
-test: $(STAMP)-dev lint
+# Types are checked beside the tests: they take a minute of one core.
+test: $(STAMP)-dev
+	$(MAKE) --jobs 2 lint suite
+
+suite: $(STAMP)-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 serve: $(STAMP)-rl
