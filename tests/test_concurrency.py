@@ -164,8 +164,9 @@ def as_uuid(value: Any) -> uuid.UUID:
     return value if isinstance(value, uuid.UUID) else uuid.UUID(value)
 
 
-def test_fifty_raters_at_once(server: Server) -> None:
+def test_fifty_raters_at_once(server: Server, record_property: Callable[[str, object], None]) -> None:
     decisions, raters = rated(server)
+    record_property("tried", sum(len(rater.statuses) for rater in raters))
     check_everything_is_stored_once(server, decisions, raters)
     # outside of any transaction of a test: nothing of a rating of nothing is stored
     lost = Rater(server, raters[0].key, "lost", lambda: None)
