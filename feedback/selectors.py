@@ -128,6 +128,8 @@ class FeedbackCounts:
     corrections: int
     simulated: int
     newest_at: datetime | None
+    outcomes: int = 0
+    """Measured outcomes, of whatever name."""
 
     @property
     def feedback(self) -> int:
@@ -157,6 +159,7 @@ def feedback_counts(agent: str) -> FeedbackCounts:
         corrections=ratings["corrections"],
         simulated=ratings["simulated"] + comparisons["simulated"],
         newest_at=newest,
+        outcomes=Outcome.objects.filter(decision__agent=agent, decision__withdrawal=None).count(),
     )
 
 
@@ -191,6 +194,8 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
         .values("left__agent")
         .annotate(n=Count("pk"), simulated=Count("pk", filter=Q(rater_kind=RaterKind.SIMULATED)))
     )
+    outcomes = Outcome.objects.filter(decision__withdrawal=None).order_by().values("decision__agent")
+    measured = dict(outcomes.annotate(n=Count("pk")).values_list("decision__agent", "n"))
     rated: dict[str, dict[str, Any]] = {row["decision__agent"]: dict(row) for row in ratings}
     compared: dict[str, dict[str, Any]] = {row["left__agent"]: dict(row) for row in comparisons}
     nothing: dict[str, Any] = {"n": 0, "corrections": 0, "simulated": 0, "newest": None}
@@ -205,6 +210,7 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
             corrections=mine["corrections"],
             simulated=mine["simulated"] + pairs["simulated"],
             newest_at=mine["newest"],
+            outcomes=measured.get(slug, 0),
         )
     return counts
 

@@ -59,8 +59,10 @@ def test_it_shows_counts_rewards_runs_and_the_champion(operator: Client) -> None
 
 def test_what_was_set_otherwise_is_shown_and_changed_by_who_may(operator: Client) -> None:
     LearnerSettings.objects.create(agent="filer", min_samples_to_retrain=77)
-    row = RewardSettings.objects.create(agent="filer", delayed_weight=3)
+    worth = {"solved": {"good": 1.0, "bad": 0.0}}
+    row = RewardSettings.objects.create(agent="filer", delayed_weight=3, outcomes=worth)
     html = operator.get("/agents/filer/").text
+    assert '<dd class="words">solved (good 1, bad 0)</dd>' in html
     assert '<dd class="words">77</dd>' in html
     assert f"/admin/rl/rewardsettings/{row.pk}/change/" in html
     assert "/admin/rl/gatesettings/add/?agent=filer" in html

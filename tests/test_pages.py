@@ -20,7 +20,7 @@ from pytest_django import DjangoAssertNumQueries
 from feedback.remembered import Believed
 from feedback.roles import role_give
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
-from feedback.services import comparison_submit, decision_record, rating_submit
+from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from rl import registry
 from rl.agents import agent_facts
 from rl.drawings.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
@@ -78,6 +78,14 @@ def test_a_card_counts_decisions_and_ratings_and_says_which_are_simulated(rater:
     assert "Decisions 3" in text
     assert "Ratings 4" in text
     assert "3 of these are simulated, not from people" in text
+
+
+def test_a_card_counts_outcomes_of_an_agent_that_nobody_rates(rater: Client) -> None:
+    decision = decision_record(agent="widgets", messages="p", response="r").row
+    outcome_record(decision=decision, name="solved", value=1)
+    text = words(rater.get("/").text)
+    assert "Ratings 0 1 outcome measured" in text
+    assert "none yet" not in text
 
 
 def test_where_people_rated_nothing_is_called_simulated(rater: Client) -> None:

@@ -186,9 +186,23 @@ def _settings(request: HttpRequest, slug: str) -> list[dict[str, Any]]:
     return shown
 
 
-def _changed(row: Model, column: str) -> list[tuple[str, Any]]:
+def _changed(row: Model, column: str) -> list[tuple[str, str]]:
     return [
-        (str(field.verbose_name), getattr(row, field.name))
+        (str(field.verbose_name), _words(getattr(row, field.name)))
         for field in row._meta.concrete_fields
         if field.name not in ("id", column) and getattr(row, field.name) != field.get_default()
     ]
+
+
+def _words(value: Any) -> str:
+    """A setting's value as words: `solved (good 1, bad 0), minutes (good 5, bad 60)`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{name} ({_words(one)})" if isinstance(one, (dict, list)) else f"{name} {_words(one)}"
+            for name, one in value.items()
+        )
+    if isinstance(value, list):
+        return ", ".join(_words(one) for one in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
