@@ -66,6 +66,15 @@ def files_for_serving_are_not_written(
 
 
 @pytest.fixture(autouse=True)
+def no_signs_of_life(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that beats beside a training writes on a connection of its own, which would wait half a minute for the
+    test's transaction, and the training for the thread."""
+    marker = request.node.get_closest_marker("django_db")
+    if marker is None or not marker.kwargs.get("transaction"):
+        monkeypatch.setattr("rl.jobs.HEARTBEAT_S", 3600.0)
+
+
+@pytest.fixture(autouse=True)
 def nothing_remembered() -> None:
     """What the process remembers of keys and agents' settings belongs to the test before."""
     from feedback.remembered import forget_all

@@ -119,16 +119,13 @@ def grpo_logged(base: str, folder: Path, hardware: Hardware) -> Found:
 
 
 def estimates(base: str, folder: Path, hardware: Hardware) -> Found:
-    """What each method says before it trains, measured on the device."""
+    """What a method of each kind of rows says before it trains, measured on the device."""
     pairs, prompts = test_dpo.some_pairs(12), test_ppo.ROWS
     logged = test_grpo.QUICK.with_knobs(mode="logged")
     told = [
         foreseen.dpo(base, test_dpo.QUICK, pairs, hardware=hardware),
-        foreseen.kto(base, test_kto_sft.KTO, test_kto_sft.labels(12), hardware=hardware),
-        foreseen.sft(base, test_kto_sft.SFT, test_kto_sft.demonstrations(12), hardware=hardware),
         foreseen.reward_model(base, test_reward_model.RECIPE, pairs, hardware=hardware),
         estimate.ppo(base, test_ppo.QUICK, prompts, hardware=hardware),
-        estimate.grpo(base, test_grpo.QUICK, prompts, hardware=hardware),
         estimate.grpo(base, logged, test_grpo.groups(8), hardware=hardware),
     ]
     assert all(one.minutes and one.memory_gb for one in told)
