@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -90,22 +92,28 @@ def _secret_key() -> str:
     if key := os.environ.get("SECRET_KEY"):
         return key
     path = RATCHET_HOME / "secret_key"
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        pass
+    with contextlib.suppress(FileNotFoundError):
+        if key := path.read_text().strip():
+            return key
     from django.core.management.utils import get_random_secret_key
 
     RATCHET_HOME.mkdir(parents=True, exist_ok=True)
+    # written whole under another name: of processes that start at once one's becomes the key, and none is read half
+    descriptor, name = tempfile.mkstemp(prefix=".secret_key.", dir=RATCHET_HOME)
+    half = Path(name)
     try:
-        # O_EXCL: of two processes starting at once one makes the key, the other reads it
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_text().strip()
-    key = get_random_secret_key()
-    with os.fdopen(descriptor, "w") as file:
-        file.write(key)
-    return key
+        with os.fdopen(descriptor, "w") as file:
+            file.write(get_random_secret_key())
+        try:
+            path.hardlink_to(half)
+        except FileExistsError:
+            if not path.read_text().strip():  # left empty by a full disk
+                half.replace(path)
+        except OSError:  # a file system without hard links
+            half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+    return path.read_text().strip()
 
 
 try:

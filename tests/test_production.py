@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from django.core.checks import run_checks
 from django.test import Client
 
+from backend import settings as own_settings
 from backend.home import home_private
 from backend.log_lines import SecretsHidden
 
@@ -141,3 +144,34 @@ def test_a_process_makes_its_data_folder_private(tmp_path: Path) -> None:
     )  # fmt: skip
     assert home.stat().st_mode & 0o777 == 0o700
     assert (home / "secret_key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_that_another_process_has_not_written_yet_is_not_read_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty file is what a full disk leaves, and what stood there for a moment while a key was written in place."""
+    monkeypatch.delenv("SECRET_KEY", raising=False)
+    home = tmp_path / "new"
+    monkeypatch.setattr(own_settings, "RATCHET_HOME", home)
+    home.mkdir()
+    (home / "secret_key").touch()
+    key = own_settings._secret_key()
+    assert len(key) == 50
+    assert own_settings._secret_key() == key
+    assert [path.name for path in home.iterdir()] == ["secret_key"]
+
+
+def test_processes_that_start_at_once_have_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SECRET_KEY", raising=False)
+    monkeypatch.setattr(own_settings, "RATCHET_HOME", tmp_path / "new")
+    start = threading.Barrier(8)
+
+    def begin(_: int) -> str:
+        start.wait(30)
+        return own_settings._secret_key()
+
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(begin, range(8)))
+    assert len(keys) == 1
+    assert keys == {(tmp_path / "new/secret_key").read_text()}
+    assert (tmp_path / "new/secret_key").stat().st_mode & 0o777 == 0o600
