@@ -14,7 +14,7 @@ from rl.statistics.propensities import propensity_fault
 from tests.experiment_worlds import LOG_WORLDS, coverage, draws
 
 FAULTS = ("", "1.15", "1.3", "shuffled", "uniform", "sharper")
-"""What was done to the propensities that were recorded; nothing first."""
+"""Faults of recorded propensities, as `tests.experiment_worlds.draws` takes them; none first."""
 
 
 def main() -> None:

@@ -174,7 +174,7 @@ def checkable(asked: Sequence[Case]) -> str:
 
 
 def answers(world: World) -> str:
-    """What somebody wrote in answer to the first of those prompts: the form, which sampling alone does not find."""
+    """Demonstrations for the first of those prompts: they show the form, which sampling alone does not find."""
     asked = cases(world.options.prompts, world.options.seed)[: round(SHOWN * world.options.prompts)]
     return lines({"prompt": case.text, "response": case.liked} for case in asked)
 

@@ -190,11 +190,11 @@ def flow_traces(world: World, options: argparse.Namespace) -> dict[str, Any]:
     exported = world.say("export_model", "--policy", figures["policy"], "--format", "gguf")
     figures["gguf"] = [Path(file["path"]).name for file in exported["files"]]
     figures["gate"] = gated(world, figures["policy"])
-    figures["gateway"] = asked(world, key, figures["policy"], figures.pop("checkpoint"), options)
+    figures["gateway"] = gateway_answers(world, key, figures["policy"], figures.pop("checkpoint"), options)
     return figures
 
 
-def asked(
+def gateway_answers(
     world: World, key: str, policy: str, checkpoint: str, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Share of unseen goals whose answer through the gateway names the right tool, and is the one that the trained

@@ -29,7 +29,7 @@ ABSENCE_S = 1.0
 """Seconds a process goes by it that nothing was ever erased here, and the first erasure waits for that: so whoever
 records asks the database nothing more until then."""
 _absent_at = float("-inf")
-"""When this process last looked for a salt and there was none, in the time of `time.monotonic`."""
+"""Time (`time.monotonic`) at which this process last looked for a salt and there was none."""
 
 ERASED = "erased here before: not brought back"
 """What an import's report says of such rows."""

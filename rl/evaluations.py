@@ -196,7 +196,7 @@ def evaluate(
 
 
 def is_linear(folder: Path) -> bool:
-    """Whether a folder holds a linear policy rather than an adapter."""
+    """True of a folder that holds a linear policy, false of one with an adapter."""
     return (folder / LINEAR_WEIGHTS).is_file()
 
 

@@ -40,7 +40,7 @@ def telling_counts(counts: Mapping[str, int], alike: Collection[str]) -> dict[st
 
 
 def all_alike(values: Iterable[float]) -> bool:
-    """Whether there is a value and no other."""
+    """True of values that are all equal; false of none."""
     return len(set(values)) == 1
 
 

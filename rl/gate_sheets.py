@@ -107,7 +107,7 @@ class Answered:
     judged: bool = True
     """Whether a reward can tell a good answer to this prompt from a bad one; what nobody judged shows form alone."""
     loops: bool = False
-    """Whether the policy's answer is free text that says the same over and over."""
+    """Repetition: the policy's answer is free text that says the same over and over."""
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def _is_right(policy: LinearPolicy, row: Choice) -> bool:
 
 
 def plan_of(prepared: Prepared, agent: str) -> dict[str, Any]:
-    """What a dry run says beyond the counts of its dataset. Raises TrainingRefused as the training would."""
+    """Facts of a dry run beyond the counts of its dataset. Raises TrainingRefused as the training would."""
     from rl.training.result import TrainingRefused
 
     try:
@@ -138,7 +138,7 @@ def plan_of(prepared: Prepared, agent: str) -> dict[str, Any]:
 
 
 def doubt_of(prompts: int) -> str:
-    """Why a training on so few prompts teaches little; empty where they are enough."""
+    """Warning that a training on so few prompts teaches little; empty where they are enough."""
     if prompts >= FEW_PROMPTS:
         return ""
     return (

@@ -58,7 +58,7 @@ class LoggedChoices:
     scale: tuple[float, float] = (0.0, 1.0)
     """The logged rewards that count 0 and 1; the rewards of the rows are in [0, 1]."""
     fault: str = ""
-    """What is wrong with the agent's recorded propensities, in words."""
+    """Fault of the agent's recorded propensities, in words; empty where none is shown."""
 
 
 def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:

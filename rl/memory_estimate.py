@@ -82,7 +82,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a model of a size can be trained in so much memory."""
+    """Memory that training a model of a size takes, and whether the machine has it."""
 
     size: str
     quantization: str

@@ -25,7 +25,7 @@ class Method:
     rewarded: bool = False
     """Whether it needs reward functions (`--reward`)."""
     adapter: bool = True
-    """Whether it trains an adapter of a base model, which needs torch; a linear policy needs neither."""
+    """True of a method that trains an adapter of a base model, which needs torch; a linear policy needs neither."""
 
 
 METHODS = {
@@ -70,7 +70,7 @@ OBJECTIVE_KINDS = {"pairwise": "pairs", "regression": "scores", "binary": "label
 
 
 LINEAR_KINDS = ("pairs", "scores", "corrections")
-"""What a linear policy may be fed."""
+"""Kinds of datasets that a linear policy learns from."""
 
 
 def dataset_kind(slug: str, knobs: Mapping[str, Any]) -> str:

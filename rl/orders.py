@@ -158,7 +158,7 @@ def _stage(order: TrainOrder) -> StageEstimate:
 
 
 def _no_choice(agent: str, prepared: Prepared) -> str:
-    """Why a linear policy cannot learn from a dataset; empty where it can."""
+    """Reason that a linear policy cannot learn from a dataset; empty where it can."""
     try:
         known = agent_served(agent)
         answers_of(choices_of(prepared.rows("train"), known).rows, known)

@@ -136,7 +136,7 @@ def _hardware_of(method: str) -> Hardware | None:
 def _adapter_plan(
     order: TrainOrder, recipe: Recipe, prepared: Prepared, hardware: Hardware
 ) -> dict[str, Any]:
-    """What training an adapter would take, whether it would teach, and whether the base's answers are valid."""
+    """Cost of training an adapter, whether it would teach, and whether the base's answers are valid."""
     from rl.training import preflight
 
     base_model = base_model_for(order)

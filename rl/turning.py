@@ -40,7 +40,7 @@ def stations_of(card: AgentCard) -> Stations:
     """What is reached, and the first that is not as NOW."""
     reached = {
         "decisions": card.counts.decisions > 0,
-        "ratings": card.newest is not None or card.counts.feedback >= needed(),
+        "ratings": card.newest is not None or card.counts.feedback + card.counts.outcomes >= needed(),
         "training": card.newest is not None,
         "judged": card.headline is not None,
         "answers": card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION,
@@ -62,10 +62,15 @@ def step_next(card: AgentCard) -> Step:
         return Step("watch", "Its training waits for a worker." if waits else "It is being trained.")
     if newest is None and not card.counts.decisions:
         return Step("record", "No decision was recorded yet.")
-    if newest is None and feedback < needed():
-        return Step("rate", f"{needed() - feedback} more ratings make a first training possible.")
+    outcomes = card.counts.outcomes
+    if newest is None and feedback + outcomes < needed():
+        return Step("rate", f"{needed() - feedback - outcomes} more ratings make a first training possible.")
     if run is not None and run.status in STOPPED:
         return Step("look", f"The newest training was {run.status}; its page says why.")
+    if newest is None and feedback < needed():
+        return Step(
+            "train", f"{outcomes:,} outcomes are measured: run manage.py calculate_rewards, then train."
+        )
     if newest is None:
         return Step("train", "There are ratings enough for a first training.")
     if headline_of(newest.metrics) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 CAMPAIGN = bool(os.environ.get("RATCHET_ATTACK"))
-"""Whether the campaign runs, which tries everything; the suite tries a part."""
+"""True where the campaign runs, which tries everything; the suite tries a part."""
 
 
 def scaled(name: str, suite: int) -> int:

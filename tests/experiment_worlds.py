@@ -134,7 +134,7 @@ LOG_WORLDS = {
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the 95 % intervals of one method did in one world."""
+    """Coverage and width of the 95 % intervals of one method in one world."""
 
     held: int
     """Logs whose interval held the truth."""

@@ -119,7 +119,7 @@ def grpo_logged(base: str, folder: Path, hardware: Hardware) -> Found:
 
 
 def estimates(base: str, folder: Path, hardware: Hardware) -> Found:
-    """What a method of each kind of rows says before it trains, measured on the device."""
+    """Estimates before training, of a method for each kind of rows, measured on the device."""
     pairs, prompts = test_dpo.some_pairs(12), test_ppo.ROWS
     logged = test_grpo.QUICK.with_knobs(mode="logged")
     told = [

@@ -45,7 +45,7 @@ class Rater:
     """(id, decision) of each rating that was answered, in this rater's order."""
     statuses: list[int] = field(default_factory=list)
     outages: bool = False
-    """Whether the database is stopped meanwhile: a 503 is sent again then."""
+    """True where the database is stopped meanwhile: a 503 is sent again then."""
 
     def rate(self, decisions: list[str]) -> None:
         dice = random.Random(self.name)

@@ -212,6 +212,8 @@ JUDGED = {"preference_accuracy": 0.9}
         (lambda: card_of(counts=NO_FEEDBACK), "record", "decisions"),
         (lambda: card_of(9), "rate", "ratings"),
         (lambda: card_of(10), "train", "training"),
+        (lambda: card_of(counts=dataclasses.replace(NO_FEEDBACK, decisions=9, outcomes=9)), "rate", "ratings"),
+        (lambda: card_of(counts=dataclasses.replace(NO_FEEDBACK, decisions=10, outcomes=10)), "train", "training"),
         (lambda: card_of(10, run=make_run(status="queued", finished_at=None)), "watch", "training"),
         (lambda: card_of(10, run=make_run(status="failed")), "look", None),
         (lambda: with_policy(make_policy()), "judge", "judged"),

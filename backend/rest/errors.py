@@ -1,5 +1,5 @@
-"""How every address says no. Endpoints in one shape, {"error": {"code", "message", "fields"}}, never HTML, never a
-traceback; pages with a page that can be read while the database is away."""
+"""Error responses of every address: JSON of one shape for endpoints, {"error": {"code", "message", "fields"}}, without
+a traceback; for pages, one that can be read while the database is away."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class ColumnMap:
 
     @property
     def only_ignores(self) -> bool:
-        """Whether it says nothing but what is left out, so that it goes with every format."""
+        """True of a map that only leaves columns out, and so goes with every format."""
         return set(self.named()) == {"ignore"}
 
 
@@ -288,7 +288,7 @@ def is_verdict(name: str, value: Any = None) -> bool:
 
 
 def is_adverse(name: str) -> bool:
-    """Whether yes under this name says that a response is bad: thumbs_down, disliked, unhelpful."""
+    """True of a column whose yes says that a response is bad: thumbs_down, disliked, unhelpful."""
     words = set(normal(_HUMPS.sub("_", name)).split("_"))
     return bool(words & _ADVERSE) or (
         ({"thumbs", "down"} <= words or {"thumb", "down"} <= words) and "up" not in words

@@ -107,7 +107,7 @@ def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion,
 
 
 def _answers_alone(chosen: Any) -> bool:
-    """Whether a chosen response holds nothing of its prompt: a text, or messages that begin with the assistant's."""
+    """True of a chosen response without its prompt: a text, or messages that begin with the assistant's."""
     if isinstance(chosen, list):
         return bool(chosen) and isinstance(chosen[0], Mapping) and chosen[0].get("role") == "assistant"
     return isinstance(chosen, str)

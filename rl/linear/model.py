@@ -61,7 +61,7 @@ class LinearPolicy:
     bias: Vector
     """[answer features]."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """How it was trained: feedback, penalty, rows, cross-validation."""
+    """Facts of its training: feedback, penalty, rows, cross-validation."""
     _row: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     _column: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -85,7 +85,7 @@ class LinearPolicy:
         return found
 
     def row_scores(self, features: Features) -> Vector:
-        """What a prompt's features come to for each answer feature."""
+        """Weighted sum of a prompt's features for each answer feature."""
         present = [(self._column[name], value) for name, value in features.items() if name in self._column]
         if not present:
             return self.bias

@@ -38,7 +38,7 @@ class Choice:
     other: str = ""
     """Of a pair, the one that was not preferred."""
     value: float = 1.0
-    """What the answer was worth to people, in [0, 1]; 1 of preferred answers and of those to give."""
+    """Value of the answer to people, in [0, 1]; 1 of preferred answers and of those to give."""
     options: tuple[str, ...] = ()
     """Answers the prompt's state lists; empty where it lists none."""
     group: str = ""
@@ -47,7 +47,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answers:
-    """How an agent's answers are chosen: out of a closed set, or out of what each prompt lists."""
+    """Source of an agent's possible answers: a closed set, or what each prompt lists."""
 
     mode: str
     met: tuple[str, ...]
@@ -137,7 +137,7 @@ def _listed(row: Mapping[str, Any], agent: Agent) -> tuple[str, ...]:
 
 
 def answers_of(rows: Sequence[Choice], agent: Agent) -> Answers:
-    """How the agent's answers are chosen, by its definition and by the rows. Raises LinearRefused for free text."""
+    """Source of the agent's possible answers, by its definition and by the rows. Raises LinearRefused for free text."""
     written: dict[str, str] = {}
     prompts: dict[str, set[str]] = {}
     for row in rows:

@@ -16,7 +16,7 @@ class LinearRecipe(BasicRecipe):
     """Regularised logistic regression on features of prompt and answer (`rl.linear.fit`)."""
 
     feedback: str = AUTO
-    """What it learns from: `pairs`, `scores` (thumbs, stars, scores, rewards), `corrections` (answers people wrote,
+    """Kind of feedback: `pairs`, `scores` (thumbs, stars, scores, rewards), `corrections` (answers people wrote,
     showed or liked); `auto` takes what `auto` of the other methods would."""
     penalty: str = AUTO
     """Inverse strength of the L2 penalty, above 0 (scikit-learn's C); `auto` cross-validates 0.03 to 10."""

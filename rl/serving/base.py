@@ -92,7 +92,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Model:
-    """Which weights are to answer: a policy's adapter on its base, a base alone, or a linear policy."""
+    """Weights that are to answer: a policy's adapter on its base, a base alone, or a linear policy."""
 
     name: str
     """The policy's name, or BASE."""

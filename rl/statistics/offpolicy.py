@@ -1,4 +1,4 @@
-"""What a policy would have earned on decisions that another took, from their propensities. Pure: numpy.
+"""Estimates of the reward a policy would have earned on decisions that another took. Pure: numpy.
 
 A decision's weight is the policy's probability of the logged choice over the probability with which it was logged. All
 estimators take rewards in [0, 1]; `parts` are their influence values, one per decision, whose mean is the estimate.

@@ -51,7 +51,7 @@ class _Group:
 
 
 def propensity_fault(draws: Sequence[Draw]) -> str:
-    """What is wrong with recorded propensities, in words; "" where nothing is shown to be.
+    """Fault of recorded propensities, in words; "" where nothing is shown to be.
 
     Where all candidates' probabilities are known: how often the candidates of a probability (calibration), of a place
     in the list and of a response were chosen, each against the sum of their probabilities. Else: the mean of 1 / (k p)

@@ -221,7 +221,7 @@ class _Work:
     judge: AnswerJudge
     batch_size: int
     options: Options | None = None
-    """Where a side is linear: what rated answers are measured among, on both."""
+    """Options that rated answers are measured among, on both sides, where one of them is linear."""
 
     @property
     def judged(self) -> list[bool]:

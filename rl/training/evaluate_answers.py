@@ -99,7 +99,7 @@ before."""
 
 
 def loops(text: str) -> bool:
-    """Whether a text says the same over and over: what a model writes that has lost its thread."""
+    """True of a text that says the same over and over, as a model does that has lost its thread."""
     grams = [text[start : start + LOOP_GRAM] for start in range(len(text) - LOOP_GRAM + 1)]
     return len(text) >= LOOP_CHARS and 1 - len(set(grams)) / len(grams) >= LOOP_SHARE
 

@@ -33,7 +33,7 @@ FLIPS = scaled("FLIPS", 2)
 
 
 def noticed(load: Callable[[], object]) -> bool:
-    """Whether loading refuses, or gives nothing."""
+    """True where loading refuses, or gives nothing."""
     try:
         return not load()
     except (FileDamaged, PolicyLoadError, DatasetRefused, BackupRefused):
