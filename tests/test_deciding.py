@@ -118,6 +118,23 @@ def test_an_answer_nobody_can_act_on_is_recorded_without_action(api: ApiClient, 
     assert decided(api, messages="file this")["action"] is None
 
 
+ORDERED = {"goal": "go on", "tasks": ["c1", "c2", "c3"]}
+
+
+def test_an_ordering_that_repeats_an_item_is_none_to_choose(api: ApiClient, parrot: Parrot) -> None:
+    repeats, whole = '{"order": ["c3", "c3", "c3"]}', '{"order": ["c3", "c1", "c2"]}'
+    refused = api.post(
+        "/api/decide/", {"agent": "prioritizer", "state": ORDERED, "candidates": [whole, repeats]}
+    )
+    assert refused.status_code == 400
+    assert "candidates[1]" in json.loads(refused.content)["error"]["fields"]["candidates"]
+    # drafts of the state's own are left out
+    state = {**ORDERED, "drafts": [["c3", "c3", "c3"], ["c3", "c1", "c2"]]}
+    body = decided(api, agent="prioritizer", state=state)
+    assert [candidate["response"] for candidate in body["candidates"]] == [whole]
+    assert body["action"] == {"order": ["c3", "c1", "c2"]}
+
+
 def test_the_same_id_is_decided_once(api: ApiClient, parrot: Parrot) -> None:
     id = str(uuid.uuid4())
     first = decided(api, state=STATE, id=id)

@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 
 from rl.agents import AGENTS
-from rl.serving.base import Ask, BackendUnable, ServingRefused
-from rl.serving.llama import LlamaPolicy, _nucleus, _Text, schema_grammar
-from tests.served import BUNDLED, Files, gguf_files
+from rl.models import ServingSettings
+from rl.serving import answering
+from rl.serving.base import Answer, Ask, BackendUnable, Model, ServingRefused
+from rl.serving.llama import LlamaPolicy, _nucleus, _Text
+from rl.serving.llama_grammar import schema_grammar
+from tests.api_client import ApiClient
+from tests.served import BUNDLED, Files, gguf_files, written_by_the_asking_thread  # noqa: F401
 
 WIDGETS = AGENTS["widgets"]
 STATES = [scenario.state for scenario in WIDGETS.scenarios()[::90]][:6]
@@ -199,6 +203,70 @@ def test_a_constrained_agent_never_names_what_is_not_listed(llama: LlamaPolicy, 
             response_schema=WIDGETS.response_schema(state),
         )
         WIDGETS.parse(llama.answer(ask, files.one).text, state)
+
+
+TASKS = ["c3", "c33", "c", 'the "red" one', "écrire", "\N{GRINNING FACE}"]
+"""Names that begin with each other, and that need escapes or more bytes than one."""
+
+
+def test_an_ordering_repeats_no_item_whatever_the_heat(llama: LlamaPolicy, files: Files) -> None:
+    prioritizer, state = AGENTS["prioritizer"], {"goal": "go on", "tasks": TASKS}
+    schema = prioritizer.response_schema(state)
+    for seed in range(4):
+        ask = Ask(prioritizer.render(state), 128, temperature=3.0, seed=seed, response_schema=schema)
+        answer = llama.answer(ask, files.one)
+        assert sorted(prioritizer.parse(answer.text, state)["order"]) == sorted(TASKS), answer.text
+
+
+class Llama:
+    """The one base as a backend, in this thread."""
+
+    name = "llama"
+
+    def __init__(self, policy: LlamaPolicy) -> None:
+        self.policy = policy
+
+    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
+        return self.policy.answer(ask)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("written_at_once")
+def test_an_ordering_over_rest_is_one_the_agent_can_act_on(
+    llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "backends", lambda: [Llama(llama)])
+    ServingSettings.objects.create(agent="prioritizer", temperature=2.0)
+    api, prioritizer = ApiClient("ingest"), AGENTS["prioritizer"]
+    state = {"goal": "go on", "tasks": ["c1", "c2", "c3"]}
+    decided = api.post("/api/decide/", {"agent": "prioritizer", "state": state})
+    assert decided.status_code == 201, decided.content
+    assert sorted(json.loads(decided.content)["action"]["order"]) == ["c1", "c2", "c3"]
+    schema = {"name": "order", "schema": prioritizer.response_schema(state)}
+    body = {
+        "model": "prioritizer",
+        "messages": prioritizer.render(state),
+        "response_format": {"type": "json_schema", "json_schema": schema},
+    }
+    answered = json.loads(api.post("/v1/chat/completions", body).content)
+    order = prioritizer.parse(answered["choices"][0]["message"]["content"], state)["order"]
+    assert sorted(order) == ["c1", "c2", "c3"]
+
+
+def test_a_list_that_can_only_repeat_is_refused(llama: LlamaPolicy) -> None:
+    schema = {
+        "type": "array",
+        "items": {"type": "boolean"},
+        "uniqueItems": True,
+        "minItems": 2,
+        "maxItems": 2,
+    }
+    for seed in range(4):
+        ask = Ask(WIDGETS.render(STATES[0]), 64, temperature=3.0, seed=seed, response_schema=schema)
+        assert sorted(json.loads(llama.answer(ask).text)) == [False, True]
+    three = {**schema, "minItems": 3, "maxItems": 3}
+    with pytest.raises(ServingRefused, match="cannot write"):
+        llama.answer(Ask(WIDGETS.render(STATES[0]), 64, response_schema=three))
 
 
 def test_without_the_schema_the_same_heat_breaks_the_answer(llama: LlamaPolicy) -> None:

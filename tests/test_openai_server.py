@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rl.agents import AGENTS
 from rl.serving import openai_server
 from rl.serving.base import Ask, BackendFailed, BackendUnable, Model, Piece, ServingRefused
 from rl.serving.guards import Breaker, Turnstile
@@ -76,6 +78,24 @@ def test_the_clients_own_format_is_sent_as_it_is(backend: OpenAIServer, stub: Mo
     own = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
     backend.answer(Ask(HELLO, response_schema={}, extra={"response_format": own}), POLICY, 5)
     assert stub.bodies[0]["response_format"] == own
+
+
+def test_a_server_that_repeats_an_item_has_not_answered(backend: OpenAIServer, stub: ModelServer) -> None:
+    prioritizer, state = AGENTS["prioritizer"], {"goal": "go on", "tasks": list("abcdefgh")}
+    ask = Ask(HELLO, response_schema=prioritizer.response_schema(state))
+    stub.said = prioritizer.respond(list("aaaaaaaa"))
+    for answered in (lambda: backend.answer(ask, POLICY, 5), lambda: next(backend.stream(ask, POLICY, 5))):
+        stub.bodies.clear()
+        with pytest.raises(BackendFailed, match="uniqueItems") as failure:
+            answered()
+        assert failure.value.kind == "repeated"
+        assert len(stub.bodies) == 3  # drawn anew each time
+    sent = stub.bodies[0]["response_format"]["json_schema"]["schema"]
+    assert "uniqueItems" not in json.dumps(sent)  # servers refuse the keyword
+    stub.said = prioritizer.respond(list("hgfedcba"))
+    pieces = list(backend.stream(ask, POLICY, 5))
+    assert "".join(piece.text for piece in pieces) == stub.said
+    assert pieces[-1].finish_reason == "stop"
 
 
 def test_models_go_by_the_servers_names(stub: ModelServer) -> None:

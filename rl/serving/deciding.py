@@ -27,6 +27,7 @@ from rl.serving.gateway import facts_of, propensity_of, recorder
 from rl.serving.linear import LINEAR, answers_known
 from rl.serving.recording_policy import after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
+from rl.serving.unique_items import items_repeated
 
 MAX_CANDIDATES = limits.CANDIDATES
 ORDER = "order"
@@ -132,7 +133,9 @@ def _listed(agent: Agent, order: DecideOrder) -> list[Any]:
         if not isinstance(order.state, Mapping):
             return []
         try:
-            return list(agent.candidates(order.state))
+            # one that it could not act on is none to choose
+            found = agent.candidates(order.state)
+            return [answer for answer in found if agent.is_valid(answer, order.state)]
         except ValueError as error:
             if order.messages is not None:
                 return []  # a state that only goes with the messages, to be kept
@@ -143,6 +146,10 @@ def _listed(agent: Agent, order: DecideOrder) -> list[Any]:
         raise ServingRefused(
             f"candidates: expected 1 to {MAX_CANDIDATES:,} responses, all different", param="candidates"
         )
+    schema = agent.response_schema()
+    for number, text in enumerate(texts):
+        if repeated := items_repeated(schema, text):
+            raise ServingRefused(f"candidates[{number}]: {repeated}", param="candidates")
     return list(order.candidates)
 
 

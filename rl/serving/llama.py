@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import ctypes
-import json
+import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from backend import limits
 from rl.serving.base import (
     Answer,
     Ask,
@@ -26,11 +25,11 @@ from rl.serving.base import (
     ServingRefused,
 )
 from rl.serving.llama_context import CACHE_BYTES, FloatArray, LlamaContext, grammar_sampler
+from rl.serving.llama_grammar import grammar_of
+from rl.serving.unique_items import UniqueItems
 
 MAX_TOKENS = 512
 """Of an answer, where the question names no limit."""
-MAX_SCHEMA = limits.SCHEMA_CHARACTERS
-"""Characters of a JSON schema: a grammar grows with it."""
 
 HARMLESS = {
     "user", "metadata", "store", "parallel_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -78,6 +77,7 @@ class LlamaPolicy:
         self._template = Jinja2ChatFormatter(template, eos, bos)
         self._template_open = Jinja2ChatFormatter(template, eos, bos, add_generation_prompt=False)
         self._ends = self._turn_end()
+        self._pieces: dict[int, bytes] = {}
 
     # --- Text and tokens ----------------------------------------------------------------------------------
 
@@ -121,6 +121,19 @@ class LlamaPolicy:
         )
 
     def _piece(self, token: int) -> bytes:
+        """The bytes a token writes; none of a control token."""
+        if token not in self._pieces:
+            self._pieces[token] = self._piece_read(token)
+        return self._pieces[token]
+
+    @functools.cached_property
+    def _quoting(self) -> npt.NDArray[np.int64]:
+        """The tokens that write a quotation mark, with which alone a string can end."""
+        return np.array(
+            [token for token in range(self.context.vocabulary) if b'"' in self._piece(token)], np.int64
+        )
+
+    def _piece_read(self, token: int) -> bytes:
         lib, vocab = self.context._lib, self.context.model.vocab
         size = 64
         while True:
@@ -162,12 +175,14 @@ class LlamaPolicy:
         limit = min(ask.max_tokens or MAX_TOKENS, max(self.context.context - len(prompt), 1))
         random = np.random.default_rng(ask.seed)
         text = _Text(ask.stop)
+        unique = UniqueItems.of(ask.response_schema)
         logp, count, reason = 0.0, 0, "length"
         with grammar as mask:
             self.context.use(adapter, scale)
             logits = self.context.prompt(prompt)
             while count < limit:
-                token, nats = self._draw(logits, ask, random, mask)
+                token, nats = self._draw(logits, ask, random, mask, unique)
+                unique = unique and unique.write(self._piece(token))
                 logp += nats
                 count += 1
                 if self._ends_turn(token):
@@ -185,11 +200,16 @@ class LlamaPolicy:
         yield Piece(text.rest(), (), reason, len(prompt), count, logp)
 
     def _draw(
-        self, logits: FloatArray, ask: Ask, random: np.random.Generator, mask: Any
+        self,
+        logits: FloatArray,
+        ask: Ask,
+        random: np.random.Generator,
+        mask: Any,
+        unique: UniqueItems | None = None,
     ) -> tuple[int, float]:
         """A token and the log-probability with which it was drawn, in nats."""
         if mask is not None:
-            logits = self._masked(logits, mask)
+            logits = self._masked(logits, mask, unique)
         if not ask.temperature:
             token, nats = int(logits.argmax()), 0.0
         else:
@@ -200,8 +220,8 @@ class LlamaPolicy:
             self.context._lib.llama_sampler_accept(mask, token)
         return token, nats
 
-    def _masked(self, logits: FloatArray, mask: Any) -> FloatArray:
-        """Logits with every token that the grammar does not take at minus infinity."""
+    def _masked(self, logits: FloatArray, mask: Any, unique: UniqueItems | None = None) -> FloatArray:
+        """Logits with every token at minus infinity that the grammar does not take, or that repeats an item."""
         data = np.empty(len(logits), dtype=_TOKEN_DATA)
         data["id"], data["logit"], data["p"] = np.arange(len(logits)), logits, 0
         lib = self.context._lib
@@ -209,6 +229,11 @@ class LlamaPolicy:
         array = lib.llama_token_data_array(data=pointer, size=len(logits), sorted=False)
         lib.llama_sampler_apply(mask, ctypes.byref(array))
         found: FloatArray = data["logit"].copy()
+        if unique is not None:
+            asked = self._quoting if unique.free else np.arange(len(found))
+            for token in asked[np.isfinite(found[asked])]:
+                if not unique.allows(self._piece(int(token))):
+                    found[token] = -np.inf
         if not np.isfinite(found).any():
             raise ServingRefused("this model's tokens cannot write what the JSON schema asks for")
         return found
@@ -267,35 +292,6 @@ def ask_check(ask: Ask) -> None:
                 param=name,
                 code="unsupported",
             )
-
-
-def grammar_of(ask: Ask) -> str | None:
-    """The schema that constrains decoding, else the closed set of answers, as llama.cpp's grammar; None: free text."""
-    if ask.response_schema is not None:
-        return schema_grammar(ask.response_schema)
-    if ask.answers:
-        return "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in ask.answers)
-    return None
-
-
-def schema_grammar(schema: Mapping[str, Any]) -> str:
-    """A JSON schema as llama.cpp's grammar; {} is any JSON object. Raises ServingRefused."""
-    from llama_cpp.llama_grammar import json_schema_to_gbnf
-
-    text = json.dumps(schema or {"type": "object"})
-    if len(text) > MAX_SCHEMA:
-        raise ServingRefused(
-            f"expected a JSON schema of at most {MAX_SCHEMA:,} characters, found {len(text):,}",
-            param="response_format",
-        )
-    try:
-        return str(json_schema_to_gbnf(text))
-    except Exception as error:
-        # the converter asserts, looks up and recurses; whatever it stumbles on is in the schema
-        raise ServingRefused(
-            f"this JSON schema cannot constrain decoding: {error or type(error).__name__}",
-            param="response_format",
-        ) from error
 
 
 def _plain(message: ChatMessage) -> dict[str, str]:

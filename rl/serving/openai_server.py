@@ -24,6 +24,7 @@ from rl.serving.base import (
     ServingRefused,
 )
 from rl.serving.guards import Breaker, Turnstile
+from rl.serving.unique_items import UniqueItems, items_repeated, portable
 
 CONNECT_S = 2.0
 """Longest wait for a connection: a server that is there takes one at once."""
@@ -56,9 +57,21 @@ class OpenAIServer:
         self.breaker = Breaker(self.name)
 
     def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
-        started = time.perf_counter()
+        """A whole answer; asked for again where it repeats an item of a list that holds each once."""
         deadline = time.monotonic() + timeout_s
-        with self._turns.turn(timeout_s):
+        for _ in range(1 + RETRIES):
+            answer = self._answer(ask, model, deadline)
+            if not (repeated := items_repeated(ask.response_schema, answer.text)):
+                return answer
+            if time.monotonic() >= deadline or ask.temperature == 0 or ask.seed is not None:
+                break  # it would say the same again
+        raise BackendFailed(
+            f"{self.name} does not heed uniqueItems: {repeated}; serve this agent in process", kind="repeated"
+        )
+
+    def _answer(self, ask: Ask, model: Model, deadline: float) -> Answer:
+        started = time.perf_counter()
+        with self._turns.turn(max(deadline - time.monotonic(), 0.0)):
             response = self._post(self._body(ask, model), deadline)
             try:
                 raw = _read(response, deadline)
@@ -81,6 +94,12 @@ class OpenAIServer:
             raise BackendFailed(f"{self.name} answered no chat completion: {raw[:200]!r}") from error
 
     def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        if UniqueItems.of(ask.response_schema) is not None:
+            # looked at whole: what was given cannot be taken back
+            answer = self.answer(ask, model, timeout_s)
+            yield Piece(answer.text, answer.tool_calls)
+            yield Piece("", (), answer.finish_reason, answer.tokens_in, answer.tokens_out)
+            return
         deadline = time.monotonic() + timeout_s
         body = {**self._body(ask, model), "stream": True, "stream_options": {"include_usage": True}}
         with self._turns.turn(timeout_s):
@@ -149,7 +168,7 @@ class OpenAIServer:
         chosen |= {"stop": list(ask.stop) or None, "seed": ask.seed}
         body |= {key: value for key, value in chosen.items() if value is not None}
         if ask.response_schema is not None and "response_format" not in body:
-            schema = dict(ask.response_schema)
+            schema = portable(ask.response_schema)
             named = {"name": "response", "schema": schema, "strict": True}
             body["response_format"] = (
                 {"type": "json_schema", "json_schema": named} if schema else {"type": "json_object"}

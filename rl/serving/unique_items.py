@@ -1,0 +1,298 @@
+"""Arrays whose items must differ (`uniqueItems`), heeded while an answer is written token by token. Pure.
+
+A context-free grammar of all orders of n items has 2^n rules, so llama.cpp's converter, like those of other servers,
+leaves the keyword out. Here the JSON written so far is followed byte by byte beside the grammar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Any, Self
+
+Node = Mapping[str, Any]
+
+MAX_ORDERS, MAX_ORDERS_CHARS = 720, 32_000
+"""Arrangements listed one by one for a server that knows nothing of `uniqueItems`: all orders of six names."""
+
+MAX_DEPTH = 32
+"""References and alternatives of a schema that are followed into each other."""
+
+WHITE = b" \t\r\n"
+
+
+class ItemRepeated(ValueError):
+    """An array that must hold different items repeats one, or can only go on by repeating one."""
+
+
+@dataclass(frozen=True)
+class _Level:
+    """An array or object that is open."""
+
+    nodes: tuple[Node, ...]
+    """The schemas it follows."""
+    array: bool
+    start: int = 0
+    """Where the item being written begins."""
+    index: int = 0
+    key: str | None = None
+    """Of an object, the key whose value comes next; None while a key is awaited."""
+    unique: bool = False
+    literals: tuple[bytes, ...] | None = None
+    """Of an array of different items that are listed, those that were not written yet."""
+    seen: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class UniqueItems:
+    """What was written of an answer, and the arrays of different items that stand open in it. Immutable."""
+
+    root: Node
+    text: bytes = b""
+    levels: tuple[_Level, ...] = ()
+    string: int = -1
+    """Where the string being written begins; -1 outside of strings."""
+    escaped: bool = False
+
+    @classmethod
+    def of(cls, schema: Node | None) -> Self | None:
+        """At the beginning of an answer; None where a schema asks no array for different items."""
+        return cls(schema) if schema is not None and _asks(schema) else None
+
+    @property
+    def free(self) -> bool:
+        """True within a string that may hold anything: only a token with a quotation mark can repeat an item."""
+        return self.string >= 0 and all(level.literals is None for level in self.levels)
+
+    def allows(self, piece: bytes) -> bool:
+        """Whether the answer can go on with these bytes."""
+        try:
+            self.write(piece)
+        except ItemRepeated:
+            return False
+        return True
+
+    def write(self, piece: bytes) -> Self:
+        """The state after these bytes. Raises ItemRepeated."""
+        state = self
+        for byte in piece:
+            state = state._byte(byte)
+        return state
+
+    def _byte(self, byte: int) -> Self:
+        text, char = self.text + bytes([byte]), chr(byte)
+        state = replace(self, text=text)
+        if self.string >= 0:
+            if self.escaped or char == "\\":
+                state = replace(state, escaped=not self.escaped)
+            elif char == '"':
+                state = replace(state, string=-1)._string_end(text[self.string :])
+        elif char == '"':
+            state = replace(state, string=len(text) - 1)
+        elif char in "{[":
+            state = replace(state, levels=(*self.levels, self._opened(char == "[", len(text))))
+        elif char in "}]" and self.levels:
+            state = replace(state._item_end(len(text) - 1), levels=state.levels[:-1])
+        elif char == "," and self.levels:
+            state = state._item_end(len(text) - 1)._next_item()
+        state._check_listed()
+        return state
+
+    def _opened(self, array: bool, at: int) -> _Level:
+        nodes = tuple(self._nodes_here())
+        level = _Level(nodes, array, at)
+        asking = [node for node in nodes if node.get("uniqueItems") is True] if array else []
+        if not asking:
+            return level
+        values = _listed(asking[0].get("items"), self.root) if "prefixItems" not in asking[0] else None
+        literals = None if values is None else tuple(dict.fromkeys(_text(value) for value in values))
+        return replace(level, unique=True, literals=literals)
+
+    def _nodes_here(self) -> Iterator[Node]:
+        """The schemas of the value that begins here."""
+        if not self.levels:
+            yield from _flat(self.root, self.root)
+            return
+        level = self.levels[-1]
+        for node in level.nodes:
+            if level.array:
+                first = node.get("prefixItems") or ()
+                child = first[level.index] if level.index < len(first) else node.get("items")
+            else:
+                named = node.get("properties") or {}
+                child = named.get(level.key, node.get("additionalProperties"))
+            yield from _flat(child, self.root)
+
+    def _string_end(self, raw: bytes) -> Self:
+        if not self.levels:
+            return self
+        level = self.levels[-1]
+        if not level.array and level.key is None:
+            return self._top(replace(level, key=str(_value(raw))))
+        if level.unique and _same(raw) in level.seen:
+            raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} stands in the array already")
+        return self
+
+    def _item_end(self, end: int) -> Self:
+        """Count the item that ends before a comma or a bracket. Raises ItemRepeated where it stood there before."""
+        level = self.levels[-1]
+        raw = self.text[level.start : end].strip(WHITE)
+        if not level.unique or not raw:
+            return self
+        same = _same(raw)
+        if same in level.seen:
+            raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} stands in the array already")
+        left = level.literals
+        if left is not None:
+            left = tuple(literal for literal in left if _same(literal) != same)
+        return self._top(replace(level, seen=level.seen | {same}, literals=left))
+
+    def _next_item(self) -> Self:
+        level = self.levels[-1]
+        if level.literals == ():
+            raise ItemRepeated("every listed item stands in the array already")
+        return self._top(replace(level, key=None, start=len(self.text), index=level.index + 1))
+
+    def _top(self, level: _Level) -> Self:
+        return replace(self, levels=(*self.levels[:-1], level))
+
+    def _check_listed(self) -> None:
+        """Raises ItemRepeated where what is begun can only become an item that stands there before."""
+        for level in self.levels:
+            if level.literals is None:
+                continue
+            raw = self.text[level.start :].lstrip(WHITE)
+            begun = raw if self.string >= 0 else raw.rstrip(WHITE)
+            if begun and not any(literal.startswith(begun) for literal in level.literals):
+                raise ItemRepeated(f"no item that is left begins with {begun.decode('utf-8', 'replace')}")
+
+
+def items_repeated(schema: Node | None, answer: str) -> str:
+    """Why an answer breaks a schema's `uniqueItems`; empty where it does not, or there is none."""
+    state = UniqueItems.of(schema)
+    try:
+        if state is not None:
+            # whatever else an answer does against its schema is not looked at here
+            bare = replace(state, root=_without_lists(state.root))
+            bare.write(answer.encode("utf-8", "replace"))
+    except ItemRepeated as repeated:
+        return str(repeated)
+    return ""
+
+
+def portable(schema: Node) -> dict[str, Any]:
+    """A schema without `uniqueItems`, for servers that refuse the keyword or do not heed it.
+
+    An array of listed items in few arrangements becomes the enumeration of these; of others the keyword is left out,
+    and the answer has to be looked at.
+    """
+    return {key: _portable(value) for key, value in _arranged(schema).items()}
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return portable(value)
+    return [_portable(one) for one in value] if isinstance(value, list) else value
+
+
+def _arranged(schema: Node) -> dict[str, Any]:
+    if schema.get("uniqueItems") is not True:
+        return dict(schema)
+    plain = {key: value for key, value in schema.items() if key != "uniqueItems"}
+    items = schema.get("items")
+    listed = items.get("enum") if isinstance(items, Mapping) else None
+    orders = _orders(listed, schema.get("minItems", 0), schema.get("maxItems")) if listed else None
+    return {"type": "array", "enum": orders} if orders else plain
+
+
+def _orders(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:
+    """Every array of different values, shortest first; None where they are too many, or there is none."""
+    found: list[list[Any]] = []
+    characters = 0
+    for length in range(least, min(len(values), len(values) if most is None else most) + 1):
+        for order in permutations(values, length):
+            found.append(list(order))
+            characters += len(json.dumps(order))
+            if len(found) > MAX_ORDERS or characters > MAX_ORDERS_CHARS:
+                return None
+    return found or None
+
+
+def _asks(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value.get("uniqueItems") is True or any(_asks(one) for one in value.values())
+    return isinstance(value, list) and any(_asks(one) for one in value)
+
+
+def _without_lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_lists(one) for key, one in value.items() if key not in ("enum", "const")}
+    return [_without_lists(one) for one in value] if isinstance(value, list) else value
+
+
+def _flat(node: Any, root: Node, depth: int = 0) -> Iterator[Node]:
+    """A schema with what it refers to and its alternatives. What one alternative asks for, all are held to."""
+    if not isinstance(node, Mapping) or depth > MAX_DEPTH:
+        return
+    yield node
+    if isinstance(reference := node.get("$ref"), str):
+        yield from _flat(_referred(reference, root), root, depth + 1)
+    for name in ("anyOf", "oneOf", "allOf"):
+        alternatives = node.get(name)
+        for alternative in alternatives if isinstance(alternatives, list) else ():
+            yield from _flat(alternative, root, depth + 1)
+
+
+def _referred(reference: str, root: Node) -> Any:
+    found: Any = root if reference.startswith("#") else None
+    for name in reference.lstrip("#").strip("/").split("/"):
+        if name and isinstance(found, Mapping):
+            found = found.get(name.replace("~1", "/").replace("~0", "~"))
+    return found
+
+
+def _listed(node: Any, root: Node, depth: int = 0) -> list[Any] | None:
+    """Every value that a schema takes, where it lists them; None where it does not."""
+    if not isinstance(node, Mapping) or depth > MAX_DEPTH:
+        return None
+    if "const" in node:
+        return [node["const"]]
+    if isinstance(node.get("enum"), list):
+        return list(node["enum"])
+    if isinstance(reference := node.get("$ref"), str):
+        return _listed(_referred(reference, root), root, depth + 1)
+    if node.get("type") == "boolean":
+        return [True, False]
+    alternatives = node.get("anyOf") or node.get("oneOf")
+    if not isinstance(alternatives, list):
+        return None
+    found = [_listed(alternative, root, depth + 1) for alternative in alternatives]
+    return None if None in found else [value for values in found for value in values or ()]
+
+
+def _text(value: Any) -> bytes:
+    """A value as a grammar writes it."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _value(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode("utf-8", "replace")  # not JSON, which is not for here to say
+
+
+def _same(raw: bytes) -> str:
+    """What two values have in common where JSON holds them equal."""
+    return json.dumps(_numbers(_value(raw)), sort_keys=True)
+
+
+def _numbers(value: Any) -> Any:
+    """1.0 is 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _numbers(one) for key, one in value.items()}
+    return [_numbers(one) for one in value] if isinstance(value, list) else value
