@@ -48,7 +48,7 @@ def _converted(schema: Any) -> str:
     halves of characters beyond the basic plane."""
     from llama_cpp.llama_grammar import SchemaConverter
 
-    class Converter(SchemaConverter):  # type: ignore[misc]
+    class Converter(SchemaConverter):
         def _format_literal(self, literal: str) -> str:
             with contextlib.suppress(ValueError):
                 literal = json.dumps(json.loads(literal), ensure_ascii=False)
