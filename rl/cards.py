@@ -113,7 +113,8 @@ def _figures(policy: Policy) -> list[str]:
     metrics: dict[str, Any] = policy.metrics
     if not metrics:
         return ["Not evaluated yet."]
-    rows = [
+    rows = [f"- {metrics[name]['words']}" for name in ("liked", "known_answer") if metrics.get(name)]
+    rows += [
         _headline(headline_of(metrics)),
         f"- valid answers: {_share(share_of(metrics, 'valid_rate'))}",
     ]

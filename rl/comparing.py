@@ -64,6 +64,9 @@ def _recipe(run: TrainingRun | None) -> dict[str, Any]:
 
 def _figures(policy: Policy) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    for name, title in (("liked", "liked answers"), ("known_answer", "right by the known answer")):
+        if (share := share_of(policy.metrics, name)) is not None:
+            found[title] = share.percent + (f" [{share.interval}]" if share.interval else "")
     if (leading := headline_of(policy.metrics)) is not None and leading.kind != PAIRS:
         found[leading.title.lower()] = leading.text + (f" [{leading.interval}]" if leading.interval else "")
     for name in ("preference_accuracy", "valid_rate", "average_reward"):

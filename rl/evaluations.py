@@ -150,7 +150,9 @@ def evaluate(
     if evidence:
         evidence["barred"] = barred
         figures["comparison"]["against"] = rival.name if rival else "base"
-        answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
+        answers = [
+            (answer["messages"], answer.get("written", answer["answer"])) for answer in evidence["answers"]
+        ]
         # a closed set is not written token by token, and cannot drift
         if not served.answers and not isinstance(loaded, LinearSide):
             evidence["kl"] = figures["kl"] = kl_to_reference(loaded, answers)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-PAIRS, LABELS, CORRECTIONS, TESTS, OUTCOMES, REWARDS = (
+PAIRS, LABELS, CORRECTIONS, TESTS, KNOWN, OUTCOMES, REWARDS = (
     "pairs",
     "labels",
     "corrections",
     "tests",
+    "known",
     "outcomes",
     "rewards",
 )
@@ -18,6 +19,7 @@ KINDS: dict[str, str] = {
     LABELS: "thumbs, stars and scores on single answers",
     CORRECTIONS: "answers that people wrote: corrections and demonstrations",
     TESTS: "prompts with tests that an answer passes or fails",
+    KNOWN: "prompts whose right answer is known to the agent",
     OUTCOMES: "rewards of answers by their outcomes, where nobody gave a verdict",
     REWARDS: "reward functions and reward models on generated answers",
 }

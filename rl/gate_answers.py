@@ -77,6 +77,17 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         f"{100 * (both + wins) / n:.1f} % of its {n} answers are valid, of {evidence.against}'s "
         f"{100 * (both + losses) / n:.1f} %"
     )
+    written = [one for one in evidence.answered if one.written_valid is not None]
+    if written:
+        own, other = (
+            sum(bool(side) for side in sides) / len(written)
+            for sides in zip(*((one.written_valid, one.other_written_valid) for one in written), strict=True)
+        )
+        figures |= {"written": own, "against_written": other}
+        words += (
+            f", {len(written)} of them chosen out of a list as they are served (written without one "
+            f"{100 * own:.1f} and {100 * other:.1f} % are)"
+        )
     if luck <= HARM:
         return Verdict("valid", REFUSED, f"{words}: a loss beyond chance", figures)
     if (looping := sum(one.loops for one in evidence.answered) / n) > MOST_LOOPING:

@@ -18,6 +18,7 @@ import scipy
 from rl.evidence_kinds import (
     CORRECTIONS,
     KINDS,
+    KNOWN,
     LABELS,
     OUTCOMES,
     PAIRS,
@@ -39,6 +40,7 @@ MEASURES = {
     LABELS: "in concordance with thumbs, stars and scores",
     CORRECTIONS: "in agreement with what people wrote",
     TESTS: "in tests passed",
+    KNOWN: "in right answers",
     OUTCOMES: "in concordance with the rewards of outcomes",
     REWARDS: "in mean reward",
 }

@@ -108,6 +108,9 @@ class Answered:
     """Whether a reward can tell a good answer to this prompt from a bad one; what nobody judged shows form alone."""
     loops: bool = False
     """Repetition: the policy's answer is free text that says the same over and over."""
+    written_valid: bool | None = None
+    """Whether what it writes is valid, where its answer was chosen out of a list; no rule asks, the sheet shows it."""
+    other_written_valid: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.evidence_kinds import CORRECTIONS, KINDS, KNOWN, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gate_answers import rule_golden, rule_kl, rule_length, rule_off_policy, rule_reward, rule_valid
 from rl.gate_effects import (
     MEASURES,
@@ -57,6 +57,7 @@ COUNTED = {
     LABELS: " with thumbs, stars or scores",
     CORRECTIONS: " with answers that people wrote",
     TESTS: " with tests",
+    KNOWN: " with a known answer",
     OUTCOMES: " with outcomes",
     REWARDS: " that reward functions apply to",
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 
 TITLES = {
     PAIRS: "Preference accuracy",
     LABELS: "Concordance with ratings",
     CORRECTIONS: "Agreement with what people wrote",
     TESTS: "Tests passed",
+    KNOWN: "Right by the known answer",
     OUTCOMES: "Concordance with outcomes",
     REWARDS: "Reward of its answers",
 }
@@ -25,6 +26,7 @@ EXPLANATIONS = {
     ),
     CORRECTIONS: "how its answers agree with held-out answers that people wrote",
     TESTS: "share of held-out prompts whose tests its answers pass",
+    KNOWN: "share of held-out prompts whose known answer it gives",
     OUTCOMES: "how often it moved probability towards the one of two held-out answers that earned more; 50 % is a coin",
     REWARDS: "mean reward of its answers to held-out prompts",
 }
@@ -54,6 +56,85 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
         **figure,
         **({"against": dict(against)} if against else {}),
     }
+
+
+RATED, OFF_POLICY = "rated answers", "off-policy"
+"""Estimators of the share of answers that people would like."""
+
+ASSUMPTIONS = {
+    RATED: "it is chance which answers to a prompt were rated",
+    OFF_POLICY: "logged answers were drawn with the propensities on record",
+}
+"""Estimator -> what it takes for granted."""
+
+
+def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The share of its answers that people would like: {"value", "low", "high", "n", "estimator", "assumes", "against",
+    "difference", "words"}, and for `rated answers` "of", "least", "most"; None where nobody rated one of them.
+
+    By the log of choices where their recorded propensities carry an estimate from people's verdicts without a warning,
+    else by the verdicts on held-out answers that do what its answers do (`rl.training.evaluate_liked`).
+    """
+    comparison = figures.get("comparison") or {}
+    log = figures.get("off_policy") or {}
+    best = log.get("doubly_robust") or {}
+    if log.get("reward") == "score" and best.get("low") is not None and not log["overlap"]["warnings"]:
+        theirs = (log.get("against") or {}).get("doubly_robust")
+        found = {
+            **{part: best[part] for part in ("value", "low", "high")},
+            "n": log["decisions"],
+            "estimator": OFF_POLICY,
+            "assumes": ASSUMPTIONS[OFF_POLICY],
+            "against": theirs,
+            "difference": log.get("difference"),
+        }
+    elif figures.get("liked"):
+        found = {
+            **figures["liked"],
+            "against": comparison.get("liked"),
+            "difference": comparison.get("liked_difference"),
+        }
+    else:
+        return None
+    return found | {"words": _liked_words(found, comparison.get("against", "the other"))}
+
+
+def _liked_words(found: Mapping[str, Any], against: str) -> str:
+    words = f"People would like {_share(found)} of its answers"
+    if (theirs := found.get("against")) and theirs.get("value") is not None:
+        words += f", {_share(theirs)} of {against}'s"
+    if found["estimator"] == OFF_POLICY:
+        return f"{words}: off-policy, by {found['n']:,} rated choices, if {found['assumes']}."
+    words += (
+        f": of {found['of']:,} answers {found['n']:,} are ones that people rated. If {found['assumes']}; else at least "
+        f"{100 * found['least']:.1f} % and at most {100 * found['most']:.1f} %"
+    )
+    return f"{words}."
+
+
+def known_answer_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How often it gives the answer that is known to be right, {"value", "low", "high", "n", "against", "difference",
+    "words"}; None where no right answer is known. By the kind of evidence `known`, so on prompts held out alone, where
+    there is any."""
+    comparison = figures.get("comparison") or {}
+    kind = (figures.get("evidence") or {}).get(KNOWN) or {}
+    own = kind.get("own") or figures.get("ground_truth")
+    if not own or own.get("value") is None:
+        return None
+    found = dict(own)
+    words = f"Right by the known answer in {_share(own)} of {own['n']:,} prompts"
+    theirs = {"value": kind["against_value"]} if "against_value" in kind else comparison.get("ground_truth")
+    if comparison and theirs and theirs.get("value") is not None:
+        found |= {"against": theirs, "difference": kind.get("difference")}
+        words += f", {comparison['against']} in {_share(theirs)}"
+    if found.get("difference"):
+        gain = found["difference"]
+        words += f": {100 * gain['value']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}], paired"
+    return found | {"words": f"{words}."}
+
+
+def _share(found: Mapping[str, Any]) -> str:
+    return _amount({**found, "unit": "points"})
 
 
 def baseline_words(figures: Mapping[str, Any]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 from django.conf import settings
 
+from rl.agents import get_agent
+from rl.agents.base import Agent
 from rl.datasets import (
     DatasetRefused,
     DatasetTooSmall,
@@ -25,6 +27,7 @@ from rl.datasets.prompt_files import holds_prompts
 from rl.evidence_kinds import (
     CORRECTIONS,
     KINDS,
+    KNOWN,
     LABELS,
     OUTCOMES,
     PAIRS,
@@ -56,6 +59,7 @@ DATASETS: dict[str, str] = {
     OUTCOMES: Snapshot.Kind.SCORES,
     CORRECTIONS: Snapshot.Kind.CORRECTIONS,
     TESTS: Snapshot.Kind.PROMPTS,
+    KNOWN: Snapshot.Kind.PROMPTS,
     REWARDS: Snapshot.Kind.PROMPTS,
 }
 """Kind of evidence -> the kind of dataset its rows stand in."""
@@ -153,7 +157,8 @@ def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldO
     """What the dataset a policy was trained on holds out. Raises DatasetRefused where its file is gone or changed."""
     rows = list(snapshot_rows(snapshot, HOLDOUT))
     spare = list(itertools.islice(snapshot_rows(snapshot, "eval"), SPARE))
-    return HeldOut(rows=_sorted_by_kind(str(snapshot.kind), rows, rewarded), snapshot=snapshot, spare=spare)
+    found = _sorted_by_kind(str(snapshot.kind), rows, rewarded, get_agent(snapshot.agent))
+    return HeldOut(rows=found, snapshot=snapshot, spare=spare)
 
 
 def trained_prompts(snapshot: Snapshot | None) -> set[str]:
@@ -185,7 +190,7 @@ def _rows_by_kind(
         if prompts is not None and dataset == Snapshot.Kind.PROMPTS:
             for row in prepared.rows():
                 prompts.add(row)
-        found |= _sorted_by_kind(dataset, rows, rewarded)
+        found |= _sorted_by_kind(dataset, rows, rewarded, get_agent(agent))
         left_out.update(prepared.left_out)
     return found
 
@@ -204,7 +209,7 @@ def _clustered(rows: Mapping[str, Rows], prompts: Prompts, left_out: Counter[str
     return found
 
 
-def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool) -> dict[str, Rows]:
+def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool, agent: Agent) -> dict[str, Rows]:
     """Rows of one kind of dataset as evidence: kind -> rows, kinds without a row left out."""
     found: dict[str, Rows] = {}
     for row in rows:
@@ -225,6 +230,8 @@ def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool) -> dict[str, Rows]
         elif dataset == Snapshot.Kind.PROMPTS:
             if testable(row.get("facts") or {}):
                 found.setdefault(TESTS, []).append(row)
+            if agent.truths(row.get("state")):
+                found.setdefault(KNOWN, []).append(row)
             if rewarded:
                 found.setdefault(REWARDS, []).append(row)
     return {kind: single for kind, some in found.items() if (single := _single_texts(some))}
@@ -300,12 +307,13 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
     hashes = given.prompt_hashes()
     splits.asked(hashes)
     held_out = [name for name in hashes if splits(name) == HOLDOUT]
-    prompts[TESTS] = {
-        name
-        for start in range(0, len(held_out), PROMPTS_AT_ONCE)
-        for name, prompt in given.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items()
-        if testable(prompt.facts)
-    }
+    prompts[TESTS], prompts[KNOWN], known = set(), set(), get_agent(agent)
+    for start in range(0, len(held_out), PROMPTS_AT_ONCE):
+        for name, prompt in given.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items():
+            if testable(prompt.facts):
+                prompts[TESTS].add(name)
+            if known.truths(prompt.state):
+                prompts[KNOWN].add(name)
     readable = _readable(given, sorted(set().union(*prompts.values())))
     clusters = clusters_of(readable)
     counts |= {

@@ -66,6 +66,8 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
                 len(one["other_answer"]),
                 one.get("judged", True),
                 one.get("loops", False),
+                one.get("written_valid"),
+                one.get("other_written_valid"),
             )
             for one in stored.get("answers", ())
         ],

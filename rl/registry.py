@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from rl.gate_sheets import Sheet
-from rl.headlines import baseline_words, headline
+from rl.headlines import baseline_words, headline, known_answer_of, liked_of
 from rl.judging import gate_difference, policy_judge, rival_name
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.serving import preparation
@@ -148,6 +148,10 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
     figures = evaluation.figures
     names = ("preference_accuracy", "valid_rate", "average_reward", "reward_std", "rewards_known")
     summary = {key: figures.get(key) for key in names}
+    if (liked := liked_of(figures)) is not None:
+        summary["liked"] = liked
+    if (known := known_answer_of(figures)) is not None:
+        summary["known_answer"] = known
     if (leading := headline(figures)) is not None:
         summary["headline"] = leading
         # a figure of its own name, so that it can be followed over versions

@@ -290,6 +290,8 @@ VERSIONS_SHOWN = 20
 
 
 FIGURES = (
+    ("liked", "Liked answers", True),
+    ("known_answer", "Right by the known answer", True),
     ("preference_accuracy", "Preference accuracy", True),
     *((kind, TITLES[kind], True) for kind in (LABELS, OUTCOMES, TESTS)),
     ("average_reward", "Average reward", False),

@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from rl.agents.base import Agent, ChoiceAgent, InvalidResponse, State
+from rl.gate_sheets import GateBounds
+from rl.gates import gate_judge
+from rl.judging import evidence_of
 from rl.linear.model import LinearPolicy
+from rl.models import Evaluation
 from rl.training import evaluate, evaluate_answers
 from rl.training.evaluate import evaluate_policy
 from rl.training.hardware import Hardware
@@ -71,6 +75,8 @@ class Made:
         self.logps, self.answers, self.tokens = logps, answers, tokens or {}
         self.base_model, self.adapter = "made", "made-v1"
         self.asked: list[str] = []
+        self.chosen: dict[str, str] = {}
+        """Ask -> what is the likeliest of the listed answers, where that is not what is written."""
 
 
 @pytest.fixture
@@ -86,7 +92,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
         policy.asked += [messages[-1]["content"] for messages in prompts]
         return [Generation(policy.answers[messages[-1]["content"]], 3, "stop") for messages in prompts]
 
+    def responses(policy: Made, items: Any, **_: Any) -> list[ResponseScore]:
+        """A listed answer of the table is the likeliest, then those of the log-probabilities, then the others."""
+        found = []
+        for messages, text in items:
+            ask = messages[-1]["content"]
+            answered = policy.chosen.get(ask, policy.answers.get(ask)) == text
+            found.append(ResponseScore(0.0 if answered else policy.logps.get((ask, text), -50.0), 4))
+        return found
+
     monkeypatch.setattr(evaluate, "score_pairs", scores)
+    monkeypatch.setattr(evaluate_answers, "score_responses", responses)
     monkeypatch.setattr(evaluate_answers, "generate", answers)
     monkeypatch.setattr(evaluate, "head_check", lambda policy: None)
     monkeypatch.setattr(evaluate, "LoadedPolicy", Made)
@@ -169,7 +185,8 @@ def test_an_answer_that_is_not_listed_in_the_state_is_not_valid() -> None:
     policy = prefers(10)
     policy.answers = {**policy.answers, "q0": "no json", "q1": pick("banana"), "q2": M}
     outcome = evaluate_policy(policy, ROWS, agent=PICKER)
-    assert outcome["valid_rate"]["value"] == 0.8
+    assert outcome["written"]["valid_rate"]["value"] == 0.8
+    assert outcome["valid_rate"]["value"] == 1.0  # as it is served: chosen out of what the state lists
     reasons = [error["reason"] for error in outcome["errors"]]
     assert len(reasons) == 2
     assert "found 'no json'" in reasons[0]
@@ -183,9 +200,17 @@ def test_without_a_reward_function_an_answer_is_worth_what_people_thought_of_it(
     # liked 1, only rejected 0, invalid 0, not rated 0.5; written differently but the same choice counts as the same
     policy = prefers(10)
     policy.answers = {"q0": '{"fruit":"apple"}', "q1": P, "q2": "no json", "q3": M}
+    policy.chosen = {"q0": A, "q2": P}
     outcome = evaluate_policy(policy, ROWS[:4], agent=PICKER)
+    assert outcome["written"]["average_reward"]["value"] == pytest.approx((1 + 0 + 0 + 0.5) / 4)
     assert outcome["average_reward"]["value"] == pytest.approx((1 + 0 + 0 + 0.5) / 4)
     assert 0 <= outcome["average_reward"]["low"] < outcome["average_reward"]["high"] <= 1
+    # of the three answers that were rated one was liked; the fourth may be either
+    liked = outcome["liked"]
+    assert (liked["value"], liked["n"], liked["of"]) == (pytest.approx(1 / 3), 3, 4)
+    assert (liked["least"], liked["most"]) == (1 / 4, 2 / 4)
+    # Wilson: R: binom.wilson(1, 3) -> 0.06149194, 0.79234040
+    assert (liked["low"], liked["high"]) == pytest.approx((0.06149194, 0.79234040), abs=1e-7)
     assert "people rejected this answer" in [error["reason"] for error in outcome["errors"]]
 
 
@@ -257,11 +282,43 @@ def test_prompts_that_nobody_judged_show_whether_answers_are_valid_and_no_more()
     rival = prefers(10)
     rival.answers = {**rival.answers, "s0": A, "s1": A}
     outcome = evaluate_policy(policy, ROWS, agent=PICKER, against=rival, spare=spare)
-    assert (outcome["valid_rate"]["value"], outcome["valid_rate"]["n"]) == (11 / 12, 12)
+    written = outcome["written"]["valid_rate"]
+    assert (outcome["valid_rate"]["value"], written["value"], written["n"]) == (1.0, 11 / 12, 12)
     assert (outcome["average_reward"]["value"], outcome["average_reward"]["n"]) == (1.0, 10)
     assert [answer["judged"] for answer in outcome["held_out"]["answers"]] == [True] * 10 + [False] * 2
     evaluate_policy(policy, ROWS, agent=PICKER, generate_samples=11, spare=spare)
     assert policy.asked[12:] == [*(f"q{i}" for i in range(10)), "s0"]
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("made")
+def test_a_policy_that_chooses_well_is_not_shut_out_for_how_it_would_write() -> None:
+    """Right in 61 of 100 against 20, and 93 % valid where it writes, of which it is never asked."""
+    prompts = [
+        {"prompt": [{"role": "user", "content": f"k{i}"}], "state": {"fruits": FRUITS, "ripe": "apple"}}
+        for i in range(100)
+    ]
+    policy, rival = Made({}, {f"k{i}": A for i in range(100)}), Made({}, {f"k{i}": A for i in range(100)})
+    policy.answers = {**policy.answers, **{f"k{i}": "no json" for i in range(7)}}
+    policy.chosen = {f"k{i}": A if i < 61 else P for i in range(100)}
+    rival.chosen = {f"k{i}": A if i < 20 else P for i in range(100)}
+    outcome = evaluate_policy(policy, agent=PICKER, others={"known": prompts}, against=rival)
+    assert outcome["carried_by"] == "known"
+    known = outcome["evidence"]["known"]
+    assert (known["value"], known["against_value"]) == (0.61, 0.20)
+    assert (outcome["valid_rate"]["value"], outcome["written"]["valid_rate"]["value"]) == (1.0, 0.93)
+    evaluation = Evaluation.objects.create(
+        agent="picker", against="base", evidence=outcome["held_out"], split="holdout", figures={}, samples=100
+    )
+    sheet = gate_judge(evidence_of(evaluation), GateBounds())
+    verdicts = {verdict.rule: verdict for verdict in sheet.verdicts}
+    # 41 won and none lost: 41 points, with p = 2^-41 or so
+    assert verdicts["accuracy"].outcome == "passed"
+    assert verdicts["accuracy"].figures["value"] == pytest.approx(0.41)
+    assert verdicts["valid"].outcome == "passed", verdicts["valid"].words
+    assert (verdicts["valid"].figures["written"], verdicts["valid"].figures["against_written"]) == (0.93, 1.0)
+    assert "93.0 and 100.0 %" in verdicts["valid"].words
+    assert sheet.passed, sheet.reason
 
 
 @pytest.mark.usefixtures("made")
@@ -298,8 +355,10 @@ def test_a_real_policy_is_evaluated_against_its_base_into_json(tmp_path: Path) -
     n = outcome["samples"]
     gained = round(n * (outcome["preference_accuracy"]["value"] - comparison["preference_accuracy"]["value"]))
     assert gained == comparison["b"] - comparison["c"]
-    assert outcome["valid_rate"]["value"] == 0.0
-    assert outcome["errors"][0]["reason"].startswith("not a valid answer: expected JSON")
+    # random weights write nothing of use, and choose all the same
+    assert outcome["written"]["valid_rate"]["value"] == 0.0
+    assert outcome["valid_rate"]["value"] == 1.0
+    assert "written, not chosen: expected JSON" in outcome["errors"][-1]["reason"]
     alone = evaluate_policy(load_policy(str(base), hardware=HARDWARE), ROWS, agent=PICKER, generate_samples=2)
     assert alone["preference_accuracy"] == comparison["preference_accuracy"]
     assert "comparison" not in alone

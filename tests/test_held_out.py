@@ -35,7 +35,7 @@ def test_held_out_prompts_are_counted_by_kind() -> None:
     decide(held_out[8], "not rated")
     counts = evidence_counts("helper")
     assert counts == {
-        "pairs": 3, "labels": 7, "corrections": 1, "tests": 0, "outcomes": 0, "rewards": 0,
+        "pairs": 3, "labels": 7, "corrections": 1, "tests": 0, "known": 0, "outcomes": 0, "rewards": 0,
     }  # fmt: skip
     # the same numbers as an evaluation finds in the datasets themselves
     for kind, dataset in (("pairs", "pairs"), ("labels", "scores")):

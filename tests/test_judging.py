@@ -129,10 +129,11 @@ def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
     assert policy.metrics["difference"]["low"] == found["comparison"]["gate"]["low"] == bound
     call_command("evaluate_model", policy=policy.name, compare_base=True)
     said = capsys.readouterr().out
-    assert said.startswith(
+    assert said.startswith("People would like 100.0 % [83.9, 100.0] of its answers")
+    assert (
         "own-bot: no held-out prompt has two answers of which one is preferred, so there are no pairs to compare. "
         "Judged on labels instead, thumbs, stars and scores on single answers: 40 held-out prompts."
-    )
+    ) in said
     assert "Better than base: +" in said
 
 

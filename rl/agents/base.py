@@ -127,9 +127,29 @@ class Agent:
         """Every listed response for a state, as the exact text a policy would answer; empty for free text."""
         return []
 
+    def choices(self, state: State | None) -> list[str]:
+        """Every response that is chosen among where it is to choose: its closed set, else what the state lists and it
+        can act on; empty where an answer has to be written."""
+        if self.answers:
+            return list(self.answers)
+        if not self.discrete or not isinstance(state, Mapping):
+            return []
+        try:
+            listed = self.candidates(state)
+        except ValueError:
+            return []
+        return [response for response in dict.fromkeys(listed) if self.is_valid(response, state)]
+
     def ground_truth(self, state: State) -> list[str] | None:
         """The responses known to be right for a state (any of them), or None where nobody knows."""
         return None
+
+    def truths(self, state: Any) -> list[str]:
+        """`ground_truth` of whatever an app sent as a state; empty where nobody knows."""
+        try:
+            return list(self.ground_truth(state) or ()) if isinstance(state, Mapping) else []
+        except (ValueError, TypeError, AttributeError):
+            return []  # the state lacks what it takes, or holds something else there
 
     def quality(self, state: State, response: str) -> float | None:
         """How right a valid response is, in [0, 1], where the right answer is known; None where nobody knows."""

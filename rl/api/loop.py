@@ -226,6 +226,8 @@ def policy_shown(policy: Policy) -> dict[str, Any]:
         "base_model": policy.base_model,
         "feedback_count": policy.feedback_count,
         "preference_accuracy": accuracy.value if accuracy else None,
+        "liked": policy.metrics.get("liked"),
+        "known_answer": policy.metrics.get("known_answer"),
         "judged": policy.metrics.get("headline"),
         "against": policy.metrics.get("against"),
         "baseline": policy.metrics.get("baseline"),

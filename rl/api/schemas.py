@@ -291,6 +291,16 @@ COMPONENTS: dict[str, Schema] = {
                 **MAYBE_NUMBER,
                 "description": "On held-out pairs, in [0, 1]; null where it was judged on other evidence",
             },
+            "liked": {
+                "type": ["object", "null"],
+                "description": "Estimated share of its answers that people would like: value, low, high (95 %), n, "
+                "estimator, assumes, against, difference, words; null where nobody rated one of its answers",
+            },
+            "known_answer": {
+                "type": ["object", "null"],
+                "description": "Share of held-out prompts whose known answer it gives: value, low, high, n, against, "
+                "difference, words; null where no right answer is known",
+            },
             "judged": {
                 "type": ["object", "null"],
                 "description": "The figure its newest evaluation leads with: kind of evidence, title, unit, value, "

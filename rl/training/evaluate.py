@@ -11,6 +11,7 @@ from rl.agents.base import Agent
 from rl.evidence_kinds import (
     CORRECTIONS,
     KINDS,
+    KNOWN,
     LABELS,
     OUTCOMES,
     PAIRS,
@@ -28,6 +29,7 @@ from rl.training.evaluate_answers import (
     Reward,
     Rows,
     answers_given,
+    answers_written,
     errors_of,
     held_out_prompts,
     loops,
@@ -41,12 +43,14 @@ from rl.training.evaluate_evidence import (
     Scored,
     agreement_check,
     answered_evidence,
+    known_check,
     rated_evidence,
     response_of,
     rows_scored,
     side_figure,
     written_evidence,
 )
+from rl.training.evaluate_liked import Verdicts, liked_difference, liked_share, verdicts_on
 from rl.training.linear_side import LinearSide, Options, choice_scores
 from rl.training.policy import Generation, LoadedPolicy, reference_load
 from rl.training.result import TrainingRefused
@@ -71,6 +75,8 @@ class _Side:
     problems: list[str | None]
     """Per answer, why it is not valid."""
     rewards: list[float]
+    written: dict[int, Generation]
+    """Of the prompts whose answer was chosen out of a list, by number, what it writes without one."""
 
     @property
     def prefers(self) -> list[bool]:
@@ -99,13 +105,15 @@ def evaluate_policy(
 
     - preference_accuracy: share of pairs where log p(chosen | prompt) > log p(rejected | prompt), summed over the
       tokens, not length-normalised; a tie counts as not preferred. Beside it the same per token. None without a pair.
-    - valid_rate: share of answers (the likeliest of the agent's closed set, else written greedily), one to each of the
-      first `generate_samples` distinct prompts, that the agent can act on; with a row's `state`, the choice must also
-      be one it lists. Where the evidence has fewer prompts, those of `spare` ({"prompt", "state"?}, never trained on)
-      are answered too.
+    - valid_rate: share of answers as the agent is served (the likeliest of its closed set or of what a row's `state`
+      lists, else written greedily), one to each of the first `generate_samples` distinct prompts, that the agent can
+      act on; `written` has it for what is written where answers are chosen, and with a row's `state` a written choice
+      must be one it lists. Where the evidence has fewer prompts, those of `spare` ({"prompt", "state"?}, never trained
+      on) are answered too.
     - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function, of prompts that
       people judged: 1 for an answer they preferred, 0 for one they only rejected or that is not valid, 0.5 for others.
     - rewards_known: answers that this says anything of; 0 where free text matched nothing that anybody judged.
+    - liked: share of the answers that people would like (rl.training.evaluate_liked), or None where nobody rated one.
     - ground_truth: share of answers that are right, over the prompts whose right answer the agent knows, or None.
     - evidence: per kind (rl.evidence_kinds.KINDS) its figures; `carried_by` names the kind that carries the
       comparison: see `lead_kind`, with `needed` prompts and without the kinds that are `barred` (with the reason why).
@@ -131,8 +139,10 @@ def evaluate_policy(
         )
     if isinstance(against, str) and against != "base":
         raise ValueError(f"expected against='base' or a loaded policy, found {against!r}")
+    judge = AnswerJudge(agent, reward)
+    checks = {KNOWN: known_check(judge), **(checks or {})}
     for kind in GENERATED:
-        if kind in more and kind not in (checks or {}):
+        if kind in more and kind not in checks:
             raise ValueError(f"expected a check for the answers to {kind} prompts, found none")
     try:
         prompts = held_out_prompts({PAIRS: rows, **more})
@@ -145,7 +155,7 @@ def evaluate_policy(
         rows,
         scored,
         _asked(prompts, more, agent, generate_samples, spare),
-        AnswerJudge(agent, reward),
+        judge,
         batch_size,
     )
     linear = next((side for side in (policy, against) if isinstance(side, LinearSide)), None)
@@ -182,7 +192,7 @@ def evaluate_policy(
             _reference_responses(policy, base, work),
             _reference_responses(against, base, work) if isinstance(against, LoadedPolicy) else base,
         )
-    evidence = _other_evidence(work, more, checks or {}, own, other, references)
+    evidence = _other_evidence(work, more, checks, own, other, references)
     counts = {PAIRS: len(rows)} | {kind: one.figures["prompts"] for kind, one in evidence.items()}
     alike = [
         kind for kind in (LABELS, OUTCOMES) if all_alike(float(row["score"]) for row in more.get(kind, ()))
@@ -195,15 +205,16 @@ def evaluate_policy(
         "prompts_answered": len(work.asked),
         **_figures(work, own),
         "length_normalised": False,
+        "liked": liked_share(work.asked, work.verdicts(own)),
         "carried_by": lead,
         "evidence": _evidence_figures(rows, own, other, evidence, barred or {}),
         "ground_truth": work.judge.ground_truth(work.asked, own.answers),
         "truncated": sum(score.truncated for pair in own.scores for score in pair)
         + sum(score.truncated for score in own.responses),
-        "errors": errors_of(rows, own.scores, work.asked, own.answers, work.judge),
+        "errors": errors_of(rows, own.scores, work.asked, own.answers, work.judge, own.written),
     }
     if baseline is not None:
-        outcome["baseline"] = _baseline(baseline, work, more, checks or {}, own, references[0], lead)
+        outcome["baseline"] = _baseline(baseline, work, more, checks, own, references[0], lead)
     if other is not None:
         outcome["comparison"] = _comparison(work, name, own, other, lead, evidence)
         outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.asked, other.answers)
@@ -224,12 +235,27 @@ class _Work:
     """Options that rated answers are measured among, on both sides, where one of them is linear."""
 
     @property
+    def listed(self) -> list[int]:
+        """Numbers of the prompts that list what may be answered, so that an answer is chosen. Not those of an agent
+        whose answers are one closed set, which is never written."""
+        agent = self.judge.agent
+        return [
+            i
+            for i, prompt in enumerate(self.asked)
+            if not agent.answers and agent.choices(prompt.row.get("state"))
+        ]
+
+    @property
     def judged(self) -> list[bool]:
         """Per prompt asked, whether its reward can tell a good answer from a bad one."""
         return [
             bool(self.judge.custom or prompt.liked or prompt.disliked or prompt.written)
             for prompt in self.asked
         ]
+
+    def verdicts(self, side: _Side) -> Verdicts:
+        """What people said of the answers of a side, by number of the prompt."""
+        return verdicts_on(self.asked, [answer.text for answer in side.answers], self.judge)
 
     def rewards(self, side: _Side) -> list[float]:
         """Rewards of the answers to prompts that were judged; of all, where none was."""
@@ -338,7 +364,12 @@ def _side(policy: LoadedPolicy | LinearSide, work: _Work, tick: _Ticker) -> _Sid
         judge.reward(prompt, answer.text, problem)
         for prompt, answer, problem in zip(asked, answers, problems, strict=True)
     ]
-    return _Side(scores, responses, answers, problems, rewards)
+    written: dict[int, Generation] = {}
+    if not isinstance(policy, LinearSide):
+        at = work.listed
+        texts = answers_written(policy, [asked[i].messages for i in at], judge.agent, batch_size=batch_size)
+        written = dict(zip(at, texts, strict=True))
+    return _Side(scores, responses, answers, problems, rewards, written)
 
 
 def _responses(policy: LoadedPolicy | LinearSide, work: _Work, tick: _Ticker) -> list[ResponseScore]:
@@ -433,6 +464,25 @@ def _figures(work: _Work, side: _Side) -> dict[str, Any]:
         "average_reward": mean_interval(rewards, bounds=(0.0, 1.0)).as_dict(),
         "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
         "rewards_known": len(rewards) if work.judge.custom else sum(reward != NEUTRAL for reward in rewards),
+        **({"written": _written_figures(work, side)} if side.written else {}),
+    }
+
+
+def _written_figures(work: _Work, side: _Side) -> dict[str, Any]:
+    """The same figures of what it writes to the prompts whose answers are chosen from a list when it is served."""
+    asked = [work.asked[i] for i in side.written]
+    texts = list(side.written.values())
+    problems = [work.judge.problem(prompt, text) for prompt, text in zip(asked, texts, strict=True)]
+    rewards = [
+        work.judge.reward(prompt, text.text, problem)
+        for prompt, text, problem in zip(asked, texts, problems, strict=True)
+    ]
+    judged = work.judged
+    known = [reward for i, reward in zip(side.written, rewards, strict=True) if judged[i]]
+    return {
+        "valid_rate": wilson_interval(problems.count(None), len(problems)).as_dict(),
+        "average_reward": mean_interval(known or rewards, bounds=(0.0, 1.0)).as_dict(),
+        "ground_truth": work.judge.ground_truth(asked, texts),
     }
 
 
@@ -462,6 +512,8 @@ def _comparison(
     return {
         "against": name,
         **_figures(work, other),
+        "liked": liked_share(work.asked, work.verdicts(other)),
+        "liked_difference": liked_difference(work.asked, work.verdicts(own), work.verdicts(other)),
         "kind": lead,
         **carried,
         "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
@@ -499,6 +551,14 @@ def _evidence_figures(
 def _held_out(work: _Work, own: _Side, other: _Side, evidence: Mapping[str, OtherEvidence]) -> dict[str, Any]:
     """Per item of evidence and per answer what both sides did: what the gate's rules are asked about."""
     free = not work.judge.agent.structured and not work.judge.agent.answers
+    written = {
+        i: {
+            "written": own.written[i].text,
+            "written_valid": work.judge.problem(work.asked[i], own.written[i]) is None,
+            "other_written_valid": work.judge.problem(work.asked[i], other.written[i]) is None,
+        }
+        for i in own.written.keys() & other.written.keys()
+    }
     return {
         "cases": [
             {
@@ -523,6 +583,7 @@ def _held_out(work: _Work, own: _Side, other: _Side, evidence: Mapping[str, Othe
                 "other_reward": other.rewards[i],
                 "judged": judged,
                 "loops": free and loops(own.answers[i].text),
+                **written.get(i, {}),
             }
             for i, (prompt, judged) in enumerate(zip(work.asked, work.judged, strict=True))
         ],

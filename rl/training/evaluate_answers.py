@@ -78,18 +78,41 @@ def answers_given(
     states: Sequence[Mapping[str, Any] | None] | None = None,
     batch_size: int = 16,
 ) -> list[Generation]:
-    """The likeliest answer to each prompt as the agent is served: out of its closed set of answers, else written
-    greedily; of a linear policy the best of what may be answered. states: of the prompts, where they list answers."""
+    """The likeliest answer to each prompt as the agent is served: chosen out of its closed set, or of what its state
+    lists, else written greedily; of a linear policy the best of what may be answered. states: of the prompts."""
+    known = states or [None] * len(prompts)
     if isinstance(policy, LinearSide):
-        return policy.answers(list(zip(prompts, states or [None] * len(prompts), strict=True)))
-    if not agent.answers:
-        return generate(policy, prompts, max_new_tokens=agent.max_new_tokens, batch_size=batch_size)
-    items = [(prompt, answer) for prompt in prompts for answer in agent.answers]
-    scores = score_responses(policy, items, batch_size=batch_size)
-    size, found = len(agent.answers), []
-    for start in range(0, len(items), size):
-        best = max(range(start, start + size), key=lambda place: scores[place].logp)
-        found.append(Generation(items[best][1], scores[best].tokens, "stop"))
+        return policy.answers(list(zip(prompts, known, strict=True)))
+    choices = [agent.choices(state) for state in known]
+    chosen = iter(_chosen(policy, prompts, choices, batch_size))
+    free = [prompt for prompt, listed in zip(prompts, choices, strict=True) if not listed]
+    written = iter(answers_written(policy, free, agent, batch_size=batch_size))
+    return [next(chosen) if listed else next(written) for listed in choices]
+
+
+def answers_written(
+    policy: LoadedPolicy, prompts: Sequence[Sequence[Message]], agent: Agent, *, batch_size: int = 16
+) -> list[Generation]:
+    """The answers that it writes greedily, without a list to choose from and without a grammar."""
+    if not prompts:
+        return []
+    return generate(policy, prompts, max_new_tokens=agent.max_new_tokens, batch_size=batch_size)
+
+
+def _chosen(
+    policy: LoadedPolicy,
+    prompts: Sequence[Sequence[Message]],
+    choices: Sequence[Sequence[str]],
+    batch_size: int,
+) -> list[Generation]:
+    """The likeliest of the listed answers to each prompt that has some."""
+    items = [(prompt, answer) for prompt, listed in zip(prompts, choices, strict=True) for answer in listed]
+    scores = iter(score_responses(policy, items, batch_size=batch_size) if items else ())
+    found = []
+    for listed in filter(None, choices):
+        scored = [next(scores) for _ in listed]
+        best = max(range(len(listed)), key=lambda place: scored[place].logp)
+        found.append(Generation(listed[best], scored[best].tokens, "stop"))
     return found
 
 
@@ -141,14 +164,14 @@ class AnswerJudge:
     def ground_truth(
         self, prompts: Sequence[HeldOutPrompt], answers: Sequence[Generation]
     ) -> dict[str, Any] | None:
-        right = known = 0
-        for prompt, answer in zip(prompts, answers, strict=True):
-            state = prompt.row.get("state")
-            truth = self.agent.ground_truth(state) if state is not None else None
-            if truth:
-                known += 1
-                right += self.action(answer.text) in {self.action(response) for response in truth}
-        return wilson_interval(right, known).as_dict() if known else None
+        found = [self.right(prompt.row, answer.text) for prompt, answer in zip(prompts, answers, strict=True)]
+        known = [right for right in found if right is not None]
+        return wilson_interval(sum(known), len(known)).as_dict() if known else None
+
+    def right(self, row: Mapping[str, Any], answer: str) -> bool | None:
+        """Whether an answer is right; None where the agent does not know of that prompt."""
+        truth = self.agent.truths(row.get("state"))
+        return self.action(answer) in {self.action(response) for response in truth} if truth else None
 
 
 SHORT_CHARS, LONG_CHARS = 400, 2000
@@ -201,9 +224,14 @@ def errors_of(
     asked: Sequence[HeldOutPrompt],
     answers: Sequence[Generation],
     judge: AnswerJudge,
+    written: Mapping[int, Generation],
 ) -> list[dict[str, Any]]:
-    """Sample errors, the gravest kind first: answers that are not valid, answers people rejected, wrong preferences."""
-    invalid, rejected, misjudged = [], [], []
+    """Sample errors, the gravest kind first: answers that are not valid, answers people rejected, wrong preferences,
+    and what is not valid only where it is written without the list it is chosen from.
+
+    written: number of a prompt -> what is written to it.
+    """
+    invalid, rejected, misjudged, unlisted = [], [], [], []
     for prompt, answer in zip(asked, answers, strict=True):
         problem = judge.problem(prompt, answer)
         error = {
@@ -225,4 +253,14 @@ def errors_of(
                     "reason": f"holds the rejected response {bad.logp - good.logp:.2f} nats more likely",
                 }
             )
-    return [*invalid, *rejected, *misjudged][:MAX_ERRORS]
+    for number, answer in written.items():
+        if (problem := judge.problem(asked[number], answer)) is not None:
+            unlisted.append(
+                {
+                    "prompt": asked[number].messages[-1]["content"],
+                    "answer": answer.text,
+                    "expected": answers[number].text,
+                    "reason": f"not valid where it is written, not chosen: {problem}",
+                }
+            )
+    return [*invalid, *rejected, *misjudged, *unlisted][:MAX_ERRORS]

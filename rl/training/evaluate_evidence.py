@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import Agent
-from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, REWARDS, TESTS
+from rl.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, REWARDS, TESTS
 from rl.gate_effects import ConcordanceEffect, Effect, effect_of, items_of
 from rl.statistics import mean_interval, wilson_interval
 from rl.statistics.calibrated import Calibrated, cross_fitted
@@ -142,6 +142,18 @@ def agreement_check(asked: Sequence[HeldOutPrompt], judge: AnswerJudge) -> Check
     return check
 
 
+def known_check(judge: AnswerJudge) -> Check:
+    """Whether an answer is the right one, where the agent knows it."""
+
+    def check(rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float | None]:
+        return [
+            None if (right := judge.right(row, text)) is None else float(right)
+            for row, text in zip(rows, answers, strict=True)
+        ]
+
+    return check
+
+
 def _case(row: Mapping[str, Any], own: float, other: float) -> dict[str, Any]:
     facts = {"prompt_hash": hash_of(row), "cluster": row.get("cluster", ""), "slices": slices_of(row)}
     return {**facts, "own": own, "other": other}
@@ -206,5 +218,5 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-GENERATED = (TESTS, REWARDS)
+GENERATED = (TESTS, KNOWN, REWARDS)
 """Kinds whose evidence is what a check says of generated answers."""

@@ -59,6 +59,7 @@ def _beside(found: list[Policy]) -> str:
 def _row(policy: Policy) -> dict[str, Any]:
     return {
         "policy": policy,
+        "liked": share_of(policy.metrics, "liked"),
         "headline": headline_of(policy.metrics),
         "against": policy.metrics.get("against"),
         "reward": share_of(policy.metrics, "average_reward"),

@@ -17,7 +17,7 @@ from rl.distance import gate_distance
 from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS
 from rl.gate_effects import MEASURES as MEASURED
 from rl.gate_effects import UNITS
-from rl.headlines import TITLES, baseline_words
+from rl.headlines import TITLES, baseline_words, known_answer_of, liked_of
 from rl.models import Policy
 
 
@@ -94,22 +94,30 @@ class Command(RatchetCommand):
         return result
 
     def show(self, result: dict[str, Any]) -> None:
-        self.stdout.write(evidence_text(result))
         comparison = result.get("comparison")
+        liked = liked_of(result)
+        self.stdout.write(liked["words"] if liked else LIKED_UNKNOWN)
+        if (known := known_answer_of(result)) is not None:
+            self.stdout.write(known["words"])
+        self.stdout.write(evidence_text(result))
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("held out")
         table.add_column(result["policy"], justify="right")
         if comparison:
             table.add_column(comparison["against"], justify="right")
+        if liked is not None:
+            table.add_row(
+                "liked answers", share_text(liked), *([share_text(liked["against"])] if comparison else [])
+            )
         for kind, figures in result["evidence"].items():
             if kind != PAIRS:
                 table.add_row(TITLES[kind].lower(), *kind_cells(figures, bool(comparison)))
+        sides = [result, *([comparison] if comparison else [])]
         for key, label in MEASURES.items():
-            cells = [share_text(result.get(key))]
-            if comparison:
-                cells.append(share_text(comparison.get(key)))
-            if any(cells):
+            if any(cells := [share_text(side.get(key)) for side in sides]):
                 table.add_row(label, *cells)
+            if any(cells := [share_text((side.get("written") or {}).get(key)) for side in sides]):
+                table.add_row("... written, not chosen", *cells)
         self.console.print(table)
         for kind in (LABELS, OUTCOMES):
             if known := result["evidence"].get(kind, {}).get("probability_liked"):
@@ -145,6 +153,8 @@ def look_text(look: int) -> str:
     )
 
 
+LIKED_UNKNOWN = "How many of its answers people would like is not known: nobody rated one of them."
+
 MEASURES = {
     "preference_accuracy": "preference accuracy",
     "preference_accuracy_length_normalised": "... per token",
@@ -175,6 +185,8 @@ def next_after_evaluation(result: dict[str, Any]) -> str:
 def share_text(figure: dict[str, Any] | None) -> str:
     if not figure or figure.get("value") is None:
         return ""
+    if figure.get("low") is None or "n" not in figure:
+        return f"{100 * figure['value']:.1f} %"
     return f"{100 * figure['value']:.1f} % [{100 * figure['low']:.1f}, {100 * figure['high']:.1f}] n={figure['n']:,}"
 
 
