@@ -26,6 +26,15 @@ KINDS: dict[str, str] = {
 """Kind -> what it counts, in the order in which kinds with the same number of prompts are taken. What people said goes
 before what was measured, and that before what a program thinks."""
 
+RATED, OFF_POLICY = "rated answers", "off-policy"
+"""Estimators of the share of answers that people would like."""
+
+ASSUMPTIONS = {
+    RATED: "it is chance which answers to a prompt were rated",
+    OFF_POLICY: "logged answers were drawn with the propensities on record",
+}
+"""Estimator -> what it takes for granted."""
+
 HALF = 0.5
 """Pairs carry the accuracy rule from this share of the prompts of the largest other kind on."""
 

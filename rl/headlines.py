@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.evidence_kinds import (
+    ASSUMPTIONS,
+    CORRECTIONS,
+    KNOWN,
+    LABELS,
+    OFF_POLICY,
+    OUTCOMES,
+    PAIRS,
+    REWARDS,
+    TESTS,
+)
 
 TITLES = {
     PAIRS: "Preference accuracy",
@@ -56,16 +66,6 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
         **figure,
         **({"against": dict(against)} if against else {}),
     }
-
-
-RATED, OFF_POLICY = "rated answers", "off-policy"
-"""Estimators of the share of answers that people would like."""
-
-ASSUMPTIONS = {
-    RATED: "it is chance which answers to a prompt were rated",
-    OFF_POLICY: "logged answers were drawn with the propensities on record",
-}
-"""Estimator -> what it takes for granted."""
 
 
 def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
