@@ -337,7 +337,11 @@ Q_CLUSTER: dict[str, Any] = {
             "catch_up": False,
         }
     },
-    **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
+    **(
+        {"redis": REDIS_URL}
+        if REDIS_URL
+        else {"orm": "default", "broker_class": "rl.queue_broker.WaitingOrm"}
+    ),
 }
 
 # --- Notices ----------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ SCALES = {
     "fuzz": (1000, 50, "Random requests per endpoint, beside those at the edges of its description"),
     "poison": (1000, 30, "Random sets of rows"),
     "kills": (500, 4, "Kills while it learns"),
-    "per_run": (5, 2, "Kills in one retrain at most"),
+    "per_run": (50, 2, "Kills in one retrain at most"),
     "flips": (200, 10, "Flipped bits per artefact"),
     "decisions": (20, 4, "Decisions that each of 50 raters rates twice"),
     "stops": (10, 2, "Stops of PostgreSQL"),
@@ -154,7 +154,8 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
             "PostgreSQL stopped and started; what is served and logged while a database is away",
             [
                 Tests((f"{attacks}/test_servers.py",), {"STOPS": options.stops}, only="stops"),
-                Tests(("tests/test_outage_pages.py", "tests/test_outages.py")),
+                Tests((f"{attacks}/test_outage_log.py",)),
+                Tests(("tests/test_outage_pages.py", "tests/test_outages.py", "tests/test_clock_outages.py")),
                 Tests(("tests/test_gateway_live.py",), only="away or killed"),
             ],
         ),

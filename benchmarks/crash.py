@@ -1,5 +1,7 @@
 """SIGKILL at random moments of child, worker, web, clock and database connection during retrains. Prints JSON.
 
+Kills fall from the first rating of a retrain to the end of what follows it. A run that died several times is given
+up by design, so what trains is spared once its run has few attempts left; what serves and clocks never is.
 The same ratings are learnt from once with kills and once without them: the champion must be the same. What else must
 hold is in tests/crashing.py.
 """
@@ -12,7 +14,9 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,11 +26,18 @@ sys.path.insert(0, str(ROOT))
 
 import psycopg  # noqa: E402
 
-from tests.crashing import QUICK, VICTIMS, Loop, faults  # noqa: E402
+from tests.crashing import QUICK, Loop, faults  # noqa: E402
 from tests.postgres import cluster  # noqa: E402
+from tests.server import query  # noqa: E402
 from tests.tiny import tiny_model  # noqa: E402
 
 RATINGS = 60
+MAX_ATTEMPTS, MAX_FOLLOW_UPS = 5, 3
+"""As in `rl.jobs` and `rl.online`, which need Django."""
+DEADLY = ("child", "worker", "connection")
+"""Kinds of kills that may cost a run one of its attempts."""
+SPARED = {"attempts": MAX_ATTEMPTS - 2, "follow_ups": MAX_FOLLOW_UPS - 2}
+"""Beyond these what trains is spared: one may begin between the look and the kill."""
 
 
 def cut(database_url: str) -> bool:
@@ -39,20 +50,45 @@ def cut(database_url: str) -> bool:
         return len(ended.fetchall()) > 0
 
 
-def generation(loop: Loop, kills: int, choose: random.Random, url: str, counts: dict[str, int]) -> int:
-    """Rate, and kill while the loop learns from it. Returns the kills that met something."""
-    loop.rate(RATINGS)
-    done = 0
-    while done < kills and not loop.learnt():
-        time.sleep(choose.uniform(0.5, 4.0))
-        kind = choose.choice([*VICTIMS, "connection"] if url else VICTIMS)
-        met = cut(url) if kind == "connection" else loop.kill(kind, choose)
-        if met:
-            done += 1
-            counts[kind] = counts.get(kind, 0) + 1
-            print(f"kill {sum(counts.values())}: {kind}", file=sys.stderr, flush=True)
-    loop.wait(loop.learnt, 300)
-    return done
+class Killer(threading.Thread):
+    """Kills at random moments while the loop is fed and learns, until it is stopped or has killed enough."""
+
+    def __init__(self, loop: Loop, kills: int, choose: random.Random, url: str) -> None:
+        super().__init__()
+        self.loop, self.kills, self.choose, self.url = loop, kills, choose, url
+        self.counts: Counter[str] = Counter()
+        self.stop = threading.Event()
+
+    def spared(self) -> bool:
+        """Whether the newest run has few attempts left."""
+        sql = f"SELECT {', '.join(SPARED)} FROM rl_trainingrun WHERE follow_up <> 'done' ORDER BY id DESC LIMIT 1"
+        return any(
+            count > most
+            for row in query(self.loop.server, sql)
+            for count, most in zip(row, SPARED.values(), strict=True)
+        )
+
+    def run(self) -> None:
+        while self.counts.total() < self.kills and not self.stop.wait(self.choose.uniform(0.2, 2.0)):
+            if not self.loop.victims("child") and self.counts.total() > self.kills / 2:
+                continue  # the other half is for the training
+            kinds = ("web", "clock") if self.choose.random() < 0.5 or self.spared() else DEADLY
+            kind = self.choose.choice([kind for kind in kinds if kind != "connection" or self.url])
+            if cut(self.url) if kind == "connection" else self.loop.kill(kind, self.choose):
+                self.counts[kind] += 1
+
+
+def generation(loop: Loop, kills: int, choose: random.Random, url: str) -> Counter[str]:
+    """Rate, and kill while the loop is fed and learns from it. Returns the kills that met something."""
+    killer = Killer(loop, kills, choose, url)
+    killer.start()
+    try:
+        loop.rate(RATINGS)
+        loop.wait(loop.learnt, 600)
+    finally:
+        killer.stop.set()
+        killer.join()
+    return killer.counts
 
 
 def calmly(home: Path, base: Path, generations: int) -> dict[str, Any]:
@@ -81,23 +117,26 @@ def differences(facts: dict[str, Any], calm: dict[str, Any]) -> dict[str, list[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="In all (default 50)")
-    parser.add_argument("--per-run", type=int, default=5, help="At most in one retrain (default 5)")
+    parser.add_argument("--per-run", type=int, default=50, help="At most in one retrain (default 50)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database", choices=["postgres", "sqlite"], default="postgres")
     parser.add_argument("--seconds", type=float, default=1e9, help="Begin no generation after so long")
     options = parser.parse_args()
-    choose, counts = random.Random(options.seed), {}
+    choose, counts = random.Random(options.seed), Counter[str]()
     started = time.monotonic()
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ratchet-crash-")))
         url = stack.enter_context(cluster()) if options.database == "postgres" else ""
         base = tiny_model(home / "base")
         generations = 0
-        with Loop(home, base, url, config=QUICK) as loop:
-            while sum(counts.values()) < options.kills and time.monotonic() - started < options.seconds:
-                left = options.kills - sum(counts.values())
-                generation(loop, min(options.per_run, left), choose, url, counts)
+        with Loop(home, base, url, config=QUICK, pause_s=0.5) as loop:
+            while counts.total() < options.kills and time.monotonic() - started < options.seconds:
+                left = options.kills - counts.total()
+                counts += generation(loop, min(options.per_run, left), choose, url)
                 generations += 1
+                done = f"{counts.total()} kills in {generations} retrains, {time.monotonic() - started:.0f} s"
+                print(done, file=sys.stderr, flush=True)
+            killed_s = time.monotonic() - started
             facts: dict[str, Any] = loop.facts()
         found = faults(loop, facts)
         calm = calmly(home / "calm", base, generations)
@@ -107,6 +146,7 @@ def main() -> None:
         json.dumps(
             {
                 "kills": counts, "generations": generations, "seconds": round(time.monotonic() - started),
+                "seconds_per_kill": round(killed_s / max(counts.total(), 1), 2),
                 "database": options.database, "ratings": len(loop.sent), "runs": facts["runs"],
                 "policies": facts["policies"], "champion": facts["champion"],
                 "champion_without_kills": calm["champion"],

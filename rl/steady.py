@@ -11,13 +11,17 @@ import logging
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from django.db import InterfaceError, OperationalError, close_old_connections, connection
 from django_q.cluster import Sentinel
 from django_q.conf import Conf
 from django_q.queues import Queue
 from django_q.scheduler import scheduler
 from django_q.status import Stat
 
+from backend.outages import OutageLog
+
 logger = logging.getLogger("rl.steady")
+outage = OutageLog(logger)
 
 LOCK_S = 5.0
 """Seconds to wait for the lock of a worker's clock; one that was killed inside it never gives it back."""
@@ -42,11 +46,22 @@ class SteadySentinel(Sentinel):
             seconds += Conf.GUARD_CYCLE
             if seconds >= 30 and Conf.SCHEDULER:
                 seconds = 0.0
-                scheduler(broker=self.broker)
+                self._schedule()
             Stat(self).save()
             if self.stop_event.wait(Conf.GUARD_CYCLE):
                 break
         self.stop()
+
+    def _schedule(self) -> None:
+        """Hand over what is due. django-q2 logs a database that is away with its traceback, each time."""
+        try:
+            close_old_connections()
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+        except (OperationalError, InterfaceError) as error:
+            outage.met("the database is away, and nothing is scheduled", error)
+            return
+        scheduler(broker=self.broker)
 
     def _look(self, process: Any) -> None:
         if process not in self.pool:

@@ -30,6 +30,12 @@ GateSettings.objects.create(
 )
 """
 """A gate that a few prompts can open, so that there is a champion to compare."""
+IMPATIENT = """
+import manage, rl.supervisor
+rl.supervisor.PAUSE_S = ({pause_s},)
+manage.main()
+"""
+"""`manage.py` with another pause before a process that died is started again."""
 FIRST = 1663
 """Number in the first prompt: of the thirty from there on eight are held out, by their hashes."""
 
@@ -77,9 +83,12 @@ class Loop:
         *,
         config: str = "",
         every: float = 0.5,
+        pause_s: float = 0.0,
     ) -> None:
+        """pause_s: before a process that died is started again; 0 for the supervisor's own, which grow to 30 s."""
         self.home = home
         self.every = every
+        self.program = ["-c", IMPATIENT.format(pause_s=pause_s)] if pause_s else [str(ROOT / "manage.py")]
         self.server = Server(database_url or f"sqlite:///{home / 'db.sqlite3'}", home)
         (home / "config.yaml").write_text(config)
         self.server.environment |= {
@@ -95,7 +104,7 @@ class Loop:
 
     def __enter__(self) -> Loop:
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "manage.py"), "serve", "--port", str(self.server.port), "--web-workers", "1",
+            [sys.executable, *self.program, "serve", "--port", str(self.server.port), "--web-workers", "1",
              "--every", str(self.every)],
             env=self.server.environment, cwd=ROOT, stdout=subprocess.DEVNULL,
             stderr=(self.home / "serve.log").open("ab"), start_new_session=True,

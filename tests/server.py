@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -98,3 +99,15 @@ class Server:
     def __exit__(self, *_: Any) -> None:
         self.kill()
         self._log.close()
+
+
+def query(server: Server, sql: str) -> list[tuple[Any, ...]]:
+    """Rows of its database, read beside it."""
+    url = server.database_url
+    if url.startswith("sqlite"):
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+            return connection.execute(sql).fetchall()
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        return connection.execute(sql).fetchall()  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ import http.client
 import json
 import random
 import re
-import sqlite3
 import threading
 import time
 import uuid
@@ -24,7 +23,7 @@ from tests.api_client import decision_body
 from tests.attempts import scaled
 from tests.postgres import fresh_database
 from tests.postgres import postgres_url as postgres_url
-from tests.server import Server
+from tests.server import Server, query
 
 RATERS = 50
 DECISIONS = scaled("DECISIONS", 4)
@@ -105,17 +104,6 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     found.migrate()
     with found:
         yield found
-
-
-def query(server: Server, sql: str) -> list[tuple[Any, ...]]:
-    url = server.database_url
-    if url.startswith("sqlite"):
-        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-            return connection.execute(sql).fetchall()
-    import psycopg
-
-    with psycopg.connect(url) as connection:
-        return connection.execute(sql).fetchall()  # type: ignore[arg-type]
 
 
 def rated(

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.attempts import scaled
-from tests.server import ROOT, Server
-from tests.test_concurrency import query
+from tests.server import ROOT, Server, query
 
 KILLS = scaled("COMMAND_KILLS", 3)
 ROWS = scaled("COMMAND_ROWS", 4000)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.disks import SmallDisk, small_disk  # noqa: F401
-from tests.server import ROOT, Server
-from tests.test_concurrency import query
+from tests.server import ROOT, Server, query
 
 ROWS = 400
 

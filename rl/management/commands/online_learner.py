@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 from django.core.management.base import CommandParser
+from django.db import InterfaceError, OperationalError, close_old_connections
 
 from backend.command import RatchetCommand
+from backend.outages import OutageLog
 from feedback.selectors import agents_known
 from rl import jobs, online
 from rl.learner_config import learner_config
 from rl.models import TrainingRun
+
+outage = OutageLog(logging.getLogger("rl.online"))
 
 
 class Command(RatchetCommand):
@@ -50,8 +55,14 @@ class Command(RatchetCommand):
         if action == "watch":
             every = options["every"] or float(learner_config()["tick_seconds"])
             while True:  # until Ctrl-C
-                online.tick()
-                online.next_check_note(every)
+                try:
+                    online.tick()
+                    online.next_check_note(every)
+                except (OperationalError, InterfaceError) as error:
+                    outage.met(f"the database is away, and the clock looks again in {every:g} s", error)
+                    close_old_connections()
+                except OSError as error:
+                    outage.met("when the clock looks again cannot be noted for the pages", error)
                 time.sleep(every)
         if action == "retrain":
             run = online.get_online_learner(agent).trigger_retrain(actor="online_learner", force=True)
