@@ -60,3 +60,13 @@ def after_export(format: str, path: str) -> str:
         "linear": f"python -m json.tool {path}   (docs/linear.md says how a program reads it)",
         "onnx": f"rl.export.onnx.session_open('{folder}')   (or onnxruntime.InferenceSession('{path}'))",
     }.get(format, "docs/export.md says what reads it")
+
+
+def after_benchmark(policy: str, agent: str, *, asked: bool) -> str:
+    """asked: the agent's gate lists the tasks that were run."""
+    if asked:
+        return f"{MANAGE} policy promote {policy}"
+    return (
+        f"look at /policies/{policy}/; to have the gate ask for these tasks, list them at /admin/rl/gatesettings/ "
+        f"(benchmarks) for {agent}"
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from backend.disks import file_replace
 from rl import registry
+from rl.benchmark_results import LINEAR, benchmark_command, benchmark_words, benchmarks_newest
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.selectors import Headline, Share, headline_of, share_of
@@ -42,6 +43,10 @@ def policy_card(policy: Policy) -> str:
         "## Figures on held-out prompts",
         "",
         *_figures(policy),
+        "",
+        "## Benchmarks",
+        "",
+        *_benchmarks(policy),
         "",
         "## Gate",
         "",
@@ -132,6 +137,15 @@ def _headline(found: Headline | None) -> str:
     prompts = f", n = {found.figure.n}" if found.figure.n else ""
     text = f"- {found.title.lower()}: {found.text}{interval}{prompts} ({found.explanation})"
     return text.replace("\u202f", " ")
+
+
+def _benchmarks(policy: Policy) -> list[str]:
+    if policy.kind == Policy.Kind.LINEAR:
+        return [f"None: {LINEAR}."]
+    results = benchmarks_newest(policy)
+    if not results:
+        return [f"None were run: `{benchmark_command(policy, 'ratchet_format,ratchet_options')}`."]
+    return [f"- {benchmark_words(one)}; {one.harness}, {one.created_at:%Y-%m-%d}" for one in results]
 
 
 def _gate(policy: Policy) -> list[str]:

@@ -48,6 +48,11 @@ class GateBounds:
     """A rater with a larger share of the held-out prompts must not be the only one who sees the gain."""
     max_off_policy_loss: float = 0.05
     """The off-policy estimate of the reward may be lower than the champion's by at most this."""
+    benchmarks: str = ""
+    """Benchmark tasks that must have been run, separated by commas; `name=0.02` gives one a bound of its own. Empty:
+    none is asked."""
+    max_benchmark_loss: float = 0.05
+    """A fall of a listed benchmark below its base by more than this must be ruled out (one-sided interval, 90 %)."""
 
     def __post_init__(self) -> None:
         if self.min_evidence < 1 or self.min_slice < 1:
@@ -58,8 +63,30 @@ class GateBounds:
             raise GateError(f"max_length_ratio must be at least 1, found {self.max_length_ratio!r}")
         for bound in dataclasses.fields(self):
             value = getattr(self, bound.name)
+            if bound.name == "benchmarks":
+                continue
             if not math.isfinite(value) or value < 0:
                 raise GateError(f"{bound.name} must be a number of at least 0, found {value!r}")
+        _ = self.benchmark_bounds
+
+    @property
+    def benchmark_bounds(self) -> dict[str, float]:
+        """Listed task -> the loss it may show, in [0, 1]. Raises GateError."""
+        found: dict[str, float] = {}
+        for listed in (one.strip() for one in self.benchmarks.split(",")):
+            name, separator, text = (part.strip() for part in listed.partition("="))
+            try:
+                bound = float(text) if separator else self.max_benchmark_loss
+            except ValueError:
+                bound = math.nan
+            if name and 0 <= bound <= 1:
+                found[name] = bound
+            elif listed:
+                raise GateError(
+                    f"benchmarks must be names of tasks with commas between, each with its own bound if it has one "
+                    f"(ratchet_format, arc_easy=0.02); found {listed!r}"
+                )
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -124,6 +151,16 @@ class Golden:
 
 
 @dataclass(frozen=True)
+class BenchmarkCases:
+    """A benchmark's items, each scored for the policy and for its base (as `other`), in [0, 1]."""
+
+    metric: str = ""
+    cases: Sequence[Case] = ()
+    fault: str = ""
+    """Why there is no result that counts, and what to run; empty where there is one."""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What an evaluation found of a policy and of what it was compared to, on the same prompts."""
 
@@ -147,6 +184,11 @@ class Evidence:
     """Evidence of the kinds beside pairs (rl.evidence_kinds.KINDS)."""
     barred: Mapping[str, str] = field(default_factory=dict)
     """Kind -> why it may not carry the accuracy rule: a reward model judges what was trained on it."""
+
+    benchmarks: Mapping[str, BenchmarkCases] = field(default_factory=dict)
+    """Listed task -> its newest result."""
+    no_benchmarks: str = ""
+    """Why benchmarks do not apply to this policy; empty where they do."""
 
     def items(self, kind: str) -> Sequence[Item]:
         return self.cases if kind == PAIRS else self.others.get(kind, ())

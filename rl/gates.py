@@ -13,6 +13,7 @@ from typing import Any
 
 from rl.evidence_kinds import CORRECTIONS, KINDS, KNOWN, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gate_answers import rule_golden, rule_kl, rule_length, rule_off_policy, rule_reward, rule_valid
+from rl.gate_benchmarks import rule_benchmarks
 from rl.gate_effects import (
     MEASURES,
     Effect,
@@ -295,7 +296,9 @@ RULES: tuple[Rule, ...] = (
 
 
 def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> Sheet:
-    """Ask every rule; nothing is skipped, so that a refusal names all its reasons."""
+    """Ask every rule; nothing is skipped, so that a refusal names all its reasons. Benchmarks are asked where the
+    bounds list any."""
     if to not in (CHALLENGER, CHAMPION):
         raise GateError(f"a gate opens to {CHALLENGER} or {CHAMPION}, found {to!r}")
-    return Sheet(to, evidence.against, tuple(rule(evidence, bounds, to) for rule in RULES))
+    rules = (*RULES, rule_benchmarks) if bounds.benchmark_bounds else RULES
+    return Sheet(to, evidence.against, tuple(rule(evidence, bounds, to) for rule in rules))

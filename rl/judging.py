@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from typing import Any
 
 from django.db.models import Q
 
+from rl.benchmark_results import gate_benchmarks
 from rl.gate_effects import effect_of, items_of, lead_of
 from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Golden, Sheet
 from rl.gates import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
@@ -28,7 +30,11 @@ def policy_judge(policy: Policy, to: str = CHAMPION) -> Sheet | None:
     evaluation = comparison_newest(policy)
     if evaluation is None:
         return None
-    return gate_judge(evidence_of(evaluation), gate_bounds(policy.agent), to)
+    bounds = gate_bounds(policy.agent)
+    evidence = evidence_of(evaluation)
+    if listed := bounds.benchmark_bounds:
+        evidence = dataclasses.replace(evidence, **gate_benchmarks(policy, list(listed)))
+    return gate_judge(evidence, bounds, to)
 
 
 def rival_name(policy: Policy) -> str:

@@ -23,6 +23,7 @@ TORCH = {
     "bitsandbytes",
     "safetensors",
     "gguf",
+    "lm_eval",
 }
 DJANGO = {"django", "rest_framework", "django_q", "unfold"}
 PURE = [
@@ -32,8 +33,10 @@ PURE = [
     "rl.checksums",
     "rl.curriculum",
     "rl.statistics",
+    "rl.benchmark_tasks",
     "rl.evidence_kinds",
     "rl.gate_answers",
+    "rl.gate_benchmarks",
     "rl.gate_clusters",
     "rl.gate_effects",
     "rl.gate_sheets",
@@ -162,6 +165,7 @@ def test_serving_knows_neither_torch_nor_runs() -> None:
 DOORS = [
     "rl.runs",
     "rl.linear_runs",
+    "rl.benchmark_runs",
     "rl.evaluations",
     "rl.exports",
     "rl.labelling",

@@ -24,6 +24,7 @@ from rl.headlines import headline
 from rl.integrity import verify
 from rl.models import (
     Artifact,
+    BenchmarkResult,
     Evaluation,
     Policy,
     PolicyEvent,
@@ -248,3 +249,31 @@ class ArtifactAdmin(FactAdmin):
     @display(description="size", ordering="bytes")
     def size(self, artifact: Artifact) -> str:
         return f"{artifact.bytes / 1e6:,.1f} MB"
+
+
+@admin.register(BenchmarkResult)
+class BenchmarkResultAdmin(FactAdmin):
+    list_display = ["task", "policy_link", "score", "base_score", "n", "metric", "harness", "created"]
+    list_filter = [ByAgentOfPolicy, "task"]
+    search_fields = ["task", "policy__name"]
+    ordering = ["-id"]
+    readonly_fields = ["created_at"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[BenchmarkResult]:
+        return super().get_queryset(request).select_related("policy").defer("items")
+
+    @display(description="policy")
+    def policy_link(self, result: BenchmarkResult) -> SafeString | str:
+        return admin_link(result.policy)
+
+    @display(description="policy's score ± standard error")
+    def score(self, result: BenchmarkResult) -> str:
+        return _score_shown(result.figures["own"])
+
+    @display(description="base's")
+    def base_score(self, result: BenchmarkResult) -> str:
+        return _score_shown(result.figures["base"])
+
+
+def _score_shown(side: dict[str, float]) -> str:
+    return f"{100 * side['value']:.1f} % ± {100 * side['stderr']:.1f}"

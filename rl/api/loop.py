@@ -72,7 +72,7 @@ class Promote(ApiView):
             raise Refused(
                 "to: expected challenger or champion", fields={"to": "expected challenger or champion"}
             )
-        policy = _policy(name)
+        policy = policy_found(name)
         try:
             moved = registry.policy_promote(
                 policy, to, actor=grant_of(request).who, reason=reason, force=flag(facts, "force")
@@ -97,7 +97,7 @@ class Verify(ApiView):
     )
     def post(self, request: Request, name: str) -> Response:
         object_in(request.data or {}, required=(), optional=())
-        return Response(verify([_policy(name)]))
+        return Response(verify([policy_found(name)]))
 
 
 class Rollback(ApiView):
@@ -115,7 +115,7 @@ class Rollback(ApiView):
     )
     def post(self, request: Request, name: str) -> Response:
         reason = text(object_in(request.data, required=(), optional=("reason",)), "reason")
-        policy = _policy(name)
+        policy = policy_found(name)
         if policy.stage != Policy.Stage.CHAMPION:
             raise Refused(
                 f"{name} is {policy.stage}; only a champion is rolled back", code="conflict", status=409
@@ -203,7 +203,7 @@ class Online(ApiView):
         return Response(OnlineLearner(agent_checked(agent)).get_status())
 
 
-def _policy(name: str) -> Policy:
+def policy_found(name: str) -> Policy:
     found = Policy.objects.filter(name=name).first() if re.fullmatch(r"[\w.-]{1,200}", name) else None
     if found is None:
         raise Refused(

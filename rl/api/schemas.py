@@ -315,6 +315,29 @@ COMPONENTS: dict[str, Schema] = {
             "created_at": TIME,
         }
     ),
+    "BenchmarkResult": _all_of(
+        {
+            "task": TEXT,
+            "version": TEXT,
+            "sha256": {**TEXT, "description": "Of the task's files; empty for a task of the hub"},
+            "source": {"type": "string", "enum": ["bundled", "folder", "hub"]},
+            "harness": TEXT,
+            "metric": TEXT,
+            "fewshot": WHOLE,
+            "chat_template": {"type": "boolean"},
+            "limit": {"type": ["integer", "null"], "description": "First items alone; null: all"},
+            "n": WHOLE,
+            "own": _all_of({"value": NUMBER, "stderr": NUMBER}),
+            "base": _all_of({"value": NUMBER, "stderr": NUMBER}),
+            "difference": {
+                "type": "object",
+                "description": "Policy minus base on the same items: value, low, high (95 %), p; shares in [0, 1]",
+            },
+            "stale": {**TEXT, "description": "Why it does not count any more; empty where it does"},
+            "seconds": NUMBER,
+            "created_at": TIME,
+        }
+    ),
     "Verification": {
         "type": "object",
         "required": ["checked", "whole", "damaged", "missing", "unrecorded", "findings"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
+from rl.api.benchmarks import Benchmarks
 from rl.api.decide import Decide
 from rl.api.experiments import ExperimentResults, Experiments
 from rl.api.labels import Suggestions
@@ -19,6 +20,7 @@ urlpatterns = [
     path("policies/", Registry.as_view(), name="api-registry"),
     path("policies/<str:name>/promote/", Promote.as_view(), name="api-promote"),
     path("policies/<str:name>/verify/", Verify.as_view(), name="api-verify"),
+    path("policies/<str:name>/benchmarks/", Benchmarks.as_view(), name="api-benchmarks"),
     path("policies/<str:name>/rollback/", Rollback.as_view(), name="api-rollback"),
     path("experiments/", Experiments.as_view(), name="api-experiments"),
     path("experiments/<int:pk>/results/", ExperimentResults.as_view(), name="api-experiment-results"),

@@ -1,6 +1,7 @@
 """What was made of the feedback: snapshots, runs with their metrics, evaluations, policies and their history."""
 
 from rl.models.agents import AgentDefinition as AgentDefinition
+from rl.models.benchmarks import BenchmarkResult as BenchmarkResult
 from rl.models.experiments import Arm as Arm
 from rl.models.experiments import Experiment as Experiment
 from rl.models.experiments import ExperimentEvent as ExperimentEvent

@@ -143,6 +143,17 @@ class GateSettings(models.Model):
     max_length_ratio = models.FloatField(default=BOUNDS.max_length_ratio)
     max_rater_share = models.FloatField(default=BOUNDS.max_rater_share)
     max_off_policy_loss = models.FloatField(default=BOUNDS.max_off_policy_loss)
+    benchmarks = models.CharField(
+        max_length=1000,
+        blank=True,
+        default=BOUNDS.benchmarks,
+        help_text="Benchmark tasks that must have been run (manage.py benchmark_model), with commas between; "
+        "name=0.02 gives one its own bound",
+    )
+    max_benchmark_loss = models.FloatField(
+        default=BOUNDS.max_benchmark_loss,
+        help_text="Fall of a listed benchmark below the base that must be ruled out",
+    )
 
     class Meta:
         ordering = ["agent"]

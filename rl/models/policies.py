@@ -125,6 +125,7 @@ class PolicyEvent(models.Model):
     class Kind(models.TextChoices):
         REGISTERED = "registered"
         EVALUATED = "evaluated"
+        BENCHMARKED = "benchmarked"
         EXPORTED = "exported"
         GATED = "gated"
         DEPLOYED = "deployed"

@@ -16,6 +16,7 @@ from rl.comparing import policy_diff
 from rl.drawings.sheets import sheet_lines
 from rl.models import Policy, PolicyEvent
 from rl.selectors import headline_of, policy_charts, policy_lineage, policy_overview, share_of
+from rl.views.benchmarks import benchmarks_shown
 from rl.views.off_policy import off_policy_shown
 
 NEWEST = 50
@@ -86,6 +87,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
         {
             "policy": found,
             "overview": overview,
+            "benchmarks": benchmarks_shown(found),
             "off_policy": off_policy_shown(overview.evaluations),
             "judged": judged,
             "sheet": sheet_lines(judged.verdicts.get("verdicts", [])) if judged else [],

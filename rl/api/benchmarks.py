@@ -1,0 +1,29 @@
+"""The REST endpoint of a policy's benchmark results."""
+
+from __future__ import annotations
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from backend.rest.reading import parameters
+from backend.rest.schema import described, listed, ref
+from backend.rest.views import ApiView
+from rl.api.loop import NAME, policy_found
+from rl.benchmark_results import benchmark_shown, benchmarks_newest
+
+
+class Benchmarks(ApiView):
+    scopes = {"GET": "read"}
+
+    @described(
+        "Read a policy's benchmark results, its base's beside them",
+        {200: ("The newest of each task, by name", listed(ref("BenchmarkResult")))},
+        parameters=(NAME,),
+        refusals=(404,),
+        tag="policies",
+        operation="policies_benchmarks",
+        description="Run by `manage.py benchmark_model`; empty for a policy that was not benchmarked.",
+    )
+    def get(self, request: Request, name: str) -> Response:
+        parameters(request, ())
+        return Response([benchmark_shown(result) for result in benchmarks_newest(policy_found(name))])

@@ -1,0 +1,164 @@
+"""Benchmarks of policies, run: tasks opened, policy and base asked, results stored. Torch is imported in functions
+alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import transaction
+
+from rl import registry
+from rl.benchmark_results import LINEAR, benchmark_shown
+from rl.benchmark_tasks import bundled_names, task_folder
+from rl.cards import card_write
+from rl.evidence_kinds import TESTS
+from rl.gate_effects import effect_of
+from rl.gate_sheets import Case
+from rl.integrity import adapter_folder
+from rl.models import BenchmarkResult, Policy, PolicyEvent
+from rl.runs import hardware_detect
+
+if TYPE_CHECKING:
+    from rl.training.benchmark import TaskFigures
+
+
+class BenchmarkRefused(ValueError):
+    """A policy or an order that cannot be benchmarked; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class BenchmarkOrder:
+    """What to run: a policy, the tasks (bundled names, paths of task folders, names the harness knows), and how."""
+
+    policy: str
+    tasks: tuple[str, ...]
+    limit: int | None = None
+    fewshot: int | None = None
+    batch_size: int = 16
+    chat_template: bool = True
+    hub: bool = False
+    quantization: str = "none"
+    actor: str = "benchmark_model"
+
+
+def benchmark_policy(
+    order: BenchmarkOrder, progress: Callable[[int, int, str], None] | None = None
+) -> dict[str, Any]:
+    """Run every task for a policy and its base on the same items, and store the results.
+
+    Raises BenchmarkRefused, TaskRefused, RegistryRefused and the training package's PolicyLoadError.
+    """
+    policy = registry.policy_get(order.policy)
+    if policy.kind == Policy.Kind.LINEAR:
+        raise BenchmarkRefused(
+            f"{policy.name}: {LINEAR}; `manage.py evaluate_model --policy {policy.name} --compare-base` judges it"
+        )
+    if not order.tasks:
+        raise BenchmarkRefused(f"expected --tasks with at least one; there are {', '.join(bundled_names())}")
+    for name, value in (("limit", order.limit), ("batch-size", order.batch_size)):
+        if value is not None and value < 1:
+            raise BenchmarkRefused(f"--{name} must be at least 1, found {value}")
+    if order.fewshot is not None and order.fewshot < 0:
+        raise BenchmarkRefused(f"--fewshot must not be negative, found {order.fewshot}")
+    tasks = [task_folder(spec) or spec for spec in order.tasks]
+
+    from rl.training.benchmark import HARNESS, benchmark
+    from rl.training.policy import load_policy
+
+    loaded = load_policy(
+        policy.base_model,
+        adapter_folder(policy),
+        hardware=hardware_detect(),
+        quantization=order.quantization,
+        cache_dir=settings.RATCHET_HOME / "cache",
+    )
+    began = time.monotonic()
+    figures = benchmark(
+        loaded,
+        tasks,
+        limit=order.limit,
+        fewshot=order.fewshot,
+        batch_size=order.batch_size,
+        chat_template=order.chat_template,
+        hub=order.hub,
+        code=settings.ENABLE_CODE_EXECUTION,
+        progress=progress,
+    )
+    facts = {
+        "harness": HARNESS,
+        "chat_template": order.chat_template and bool(loaded.tokenizer.chat_template),
+        "items_limit": order.limit,
+        "base_model_hash": loaded.base_model_hash,
+        "seconds": time.monotonic() - began,
+    }
+    results = _stored(policy, figures, facts, actor=order.actor)
+    return {
+        "policy": policy.name,
+        "agent": policy.agent,
+        "base_model": policy.base_model,
+        "quantization": loaded.quantization,
+        "notes": loaded.notes,
+        "benchmarks": [benchmark_shown(result) for result in results],
+    }
+
+
+@transaction.atomic
+def _stored(
+    policy: Policy, figures: Sequence[TaskFigures], facts: dict[str, Any], *, actor: str
+) -> list[BenchmarkResult]:
+    """Rows of the results, with the event, and the policy's card written anew."""
+    results = [
+        BenchmarkResult.objects.create(
+            policy=policy,
+            task=one.task,
+            task_version=one.version,
+            task_sha256=one.sha256,
+            source=one.source,
+            metric=one.metric,
+            fewshot=one.fewshot,
+            n=len(one.own),
+            figures=figures_paired(one.own, one.base),
+            items={"hash": list(one.items), "own": list(one.own), "base": list(one.base)},
+            **facts,
+        )
+        for one in figures
+    ]
+    PolicyEvent.objects.create(
+        policy=policy,
+        kind=PolicyEvent.Kind.BENCHMARKED,
+        actor=actor,
+        reason=", ".join(f"{one.task} {100 * one.figures['own']['value']:.1f} %" for one in results),
+        verdicts={"benchmarks": [one.pk for one in results]},
+    )
+    card_write(policy)
+    return results
+
+
+def figures_paired(own: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """Means of both sides with their standard errors (of the mean over items), and the paired difference with its 95 %
+    interval and two-sided p. Scores in [0, 1], item by item."""
+    effect = effect_of(TESTS, [Case(one, other) for one, other in zip(own, base, strict=True)])
+    assert effect is not None  # a task has items
+    interval = effect.interval(0.95)
+    return {
+        "own": _mean(own),
+        "base": _mean(base),
+        "difference": {
+            # a single item with a share has no spread to judge by: its interval is all there can be
+            "value": interval.value, "low": max(interval.low, -1.0), "high": min(interval.high, 1.0),
+            "p": min(1.0, 2 * min(effect.better(0.025), effect.worse(0.025))),
+        },
+    }
+
+
+def _mean(scores: Sequence[float]) -> dict[str, float]:
+    """Mean, and the standard error with n - 1 below the spread, as the harness gives it; 0 of a single item."""
+    n = len(scores)
+    mean = math.fsum(scores) / n
+    spread = math.fsum((one - mean) ** 2 for one in scores) / (n - 1) if n > 1 else 0.0
+    return {"value": mean, "stderr": math.sqrt(spread / n)}

@@ -1,0 +1,106 @@
+"""Run benchmark tasks for a policy and its base."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+from rich.table import Table
+
+from backend import next_steps
+from backend.command import RatchetCommand
+from rl import benchmark_runs
+from rl.benchmark_tasks import bundled_names
+from rl.judging import gate_bounds
+
+
+class Command(RatchetCommand):
+    help = (
+        "Run benchmark tasks (lm-evaluation-harness) for a policy and its base on the same items, and keep the figures "
+        "in the registry. Example: manage.py benchmark_model --policy widgets-v312 --tasks ratchet_format"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        add = parser.add_argument
+        add(
+            "--policy",
+            required=True,
+            metavar="NAME",
+            help="A registered policy. Example: --policy widgets-v312",
+        )
+        add(
+            "--tasks",
+            metavar="LIST",
+            help="Tasks with commas between: names that come with the project "
+            f"({', '.join(bundled_names())}: the default), paths of task folders, names the harness knows. "
+            "Example: --tasks ratchet_options,./tasks/billing",
+        )
+        add("--limit", type=int, metavar="N", help="First N items of each task alone (default: all).")
+        add(
+            "--fewshot",
+            type=int,
+            metavar="N",
+            help="Solved examples before each item (default: as the task says, else none).",
+        )
+        add("--batch-size", type=int, default=16, metavar="N", help="Items asked at once (default 16).")
+        add(
+            "--no-chat-template",
+            action="store_true",
+            help="Ask in plain text, as published figures of base models are; the default asks as the policy is asked.",
+        )
+        add(
+            "--hub",
+            action="store_true",
+            help="Fetch what is not in the hub's cache (default: fetch nothing).",
+        )
+        add(
+            "--quantization",
+            choices=["none", "4bit"],
+            default="none",
+            help="Load the base in 4-bit (default none).",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        tasks = options["tasks"] if options["tasks"] is not None else ",".join(bundled_names())
+        order = benchmark_runs.BenchmarkOrder(
+            policy=options["policy"],
+            tasks=tuple(spec for one in tasks.split(",") if (spec := one.strip())),
+            limit=options["limit"],
+            fewshot=options["fewshot"],
+            batch_size=options["batch_size"],
+            chat_template=not options["no_chat_template"],
+            hub=options["hub"],
+            quantization=options["quantization"],
+        )
+        with self.bar("benchmarking") as bar:
+            return benchmark_runs.benchmark_policy(order, bar.update)
+
+    def show(self, result: dict[str, Any]) -> None:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for title in ("task", "metric"):
+            table.add_column(title)
+        for title in ("items", result["policy"], "base", "difference, points [95 %]"):
+            table.add_column(title, justify="right")
+        for one in result["benchmarks"]:
+            own, base, found = one["own"], one["base"], one["difference"]
+            table.add_row(
+                one["task"],
+                one["metric"],
+                f"{one['n']:,}",
+                *(f"{100 * side['value']:.1f} % ± {100 * side['stderr']:.1f}" for side in (own, base)),
+                f"{100 * found['value']:+.1f} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]",
+            )
+        self.console.print(table)
+        first = result["benchmarks"][0]
+        self.stdout.write(
+            f"± is one standard error. By {first['harness']}, "
+            f"{'as chat messages' if first['chat_template'] else 'in plain text'}; kept with the policy."
+        )
+        for note in result["notes"]:
+            self.stdout.write(note)
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        listed = gate_bounds(result["agent"]).benchmark_bounds
+        asked = all(one["task"] in listed for one in result["benchmarks"])
+        return next_steps.after_benchmark(result["policy"], result["agent"], asked=asked)

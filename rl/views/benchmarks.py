@@ -1,0 +1,52 @@
+"""The benchmark results of a policy as its page shows them: the difference from the base, task by task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl.benchmark_results import LINEAR, benchmark_command, benchmark_stale, benchmarks_newest
+from rl.drawings.forest import Forest, Line, forest_of
+from rl.judging import gate_bounds
+from rl.models import BenchmarkResult, Policy
+
+
+@dataclass(frozen=True)
+class BenchmarksShown:
+    """Results drawn on one scale, what is out of date, and the command that runs what the gate lists or another."""
+
+    forest: Forest | None
+    stale: tuple[str, ...]
+    harness: str
+    command: str
+    absent: tuple[str, ...]
+    """Tasks that the agent's gate lists and that were not run."""
+    inapplicable: str = ""
+
+
+def benchmarks_shown(policy: Policy) -> BenchmarksShown:
+    """The newest result of each task."""
+    if policy.kind == Policy.Kind.LINEAR:
+        return BenchmarksShown(None, (), "", "", (), LINEAR)
+    results = benchmarks_newest(policy)
+    listed = gate_bounds(policy.agent).benchmark_bounds
+    absent = tuple(task for task in listed if task not in {one.task for one in results})
+    return BenchmarksShown(
+        forest=forest_of(
+            "Difference from the base in points", [_line(one) for one in results],
+            lambda v: f"{100 * v:+.3g}" if v else "0", zero=True,
+        ),
+        stale=tuple(stale for one in results if (stale := benchmark_stale(one))),
+        harness=results[0].harness if results else "",
+        command=benchmark_command(policy, ",".join(absent or listed or ("ratchet_format",))),
+        absent=absent,
+    )  # fmt: skip
+
+
+def _line(result: BenchmarkResult) -> Line:
+    own, base, difference = (result.figures[part] for part in ("own", "base", "difference"))
+    words = (
+        f"{result.metric} {100 * own['value']:.1f} % ± {100 * own['stderr']:.1f}, base {100 * base['value']:.1f} % ± "
+        f"{100 * base['stderr']:.1f}, {result.n:,} items: {100 * difference['value']:+.1f} points "
+        f"[{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}]"
+    )
+    return Line(result.task, words, difference["value"], difference["low"], difference["high"])
