@@ -150,7 +150,9 @@ def figures_paired(own: Sequence[float], base: Sequence[float]) -> dict[str, Any
         "base": _mean(base),
         "difference": {
             # a single item with a share has no spread to judge by: its interval is all there can be
-            "value": interval.value, "low": max(interval.low, -1.0), "high": min(interval.high, 1.0),
+            "value": interval.value,
+            "low": max(interval.low, -1.0),
+            "high": min(interval.high, 1.0),
             "p": min(1.0, 2 * min(effect.better(0.025), effect.worse(0.025))),
         },
     }

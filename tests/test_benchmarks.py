@@ -362,7 +362,8 @@ def test_the_gate_asks_for_listed_tasks_alone_and_says_what_to_run(
         reasons.append(sheet.reason)
         assert not sheet.harmful
     assert (
-        reasons[0] == "words was not run: run `python manage.py benchmark_model --policy widgets-v9 --tasks words`"
+        reasons[0]
+        == "words was not run: run `python manage.py benchmark_model --policy widgets-v9 --tasks words`"
     )
     assert reasons[1] == ""
     assert reasons[2].startswith("words has changed since it was run (")
