@@ -44,11 +44,25 @@ def django_db_modify_db_settings(django_db_modify_db_settings: None) -> None:
         default["TEST"]["NAME"] = str(Path(_HOME) / "tests.sqlite3")
 
 
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+    """The tests' database, and a copy of it for servers and commands that run beside: migrating takes seconds."""
+    from django.db import connection
+
+    from tests.migrated import template_write
+
+    if connection.vendor == "sqlite":
+        with django_db_blocker.unblock():
+            template_write(Path(_HOME) / "migrated.sqlite3")
+
+
 @pytest.fixture(autouse=True)
 def ratchet_home(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """RATCHET_HOME of this test."""
     # a thread beside the test would not see what the test's own transaction has changed
     settings.FEEDBACK_RENEW_AHEAD = False
+    # a third of a second for each password is what a guesser is to pay, not the tests
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     settings.RATCHET_HOME = tmp_path / "home"
     settings.RATCHET_HOME.mkdir()
     # each test is an installation where nothing was erased before, and none waits for its first erasure

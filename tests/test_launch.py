@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,10 +19,18 @@ from safetensors.torch import load_file
 from rl.jobs import RunRefused
 from rl.launching import Launch
 from rl.workers import command_line
+from tests.migrated import template_copy
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
-KNOBS = ("gradient_accumulation=1", "lora_dropout=0", "logging_steps=1", "lora_alpha=4", "sft_weight=0")
+KNOBS = (
+    "gradient_accumulation=1",
+    "lora_dropout=0",
+    "logging_steps=1",
+    "lora_alpha=4",
+    "sft_weight=0",
+    "warm_up_steps=0",
+)
 TRAIN = ("train_dpo", "--agent", "widgets", "--config", "cpu", "--lora-r", "2", "--max-steps", "4", "--json")
 TWO = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 SHARDED = (
@@ -65,10 +74,11 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory, django_db_setup: None) -> World:
     folder = tmp_path_factory.mktemp("launch")
     home, base = folder / "home", tiny_model(folder / "base")
-    assert manage(home, "migrate", "--verbosity", "0")[0] == 0
+    home.mkdir()
+    assert template_copy(home / "ratchet.sqlite3")
     told = manage(home, "simulate", "widgets", "--scenarios", "60", "--rate", "simulated")
     assert told[0] == 0, told[2]
     made = World(home, base, {})
@@ -92,17 +102,17 @@ def test_two_processes_train_as_one_and_enter_one_policy(world: World, how: tupl
         assert torch.allclose(weight, same[name], atol=1e-5), name
     sharded = any("its weights are sharded" in note for note in two["notes"])
     assert sharded == (how is SHARDED)
-    listed = json.loads(manage(world.home, "policy", "list", "--json")[1])["policies"]
-    runs = [policy["name"] for policy in listed]
-    assert len(runs) == len(set(runs))
-    assert {world.alone["policy"], report["policy"]} <= set(runs)
+    with sqlite3.connect(world.home / "ratchet.sqlite3") as database:
+        policies = [name for (name,) in database.execute("SELECT name FROM rl_policy")]
+    assert len(policies) == len(set(policies))
+    assert {world.alone["policy"], report["policy"]} <= set(policies)
 
 
 @pytest.mark.training
-def test_a_launch_whose_first_process_refuses_ends(tmp_path: Path) -> None:
+def test_a_launch_whose_first_process_refuses_ends(tmp_path: Path, django_db_setup: None) -> None:
     """Without the first one's word the second would wait for it, until the network's own patience ends."""
     home, base = tmp_path / "home", tiny_model(tmp_path / "base")
-    assert manage(home, "migrate", "--verbosity", "0")[0] == 0
+    assert template_copy(home / "ratchet.sqlite3")
     code, said, complained = train(home, base, 2, through=TWO)
     assert code != 0
     assert said == ""

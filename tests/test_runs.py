@@ -22,6 +22,7 @@ from rl.datasets import DatasetRefused
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
 from rl.recipes import RecipeError
 from rl.simulation import simulate
+from tests.migrated import template_copy
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,16 +153,16 @@ def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) ->
 @pytest.mark.django_db
 def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate("widgets", scenarios=40, rated=True)
-    monkeypatch.setattr(
-        runs, "policy_enter", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
-    )
-    with pytest.raises(OSError, match="No space left"):
-        runs.train(order(base))
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            runs, "policy_enter", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
+        )
+        with pytest.raises(OSError, match="No space left"):
+            runs.train(order(base))
     run = TrainingRun.objects.get()
     assert (run.status, Policy.objects.count()) == ("failed", 0)
     assert "No space left" in run.reason
     # nothing is lost: the same run goes on from its checkpoint and enters the registry
-    monkeypatch.undo()
     assert runs.train_resume(run.pk, actor="test")["policy"] == "widgets-v276"
 
 
@@ -218,29 +219,32 @@ TRAINING = [
     "--set",
     "save_steps=5",
     "--set",
+    "warm_up_steps=0",
+    "--set",
     "logging_steps=1",
     "--json",
 ]
 
 
 @pytest.fixture(scope="module")
-def rated_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rated_home(tmp_path_factory: pytest.TempPathFactory, django_db_setup: None) -> Path:
     """A data folder of a real SQLite file with rated decisions in it."""
     home = tmp_path_factory.mktemp("rated")
-    assert manage("migrate", "--verbosity", "0", home=home).returncode == 0
+    assert template_copy(home / "ratchet.sqlite3")
     done = manage("simulate", "widgets", "--scenarios", "40", "--rate", "simulated", home=home)
     assert done.returncode == 0, done.stderr
     return home
 
 
-def interrupted(home: Path, base: Path, number: signal.Signals) -> tuple[int, str]:
-    """Start a training, send a signal once a checkpoint is there, and return the run's id and what stderr said."""
-    before = set((home / "runs").glob("*")) if (home / "runs").exists() else set()
-    process = manage(*TRAINING, "--model", str(base), home=home, start_only=True)
-    deadline = time.monotonic() + 120
+def interrupted(home: Path, command: list[str], step: int, number: signal.Signals) -> tuple[int, str]:
+    """Start a training, send a signal once the checkpoint of `step` is there; the run's id, what stderr said."""
+    process = manage(*command, home=home, start_only=True)
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
         if fresh := [
-            p for f in set((home / "runs").glob("*")) - before for p in f.rglob("checkpoint-5/complete.json")
+            path
+            for folder in (home / "runs").glob("*")
+            for path in folder.rglob(f"checkpoint-{step}/complete.json")
         ]:
             process.send_signal(number)
             _, err = process.communicate(timeout=120)
@@ -251,18 +255,15 @@ def interrupted(home: Path, base: Path, number: signal.Signals) -> tuple[int, st
 
 
 @pytest.mark.training
-def test_a_killed_run_resumes_and_ends_with_the_same_number_of_steps(rated_home: Path, base: Path) -> None:
-    run, _ = interrupted(rated_home, base, signal.SIGKILL)
-    resumed = manage("train_dpo", "--resume", str(run), "--json", home=rated_home)
+def test_a_run_that_was_stopped_and_then_killed_ends_with_the_same_number_of_steps(
+    rated_home: Path, base: Path
+) -> None:
+    run, err = interrupted(rated_home, [*TRAINING, "--model", str(base)], 5, signal.SIGINT)
+    assert f"go on with: python manage.py train_dpo --resume {run}" in err
+    assert "Traceback" not in err
+    resume = ["train_dpo", "--resume", str(run), "--json"]
+    assert interrupted(rated_home, resume, 20, signal.SIGKILL)[0] == run
+    resumed = manage(*resume, home=rated_home)
     assert resumed.returncode == 0, resumed.stderr
     report = json.loads(resumed.stdout)
     assert (report["run"], report["status"], report["steps"]) == (run, "succeeded", 30)
-
-
-@pytest.mark.training
-def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_resume(rated_home: Path, base: Path) -> None:
-    run, err = interrupted(rated_home, base, signal.SIGINT)
-    assert f"go on with: python manage.py train_dpo --resume {run}" in err
-    assert "Traceback" not in err
-    resumed = manage("train_dpo", "--resume", str(run), "--json", home=rated_home)
-    assert json.loads(resumed.stdout)["steps"] == 30
