@@ -79,6 +79,12 @@ ROWS = sorted(
         "tools/langsmith_runs.jsonl", "tools/litellm_spend_logs.json", "tools/mlflow_search_traces.jsonl",
         "tools/nectar_rankings.jsonl", "tools/openai_eval_output_items.json", "tools/portkey_logs.jsonl",
         "tools/shp_pairs.jsonl", "tools/ultrafeedback_raw.jsonl", "tools/weave_calls.jsonl", "pandalm.json",
+        "argilla_to_list_nested.json", "feedback_collector.jsonl", "label_studio_chat.json",
+        "label_studio_pairwise.json", "label_studio_rating.json", "langfuse_scores.json", "librechat_messages.json",
+        "oasst_tree.jsonl", "open_webui_feedback_export.json", "tensorzero_boolean_feedback.jsonl",
+        "tensorzero_chat_inference.jsonl", "tools/deepeval_test_run.json", "tools/open_webui_chats.json",
+        "tools/opik_trace.json", "tools/otlp_genai_trace.json", "tools/phoenix_span_annotations.json",
+        "tools/phoenix_spans.json", "tools/promptfoo_results.json", "vw_dsjson.jsonl",
     )
 )  # fmt: skip
 """Examples whose rows somebody may write a column beside."""

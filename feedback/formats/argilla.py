@@ -13,7 +13,7 @@ from typing import Any
 
 from feedback.formats import fields as named
 from feedback.formats import writing
-from feedback.formats.base import has, key_of, row_format, thumb_of
+from feedback.formats.base import has, key_of, row_format, thumb_of, verdicts_read
 from feedback.formats.fields import answer_fields, is_correction, is_note, prompt_field
 from feedback.formats.records import (
     ImportedComparison,
@@ -53,6 +53,8 @@ def recognises(row: Mapping[str, Any]) -> bool:
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key = key_of(row)
     nested = "fields" in row
+    if nested:  # flattened, the names of columns are those of the questions
+        verdicts_read(row)
     fields = mapping_of(row["fields"], "fields") if nested else _flat_fields(row)
     said = list(_nested(row) if nested else _flat(row))
     prompt = prompt_field(fields)

@@ -119,4 +119,11 @@ def _metric(metric: Mapping[str, Any], what: str) -> tuple[ImportedRating | None
     )
 
 
-FORMAT = row_format("deepeval", "DeepEval test runs", recognises, records, ())
+FORMAT = row_format(
+    "deepeval",
+    "DeepEval test runs",
+    recognises,
+    records,
+    (),
+    verdicts=("evaluationCost", "metricsScores"),
+)

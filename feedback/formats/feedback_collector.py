@@ -127,4 +127,11 @@ def _type_of(rating: ImportedRating) -> tuple[str, float | None]:
 
 SHAPES = (Shape("feedback_collector", "a line for each rating", (View.RATED,), one_by_one(_rated)),)
 
-FORMAT = row_format("feedback_collector", "FeedbackCollector JSON lines", recognises, records, SHAPES)
+FORMAT = row_format(
+    "feedback_collector",
+    "FeedbackCollector JSON lines",
+    recognises,
+    records,
+    SHAPES,
+    verdicts=("feedback_type", "rating", "correction"),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from feedback.formats.base import has, key_of, row_format, thumb_of
+from feedback.formats.base import has, key_of, row_format, thumb_of, verdicts_read
 from feedback.formats.fields import asked, is_correction, one_answer, prompt_field, two_answers
 from feedback.formats.label_studio_writing import SHAPES
 from feedback.formats.records import (
@@ -27,6 +27,12 @@ from feedback.formats.records import (
 
 MIN_KEYS = ("annotator", "annotation_id", "created_at", "updated_at", "lead_time", "id")
 SELECTED = ("left", "right")
+TASK = (
+    "annotations", "total_annotations", "cancelled_annotations", "annotators", "annotations_results",
+    "annotations_ids", "last_annotated_at", "reviews", "reviews_accepted", "reviews_rejected", "reviewed",
+    "reviewers", "comment_count", "unresolved_comment_count", "comment_authors", "agreement",
+)  # fmt: skip
+"""Columns of a task of Label Studio's own that look like a verdict."""
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
@@ -39,6 +45,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if "annotations" not in row:
         yield from _json_min(row, line)
         return
+    verdicts_read(row, used=TASK)
     key, data = key_of(row), mapping_of(row.get("data"), "data")
     done = False
     for index, item in enumerate(list_of(row["annotations"], "annotations")):

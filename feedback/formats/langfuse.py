@@ -117,7 +117,7 @@ def number_in(value: Any) -> Any:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    return each_row(path, records)
+    return each_row(path, records, verdicts=())
 
 
 # --- Writing -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedback.formats.base import Format, attempt, has, key_of
+from feedback.formats.base import Format, attempt, has, key_of, verdicts_read
 from feedback.formats.files import rows
 from feedback.formats.kept import Kept
 from feedback.formats.records import (
@@ -60,13 +60,19 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             turn = {name: row.value[name] for name in TURN if name in row.value}
             messages.add(str(row.value.get("messageId")), turn)
             if not row.value.get("feedback"):
-                yield RowSkipped(row.line, key_of(row.value), "a message without feedback")
+                yield from attempt(row.line, key_of(row.value), partial(_unrated, row.value, row.line))
     for row in rows(path):
         if not isinstance(row, RowRefused) and isinstance(row.value, Mapping) and row.value.get("feedback"):
             yield from attempt(row.line, key_of(row.value), partial(_rated, messages, row.value, row.line))
 
 
+def _unrated(message: Mapping[str, Any], line: int) -> Iterator[Record]:
+    verdicts_read(message, used=("feedback",))
+    yield RowSkipped(line, key_of(message), "a message without feedback")
+
+
 def _rated(messages: Kept, message: Mapping[str, Any], line: int) -> Iterator[Record]:
+    verdicts_read(message, used=("feedback",))
     feedback = mapping_of(message["feedback"], "feedback")
     thumb = THUMBS.get(str(feedback.get("rating")))
     if thumb is None:

@@ -139,4 +139,6 @@ def _node(
 
 SHAPES = (Shape("oasst", "a tree for each comparison", (View.PREFERENCES,), one_by_one(_tree)),)
 
-FORMAT = row_format("oasst", "OpenAssistant trees of ranked replies", recognises, records, SHAPES)
+FORMAT = row_format(
+    "oasst", "OpenAssistant trees of ranked replies", recognises, records, SHAPES, verdicts=()
+)

@@ -49,13 +49,17 @@ def recognises(row: Mapping[str, Any]) -> bool:
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     # what names a message of a chat that another row brings along can only be placed after that row: read again then
     referring = False
-    for record in each_row(path, _records):
+    for record in each_row(path, _records, verdicts=()):
         if isinstance(record, ImportedReference):
             referring = True
         else:
             yield record
     if referring:
-        yield from (record for record in each_row(path, _records) if isinstance(record, ImportedReference))
+        yield from (
+            record
+            for record in each_row(path, _records, verdicts=())
+            if isinstance(record, ImportedReference)
+        )
 
 
 def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:

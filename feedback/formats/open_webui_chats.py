@@ -69,4 +69,4 @@ def _answer(
     )
 
 
-FORMAT = row_format("open_webui_chats", "Open WebUI chats", recognises, records, ())
+FORMAT = row_format("open_webui_chats", "Open WebUI chats", recognises, records, (), verdicts=())

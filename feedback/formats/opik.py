@@ -112,5 +112,6 @@ FORMAT = row_format(
     recognises,
     records,
     (),
+    verdicts=("feedback_scores", "span_feedback_scores", "comments"),
     unverified="keys from the program's own types; no file that Opik wrote was seen",
 )

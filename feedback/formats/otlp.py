@@ -47,7 +47,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    return decisions_first(path, ratings_path, records)
+    return decisions_first(path, ratings_path, records, verdicts=())
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:

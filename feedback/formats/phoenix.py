@@ -38,6 +38,12 @@ from feedback.formats.records import (
 )
 from feedback.formats.verdicts import NamedScore
 
+ANNOTATION = (
+    "annotator_kind", "annotation_name", "label", "score", "explanation", "result.label", "result.score",
+    "result.explanation",
+)  # fmt: skip
+"""Columns of an annotation that look like a verdict and are one."""
+
 PLACE = re.compile(r"(\d+)\.message\.(.+)")
 
 
@@ -73,7 +79,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             return _annotation(row, line)
         return _span(row, line, models, roots)
 
-    return decisions_first(path, ratings_path, records)
+    return decisions_first(path, ratings_path, records, verdicts=ANNOTATION)
 
 
 def _names(span: Mapping[str, Any]) -> tuple[str, str]:

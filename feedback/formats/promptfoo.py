@@ -165,4 +165,4 @@ def _ratings(grading: Any) -> Iterator[ImportedRating]:
         )
 
 
-FORMAT = row_format("promptfoo", "promptfoo results", recognises, records, ())
+FORMAT = row_format("promptfoo", "promptfoo results", recognises, records, (), verdicts=())

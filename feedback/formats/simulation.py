@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedback.formats.base import Format, each_row, key_of, thumb_of
+from feedback.formats.base import Format, each_row, key_of, thumb_of, verdicts_read
 from feedback.formats.files import rows
 from feedback.formats.kept import Kept
 from feedback.formats.records import (
@@ -82,6 +82,7 @@ def _ratings(path: Path, found: Kept) -> Iterator[RowRefused]:
             yield RowRefused(row.line, "", f"{path}: expected an object, found {shown(row.value)}")
         else:
             try:
+                verdicts_read(row.value, used=("rating",))
                 _rating(row.value)
                 found.add(_entry_id(row.value), (row.line, row.value))
             except RowError as error:

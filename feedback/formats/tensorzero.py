@@ -63,7 +63,7 @@ def ratings_row(row: Mapping[str, Any]) -> bool:
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     if ratings_path is None:
-        yield from each_row(path, _records)
+        yield from each_row(path, _records, verdicts=())
         return
     # what is said of an inference may stand under its episode: only where that holds no other
     inferences, known, said = Kept(), Kept(), Kept()
@@ -84,7 +84,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             )
         yield from ()
 
-    for record in each_row(ratings_path, spoken_of):
+    for record in each_row(ratings_path, spoken_of, verdicts=()):
         if isinstance(record, RowRefused):
             yield RowRefused(record.line, record.key, f"{ratings_path}: {record.reason}", record.broken)
 
@@ -93,7 +93,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         ratings = (_feedback(said_of, line).rating for target in targets for said_of in said.all(target))
         yield _inference(row, line, tuple(ratings))
 
-    yield from each_row(path, decided)
+    yield from each_row(path, decided, verdicts=())
 
 
 def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from feedback.checks import PROBABILITY_TOLERANCE
-from feedback.formats.base import key_of, row_format
+from feedback.formats.base import key_of, row_format, verdicts_read
 from feedback.formats.records import (
     ImportedDecision,
     ImportedOutcome,
@@ -53,6 +53,10 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if any(name.lower() == "_label_ca" for name in row):
         raise RowError(CONTINUOUS)
     context = row.get("c")
+    if context is not None:  # else the columns are features, of any name
+        verdicts_read(
+            row, used=[name for name in row if name.lower().startswith(("_label", "_original_label"))]
+        )
     if isinstance(context, Mapping) and "_slots" in context:
         yield from _slots(row, line)
         return
