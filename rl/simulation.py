@@ -16,9 +16,13 @@ from feedback.models import RaterKind, Thumb
 from feedback.services import decisions_record, rating_submit
 from rl.agents import AGENTS
 from rl.agents.base import Agent, Scenario
+from rl.agents.tastes import TEAM, scenarios_of
 
 NAMESPACE = uuid.UUID("5b0e4c1e-8f0a-4b53-9a5c-6d1f0a7c2e10")
 """Ids are UUIDv5 in this namespace, so that simulating again adds nothing twice."""
+
+ALL = 2_000
+"""Scenarios of a taste other than the built-in one, where nobody says how many."""
 
 BATCH = 500
 """Decisions written per transaction."""
@@ -47,6 +51,7 @@ def simulate(
     agent: str,
     *,
     scenarios: int | None = None,
+    taste: str = TEAM,
     rated: bool = False,
     raters: int = 3,
     noise: float = 0.1,
@@ -55,9 +60,11 @@ def simulate(
 ) -> Simulated:
     """Make every variation of an agent's scenarios a decision, to be rated by people or by simulated raters.
 
-    scenarios: how many, drawn with the seed; None for all. rated: let simulated raters answer, each with a thumb
-    that follows the agent's hidden preference (up from 0.5) and is flipped with probability `noise` in [0, 0.5];
-    0.5 is a coin. Deterministic: the same arguments make the same rows, and a second call adds nothing.
+    scenarios: how many, drawn with the seed; None for all built-in ones, 2,000 of another taste. taste: one of
+    `rl.agents.tastes.TASTES`; scenarios of another one than `team`, or more than are built in, are made up with the
+    seed. rated: let simulated raters answer, each with a thumb that follows the agent's hidden preference (up from 0.5)
+    and is flipped with probability `noise` in [0, 0.5]; 0.5 is a coin. Deterministic: the same arguments make the same
+    rows, and a second call adds nothing.
     Raises SimulationRefused.
     """
     maker = _agent_with_scenarios(agent)
@@ -65,13 +72,7 @@ def simulate(
         raise SimulationRefused(f"noise is the share of flipped ratings, in [0, 0.5]; found {noise}")
     if raters < 1:
         raise SimulationRefused(f"expected at least 1 simulated rater, found {raters}")
-    every = maker.scenarios()
-    wanted = len(every) if scenarios is None else scenarios
-    if not 1 <= wanted <= len(every):
-        raise SimulationRefused(
-            f"agent {agent} has {len(every):,} scenarios; expected 1 to {len(every):,}, found {wanted}"
-        )
-    chosen = random.Random(seed).sample(every, wanted) if wanted < len(every) else every
+    chosen = _scenarios(maker, taste, scenarios, seed)
     facts = [_decision_facts(maker, scenario, response) for scenario, response in maker.variations(chosen)]
     made = ratings = ratings_new = up = 0
     for start in range(0, len(facts), BATCH):
@@ -107,6 +108,16 @@ def simulate(
         decisions_new=made,
         ratings_new=ratings_new,
     )
+
+
+def _scenarios(maker: Agent, taste: str, count: int | None, seed: int) -> list[Scenario]:
+    every = maker.scenarios()
+    if taste == TEAM and (count is None or 1 <= count <= len(every)):
+        return random.Random(seed).sample(every, count) if count is not None and count < len(every) else every
+    try:
+        return scenarios_of(maker, taste, ALL if count is None else count, seed)
+    except ValueError as error:
+        raise SimulationRefused(str(error)) from error
 
 
 def _agent_with_scenarios(slug: str) -> Agent:

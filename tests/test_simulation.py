@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from feedback.models import Decision, Rating
 from rl.agents import AGENTS
+from rl.agents.base import Scenario
+from rl.agents.tastes import TASTES, WORLDS, scenarios_of
+from rl.agents.widgets import WIDGETS
 from rl.simulation import SimulationRefused, simulate
 
 pytestmark = pytest.mark.django_db
@@ -47,6 +52,50 @@ def test_noise_is_the_share_of_flipped_thumbs() -> None:
     )
     # 800 draws with p = 0.1: mean 80, standard deviation 8.5; five of them either way
     assert 80 - 43 <= flipped <= 80 + 43
+
+
+@pytest.mark.parametrize("slug", sorted(WORLDS))
+def test_every_agent_has_three_tastes_of_the_same_prompts_and_one_drifts(slug: str) -> None:
+    agent = AGENTS[slug]
+    team, situation, drifting = (scenarios_of(agent, taste, 60, seed=3) for taste in TASTES)
+    shown = [json.dumps(agent.render(one.state)) for one in team]
+    assert len(set(shown)) == 60
+    assert shown == [json.dumps(agent.render(one.state)) for one in situation]
+    # nothing that only the rater knows is in the prompt
+    assert not any("wanted" in prompt for prompt in shown)
+
+    def liked(scenario: Scenario) -> list[bool]:
+        return [
+            agent.hidden_preference(scenario.state, one) >= 0.5 for one in agent.candidates(scenario.state)
+        ]
+
+    likes = [[liked(one) for one in world] for world in (team, situation, drifting)]
+    assert likes[2][:30] == likes[0][:30]
+    assert likes[2][30:] == likes[1][30:]
+    # the situation decides often, and leaves something to like and something not to in every scenario
+    differ = sum(one != other for one, other in zip(likes[0], likes[1], strict=True))
+    assert differ >= 12
+    assert all(any(one) and not all(one) for one in [*likes[0], *likes[1]])
+    for scenario in situation[::20]:
+        assert all(
+            agent.hidden_preference(scenario.state, right) >= 0.8 for right in agent.truths(scenario.state)
+        )
+
+
+def test_a_taste_is_simulated_by_its_name() -> None:
+    made = simulate("widgets", scenarios=4, taste="situation", rated=True, raters=1, noise=0.0)
+    assert (made.scenarios, made.decisions, made.ratings) == (4, 16, 16)
+    for row in Rating.objects.select_related("decision"):
+        small = row.decision.state["context"]["on"] == "phone"
+        compact, _ = WIDGETS[row.decision.state["intent"]]
+        if small:
+            assert (row.thumb == "up") == (json.loads(row.decision.response)["widget"] in compact)
+    with pytest.raises(SimulationRefused, match="expected a taste of team, situation, drifting"):
+        simulate("widgets", taste="sour")
+
+
+def test_thousands_of_scenarios_can_be_had_of_the_smallest_agent() -> None:
+    assert len(scenarios_of(AGENTS["tool_agent"], "team", 2_000)) == 2_000
 
 
 def test_unknown_agents_and_wrong_numbers_are_refused() -> None:

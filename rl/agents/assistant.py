@@ -81,6 +81,7 @@ EVASIVE = (
     "Such questions are answered somewhere on our pages.",
 )
 BRIEF_WORDS = 24
+FRIENDLY_TONE, PLAIN_TONE = "friendly", "plain"
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ class Assistant(Agent):
                 question = state[key]
                 break
         else:
-            shown = {key: value for key, value in state.items() if key not in ("drafts", "facts")}
+            shown = {
+                key: value for key, value in state.items() if key not in ("drafts", "facts", "wanted", "lead")
+            }
             if not shown:
                 raise ValueError(
                     f"{self.slug}: the state needs 'messages', a 'question' or at least one other key"
@@ -130,6 +133,7 @@ class Assistant(Agent):
     def hidden_preference(self, state: State, response: str) -> float:
         """Direct (names one of the state's facts) counts 0.6, friendly 0.3, brief 0.1; blank is 0.
 
+        Where the state names the tone that is "wanted", that tone counts 0.6 and directness 0.3.
         A state without facts cannot tell a direct answer, and gives 0.6 to any that is not evasive.
         """
         if not self.is_valid(response):
@@ -142,6 +146,10 @@ class Assistant(Agent):
         )
         friendly = any(phrase.casefold() in text for phrase in FRIENDLY)
         brief = len(response.split()) <= BRIEF_WORDS
+        if "wanted" in state:
+            return round(
+                0.3 * direct + 0.6 * (friendly == (state["wanted"] == FRIENDLY_TONE)) + 0.1 * brief, 2
+            )
         return round(0.6 * direct + 0.3 * friendly + 0.1 * brief, 2)
 
 

@@ -54,8 +54,8 @@ class Filer(ChoiceAgent):
 
     State: "document": text; "folders": names to choose from, in the order shown; "context": what else is known,
     name -> text or number, one prompt line each (built in: "status", "pages"); "filed_in" (never shown): the folder
-    or list of folders where it ended up, where that is known, and so the ground truth; "kind", "partner", "year"
-    (only for the simulated rater, never shown).
+    or list of folders where it ended up, where that is known, and so the ground truth; "kind", "partner", "year",
+    "wanted" (only for the simulated rater, never shown).
     Response: {"folder": "<name>"}.
     """
 
@@ -87,8 +87,8 @@ class Filer(ChoiceAgent):
                 if state["document"] in seen:
                     continue
                 seen.add(state["document"])
-                best = max(state["folders"], key=lambda folder: folder_worth(state, folder))
-                made.append(Scenario(f"{kind}-{len(seen):03d}", {**state, "filed_in": best}, tags=(kind,)))
+                filed = {**state, "filed_in": best_folder(state)}
+                made.append(Scenario(f"{kind}-{len(seen):03d}", filed, tags=(kind,)))
         return made
 
     def hidden_preference(self, state: State, response: str) -> float:
@@ -103,12 +103,18 @@ class Filer(ChoiceAgent):
 def folder_worth(state: Mapping[str, Any], folder: str) -> float:
     """What the made-up team gives for a folder, in [0, 1]."""
     by_kind, by_partner = _folders(state)
-    wanted, unwanted = (by_kind, by_partner) if TASTE[state["kind"]] == "by kind" else (by_partner, by_kind)
+    way = state.get("wanted", TASTE[state["kind"]])
+    wanted, unwanted = (by_kind, by_partner) if way == "by kind" else (by_partner, by_kind)
     if folder in wanted:
         return (1.0, 0.9, 0.8)[wanted.index(folder)]
     if folder in unwanted:
         return (0.2, 0.1, 0.0)[unwanted.index(folder)]
     return 0.0
+
+
+def best_folder(state: Mapping[str, Any]) -> str:
+    """The listed folder that the made-up team likes best."""
+    return max(state["folders"], key=lambda folder: folder_worth(state, folder))
 
 
 def _folders(state: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -68,7 +68,8 @@ class Fixtures(ChoiceAgent):
 
     State: "scenario": text; "fixtures": names to choose from, in the order shown; "descriptions": name -> what the
     fixture is, for any of them; "context": what else is known, name -> text, one prompt line each (built in:
-    "reader", "mood"); "situation" (only for the simulated rater, never shown): a key of SITUATIONS.
+    "reader", "mood"); "situation" (only for the simulated rater, never shown): a key of SITUATIONS; "wanted"
+    (likewise): the kind that is wanted, where the situation does not say.
     Response: {"fixture": "<name>"}.
     """
 
@@ -109,7 +110,8 @@ class Fixtures(ChoiceAgent):
             known = ", ".join(SITUATIONS)
             raise ValueError(f"fixtures: 'situation' must be one of {known}; found {situation!r}")
         _, brief, guided = SITUATIONS[situation]
-        wanted, unwanted = (brief, guided) if TASTE[situation] == "brief" else (guided, brief)
+        kind = state.get("wanted", TASTE[situation])
+        wanted, unwanted = (brief, guided) if kind == "brief" else (guided, brief)
         if fixture in wanted:
             return (1.0, 0.9, 0.8)[list(wanted).index(fixture)]
         if fixture in unwanted:

@@ -140,13 +140,14 @@ class ListAgent(Agent):
         return in_order(names, right) if self.ordered else f1(names, right)
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """How right the answer is; 0 for what cannot be acted on."""
+        """How right the answer is; 0 for what cannot be acted on. Squared where the state says that what is "wanted" is
+        "exact": one name too many, or too few, of two is not liked then."""
         if not self.is_valid(response, state):
             return 0.0
         quality = self.quality(state, response)
         if quality is None:
             raise ValueError(f"{self.slug}: taste needs {self.truth_key!r} in the state, found none")
-        return quality
+        return quality**2 if state.get("wanted") == "exact" else quality
 
 
 def f1(picked: Sequence[str], right: Sequence[str]) -> float:

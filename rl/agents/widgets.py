@@ -88,7 +88,8 @@ class Widgets(ChoiceAgent):
 
     State: "question": text; "widgets": names to choose from, in the order shown; "context": what else is known,
     name -> text or number, one prompt line each (built in: "on", the screen, and "points", how many readings there
-    are); "intent" (only for the simulated rater, never shown): a key of WIDGETS.
+    are); "intent" (only for the simulated rater, never shown): a key of WIDGETS; "wanted" (likewise): the kind that is
+    wanted, where the intent does not say.
     Response: {"widget": "<name>"}.
     """
 
@@ -125,7 +126,8 @@ class Widgets(ChoiceAgent):
         if intent not in WIDGETS:
             raise ValueError(f"widgets: 'intent' must be one of {', '.join(WIDGETS)}; found {intent!r}")
         compact, rich = WIDGETS[intent]
-        wanted, unwanted = (compact, rich) if TASTE[intent] == "compact" else (rich, compact)
+        kind = state.get("wanted", TASTE[intent])
+        wanted, unwanted = (compact, rich) if kind == "compact" else (rich, compact)
         if widget in wanted:
             return (1.0, 0.9, 0.8)[wanted.index(widget)]
         if widget in unwanted:

@@ -9,6 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
 from rl import simulation
+from rl.agents.tastes import TASTES, TEAM
 
 
 class Command(RatchetCommand):
@@ -21,13 +22,24 @@ class Command(RatchetCommand):
         super().add_arguments(parser)
         parser.add_argument("agent", help="Agent with scenarios: any of the built-in ones. Example: widgets")
         parser.add_argument(
-            "--scenarios", default="all", help="How many, or all (the default). Example: --scenarios 100"
+            "--scenarios",
+            default="all",
+            help="How many, up to 5,000, or all (the default): those built in, or 2,000 of another taste. "
+            "Example: --scenarios 100",
         )
         parser.add_argument(
             "--rate",
             choices=["human", "simulated"],
             default="human",
             help="Who rates: people on /rate/ (the default), or simulated raters with a hidden preference.",
+        )
+        parser.add_argument(
+            "--taste",
+            choices=list(TASTES),
+            default=TEAM,
+            help="What simulated raters like: "
+            + "; ".join(f"{name}: {words}" for name, words in TASTES.items())
+            + f" (default {TEAM}).",
         )
         parser.add_argument(
             "--noise",
@@ -50,6 +62,7 @@ class Command(RatchetCommand):
             made = simulation.simulate(
                 options["agent"],
                 scenarios=None if scenarios == "all" else int(scenarios),
+                taste=options["taste"],
                 rated=options["rate"] == "simulated",
                 raters=options["raters"],
                 noise=options["noise"],
@@ -59,6 +72,7 @@ class Command(RatchetCommand):
         return {
             **dataclasses.asdict(made),
             "simulated": True,
+            "taste": options["taste"],
             "noise": options["noise"],
             "seed": options["seed"],
         }
