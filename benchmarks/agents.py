@@ -1,0 +1,407 @@
+"""Does each method teach each built-in agent what a simulated team likes, on prompts nobody rated, and coins nothing?
+
+    python benchmarks/agents.py [--agents widgets,filer,...] [--methods dpo,kto,sft,ppo,grpo,linear] [--prompts 240]
+                                [--unseen 200] [--seeds 0,1] [--taste team|situation|drifting] [--steps 16]
+                                [--cells FILE.jsonl] [--json]
+
+One cell: feedback of a simulated rater (one thumb in ten flipped; `rl.agents.tastes`) on so many prompts, training
+with the default settings of a laptop, and the policy's answer to unseen prompts, as it is served: chosen where the
+prompt lists what may be answered, written greedily by the assistant. Its worth is the taste itself, in [0, 1]; told is
+the mean paired difference from the base model in points, with a 95 % interval. Every cell has a control: the same with
+shuffled feedback (PPO and GRPO: a coin as their reward), which must not be above zero. A cell that cannot learn says
+why before training: the preflight refuses, or the method does not apply.
+
+By method: dpo pairs of a liked and a disliked answer; kto two thumbs a prompt; sft the best answer as a correction;
+linear the thumbs of kto; ppo and grpo the taste of what they sample as their reward, `--steps` steps at most.
+
+With --cells each cell is kept in a JSON-lines file and not run again. Prints a markdown table, or one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from rl.agents import AGENTS  # noqa: E402
+from rl.agents.base import Agent, Scenario  # noqa: E402
+from rl.agents.tastes import TASTES, TEAM, scenarios_of  # noqa: E402
+from rl.rewards.base import RewardSample, RewardValue  # noqa: E402
+
+METHODS = ("dpo", "kto", "sft", "ppo", "grpo", "linear")
+SAMPLED = ("ppo", "grpo")
+NOISE = 0.1
+EVAL_SHARE = 0.15
+"""Of the rated prompts, those that early stopping watches."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training."""
+
+    agent: str
+    method: str
+    seed: int
+    control: bool
+    prompts: int
+    unseen: int
+    taste: str
+    steps: int
+    base: str
+    """The first digits of the base model's SHA-256: another base is another cell."""
+
+
+class Rater:
+    """One simulated rater of an agent, or a coin in their place."""
+
+    def __init__(self, agent: Agent, cell: Cell) -> None:
+        self.agent, self.cell = agent, cell
+        self.random = Random(f"{cell.agent}/{cell.seed}/rater")
+
+    def worth(self, state: Mapping[str, Any], response: str) -> float:
+        return self.agent.hidden_preference(state, response)
+
+    def thumb(self, state: Mapping[str, Any], response: str) -> bool:
+        liked = self.worth(state, response) >= 0.5
+        return liked != (self.random.random() < NOISE)
+
+    def rows(self, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
+        """Training rows as the method's dataset has them; of a control with what was said dealt out anew."""
+        made = [row for scenario in scenarios for row in self._rows(scenario)]
+        if self.cell.control:
+            SHUFFLES[self.cell.method](made, Random(f"{self.cell.seed}/shuffled"))
+        return made
+
+    def _rows(self, scenario: Scenario) -> list[dict[str, Any]]:
+        state = dict(scenario.state)
+        shown = {"prompt": self.agent.render(state), "prompt_hash": scenario.key, "state": state}
+        answers = self.agent.candidates(state)
+        if self.cell.method in SAMPLED:
+            return [shown]
+        if self.cell.method == "sft":
+            best = max(answers, key=lambda answer: self.worth(state, answer))
+            wrong = self.random.random() < NOISE
+            return [{**shown, "completion": self.random.choice(answers) if wrong else best, "among": answers}]
+        if self.cell.method == "dpo":
+            liked = [answer for answer in answers if self.worth(state, answer) >= 0.5]
+            sides = [
+                self.random.choice(liked),
+                self.random.choice([answer for answer in answers if answer not in liked]),
+            ]
+            if self.random.random() < NOISE:
+                sides.reverse()
+            return [{**shown, "chosen": sides[0], "rejected": sides[1]}]
+        rated = self.random.sample(answers, 2)
+        return [
+            {**shown, "completion": answer, "label": thumb, "score": float(thumb)}
+            for answer in rated
+            for thumb in [self.thumb(state, answer)]
+        ]
+
+
+def _sides_dealt(rows: list[dict[str, Any]], random: Random) -> None:
+    for row in rows:
+        if random.random() < 0.5:
+            row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
+
+
+def _thumbs_dealt(rows: list[dict[str, Any]], random: Random) -> None:
+    labels = random.sample([row["label"] for row in rows], len(rows))
+    for row, label in zip(rows, labels, strict=True):
+        row |= {"label": label, "score": float(label)}
+
+
+def _corrections_dealt(rows: list[dict[str, Any]], random: Random) -> None:
+    for row in rows:
+        row["completion"] = random.choice(row["among"])
+
+
+SHUFFLES: dict[str, Callable[[list[dict[str, Any]], Random], None]] = {
+    "dpo": _sides_dealt,
+    "kto": _thumbs_dealt,
+    "linear": _thumbs_dealt,
+    "sft": _corrections_dealt,
+    "ppo": lambda rows, random: None,  # their reward is the coin
+    "grpo": lambda rows, random: None,
+}
+
+
+class Reward:
+    """The taste as a reward; of a control a number drawn by the words of prompt and answer."""
+
+    name = "taste"
+
+    def __init__(self, agent: Agent, control: bool) -> None:
+        self.agent, self.control = agent, control
+
+    def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+        return [RewardValue(4 * self._share(sample) - 2) for sample in samples]
+
+    def _share(self, sample: RewardSample) -> float:
+        if self.control:
+            said = json.dumps([list(sample.prompt), sample.response])
+            return int.from_bytes(hashlib.sha256(said.encode()).digest()[:4]) / 2**32
+        return self.agent.hidden_preference(sample.facts["state"], sample.response)
+
+
+class Bench:
+    """Everything cells of one agent, seed and size have in common."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.agent = AGENTS[cell.agent]
+        every = scenarios_of(self.agent, cell.taste, cell.prompts + cell.unseen, cell.seed)
+        self.rated, self.unseen = every[: cell.prompts], every[cell.prompts :]
+        if cell.taste == "drifting":
+            # taste changed half way through: what is unseen is of the newer one, as users would be
+            self.rated, self.unseen = every[-cell.prompts :], every[: cell.unseen]
+
+    def worths(self, answers: Sequence[str]) -> list[float]:
+        return [
+            self.agent.hidden_preference(scenario.state, answer)
+            for scenario, answer in zip(self.unseen, answers, strict=True)
+        ]
+
+    def answers(self, adapter: str | None) -> list[str]:
+        """What a policy answers to the unseen prompts as it is served, None for the base."""
+        from rl.linear.model import WEIGHTS, LinearPolicy
+        from rl.training.evaluate_answers import answers_given
+        from rl.training.hardware import detect
+        from rl.training.linear_side import LinearSide
+        from rl.training.policy import load_policy
+
+        prompts = [self.agent.render(scenario.state) for scenario in self.unseen]
+        states = [scenario.state for scenario in self.unseen]
+        policy: Any
+        if adapter is not None and (Path(adapter) / WEIGHTS).is_file():
+            policy = LinearSide(LinearPolicy.load(Path(adapter)), self.agent)
+        else:
+            policy = load_policy("bundled", adapter, hardware=detect())
+        return [answer.text for answer in answers_given(policy, prompts, self.agent, states=states)]
+
+    @cached_property
+    def base(self) -> list[float]:
+        return self.worths(self.answers(None))
+
+    def run(self, cell: Cell, folder: Path) -> dict[str, Any]:
+        """Train and judge one cell; `refused` where it says beforehand that it cannot learn."""
+        from rl.linear.rows import LinearRefused
+        from rl.statistics import mean_interval
+        from rl.training.result import TrainingRefused
+
+        began = time.process_time()
+        try:
+            made = self._trained(cell, folder)
+        except (TrainingRefused, LinearRefused) as refusal:
+            return {"refused": str(refusal), "seconds": round(time.process_time() - began, 1)}
+        if made.get("status") not in (None, "succeeded"):
+            return {"refused": made["reason"], "seconds": round(time.process_time() - began, 1)}
+        own = self.worths(self.answers(made.pop("adapter")))
+        gains = [mine - theirs for mine, theirs in zip(own, self.base, strict=True)]
+        return {
+            **made,
+            "base_worth": math.fsum(self.base) / len(self.base),
+            "worth": math.fsum(own) / len(own),
+            "difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
+            "gains": [round(gain, 4) for gain in gains],
+            "seconds": round(time.process_time() - began, 1),
+        }
+
+    def _trained(self, cell: Cell, folder: Path) -> dict[str, Any]:
+        rater = Rater(self.agent, cell)
+        cut = max(1, round(EVAL_SHARE * len(self.rated)))
+        held, train = rater.rows(self.rated[:cut]), rater.rows(self.rated[cut:])
+        if cell.method == "linear":
+            from rl.linear.fit import fit
+
+            return {"adapter": str(fit([*train, *held], self.agent).policy.save(folder).parent)}
+        from rl.methods import method_named
+        from rl.recipes import RECIPES
+        from rl.training.hardware import detect
+        from rl.training.preflight import trained_between_looks
+        from rl.training.progress import Silent
+
+        recipe = RECIPES[cell.method]["cpu"].with_knobs(seed=cell.seed).fitted(len(train))
+        more: dict[str, Any] = {}
+        if cell.method in SAMPLED:
+            recipe = recipe.with_knobs(max_steps=min(cell.steps, recipe.steps(len(train))))
+            more = {"rewards": [Reward(self.agent, cell.control)]}
+        module, _, name = method_named(cell.method).trainer.partition(":")
+        trainer = getattr(importlib.import_module(module), name)(
+            recipe, "bundled", output_dir=folder, agent=cell.agent, hardware=detect(), **more
+        )
+        result = trained_between_looks(trainer, recipe, train, held, agent=cell.agent, listener=Silent())
+        return {
+            "status": result.status, "reason": "; ".join(result.notes), "steps": result.steps,
+            "valid": {when: look["share"] for when, look in result.preflight.items()},
+            "stopped_early": result.stopped_early, "adapter": result.checkpoint,
+        }  # fmt: skip
+
+
+# --- The table ------------------------------------------------------------------------------------------------
+
+
+def kept(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Cells of earlier runs, by their key."""
+    found: dict[str, dict[str, Any]] = {}
+    if path is not None and path.is_file():
+        for line in path.read_text("utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # a line that a kill cut short is run again
+                row = json.loads(line)
+                found[key_of(row)] = row
+    return found
+
+
+def key_of(row: Mapping[str, Any]) -> str:
+    return json.dumps([row[name] for name in Cell.__dataclass_fields__])
+
+
+def pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One cell of the table: the gains of every seed as one sample, or why there are none."""
+    from rl.statistics import mean_interval
+
+    refused = [row["refused"] for row in rows if "refused" in row]
+    gains = [gain for row in rows for gain in row.get("gains", ())]
+    if not gains:
+        return {"refused": refused[0] if refused else "not run"}
+    seeds = [row["worth"] for row in rows if "worth" in row]
+    return {
+        **mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
+        "worth": math.fsum(seeds) / len(seeds),
+        "base_worth": math.fsum(row["base_worth"] for row in rows if "worth" in row) / len(seeds),
+        "seconds": max(row["seconds"] for row in rows),
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Agent -> method -> {"taste", "shuffled", "verdict"}."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    groups: dict[tuple[str, str, bool], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["agent"], row["method"], row["control"]), []).append(row)
+    for agent, method, control in groups:
+        if control:
+            continue
+        cell = {"taste": pooled(groups[agent, method, False])}
+        cell["shuffled"] = pooled(groups.get((agent, method, True), []))
+        cell["verdict"] = verdict(cell)
+        found.setdefault(agent, {})[method] = cell
+    return found
+
+
+def verdict(cell: Mapping[str, Mapping[str, Any]]) -> str:
+    """`learns`, `cannot` with its reason told beforehand, or what is wrong."""
+    taste, shuffled = cell["taste"], cell["shuffled"]
+    if "refused" in taste:
+        return "cannot"
+    if shuffled.get("low") is not None and shuffled["low"] > 0:
+        return "learns from coins"
+    return "learns" if taste["low"] is not None and taste["low"] > 0 else "does not learn"
+
+
+def markdown(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    methods = [method for method in METHODS if any(method in row for row in found.values())]
+    lines = [
+        "| agent | base | " + " | ".join(methods) + " |",
+        "| --- | --- |" + " --- |" * len(methods),
+    ]
+    reasons: dict[str, int] = {}
+    for agent, row in found.items():
+        base = next((c["taste"]["base_worth"] for c in row.values() if "base_worth" in c["taste"]), None)
+        cells = [_shown(row.get(method), reasons) for method in methods]
+        lines.append(
+            f"| {agent} | {'' if base is None else f'{100 * base:.0f}'} | " + " | ".join(cells) + " |"
+        )
+    return "\n".join([*lines, "", *(f"({number}) {reason}" for reason, number in reasons.items())])
+
+
+def _shown(cell: Mapping[str, Any] | None, reasons: dict[str, int]) -> str:
+    if cell is None:
+        return ""
+    if "refused" in cell["taste"]:
+        return f"cannot ({reasons.setdefault(cell['taste']['refused'], len(reasons) + 1)})"
+    marks = {"learns": "**", "does not learn": "", "learns from coins": ""}
+    mark = marks[cell["verdict"]]
+    said = f"{mark}{_points(cell['taste'])}{mark}"
+    return f"{said}, shuffled {_points(cell['shuffled'])}" if "low" in cell["shuffled"] else said
+
+
+def _points(found: Mapping[str, Any]) -> str:
+    if found.get("low") is None:
+        return f"{100 * found['value']:+.0f}"
+    return f"{100 * found['value']:+.0f} [{100 * found['low']:+.0f}, {100 * found['high']:+.0f}]"
+
+
+def base_digest() -> str:
+    weights = ROOT / "rl" / "bundled_model" / "model.safetensors"
+    return hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--agents", default=",".join(sorted(AGENTS)))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--prompts", type=int, default=240)
+    parser.add_argument("--unseen", type=int, default=200)
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--taste", choices=list(TASTES), default=TEAM)
+    parser.add_argument("--steps", type=int, default=16, help="of PPO and GRPO, at most (default 16)")
+    parser.add_argument("--no-controls", action="store_true", help="leave the shuffled feedback out")
+    parser.add_argument("--cells", type=Path, metavar="FILE", help="keep each cell here, and run none twice")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    done, rows, benches = kept(options.cells), [], {}
+    base = base_digest()
+    cells = [
+        Cell(
+            agent, method, int(seed), control, options.prompts, options.unseen, options.taste, options.steps,
+            "" if method == "linear" else base,
+        )
+        for agent in options.agents.split(",")
+        for seed in options.seeds.split(",")
+        for method in options.methods.split(",")
+        for control in ((False,) if options.no_controls else (False, True))
+    ]  # fmt: skip
+    for cell in cells:
+        key = key_of(cell.__dict__)
+        if key not in done:
+            place = (cell.agent, cell.seed)
+            if place not in benches:
+                benches = {place: Bench(cell)}
+            with tempfile.TemporaryDirectory(prefix="ratchet-agents-") as folder:
+                done[key] = {**cell.__dict__, **benches[place].run(cell, Path(folder) / "run")}
+            if options.cells is not None:
+                with options.cells.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(done[key]) + "\n")
+            told = done[key].get("refused") or _points(done[key]["difference"])
+            named = f"{cell.agent:<12}{cell.method:<8}{'shuffled' if cell.control else 'taste':<10}"
+            print(f"{named}{done[key]['seconds']:>6} s  {told[:100]}", file=sys.stderr, flush=True)
+        rows.append(done[key])
+    found = table(rows)
+    if options.json:
+        report = {"benchmark": "agents", "taste": options.taste, "prompts": options.prompts, "table": found}
+        print(json.dumps({**report, "unseen": options.unseen, "base": base}))
+    else:
+        print(markdown(found))
+
+
+if __name__ == "__main__":
+    main()
