@@ -1,6 +1,7 @@
-"""Experiments in simulation: false alarms under peeking, power against a fixed horizon.
+"""Experiments in simulation: false alarms under peeking, power against a fixed horizon, with and without adjustment.
 
-Prints JSON; `--experiments` and `--decisions` say how much of each.
+Prints JSON; `--experiments` and `--decisions` say how much of each. `--traffic` simulates units that come back, with a
+past or none, instead of independent thumbs.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from rl.statistics import wilson_interval
 from tests.experiment_worlds import LOOK_EVERY, peeking
+from tests.traffic_worlds import EQUAL_WORLDS, WORLDS, Shares, shares_of
 
 
 def fixed_horizon(share: float, gain: float, power: float, alpha: float = 0.05) -> int:
@@ -25,11 +28,36 @@ def fixed_horizon(share: float, gain: float, power: float, alpha: float = 0.05) 
     return round(2 * quantiles**2 * (share * (1 - share) + other * (1 - other)) / gain**2)
 
 
+def traffic(experiments: int) -> None:
+    """JSON lines: shares of experiments that were settled, of equal arms and of arms ten points apart."""
+    for name, world in EQUAL_WORLDS.items():
+        found = shares_of(world, range(experiments))
+        _line(f"equal arms: {name}", found, experiments)
+    for name, world in WORLDS.items():
+        for times in (1, 2):
+            better = replace(world.times(times), gain=0.1)
+            found = shares_of(better, range(experiments // 2))
+            _line(f"10 points better, {times} x: {name}", found, experiments // 2)
+
+
+def _line(name: str, found: Shares, experiments: int) -> None:
+    shares = {
+        part: wilson_interval(round(getattr(found, part) * experiments), experiments).as_dict()
+        for part in ("before", "plain", "adjusted", "fixed")
+    }
+    figures = {**shares, "variance_removed": found.removed, "units": found.units}
+    print(json.dumps({"world": name, **figures}), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--experiments", type=int, default=2000, help="Of each kind (default 2000)")
     parser.add_argument("--decisions", type=int, default=5000, help="Of each (default 5000)")
+    parser.add_argument("--traffic", action="store_true", help="Units that come back, with a past or none")
     options = parser.parse_args()
+    if options.traffic:
+        traffic(options.experiments)
+        return
     equal = {
         str(share): asdict(peeking(options.experiments, options.decisions, share, 0.0, seed=7))
         for share in (0.02, 0.1, 0.3, 0.5, 0.9)

@@ -38,6 +38,7 @@ from rl.statistics.contrasts import (
     uplift,
     welch,
 )
+from rl.statistics.sequences import critical_value, log_mixture, log_normal_mixture
 from tests.experiment_worlds import peeking
 
 VECTORS = Path(__file__).resolve().parents[2] / "shared/data/vectors/reference_vectors.json"
@@ -82,20 +83,41 @@ def test_an_impossible_variance_says_nothing(vectors: Any) -> None:
     assert found.p == expected["p"]
 
 
-def test_the_always_valid_interval_agrees_with_growthbook(vectors: Any) -> None:
+def test_the_normal_mixture_agrees_with_growthbook(vectors: Any) -> None:
     given, expected = vectors["gb-seq-rel"]["input"], vectors["gb-seq-rel"]["expected"]
     contrast = uplift(sums(given["b"]), sums(given["a"]))
-    found = always_valid(contrast, given["alpha"], given["tuning"])
-    assert found.value == pytest.approx(expected["expected"], abs=1e-5)
-    assert [found.low, found.high] == pytest.approx(expected["ci"], abs=1e-5)
+    assert contrast.value == pytest.approx(expected["expected"], abs=1e-5)
     assert math.sqrt(contrast.error) == pytest.approx(expected["se"], abs=1e-5)
+    # where its interval ends, theirs reaches 1 / alpha
+    half = (expected["ci"][1] - expected["ci"][0]) / 2
+    at_end = log_normal_mixture(half / math.sqrt(contrast.error), contrast.n, given["alpha"], given["tuning"])
+    assert at_end == pytest.approx(math.log(1 / given["alpha"]), abs=1e-3)
     assert always_valid_p(contrast, given["alpha"], given["tuning"]) == expected["p"]
+
+
+def test_the_critical_value_is_where_the_mixture_reaches_one_over_alpha() -> None:
+    # by hand, at z = 3, n = 1000: lines settled at 400, 1600 and 6400 units with 0.4, 0.35 and 0.15 of the mass
+    z, n, alpha = 3.0, 1000.0, 0.05
+    mass = 0.0
+    for units, share in ((400, 0.4), (1600, 0.35), (6400, 0.15)):
+        d = math.sqrt(2 * math.log(40) / units)
+        mass += share * math.exp(-d * d * n / 2) * math.cosh(d * z * math.sqrt(n))
+    spent = (5.991464547 + math.log(1 + 5.991464547)) / 1000 * n
+    mass += 0.1 * math.exp(z * z * spent / (2 * (1 + spent))) / math.sqrt(1 + spent)
+    assert log_mixture(z, n, alpha, 1000) == pytest.approx(math.log(mass), abs=1e-9)
+    assert log_mixture(critical_value(n, alpha, 1000), n, alpha, 1000) == pytest.approx(
+        math.log(20), abs=1e-6
+    )
 
 
 def test_an_interval_is_tightest_where_it_is_tuned_for(vectors: Any) -> None:
     at, far, near = (half_width(1.0, 6461, 0.05, tuning) for tuning in (6461, 10, 10000))
     assert vectors["gb-seq-order"]["expected"]["property"] == "width(6461) < width(10000) < width(10)"
-    assert at < near < far
+    # the mixture is flat around what it is tuned for: within 3 % of the tightest from 0.4 to 1.6 times as many units
+    assert at < 1.03 * near < far
+    widths = [half_width(1.0, n, 0.05, 1000) for n in (100, 400, 1000, 1600, 10_000)]
+    assert max(widths[1:4]) < 1.03 * min(widths)
+    assert min(widths[0], widths[4]) > 1.1 * min(widths)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +181,15 @@ def test_two_sided_normal_mixture_has_the_value_of_its_reference_implementation(
 
 
 def test_a_mean_over_units_with_several_decisions_counts_units() -> None:
-    # 3 of 4 good for one unit, 0 of 1 for the other: mean 3/5. Residuals (3 - 2.4, 0 - 0.6) / 2.5 = +-0.24, so the
-    # variance of one unit is 2 * 0.0576 / (2 - 1) = 0.1152
+    # 3 of 4 good for one unit, 0 of 1 for the other: mean 3/5. Without the first the mean is 0, without the other 3/4:
+    # the jackknife's variance of the mean is 1/2 (0.6^2 + 0.15^2) = 0.19125, of one unit twice that
     found = Moments.of_ratio([3, 0], [4, 1])
     assert (found.n, found.mean) == (2, pytest.approx(0.6))
-    assert found.variance == pytest.approx(0.1152)
+    assert found.variance == pytest.approx(0.3825)
+
+
+def test_a_unit_that_makes_all_the_decisions_leaves_nothing_to_judge_by() -> None:
+    assert Moments.of_ratio([3, 0], [4, 0]).variance == math.inf
 
 
 def test_a_mean_over_units_with_one_decision_each_is_the_plain_mean() -> None:

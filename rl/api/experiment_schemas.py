@@ -27,6 +27,15 @@ def _all_of(properties: dict[str, Schema], **more: object) -> Schema:
 
 
 INTERVAL = _all_of({"value": MAYBE_NUMBER, "low": MAYBE_NUMBER, "high": MAYBE_NUMBER, "n": WHOLE})
+UNADJUSTED = _all_of(
+    {
+        "value": NUMBER,
+        "low": NUMBER,
+        "high": NUMBER,
+        "variance_removed": {**NUMBER, "description": "Share of the variance that the adjustment took away"},
+        "covariates": listed(TEXT),
+    }
+)
 EFFECT = _all_of(
     {
         "value": {**MAYBE_NUMBER, "description": "Arm minus control; of latency as a share of the control's"},
@@ -37,6 +46,10 @@ EFFECT = _all_of(
         "units": WHOLE,
         "needed": {"type": ["integer", "null"], "description": "Units still needed; null: no end in sight"},
         "state": VERDICT,
+        "unadjusted": {
+            "anyOf": [UNADJUSTED, {"type": "null"}],
+            "description": "null where nothing was known of the units before they had an arm",
+        },
     }
 )
 GUARD = _all_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,30 +11,30 @@ from typing import Any
 
 from django.utils import timezone
 
-from feedback.exposures import Exposure, decisions_of_arms, exposures, outcomes_of, verdicts
+from feedback.exposures import Exposure, arms_set, exposures
 from feedback.remembered import Believed
-from rl.experiments.metrics import HIGHER, Metric, guardrails_of, metric_of
+from rl.experiments.metrics import HIGHER, guardrails_of, metric_of
+from rl.experiments.past import Adjustment, adjustment_of
 from rl.experiments.traffic import arms_of
+from rl.experiments.values import Values, metric_values
 from rl.experiments.verdicts import (
     COLLECTING,
     Effect,
     Guarded,
     Rule,
+    effect_adjusted,
     effect_of,
     figure_of,
     guarded,
     verdict_of,
     words_of,
 )
-from rl.judgements import rating_value
-from rl.models import Arm, Experiment, RewardRecord
+from rl.models import Arm, Experiment
 from rl.statistics import Interval
 from rl.statistics.contrasts import Moments, best_chances, ratio_mismatch_anytime_p, ratio_mismatch_p
 
 SLICES_SHOWN = 12
 """Values of one slice that are shown, the most frequent ones."""
-
-Values = Mapping[uuid.UUID, float]
 
 
 @dataclass(frozen=True)
@@ -120,18 +119,21 @@ def results_of(experiment: Experiment) -> Results:
     arms = arms_of(experiment)
     rule = rule_of(experiment, len(arms) - 1)
     columns = [_column(name) for name in experiment.slices]
-    rows = list(exposures(experiment.agent, [arm.key for arm in arms], columns))
+    log_rows = arms_set(experiment.agent, [arm.key for arm in arms])
+    rows = list(exposures(log_rows, columns))
     weighted = experiment.allocation == Experiment.Allocation.THOMPSON
     metrics = {metric.name: metric for metric in (rule.metric, *(guard.metric for guard in rule.guardrails))}
     values, simulated = {}, 0
     for name, metric in metrics.items():
-        values[name], count = metric_values(experiment, metric, rows)
+        values[name], count = metric_values(log_rows, metric, rows)
         simulated = max(simulated, count)
     log = {name: _by_arm(rows, values[name], weighted) for name in metrics}
+    main_values = values[rule.metric.name]
+    adjustment = adjustment_of(experiment, rule.metric, rows, main_values)
     units = Counter(arm for arm, _ in {(row.arm, row.unit) for row in rows})
     decisions = Counter(row.arm for row in rows)
     mismatch, anytime = _mismatch(arms, units, weighted)
-    chances = _chances(arms, log[rule.metric.name], rule)
+    chances = _chances(arms, log[rule.metric.name], adjustment, rule)
     control = next(arm for arm in arms if arm.is_control)
     results = []
     for number, arm in enumerate(arms):
@@ -147,10 +149,11 @@ def results_of(experiment: Experiment) -> Results:
         if arm.pk != control.pk:
             old = {name: log[name].get(control.key, NOTHING).moments for name in metrics}
             found = _judged(
-                found, {name: part.moments for name, part in own.items()}, old, rule, anytime, control.name
-            )
+                found, {name: part.moments for name, part in own.items()}, old, rule, anytime, control,
+                adjustment,
+            )  # fmt: skip
         results.append(found)
-    slices = _slices(experiment, arms, rows, values[rule.metric.name], rule, weighted)
+    slices = _slices(experiment, arms, rows, main_values, rule, weighted)
     now = timezone.now()
     return Results(
         experiment, rule, results, slices, mismatch, anytime, simulated,
@@ -184,38 +187,6 @@ class Part:
 
 
 NOTHING = Part(Moments(0, math.nan, math.nan), 0, None)
-
-
-def metric_values(
-    experiment: Experiment, metric: Metric, rows: Sequence[Exposure]
-) -> tuple[dict[uuid.UUID, float], int]:
-    """Decision -> value of those that have one, and how many simulated ratings are in it; latency as its logarithm."""
-    agent, arms = experiment.agent, [arm.key for arm in experiment.arms.all()]
-    if metric.name == "error_rate":
-        return {row.id: float(row.failed) for row in rows}, 0
-    if metric.name == "latency_ms":
-        return {row.id: math.log(max(row.latency_ms, 0.01)) for row in rows if row.latency_ms is not None}, 0
-    if metric.name == "reward":
-        records = RewardRecord.objects.filter(
-            decision__in=decisions_of_arms(agent, arms), superseded_by__isnull=True, value__isnull=False
-        ).order_by()
-        found = list(records.values_list("decision", "value", "simulated"))
-        return {pk: value for pk, value, _ in found if value is not None}, sum(
-            made_up for *_, made_up in found
-        )
-    if metric.outcome:
-        return outcomes_of(agent, arms, metric.outcome), 0
-    said: dict[uuid.UUID, list[float]] = defaultdict(list)
-    simulated = 0
-    for rating in verdicts(agent, arms):
-        thumb = metric.name == "thumbs_up"
-        value = (
-            rating_value(rating.thumb) if thumb else rating_value(rating.thumb, rating.stars, rating.score)
-        )
-        if value is not None:
-            said[rating.decision].append(value)
-            simulated += rating.simulated
-    return {pk: math.fsum(given) / len(given) for pk, given in said.items()}, simulated
 
 
 def _by_arm(rows: Iterable[Exposure], values: Values, weighted: bool) -> dict[str, Part]:
@@ -255,13 +226,17 @@ def _judged(
     old: Mapping[str, Moments],
     rule: Rule,
     mismatch_p: float | None,
-    control: str,
+    control: Arm,
+    adjustment: Adjustment | None,
 ) -> ArmResult:
     main = rule.metric.name
     effect = effect_of(new[main], old[main], rule)
+    if adjustment is not None:
+        moments = adjustment.moments[found.arm.key], adjustment.moments[control.key]
+        effect = effect_adjusted(effect, *moments, adjustment.covariates, rule)
     guards = tuple(guarded(new[g.metric.name], old[g.metric.name], g, rule) for g in rule.guardrails)
     verdict = verdict_of(effect, guards, 1.0 if mismatch_p is None else mismatch_p)
-    words = words_of(verdict, guards, {"arm": found.name, "control": control})
+    words = words_of(verdict, guards, {"arm": found.name, "control": control.name})
     return replace(found, effect=effect, guards=guards, verdict=verdict, words=words)
 
 
@@ -274,8 +249,12 @@ def _mismatch(
     return ratio_mismatch_p(counts, weights), ratio_mismatch_anytime_p(counts, weights)
 
 
-def _chances(arms: Sequence[Arm], parts: Mapping[str, Part], rule: Rule) -> list[float]:
+def _chances(
+    arms: Sequence[Arm], parts: Mapping[str, Part], adjustment: Adjustment | None, rule: Rule
+) -> list[float]:
     moments = [parts.get(arm.key, NOTHING).moments for arm in arms]
+    if adjustment is not None:
+        moments = [adjustment.moments[arm.key] for arm in arms]
     moments = [one.steadied() if rule.metric.bounded else one for one in moments]
     if not all(one.known for one in moments):
         return [1 / len(arms)] * len(arms)

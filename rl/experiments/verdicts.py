@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl.experiments.metrics import LOWER, Guardrail, Metric
@@ -57,6 +57,25 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Unadjusted:
+    """The effect without adjustment, and what the adjustment did."""
+
+    value: float
+    low: float
+    high: float
+    removed: float
+    """Share of the variance of the difference that the adjustment took away; below 0 where it added some."""
+    covariates: tuple[str, ...]
+    """What units were told apart by."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "value": self.value, "low": self.low, "high": self.high, "variance_removed": self.removed,
+            "covariates": list(self.covariates),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Effect:
     """An arm against the control in the metric's own unit; of latency as a share of the control's."""
 
@@ -72,11 +91,16 @@ class Effect:
     needed: int | None
     """Units that both still need until it is settled, if the difference stays what it is; None: no end in sight."""
     state: str
+    error: float | None = None
+    """Variance of the difference, on the scale on which arms are compared."""
+    unadjusted: Unadjusted | None = None
+    """What it was before what was known of the units beforehand was taken away; None where nothing was."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "value": self.value, "low": self.low, "high": self.high, "p": self.p, "chance": self.chance,
             "units": self.units, "needed": self.needed, "state": self.state,
+            "unadjusted": self.unadjusted.as_dict() if self.unadjusted else None,
         }  # fmt: skip
 
 
@@ -132,6 +156,20 @@ def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = N
         units=units,
         needed=units_needed(early, level, rule.tuning),
         state=state,
+        error=early.error,
+    )
+
+
+def effect_adjusted(
+    plain: Effect, new: Moments, old: Moments, covariates: Sequence[str], rule: Rule
+) -> Effect:
+    """The effect by adjusted moments, with the plain one beside it; the plain one alone where it says nothing."""
+    found = effect_of(new, old, rule)
+    if plain.value is None or plain.low is None or plain.high is None or not plain.error or not found.error:
+        return plain
+    removed = 1 - found.error / plain.error
+    return replace(
+        found, unadjusted=Unadjusted(plain.value, plain.low, plain.high, removed, tuple(covariates))
     )
 
 

@@ -70,6 +70,23 @@ def effect_interval_words(effect: Effect, metric: Metric) -> str:
     return f"{effect_words(effect.value, metric)} [{ends}]"
 
 
+def adjustment_words(effect: Effect, metric: Metric) -> str:
+    """What was taken away by what was known of the units beforehand; empty where nothing was."""
+    plain = effect.unadjusted
+    if plain is None:
+        return ""
+    *others, last = plain.covariates
+    known = f"{', '.join(others)} and {last}" if others else last
+    ends = " to ".join(effect_words(end, metric, unit=False) for end in (plain.low, plain.high))
+    removed = f"takes {100 * plain.removed:.0f}\u202f% of the variance away"
+    if plain.removed < 0.005:
+        removed = "takes no variance away"
+    return (
+        f"adjusted by what was known of units before they had an arm ({known}), which {removed}; unadjusted "
+        f"{effect_words(plain.value, metric)} [{ends}]"
+    )
+
+
 @dataclass(frozen=True)
 class GuardRow:
     """A guardrail of an arm as the page shows it."""
@@ -93,6 +110,7 @@ class ArmRow:
     best: str
     p: str
     needed: str
+    adjustment: str
     verdict: str
     guards: list[GuardRow]
 
@@ -152,6 +170,7 @@ def _arm(result: ArmResult, metric: Metric) -> ArmRow:
         best=_chance(result.best),
         p=_p(effect.p) if effect and effect.p is not None else "",
         needed=_needed(effect),
+        adjustment=adjustment_words(effect, metric) if effect else "",
         verdict=VERDICTS.get(result.verdict, ""),
         guards=[_guard(guard) for guard in result.guards],
     )

@@ -1,8 +1,8 @@
 """One arm against another: differences, always-valid intervals, who is best, whether units were split as meant. Pure.
 
 Always-valid: the interval covers the true difference at ALL times at once with probability 1 - alpha, so one may look
-every minute and stop at any look. Source: Waudby-Smith, Arbour, Sinha, Kennedy & Ramdas, "Time-uniform central limit
-theory and asymptotic confidence sequences", Annals of Statistics 52 (2024) 2613-2640, Theorem 2.2.
+every minute and stop at any look (`rl.statistics.sequences`). Source: Waudby-Smith, Arbour, Sinha, Kennedy & Ramdas,
+"Time-uniform central limit theory and asymptotic confidence sequences", Annals of Statistics 52 (2024) 2613-2640.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import scipy
 
 from rl.statistics import Difference
+from rl.statistics.sequences import critical_value, log_mixture
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,18 @@ class Moments:
 
         Linearised: a unit's part is mean + (s - mean c) / mean(c). Deng, Knoblich & Lu, KDD 2018, section 3 (the delta
         method for a ratio of two means over randomisation units). With one decision per unit it is the plain mean.
+        The variance is the jackknife's: a residual is divided by 1 - c / sum(c), so that a unit that makes much of all
+        decisions, and draws the mean to itself, is not taken for one that agrees (CR3: Bell & McCaffrey 2002).
         """
         s, c = np.asarray(sums, float), np.asarray(counts, float)
         n = len(s)
         if n == 0 or c.sum() <= 0:
             return cls(n, math.nan, math.nan)
         mean = float(s.sum() / c.sum())
-        residual = (s - mean * c) / c.mean()
-        return cls(n, mean, float((residual**2).sum() / (n - 1)) if n > 1 else math.nan)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            residual = (s - mean * c) / c.mean() / (1 - c / c.sum())
+        variance = float((residual**2).sum() * (n - 1) / n**2) if n > 1 else math.nan
+        return cls(n, mean, variance if math.isfinite(variance) else math.inf)
 
     def steadied(self) -> Moments:
         """For values in [0, 1]: the variance as if one unit more had been seen at either end.
@@ -132,19 +137,9 @@ def welch(new: Moments, old: Moments, alpha: float = 0.05, *, relative: bool = F
 # --- Always valid -------------------------------------------------------------------------------------------
 
 
-def mixing_rho(alpha: float, tuning: float) -> float:
-    """rho at which the sequence is tightest at `tuning` units (Waudby-Smith et al. 2024, Appendix B.2)."""
-    twice = -2 * math.log(alpha)
-    return math.sqrt((twice + math.log1p(twice)) / tuning)
-
-
 def half_width(error: float, n: float, alpha: float, tuning: float) -> float:
-    """Half width of the always-valid interval of a mean whose variance is `error` at n units.
-
-    sigma sqrt(2 (n rho^2 + 1) / (n^2 rho^2) log(sqrt(n rho^2 + 1) / alpha)) with sigma^2 = n error (Theorem 2.2).
-    """
-    spent = n * mixing_rho(alpha, tuning) ** 2
-    return math.sqrt(error * 2 * (spent + 1) / spent * math.log(math.sqrt(spent + 1) / alpha))
+    """Half width of the always-valid interval of a mean whose variance is `error` at n units."""
+    return math.sqrt(error) * critical_value(n, alpha, tuning)
 
 
 def always_valid(found: Contrast, alpha: float = 0.05, tuning: float = 1000) -> Difference:
@@ -155,8 +150,7 @@ def always_valid(found: Contrast, alpha: float = 0.05, tuning: float = 1000) -> 
 
 def always_valid_p(found: Contrast, alpha: float = 0.05, tuning: float = 1000) -> float:
     """The level at which the always-valid interval just touches 0; `alpha` is the level it is tuned for."""
-    spent = found.n * mixing_rho(alpha, tuning) ** 2
-    evidence = found.value**2 / found.error * spent / (2 * (spent + 1)) - 0.5 * math.log1p(spent)
+    evidence = log_mixture(found.value / math.sqrt(found.error), found.n, alpha, tuning)
     return math.exp(-max(evidence, 0.0))
 
 

@@ -24,7 +24,7 @@ from rl.experiments.traffic import (
     experiment_start,
     experiment_stop,
 )
-from rl.experiments.words import effect_interval_words, interval_words
+from rl.experiments.words import adjustment_words, effect_interval_words, interval_words
 from rl.models import Experiment
 
 ACTOR = "experiment"
@@ -195,6 +195,8 @@ class Command(RatchetCommand):
             )
             if arm.effect is not None:
                 self.stdout.write(f"    {effect_interval_words(arm.effect, metric)}: {arm.words}")
+                if adjusted := adjustment_words(arm.effect, metric):
+                    self.stdout.write(f"    {adjusted}")
 
 
 def _agent(options: dict[str, Any]) -> str:
