@@ -28,16 +28,15 @@ def fixed_horizon(share: float, gain: float, power: float, alpha: float = 0.05) 
     return round(2 * quantiles**2 * (share * (1 - share) + other * (1 - other)) / gain**2)
 
 
-def traffic(experiments: int) -> None:
+def traffic(experiments: int, only: str) -> None:
     """JSON lines: shares of experiments that were settled, of equal arms and of arms ten points apart."""
-    for name, world in EQUAL_WORLDS.items():
-        found = shares_of(world, range(experiments))
-        _line(f"equal arms: {name}", found, experiments)
+    worlds = {f"equal arms: {name}": world for name, world in EQUAL_WORLDS.items()}
     for name, world in WORLDS.items():
         for times in (1, 2):
-            better = replace(world.times(times), gain=0.1)
-            found = shares_of(better, range(experiments // 2))
-            _line(f"10 points better, {times} x: {name}", found, experiments // 2)
+            worlds[f"10 points better, {times} x: {name}"] = replace(world.times(times), gain=0.1)
+    for name, world in worlds.items():
+        if only in name:
+            _line(name, shares_of(world, range(experiments)), experiments)
 
 
 def _line(name: str, found: Shares, experiments: int) -> None:
@@ -54,9 +53,10 @@ def main() -> None:
     parser.add_argument("--experiments", type=int, default=2000, help="Of each kind (default 2000)")
     parser.add_argument("--decisions", type=int, default=5000, help="Of each (default 5000)")
     parser.add_argument("--traffic", action="store_true", help="Units that come back, with a past or none")
+    parser.add_argument("--only", default="", metavar="TEXT", help="Of --traffic, only worlds named so")
     options = parser.parse_args()
     if options.traffic:
-        traffic(options.experiments)
+        traffic(options.experiments, options.only)
         return
     equal = {
         str(share): asdict(peeking(options.experiments, options.decisions, share, 0.0, seed=7))

@@ -28,11 +28,12 @@ from rl.held_out import (
     trained_prompts,
 )
 from rl.integrity import adapter_folder
-from rl.judging import attempt_of, gate_bounds, gate_difference
+from rl.judging import gate_bounds, gate_difference
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.linear.model import LinearPolicy
 from rl.linear_baseline import baseline_of
 from rl.logged_choices import logged_choices, off_policy
+from rl.looks import attempt_of, holdout_prompts, order_facts
 from rl.models import Evaluation, GoldenCase, Policy
 from rl.reward_specs import rewards_located
 from rl.runs import hardware_detect
@@ -164,7 +165,9 @@ def evaluate(
         if cases := golden_cases(agent):
             evidence["golden"] = golden_check(loaded, served, cases)
         _say_more([*evidence["cases"], *itertools.chain(*evidence["others"].values())], agent, rival)
-    figures["off_policy"], difference = _off_policy(agent, loaded, against)
+    figures["off_policy"], difference = ON_FILE, None
+    if order.test_data is None:
+        figures["off_policy"], difference = _off_policy(agent, loaded, against)
     if evidence and difference is not None:
         evidence["off_policy"] = difference.as_dict()
     figures = {
@@ -173,8 +176,12 @@ def evaluate(
         "base_model": base_model,
         "seen_in_training": held_out.seen,
         "simulated_share": _simulated(held_out.rows.get(figures["carried_by"], ())),
+        "order": _order_facts(order, adapter),
         **figures,
     }
+    if order.test_data is not None:
+        prompts = {row["prompt_hash"] for rows in held_out.rows.values() for row in rows}
+        figures["holdout_prompts"] = holdout_prompts(agent, prompts)
     evaluation = Evaluation.objects.create(
         agent=agent,
         policy=policy,
@@ -187,14 +194,28 @@ def evaluate(
         figures=figures,
         evidence=evidence,
     )
-    if order.test_data is None:
+    if order.test_data is None or figures["holdout_prompts"]:
         figures["look"] = attempt_of(evaluation)
-        if (gated := gate_difference(evaluation)) is not None:
-            figures["comparison"]["gate"] = gated
-        evaluation.save(update_fields=["figures"])
+    if order.test_data is None and (gated := gate_difference(evaluation)) is not None:
+        figures["comparison"]["gate"] = gated
+    evaluation.save(update_fields=["figures"])
     if policy is not None and order.test_data is None:
         registry.policy_evaluated(policy, evaluation, actor=order.actor)
     return {"evaluation": evaluation.pk, **figures}
+
+
+ON_FILE = {"refused": "on a file it is not asked, as the log is held out too and a look at it counts"}
+"""What stands for the off-policy estimate of an evaluation on a file."""
+
+
+def _order_facts(order: EvaluationOrder, adapter: Path) -> dict[str, Any]:
+    options = {
+        "max_samples": order.max_samples, "rewards": order.rewards, "base_model": order.base_model,
+        "quantization": order.quantization if order.quantization != "none" else None,
+    }  # fmt: skip
+    names = (LINEAR_WEIGHTS, "adapter_model.safetensors", "model.safetensors")
+    files = [adapter / name for name in names if (adapter / name).is_file()] if order.policy is None else []
+    return order_facts(options, files[0] if files else None, order.test_data)
 
 
 def is_linear(folder: Path) -> bool:

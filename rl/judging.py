@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from typing import Any
-
-from django.db.models import Q
 
 from rl.benchmark_results import gate_benchmarks
 from rl.gate_effects import effect_of, items_of, lead_of
 from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Golden, Sheet
 from rl.gates import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
-from rl.models import Evaluation, GateSettings, Policy, PolicyEvent
+from rl.looks import attempt_of
+from rl.models import Evaluation, GateSettings, Policy
 from rl.statistics import Difference
 
 
@@ -104,23 +102,3 @@ def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
         "confidence": 1 - 2 * alpha_of_attempt(bounds.alpha, evidence.attempt),
         "attempt": evidence.attempt,
     }
-
-
-def attempt_of(evaluation: Evaluation) -> int:
-    """The number of an evaluation among the looks at its agent's holdout, from 1, as the gate pays for them.
-
-    Every evaluation on the holdout shows figures by which somebody may pick a policy, so every one counts, compared or
-    not and whatever it was compared with, gated or not, since the rival took its place; those compared with the rival
-    always do. The same policy on the same snapshot is one look. Looks at the rival itself pick no other.
-    """
-    looks = Evaluation.objects.filter(agent=evaluation.agent, split="holdout", pk__lte=evaluation.pk)
-    if (began := _champion_since(evaluation.agent, evaluation.against)) is not None:
-        looks = looks.filter(Q(against=evaluation.against) | Q(created_at__gte=began))
-    looks = looks.exclude(policy__isnull=False, policy__name=evaluation.against)
-    return max(looks.order_by().values("policy_id", "checkpoint", "snapshot_id").distinct().count(), 1)
-
-
-def _champion_since(agent: str, name: str) -> datetime.datetime | None:
-    """The moment from which a policy was the one to beat; None for the base model and for one that never was."""
-    moves = PolicyEvent.objects.filter(policy__agent=agent, policy__name=name, to_stage=Policy.Stage.CHAMPION)
-    return moves.order_by("-pk").values_list("created_at", flat=True).first()

@@ -11,6 +11,7 @@ import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
+from feedback.selectors import prompt_hash
 from feedback.services import decision_record, rating_submit
 from rl import registry
 from rl.agents import get_agent
@@ -22,7 +23,7 @@ from rl.held_out import evidence_counts
 from rl.judgements import Split
 from rl.judging import comparison_newest, policy_judge
 from rl.management.commands.evaluate_model import kind_cells
-from rl.models import AgentDefinition, Policy, Snapshot, TrainingRun
+from rl.models import AgentDefinition, Policy, PromptSplit, Snapshot, TrainingRun
 from rl.recipes import KTORecipe, SFTRecipe
 from rl.rewards.base import RewardSample
 from rl.training.evaluate import evaluate_policy
@@ -310,6 +311,18 @@ def test_a_file_of_prompts_and_a_reward_judge_without_any_feedback(
     )  # fmt: skip
     assert found["evidence"]["tests"]["prompts"] == found["evidence"]["rewards"]["prompts"] == 8
     assert found["evidence"]["rewards"]["judge"] == "tests.test_judging.shortness"
+    # a file of its own shows nothing of the holdout, and so not what the held-out log says
+    assert (found["holdout_prompts"], "look" in found) == (0, False)
+    assert "a look at it counts" in found["off_policy"]["refused"]
+    assert found["order"]["rewards"] == "tests.test_judging.shortness"
+    PromptSplit.objects.create(
+        prompt_hash=prompt_hash("own-bot", [{"role": "user", "content": rows[0]["prompt"]}]),
+        agent="own-bot", split="holdout",
+    )  # fmt: skip
+    again = evaluate(
+        EvaluationOrder(checkpoint=adapter, base_model=str(base), agent="own-bot", test_data=path)
+    )
+    assert (again["holdout_prompts"], again["look"]) == (1, 1)
     assert 0 < found["evidence"]["rewards"]["value"] < 1
 
 

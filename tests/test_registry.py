@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -11,8 +12,8 @@ from django.utils import timezone
 
 from rl import registry
 from rl.gates import alpha_of_attempt
-from rl.judging import attempt_of
-from rl.models import Evaluation, GateSettings, Policy, PolicyEvent, TrainingRun
+from rl.looks import attempt_of, holdout_prompts, order_facts
+from rl.models import Evaluation, GateSettings, Policy, PolicyEvent, PromptSplit, TrainingRun
 from tests.judged import judged
 
 pytestmark = pytest.mark.django_db
@@ -164,6 +165,58 @@ def test_every_look_at_a_holdout_counts_as_an_attempt_even_where_nothing_was_com
     assert (
         attempt_of(judged(policy("widgets-v8", against=None))) == 7
     )  # v1 to v6 and itself: a file is no holdout
+
+
+def marked(evaluation: Evaluation, **more: Any) -> Evaluation:
+    """The evaluation with figures beside its own."""
+    evaluation.figures |= more
+    evaluation.save()
+    return evaluation
+
+
+def test_a_part_of_the_holdout_or_another_judge_is_a_look_of_its_own() -> None:
+    """Else one policy could be judged on 30, 40, 50 ... prompts until it passes."""
+    one = policy("widgets-v1", against=None)
+    judged(one, both=5, wins=5)
+    assert attempt_of(judged(one, both=6, wins=5)) == 2
+    assert attempt_of(marked(judged(one, both=6, wins=5), order={"rewards": "format"})) == 3
+    assert attempt_of(marked(judged(one, both=6, wins=5), order={"rewards": "format"})) == 3
+
+
+def test_other_weights_in_the_same_folder_are_another_look(tmp_path: Path) -> None:
+    weights = tmp_path / "adapter_model.safetensors"
+    evaluations = []
+    for content in (b"one", b"two", b"two"):
+        weights.write_bytes(content)
+        found = marked(
+            judged(policy(f"w{len(evaluations)}", against=None)), order=order_facts({}, weights, None)
+        )
+        Evaluation.objects.filter(pk=found.pk).update(policy=None, checkpoint="runs/1/checkpoint")
+        evaluations.append(found)
+    assert [attempt_of(one) for one in evaluations] == [1, 2, 2]
+
+
+def test_a_file_with_held_out_prompts_is_a_look() -> None:
+    hashes = [f"{number:064x}" for number in range(3)]
+    for name, split in zip(hashes, ("train", "holdout", "holdout"), strict=True):
+        PromptSplit.objects.create(prompt_hash=name, agent="widgets", split=split)
+    assert holdout_prompts("widgets", hashes) == 2
+    assert holdout_prompts("filer", hashes) == 0
+    for number, count in ((1, 2), (2, 0)):
+        file = marked(judged(policy(f"widgets-v{number}", against=None)), holdout_prompts=count)
+        Evaluation.objects.filter(pk=file.pk).update(split="file")
+    assert attempt_of(judged(policy("widgets-v3", against=None))) == 2
+
+
+def test_classifiers_that_were_shown_are_paid_for_when_a_linear_policy_is_put_up() -> None:
+    for number in range(1, 4):
+        found = judged(policy(f"widgets-v{number}", against=None))
+        marked(found, baseline={"trained_on": {"rows": 100 * number, "of": f"snapshot {number}"}})
+        assert attempt_of(found) == number  # nobody can promote what was shown beside
+    linear = judged(policy("widgets-linear", against=None))
+    Evaluation.objects.filter(pk=linear.pk).update(base_model="")
+    assert attempt_of(linear) == 4 + 3
+    assert attempt_of(judged(policy("widgets-v4", against=None))) == 5 + 3
 
 
 def test_a_new_champion_begins_a_new_count_and_its_own_figures_pick_nobody() -> None:

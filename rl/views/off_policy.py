@@ -37,7 +37,7 @@ def off_policy_shown(evaluations: Iterable[Evaluation]) -> OffPolicyShown | None
     """Of the newest evaluation that asked the log; None where none did."""
     for evaluation in evaluations:
         found = evaluation.figures.get("off_policy")
-        if isinstance(found, dict):
+        if isinstance(found, dict) and evaluation.split != "file":  # a file is not asked what the log says
             return _shown(found, evaluation.against)
     return None
 

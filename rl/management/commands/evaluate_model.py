@@ -133,8 +133,13 @@ class Command(RatchetCommand):
                 self.stdout.write(f"WARNING: {kind} do not count for the gate: {figures['barred']}.")
         if comparison:
             self.stdout.write(verdict(result))
-        elif "look" in result:
+        elif "look" in result and not result.get("holdout_prompts"):
             self.stdout.write(look_text(result["look"]))
+        if count := result.get("holdout_prompts"):
+            self.stdout.write(
+                f"{count:,} prompts of this file stand in the agent's holdout, so these figures are look "
+                f"{result['look']} at it, and the gate counts them."
+            )
         if words := baseline_words(result):
             self.stdout.write(words)
         self.stdout.write(off_policy_text(result["off_policy"]))
@@ -149,7 +154,7 @@ def look_text(look: int) -> str:
     """The price of figures of the holdout that were shown without a comparison, in one sentence."""
     return (
         f"Look {look} at this holdout: whoever picks a policy by these figures used it up a little, so the gate "
-        "counts it as it counts comparisons. With --test-data FILE nothing is counted."
+        "counts it as it counts comparisons. With --test-data FILE, prompts of its own, nothing is counted."
     )
 
 
