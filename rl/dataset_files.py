@@ -24,7 +24,9 @@ def dataset_write(prepared: Prepared, path: Path, file_format: str, *, order: st
     """
     if file_format not in FORMATS:
         raise DatasetRefused(f"a dataset is written as {', '.join(FORMATS)}; found {file_format!r}")
-    rows: dict[str, list[dict[str, Any]]] = {split: list(prepared.rows(split)) for split in SPLITS}
+    rows: dict[str, list[dict[str, Any]]] = {
+        split: [_with_reward(row) for row in prepared.rows(split)] for split in SPLITS
+    }
     try:
         rows["train"] = [rows["train"][i] for i in curriculum_order(rows["train"], order)]
     except ValueError as error:
@@ -39,6 +41,14 @@ def dataset_write(prepared: Prepared, path: Path, file_format: str, *, order: st
         return [_file(path, "".join(f"{line}\n" for line in lines))]
     except OSError as error:
         raise DatasetRefused(f"the dataset cannot be written to {path}: {error.strerror or error}") from error
+
+
+def _with_reward(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with `reward`, in [0, 1], where it has one response and what that was worth is known: its score, or 1
+    and 0 of a good and a bad one. Groups have `rewards`, one for each response."""
+    if "score" in row:
+        return {**row, "reward": float(row["score"])}
+    return {**row, "reward": float(row["label"])} if "label" in row else row
 
 
 def _file(path: Path, text: str) -> Path:

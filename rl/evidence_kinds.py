@@ -35,6 +35,20 @@ ASSUMPTIONS = {
 }
 """Estimator -> what it takes for granted."""
 
+MEASURES = {
+    PAIRS: "in preference accuracy",
+    LABELS: "in concordance with thumbs, stars and scores",
+    CORRECTIONS: "in agreement with what people wrote",
+    TESTS: "in tests passed",
+    KNOWN: "in right answers",
+    OUTCOMES: "in concordance with the rewards of outcomes",
+    REWARDS: "in mean reward",
+}
+"""Kind of evidence -> what a policy can be ahead in, as the end of a sentence."""
+
+UNITS = {CORRECTIONS: "nats per token", REWARDS: "of reward"}
+"""Kind -> the unit of its figures where they are not shares."""
+
 HALF = 0.5
 """Pairs carry the accuracy rule from this share of the prompts of the largest other kind on."""
 

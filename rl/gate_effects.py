@@ -15,36 +15,13 @@ from typing import Any, Protocol
 
 import scipy
 
-from rl.evidence_kinds import (
-    CORRECTIONS,
-    KINDS,
-    KNOWN,
-    LABELS,
-    OUTCOMES,
-    PAIRS,
-    REWARDS,
-    TESTS,
-    all_alike,
-    lead_kind,
-    telling_counts,
-)
+from rl.evidence_kinds import KINDS, REWARDS, UNITS, all_alike, lead_kind, telling_counts
 from rl.gate_clusters import one_per_cluster
 from rl.gate_sheets import Case, Evidence, GateBounds, Item, Rated
 from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
 from rl.statistics.bounded import lopsided_mean_p
 from rl.statistics.gini import GiniConcordance, gini_concordance, gini_concordance_p
 from rl.statistics.permutation import draws_for, sign_flip_p
-
-MEASURES = {
-    PAIRS: "in preference accuracy",
-    LABELS: "in concordance with thumbs, stars and scores",
-    CORRECTIONS: "in agreement with what people wrote",
-    TESTS: "in tests passed",
-    KNOWN: "in right answers",
-    OUTCOMES: "in concordance with the rewards of outcomes",
-    REWARDS: "in mean reward",
-}
-"""Kind of evidence -> what a policy can be ahead in, as the end of a sentence."""
 
 
 class Effect(Protocol):
@@ -264,10 +241,6 @@ def effect_of(kind: str, items: Sequence[Item], among: Sequence[Item] | None = N
         "points" if shares and kind != REWARDS else UNITS.get(kind, "points"),
         -1.0 if shares else None,
     )
-
-
-UNITS = {CORRECTIONS: "nats per token", REWARDS: "of reward"}
-"""Kind -> the unit of its figures where they are not shares."""
 
 
 def items_of(stored: Sequence[Mapping[str, Any]]) -> list[Item]:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rl.evidence_kinds import CORRECTIONS, KINDS, KNOWN, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.evidence_kinds import CORRECTIONS, KINDS, KNOWN, LABELS, MEASURES, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gate_answers import rule_golden, rule_kl, rule_length, rule_off_policy, rule_reward, rule_valid
 from rl.gate_benchmarks import rule_benchmarks
 from rl.gate_effects import (
-    MEASURES,
     Effect,
     TableEffect,
     amount,

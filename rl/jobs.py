@@ -294,6 +294,12 @@ def run_folder(run: TrainingRun) -> Path:
     return settings.RATCHET_HOME / "runs" / str(run.pk)
 
 
+def run_epochs(run: TrainingRun) -> list[Path]:
+    """Folders of the adapters kept after whole epochs (`--checkpoints epoch`), in order; those on this machine."""
+    found = (run_folder(run) / "epochs").glob("epoch-*")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("epoch-")))
+
+
 class RunListener:
     """Writes what the furnace says into the run's rows, and passes it on to the progress bar."""
 

@@ -14,7 +14,7 @@ from rl import registry
 from rl.cards import card_write
 from rl.distance import distance_of_snapshot
 from rl.integrity import weights_name
-from rl.jobs import run_finish, run_folder
+from rl.jobs import run_epochs, run_finish, run_folder
 from rl.methods import method_named
 from rl.models import Policy, RewardModelVersion, TrainingRun
 from rl.recipes import RECIPES, Recipe
@@ -22,6 +22,10 @@ from rl.teaching import doubt
 
 if TYPE_CHECKING:
     from rl.training.result import TrainResult
+
+
+SETTLED = ("sft_weight", "learning_rate", "epochs", "min_steps", "beta")
+"""Knobs that a training settles: by what the base answers, and by a search over recipes."""
 
 
 def result_keep(run: TrainingRun, result: TrainResult) -> None:
@@ -39,7 +43,7 @@ def result_keep(run: TrainingRun, result: TrainResult) -> None:
     TrainingRun.objects.filter(pk=run.pk).update(
         recipe={
             **run.recipe,
-            **{knob: result.recipe[knob] for knob in ("sft_weight",) if knob in result.recipe},
+            **{knob: result.recipe[knob] for knob in SETTLED if knob in result.recipe},
         },
         base_model_hash=result.base_model_hash,
         libraries=result.libraries,
@@ -114,6 +118,7 @@ def figures_of(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
             **({"preflight": result.preflight} if result.preflight else {}),
             **({"stopped_early": result.stopped_early} if result.stopped_early else {}),
             **({"best_step": result.best_step} if result.best_step else {}),
+            **({"search": result.search} if result.search else {}),
         },
     }
 
@@ -149,6 +154,8 @@ def train_report(
         "evidence": distance.as_dict() if distance else None,
         "stopped_early": result.stopped_early,
         "best_step": result.best_step,
+        "search": result.search,
+        "epochs": [str(folder) for folder in run_epochs(run)],
         "files": {
             "result": str(run_folder(run) / "result.json"),
             "plot": str(run_folder(run) / "training.png") if result.history.get("step") else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import subprocess
 import uuid
@@ -88,11 +89,27 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
     if "epochs" in knobs or "epochs" in configured:
         knobs.setdefault("min_steps", 0)  # who names the passes gets them
     recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
+    recipe = _with_room(recipe, order.agent, {*knobs, *configured})
     if not method_named(order.method).adapter:
         return name, linear_runs.feedback_settled(order, recipe)
     if method_named(order.method).rewarded:
         rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
     return name, start_settled(order, recipe)
+
+
+def _with_room(recipe: Any, agent: str, named: Collection[str]) -> Any:
+    """The recipe with room for prompts and answers of an agent that says how long its are, in knobs nobody named."""
+    known = agent_served(agent)
+    if known.max_prompt_tokens is None or not isinstance(recipe, Recipe):
+        return recipe
+    room = {
+        "max_length": known.max_prompt_tokens + known.max_new_tokens,
+        "max_new_tokens": known.max_new_tokens,
+    }
+    knobs = recipe.as_dict()
+    return recipe.with_knobs(
+        **{knob: n for knob, n in room.items() if knob not in named and knobs.get(knob, n) < n}
+    )
 
 
 # --- Training -----------------------------------------------------------------------------------------------
@@ -143,6 +160,7 @@ def _adapter_plan(
     expected = _named(method_named(order.method).estimate)(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
     )
+    tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
     with agent_meant(agent_served(order.agent)):
         look = preflight.plan_look(
             base_model,
@@ -153,8 +171,8 @@ def _adapter_plan(
             cache_dir=settings.RATCHET_HOME / "cache",
         )
     return {
-        "estimated_steps": expected.steps,
-        "estimated_minutes": expected.minutes,
+        "estimated_steps": expected.steps * tries,
+        "estimated_minutes": expected.minutes * tries,
         "estimated_memory_gb": expected.memory_gb,
         "doubt": doubt(recipe, prepared.counts["train"], prepared.kind),
         "preflight": {"before": look.as_dict()} if look else {},
@@ -441,6 +459,7 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
     from rl.training.hardware import threads_settle
     from rl.training.memory import allocator_settle
     from rl.training.preflight import trained_between_looks
+    from rl.training.search import SearchTrainer
 
     snapshot = run.snapshot
     if snapshot is None:
@@ -452,7 +471,10 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
     recipe: Any = recipe_opened(type(RECIPES[run.method]["default"]).from_dict(run.recipe))
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
-    trainer = _named(method.trainer)(
+    trains = _named(method.trainer)
+    if recipe.as_dict().get("search", 0) > 1:
+        trains = functools.partial(SearchTrainer, trains)
+    trainer = trains(
         recipe,
         run.base_model,
         output_dir=folder,

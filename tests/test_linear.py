@@ -22,6 +22,7 @@ from rl.agents import AGENTS, get_agent
 from rl.api.loop import policy_shown
 from rl.checksums import file_sum, sums_write
 from rl.datasets import prepare_training_dataset, snapshot_rows
+from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start, plan_of
 from rl.headlines import baseline_words
 from rl.linear.features import FAMILIES, fields_of, prompt_features
 from rl.linear.fit import fit
@@ -269,6 +270,28 @@ def test_it_chooses_with_exact_propensities_and_answers_chats(
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     api.post("/v1/chat/completions", {"model": "tickets", "messages": asked("hello"), "tools": tools})
     assert parrot.asked[-1][1].name == BASE
+
+
+def test_it_is_an_arm_of_an_experiment(
+    trained: dict[str, Any], parrot: Parrot, written_at_once: None
+) -> None:
+    arms = (ArmOrder(BASE, "control"), ArmOrder(trained["policy"], "linear"))
+    Policy.objects.update(stage="challenger")
+    draft = experiment_create("tickets", "without-a-model", arms, actor="ann", ramp=100)
+    experiment_start(draft, actor="ann")
+    plan = plan_of("tickets")
+    units = {plan.assign(unit).policy: unit for unit in (f"user-{number}" for number in range(20))}
+    api = ApiClient("ingest")
+    for unit in units.values():
+        body = {"model": "tickets", "messages": asked("the router blinks"), "user": unit}
+        assert api.post("/v1/chat/completions", body).status_code == 200
+    served = {row.unit: row for row in Decision.objects.filter(source="gateway")}
+    linear, base = served[units[trained["policy"]]], served[units[BASE]]
+    assert (linear.policy, linear.arm, linear.response) == (
+        trained["policy"], "without-a-model/linear", "network",
+    )  # fmt: skip
+    assert (linear.metadata["arm_propensity"], linear.metadata["serving"]["backend"]) == (0.5, "linear")
+    assert (base.arm, parrot.asked[-1][1].name) == ("without-a-model/control", BASE)
 
 
 def test_a_damaged_file_is_not_answered_from(

@@ -93,6 +93,8 @@ class Agent:
     system_prompt: str = ""
     suggested_tags: tuple[str, ...] = field(default=())
     max_new_tokens: int = 48
+    max_prompt_tokens: int | None = None
+    """Tokens a prompt of it may take, where the usual limits of training do not hold both; None: they do."""
     preview: str = "text"
     rewarded: RewardFacts = field(default_factory=RewardFacts, compare=False)
     answers: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import OutcomeWorth, RewardFacts, Scenario
+from rl.agents.base import Message, OutcomeWorth, RewardFacts, Scenario, State
 from rl.agents.lists import ListAgent
 
 TASKS = (
@@ -23,6 +23,8 @@ GOALS = (
 DUE = ("overdue", "due today", "due tomorrow", "due this week", "due next month")
 """Most pressing first."""
 SCENARIOS = 120
+CHARACTERS_PER_TOKEN = 3
+"""Of names and dates, as most tokenizers cut them; an agent has no tokenizer to ask."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,38 @@ class Prioritizer(ListAgent):
 
     State: "goal": text; "tasks": names, in the order shown; "descriptions": name -> when it is due, what depends on it;
     "context" as in ListAgent; "done_in_order" (never shown): the order in which they were done well, where known.
-    Response: {"order": ["<name>", ...]}, every task once. A prompt may take 1,024 tokens, an answer 256.
+    Response: {"order": ["<name>", ...]}, every task once. A prompt may take 1,024 tokens, an answer 256: training gives
+    both room by itself. Of a list that would not fit, descriptions are shortened alike, and names never; names alone
+    that do not fit are refused.
     """
+
+    def render(self, state: State) -> list[Message]:
+        """As ListAgent. Raises ValueError too for more tasks than a prompt or an answer holds."""
+        messages = super().render(state)
+        names = list(self.options(state))
+        answer = len(self.respond(names))
+        if answer > CHARACTERS_PER_TOKEN * self.max_new_tokens:
+            raise ValueError(
+                f"{self.slug}: expected tasks whose names fit an answer of about "
+                f"{CHARACTERS_PER_TOKEN * self.max_new_tokens} characters, found {len(names)} tasks of {answer}; put "
+                "them in order in parts"
+            )
+        over = _length(messages) - CHARACTERS_PER_TOKEN * (self.max_prompt_tokens or 0)
+        if over <= 0:
+            return messages
+        told = {
+            name: str(text) for name, text in (state.get("descriptions") or {}).items() if name in set(names)
+        }
+        for width in range(max(map(len, told.values()), default=0) - 1, 0, -1):
+            short = {
+                name: text if len(text) <= width else text[: width - 1] + "…" for name, text in told.items()
+            }
+            if sum(len(told[name]) - len(short[name]) for name in told) >= over:
+                return super().render({**state, "descriptions": short})
+        raise ValueError(
+            f"{self.slug}: {len(names)} tasks make a prompt {over} characters longer than it may be, whatever their "
+            "descriptions are cut to; put them in order in parts, or shorten the context"
+        )
 
     def scenarios(self) -> list[Scenario]:
         random = Random("prioritizer")
@@ -47,6 +79,10 @@ class Prioritizer(ListAgent):
             state = _state(random, right, dues)
             made.append(Scenario(f"day-{len(made) + 1:03d}", state))
         return made
+
+
+def _length(messages: list[Message]) -> int:
+    return sum(len(message["content"]) for message in messages)
 
 
 def _state(random: Random, right: list[str], dues: list[int]) -> dict[str, Any]:
@@ -69,6 +105,7 @@ AGENT = Prioritizer(
     system_prompt="Put all listed tasks in order, most pressing first. Answer in JSON.",
     suggested_tags=("too late", "can wait", "depends on another", "good first step"),
     max_new_tokens=256,
+    max_prompt_tokens=1024,
     preview="list",
     asked_key="goal",
     options_key="tasks",

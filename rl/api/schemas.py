@@ -71,6 +71,10 @@ TRAINED = {
     "rewardModel": {"type": ["string", "null"], "description": "Its name in the registry of reward models"},
     "feedbackCount": WHOLE,
     "trainingSteps": WHOLE,
+    "search": {
+        "type": ["object", "null"],
+        "description": "Recipes tried on the eval split, with the figure of each; null where one was trained alone",
+    },
     "rewardMean": {
         **MAYBE_NUMBER,
         "description": "Of the policy's own answers to held-out prompts; null until it was judged",
@@ -149,6 +153,7 @@ COMPONENTS: dict[str, Schema] = {
         {
             "id": {**TEXT, "description": "The policy's name"},
             "agentId": TEXT,
+            "kind": {"type": "string", "enum": ["adapter", "linear"]},
             "version": TEXT,
             "createdAt": TIME,
             "metrics": _all_of(
@@ -168,6 +173,12 @@ COMPONENTS: dict[str, Schema] = {
             "dryRun": {"type": ["boolean", "null"], "default": False},
             "maxSteps": {"type": ["integer", "null"], "minimum": 1, "maximum": 1_000_000},
             "learningRate": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
+            "search": {
+                "type": ["integer", "null"],
+                "minimum": 1,
+                "maximum": 32,
+                "description": "Recipes tried on the eval split (dpo, kto, sft)",
+            },
             "method": METHOD,
         },
         "additionalProperties": False,

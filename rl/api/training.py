@@ -49,6 +49,7 @@ class Policies(ApiView):
                 {
                     "id": policy.name,
                     "agentId": agent,
+                    "kind": str(policy.kind),
                     "version": _version(policy),
                     "createdAt": policy.created_at.isoformat(),
                     "metrics": {
@@ -82,7 +83,7 @@ class TrainPolicy(ApiView):
     )
     def post(self, request: Request, agent: str) -> Response:
         facts = object_in(
-            request.data, required=(), optional=("dryRun", "maxSteps", "learningRate", "method")
+            request.data, required=(), optional=("dryRun", "maxSteps", "learningRate", "search", "method")
         )
         knobs, method = _knobs(facts), text(facts, "method") or "auto"
         with orders_refused():
@@ -125,10 +126,14 @@ def flag(facts: dict[str, Any], name: str) -> bool:
 
 
 def _knobs(facts: dict[str, Any]) -> dict[str, Any]:
-    """maxSteps and learningRate as knobs; their ranges are checked here, where the field's name is known."""
+    """maxSteps, learningRate and search as knobs; their ranges are checked here, where the field's name is known."""
     knobs: dict[str, Any] = {}
     faults: dict[str, str] = {}
-    steps, rate = facts.get("maxSteps"), facts.get("learningRate")
+    steps, rate, search = (facts.get(name) for name in ("maxSteps", "learningRate", "search"))
+    if search is not None:
+        knobs["search"] = search
+        if not _number(search) or search != int(search) or not 1 <= search <= 32:
+            faults["search"] = "expected a whole number from 1 to 32"
     if steps is not None:
         knobs["max_steps"] = steps
         if not _number(steps) or steps != int(steps) or not 1 <= steps <= 1_000_000:
@@ -254,6 +259,7 @@ def _trained(run: TrainingRun) -> dict[str, Any]:
         "rewardModel": judge.name if judge else None,
         "feedbackCount": policy.feedback_count,
         "trainingSteps": run.steps_done,
+        "search": run.result.get("search"),
         **_reward(policy),
         "scoreMean": score.mean,
         "scoreStd": score.std,

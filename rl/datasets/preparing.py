@@ -100,8 +100,19 @@ class _Tally:
             yield row
 
 
+def _only_agent(source: str) -> str:
+    """The agent that is meant where none is named. Raises DatasetRefused where that is not clear."""
+    if source == "file":
+        return "assistant"
+    known = selectors.agents_known()
+    if len(known) != 1:
+        there = f"found {', '.join(known)}" if known else "nothing has been decided yet"
+        raise DatasetRefused(f"expected the name of an agent, or decisions of a single one; {there}")
+    return known[0]
+
+
 def prepare_training_dataset(
-    agent: str,
+    agent: str | None = None,
     kind: str = "pairs",
     *,
     source: str = "db",
@@ -122,6 +133,8 @@ def prepare_training_dataset(
     binding: bool = False,
 ) -> Prepared:
     """The agent's feedback as rows of a kind (Snapshot.Kind), written as a snapshot (or only counted, with dry_run).
+
+    agent: None takes the only one that has decisions here, and of a file `assistant`.
 
     pairs are made by rl.pairs, the other kinds by rl.examples: labels (KTO), scores (reward regression), corrections
     (SFT), groups (several rated responses to a prompt) and prompts alone.
@@ -148,6 +161,7 @@ def prepare_training_dataset(
     """
     if kind not in Snapshot.Kind.values:
         raise DatasetRefused(f"a dataset's kind is one of {', '.join(Snapshot.Kind.values)}; found {kind!r}")
+    agent = _only_agent(source) if agent is None else agent
     if not re.fullmatch(selectors.SLUG_PATTERN, agent):
         raise DatasetRefused(
             f"an agent is a slug of 1 to 64 lower-case letters, digits, - and _; found {agent!r}"

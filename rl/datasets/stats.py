@@ -13,7 +13,8 @@ from feedback import selectors
 from rl.datasets.evidence import SIMULATED
 from rl.datasets.making import making_knobs, rows_made, rows_with_prompts, source_opened
 from rl.judgements import NEUTRAL, SOURCES, SPLITS, rating_value
-from rl.models import Snapshot
+from rl.models import RewardRecord, Snapshot
+from rl.reward_records import pending_with_evidence
 from rl.statistics import wilson_interval
 
 BINS = 10
@@ -213,7 +214,8 @@ def get_training_stats(agent: str | None = None) -> dict[str, Any]:
     """What an agent's feedback holds and what pairs it would give; without an agent, {"agents": {slug: ...}} of all.
 
     Keys: decisions, ratings, comparisons, corrections, simulated_share, balance (verdicts above and below neutral),
-    scores (mean, std, histogram over [0, 1]), raters, duplicate_responses, pairs per split, sources, prompts,
+    scores (mean, std, histogram over [0, 1]), rewards (likewise, of the decisions whose reward was calculated; and
+    `pending`, those with evidence that were not), raters, duplicate_responses, pairs per split, sources, prompts,
     length_chars, chosen_longer, left_out, and `kinds`: what each other kind of dataset would hold (rows per split,
     sources, prompts, length_chars, duplicates; labels' balance, scores' spread, groups' sizes, what was left out).
     Raises DatasetRefused for an agent nobody has heard of.
@@ -229,12 +231,21 @@ def get_training_stats(agent: str | None = None) -> dict[str, Any]:
         "agent": agent,
         **feedback_stats(agent),
         **pair_stats(rows_with_prompts(agent, given, pairs, left_out)),
+        "rewards": reward_stats(agent),
     }
     return {
         **found,
         "left_out": dict(left_out),
         "kinds": {kind: kind_stats(agent, kind) for kind in OTHER_KINDS},
     }
+
+
+def reward_stats(agent: str) -> dict[str, Any]:
+    """Rewards of an agent's decisions as they stand (`calculate_rewards`): number, mean, sample standard deviation,
+    histogram over [0, 1], and how many decisions with evidence wait to be calculated."""
+    standing = RewardRecord.objects.filter(agent=agent, superseded_by__isnull=True, value__isnull=False)
+    values = [value for value in standing.values_list("value", flat=True) if value is not None]
+    return {**score_stats(values), "pending": pending_with_evidence(agent).count()}
 
 
 OTHER_KINDS = tuple(str(kind) for kind in Snapshot.Kind.values if kind != Snapshot.Kind.PAIRS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ import ollama
 
 from rl.export.artifact import ExportRefused, Progress, sha256_file, silent
 from rl.export.chat_template import GoTemplate, template_translated
+from rl.export.gguf import export_gguf
 from rl.training.hardware import Hardware, detect
 
 UPLOADS = 3
@@ -78,7 +80,7 @@ class _Client(ollama.Client):
 
 def export_to_ollama(
     model: Path | str,
-    name: str,
+    name: str | None = None,
     *,
     adapter: Path | None = None,
     host: str | None = None,
@@ -90,15 +92,28 @@ def export_to_ollama(
 ) -> OllamaModel:
     """Make a GGUF file a model of an Ollama server, with its chat template, stop tokens and hosting profile.
 
-    model: a GGUF file, or the name of a model the server has (then with an adapter on it). adapter: a GGUF LoRA, for
-    servers that still load these. name: what it is called there, `<name>` or `<name>:<tag>`. host: the server's
-    address; None takes the client's own (OLLAMA_HOST, else http://localhost:11434). template: in Go, instead of
-    the translated one. parameters: of Ollama (`temperature`, `num_ctx` ...) over the profile's. alias: a second
+    model: a GGUF file; a checkpoint's folder, which is written as GGUF first (q4_k_m, on the base it names); or the
+    name of a model the server has (then with an adapter on it). adapter: a GGUF LoRA, for servers that still load
+    these. name: what it is called there, `<name>` or `<name>:<tag>`; None takes the folder's or the file's. host: the
+    server's address; None takes the client's own (OLLAMA_HOST, else http://localhost:11434). template: in Go, instead
+    of the translated one. parameters: of Ollama (`temperature`, `num_ctx` ...) over the profile's. alias: a second
     name that points to this model when it is there (see `promote`).
 
     Raises ExportRefused: no server, a refused file, a model that is not what was asked for.
     """
     progress = progress or silent
+    if isinstance(model, str) and (
+        model.endswith(".gguf") or (Path(model) / "adapter_config.json").is_file()
+    ):
+        model = Path(model)
+    name = name or (model.name if isinstance(model, Path) and model.is_dir() else Path(model).stem)
+    if isinstance(model, Path) and model.is_dir():
+        with tempfile.TemporaryDirectory(prefix="ratchet-ollama-") as folder:
+            file = export_gguf(None, model, Path(folder), model_name=name, progress=progress).files[0].path
+            return export_to_ollama(
+                file, name, adapter=adapter, host=host, system=system, template=template, parameters=parameters,
+                alias=alias, progress=progress,
+            )  # fmt: skip
     for wanted in (name, *([alias] if alias else [])):
         if not _NAME.fullmatch(wanted):
             raise ExportRefused(

@@ -25,6 +25,10 @@ SHARED_KNOBS: dict[str, tuple[type, str]] = {
     "learning_rate": (float, "Peak learning rate. Example: --learning-rate 5e-5"),
     "lora_r": (int, "Rank of the LoRA adapter. Example: --lora-r 16"),
     "max_length": (int, "Tokens of prompt and response kept. Example: --max-length 1024"),
+    "checkpoints": (
+        str,
+        "newest, or epoch to keep the adapter of each whole epoch too. Example: --checkpoints epoch",
+    ),
     "seed": (int, "Seed of data order and initial weights. Example: --seed 1"),
 }
 
@@ -270,6 +274,8 @@ class TrainCommand(RatchetCommand):
         if result["stopped_early"]:
             table.add_row("stopped early", result["stopped_early"])
         table.add_row("figures", ", ".join(f"{SHOWN[name]} {value:.3g}" for name, value in figures.items()))
+        for one in result["search"].get("tries", ()):
+            table.add_row("tried" if one["try"] == 1 else "", try_words(one, result["search"]["figure"]))
         if looks := result["preflight"]:
             table.add_row("answers", preflight_words(looks))
         for note in result["notes"]:
@@ -278,6 +284,8 @@ class TrainCommand(RatchetCommand):
             table.add_row("policy", f"[bold]{result['policy']}[/bold]")
         self._add_outlook(table, result)
         table.add_row("files", result["checkpoint"])
+        for folder in result["epochs"]:
+            table.add_row("", folder)
         if result["files"]["plot"]:
             table.add_row("", result["files"]["plot"])
         for file in result.get("export", {}).get("files", []):
@@ -310,6 +318,22 @@ def preflight_words(looks: Mapping[str, Mapping[str, Any]]) -> str:
     """`valid: 13 % before, 96 % after (24 asked)` of the looks at a policy's answers, one or two."""
     shares = ", ".join(f"{100 * look['share']:.0f} % {when}" for when, look in looks.items())
     return f"valid: {shares} ({next(iter(looks.values()))['asked']} asked)"
+
+
+def try_words(one: Mapping[str, Any], figure: str) -> str:
+    """One recipe of a search: its knobs, its figure on the eval split, and whether it is the one that was kept."""
+    knobs = ", ".join(f"{knob} {one[knob]:g}" for knob in ("learning_rate", "epochs", "beta") if knob in one)
+    found = f"{figure} {one['value']:.4g}" if one["value"] is not None else one.get("failed", "no figure")
+    return f"{knobs}: {found}{' (kept)' if one.get('kept') else ''}"
+
+
+SEARCH: dict[str, tuple[type, str]] = {
+    "search": (
+        int,
+        "Try so many recipes (learning rate, passes, beta) on the eval split and keep the best. Example: --search 8",
+    )
+}
+"""The option of the methods whose recipes can be compared on the eval split."""
 
 
 SHOWN = {

@@ -125,6 +125,9 @@ class Recipe(BasicRecipe):
     """Evaluations on the eval split without a better one after which training stops; the weights are then those of the
     best evaluation. 0 makes every step and takes the last weights; so does an eval split too small to tell
     (`rl.training.early_stopping`)."""
+    checkpoints: str = "newest"
+    """`newest` keeps what a stopped run goes on from; `epoch` also keeps the adapter of each whole epoch, which can be
+    exported (`export_model --checkpoint`)."""
     curriculum: str = "none"
     """Training rows easy to hard in each epoch: by `margin` (pairs), `length` or number of `steps`; `none` shuffles."""
 
@@ -152,6 +155,7 @@ class Recipe(BasicRecipe):
                 f"max_steps must be above 0, or -1 for as many as epochs asks for; found {self.max_steps}"
             )
         self._one_of("curriculum", ORDERS)
+        self._one_of("checkpoints", ("newest", "epoch"))
         self._one_of("quantization", ("none", "4bit"))
         self._one_of("lr_scheduler", ("cosine", "linear", "constant", "constant_with_warmup"))
 
@@ -170,6 +174,20 @@ class Recipe(BasicRecipe):
             return self
         passes = min(math.ceil(self.min_steps / self._steps_per_epoch(rows)), self.most_passes)
         return dataclasses.replace(self, epochs=max(self.epochs, float(passes)))
+
+
+def number_given(value: Any) -> int | None:
+    """A knob that was given as a number above 0 or as its text; None for anything else, which is refused later."""
+    try:
+        number = int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if number > 0 else None
+
+
+def divisor_of(size: int, most: int) -> int:
+    """The largest divisor of a size that is at most `most`."""
+    return next(part for part in range(min(size, most), 0, -1) if size % part == 0)
 
 
 def _convert(name: str, value: Any, kind: type) -> Any:
@@ -209,10 +227,13 @@ class AdapterRecipe(Recipe):
     answers that the base model would not write by itself."""
     warm_up_learning_rate: float = 0.0
     """Learning rate of the warm-up; 0 takes `learning_rate`."""
+    search: int = 0
+    """Recipes that are tried on the eval split, this one first; the best is kept (`rl.training.search`). 0 and 1 train
+    this one alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._not_negative("warm_up_steps", "warm_up_learning_rate")
+        self._not_negative("warm_up_steps", "warm_up_learning_rate", "search")
         if not self.start_from:
             raise RecipeError("start_from must be base, champion or the name of a policy, found nothing")
 

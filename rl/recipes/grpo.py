@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Self
 
-from rl.recipes.base import BASE, START, AdapterRecipe, RecipeError
+from rl.recipes.base import BASE, START, AdapterRecipe, RecipeError, divisor_of, number_given
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,14 @@ class GRPORecipe(AdapterRecipe):
                 f"max_length ({self.max_length}) must leave room for a prompt beside max_new_tokens "
                 f"({self.max_new_tokens})"
             )
+        if self.search > 1:
+            raise RecipeError(
+                "search compares recipes by given answers of the eval split; grpo samples its own"
+            )
+        if self.checkpoints == "epoch":
+            raise RecipeError(
+                "checkpoints epoch is for methods that pass over rows; grpo counts steps: see save_steps"
+            )
         if self.lora_dropout:
             raise RecipeError("lora_dropout must be 0 with grpo: the ratio of an unchanged policy must be 1")
 
@@ -97,6 +106,15 @@ class GRPORecipe(AdapterRecipe):
     def groups(self) -> int:
         """Prompts of a micro-batch."""
         return max(1, self.batch_size // self.num_generations)
+
+    def with_knobs(self, **knobs: Any) -> Self:
+        """As any recipe's; a `batch_size` of any size brings groups that divide it with it, where their size is not
+        named."""
+        size = number_given(knobs.get("batch_size"))
+        if size is not None:
+            group = divisor_of(size, self.num_generations)
+            knobs.setdefault("num_generations", group if group > 1 else size)  # a prime is one group
+        return super().with_knobs(**knobs)
 
     def steps(self, rows: int) -> int:
         if rows == 0 or self.max_steps > 0:

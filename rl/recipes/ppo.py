@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Self
 
-from rl.recipes.base import BASE, START, AdapterRecipe, RecipeError
+from rl.recipes.base import BASE, START, AdapterRecipe, RecipeError, divisor_of, number_given
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,26 @@ class PPORecipe(AdapterRecipe):
                 f"max_length ({self.max_length}) must leave room for a prompt beside max_new_tokens "
                 f"({self.max_new_tokens})"
             )
+        if self.search > 1:
+            raise RecipeError(
+                "search compares recipes by given answers of the eval split; ppo samples its own"
+            )
+        if self.checkpoints == "epoch":
+            raise RecipeError(
+                "checkpoints epoch is for methods that pass over rows; ppo counts steps: see save_steps"
+            )
         if self.lora_dropout:
             raise RecipeError("lora_dropout must be 0 with ppo: the ratio of an unchanged policy must be 1")
+
+    def with_knobs(self, **knobs: Any) -> Self:
+        """As any recipe's; a `batch_size` of any size brings the sizes that must divide it with it, where they are not
+        named themselves."""
+        size = number_given(knobs.get("batch_size"))
+        if size is not None:
+            mini = number_given(knobs.setdefault("mini_batch_size", divisor_of(size, self.mini_batch_size)))
+            knobs.setdefault("gradient_accumulation", math.gcd(mini or 1, self.gradient_accumulation))
+            knobs.setdefault("samples_per_prompt", divisor_of(size, self.samples_per_prompt))
+        return super().with_knobs(**knobs)
 
     def steps(self, rows: int) -> int:
         if rows == 0 or self.max_steps > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl.recipes.base import Recipe
+from rl.recipes.base import Recipe, RecipeError
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class RewardModelRecipe(Recipe):
         super().__post_init__()
         self._one_of("objective", ("pairwise", "regression", "binary"))
         self._one_of("architecture", ("causal", "encoder"))
+        if self.checkpoints == "epoch":
+            raise RecipeError("checkpoints epoch keeps adapters that answer; a reward model only judges")
 
 
 REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {

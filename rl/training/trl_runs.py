@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import DistributedType
 from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from rl.curriculum import curriculum_order
 from rl.recipes import BASE, AdapterRecipe, Recipe
@@ -202,7 +202,32 @@ def trainer_settle(trainer: Any, policy: LoadedPolicy, owner: Any) -> None:
     if trainer.args.load_best_model_at_end:
         trainer.early_stopping = EarlyStopping(owner.recipe.patience)
         trainer.add_callback(trainer.early_stopping)
+    if owner.recipe.checkpoints == "epoch":
+        trainer.add_callback(EpochCheckpoints(trainer, owner))
     trainer.add_callback(Follower(trainer, owner.listener))
+
+
+EPOCHS = "epochs"
+"""Folder beside a run's checkpoints that holds the adapter of each whole epoch, where they are kept."""
+
+
+class EpochCheckpoints(TrainerCallback):
+    """Saves the adapter after each whole epoch, complete as a finished one is; nothing removes it."""
+
+    def __init__(self, trainer: Any, owner: Any) -> None:
+        self.trainer, self.owner = trainer, owner
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        epoch = round(state.epoch or 0)
+        if epoch < 1 or abs(state.epoch - epoch) > 1e-3:  # the part of one with which a run ends
+            return
+        trainer = self.trainer
+        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded(trainer) else None
+        if state.is_world_process_zero:
+            folder = Path(self.owner.output_dir) / EPOCHS / f"epoch-{epoch}"
+            adapter_save(
+                trainer.policy, folder, agent=self.owner.agent, method=trainer.method, weights=weights
+            )
 
 
 class OwnHouse:

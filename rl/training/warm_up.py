@@ -97,8 +97,10 @@ def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
         "start_from",
         "warm_up_steps",
         "warm_up_learning_rate",
+        "search",
     }
     knobs = {name: getattr(recipe, name) for name in shared}
     knobs["learning_rate"] = recipe.warm_up_learning_rate or recipe.learning_rate
-    knobs |= {"max_steps": steps, "save_steps": steps, "patience": 0, "eval_steps": 0, "curriculum": "none"}
+    knobs |= {"max_steps": steps, "save_steps": steps, "patience": 0, "eval_steps": 0, "curriculum": "none",
+              "checkpoints": "newest"}  # fmt: skip
     return SFTRecipe(**knobs)

@@ -129,6 +129,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "stages": found.stages.all(),
             "judge": judge,
             "judge_words": ranking_words(judge.ranking) if judge else "",
+            "epochs": [str(folder) for folder in jobs.run_epochs(found)],
             "left_out": _left_out(found),
             "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
             "eta": run_eta_s(found),

@@ -14,9 +14,8 @@ from backend.command import RatchetCommand
 from backend.disks import file_replace
 from rl import evaluations, judging
 from rl.distance import gate_distance
-from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS
-from rl.gate_effects import MEASURES as MEASURED
-from rl.gate_effects import UNITS
+from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
+from rl.evidence_kinds import MEASURES as MEASURED
 from rl.headlines import TITLES, baseline_words, known_answer_of, liked_of
 from rl.models import Policy
 

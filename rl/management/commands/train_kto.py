@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl.management.training import TrainCommand
+from rl.management.training import SEARCH, TrainCommand
 
 
 class Command(TrainCommand):
@@ -12,6 +12,7 @@ class Command(TrainCommand):
         "Example: manage.py train_kto --agent widgets"
     )
     own_knobs = {
+        **SEARCH,
         "beta": (float, "Strength of the pull towards the base policy, above 0. Example: --beta 0.1"),
-        "loss": (str, "kto or apo_zero_unpaired. Example: --loss kto"),
+        "loss": (str, "kto, apo_zero_unpaired or logistic. Example: --loss kto"),
     }

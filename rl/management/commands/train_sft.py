@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl.management.training import TrainCommand
+from rl.management.training import SEARCH, TrainCommand
 
 
 class Command(TrainCommand):
@@ -11,3 +11,4 @@ class Command(TrainCommand):
         "Learn to answer as people showed: from corrections and highly rated responses. "
         "Example: manage.py train_sft --agent widgets"
     )
+    own_knobs = SEARCH
