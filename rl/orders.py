@@ -135,7 +135,8 @@ def _stage(order: TrainOrder) -> StageEstimate:
         refused = str(refusal)
     if not adapter and not refused:
         refused = _no_choice(order.agent, prepared)
-    steps = recipe.steps(samples) if adapter else 1
+    tries = max(1, int(recipe.as_dict().get("search", 0)))
+    steps = recipe.steps(samples) * tries if adapter else 1
     seconds, by = _seconds_per_step(earlier)
     base_model = base_model_for(order)
     if not adapter:
