@@ -298,7 +298,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, An
     for agent, method, control in groups:
         if control:
             continue
-        cell = {"taste": pooled(groups[agent, method, False])}
+        cell: dict[str, Any] = {"taste": pooled(groups[agent, method, False])}
         cell["shuffled"] = pooled(groups.get((agent, method, True), []))
         cell["verdict"] = verdict(cell)
         found.setdefault(agent, {})[method] = cell

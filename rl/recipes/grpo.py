@@ -57,7 +57,7 @@ class GRPORecipe(AdapterRecipe):
     arXiv 2203.02155; the base where it starts from there), or `base`."""
     max_kl: float = 30.0
     """Nats per response from the reference beyond which the run is stopped as diverged (half a nat per token where that
-    is more); 0 does not watch."""
+    is more); 0 watches nothing, neither length, repetition nor valid answers."""
     allow_constant_reward: bool = False
     """Train although every answer, or every valid one, earns the same."""
 

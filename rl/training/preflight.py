@@ -119,13 +119,7 @@ def answers_look(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent:
 
 def _listed(agent: Agent, state: Any) -> bool:
     """Whether the agent chooses among listed responses in this state, or among the same few in any."""
-    if agent.answers:
-        return True
-    if not isinstance(state, Mapping):
-        return False
-    with contextlib.suppress(ValueError):
-        return bool(agent.candidates(state))
-    return False
+    return bool(agent.choices(state))
 
 
 def teaches_form(recipe: Recipe) -> bool:
