@@ -380,6 +380,12 @@ class PolicyOverview:
     events: list[PolicyEvent]
     evaluations: list[Evaluation]
     artifacts: list[Artifact]
+    liked: Share | None
+    """Of its answers, those that people would like."""
+    liked_against: Share | None
+    known_answer: Share | None
+    """Of held-out prompts with a known answer, those where it gives it."""
+    known_gain: Share | None
     headline: Headline | None
     valid_rate: Share | None
     average_reward: float | None
@@ -401,6 +407,10 @@ def policy_overview(policy: Policy) -> PolicyOverview:
         events=list(policy.events.all()[:EVENTS_SHOWN]),
         evaluations=list(policy.evaluations.all()[:EVENTS_SHOWN]),
         artifacts=list(policy.artifacts.all()),
+        liked=share_of(metrics, "liked"),
+        liked_against=share_of(metrics.get("liked") or {}, "against"),
+        known_answer=share_of(metrics, "known_answer"),
+        known_gain=share_of(metrics.get("known_answer") or {}, "difference"),
         headline=headline_of(metrics),
         valid_rate=share_of(metrics, "valid_rate"),
         average_reward=reward if _is_number(reward) else None,

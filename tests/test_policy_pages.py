@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from feedback.roles import role_give
 from rl import registry
+from rl.api.loop import policy_shown
 from rl.cards import policy_card
 from rl.comparing import policy_diff
 from rl.drawings.curves import HEIGHT, TOP, versions_of
@@ -72,6 +73,31 @@ def test_versions_stand_with_stage_interval_and_gain(operator: Client) -> None:
     assert "widgets-v1 champion 87.5" in text
     assert "Preference accuracy over 2 versions" in operator.get("/policies/").text
     assert "widgets-v2 candidate" in text
+
+
+def test_liked_answers_and_the_known_answer_stand_before_any_accuracy(operator: Client) -> None:
+    policy = make_policy(1)
+    judged(policy)
+    liked = {"value": 0.7, "low": 0.6, "high": 0.79, "n": 90, "of": 120, "least": 0.5, "most": 0.8}
+    liked |= {
+        "estimator": "rated answers",
+        "assumes": "it is chance which were rated",
+        "words": "People would like",
+    }
+    known = {"value": 0.61, "low": 0.51, "high": 0.7, "n": 100, "words": "Right by the known answer"}
+    liked["against"] = {"value": 0.3, "low": 0.2, "high": 0.4}
+    known["difference"] = {"value": 0.41, "low": 0.31, "high": 0.5}
+    policy.refresh_from_db()
+    policy.metrics |= {"liked": liked, "known_answer": known, "against": "base"}
+    policy.save()
+    text = words(operator.get("/policies/widgets-v1/").text).replace("\u202f", " ")
+    assert "Answers people would like 70.0 % 60.0 to 79.0 base 30.0 % 20.0 to 40.0" in text
+    assert "Right by the known answer 61.0 % 51.0 to 70.0 gain over base +41.0 points +31.0 to +50.0" in text
+    assert "by 90 of 120 answers that people rated, if it is chance which were rated" in text
+    assert text.index("Answers people would like") < text.index("Preference accuracy")
+    assert "70.0 % 60.0 to 79.0" in words(operator.get("/policies/").text).replace("\u202f", " ")
+    shown = policy_shown(policy)
+    assert (shown["liked"], shown["known_answer"]) == (liked, known)
 
 
 def test_the_sheet_names_every_rule_and_what_it_found(operator: Client) -> None:
