@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 SCALES = {
     "fuzz": (1000, 50, "Random requests per endpoint, beside those at the edges of its description"),
+    "stateful": (300, 8, "Random orders of up to 50 requests"),
     "poison": (1000, 30, "Random sets of rows"),
     "kills": (500, 4, "Kills while it learns"),
     "per_run": (50, 2, "Kills in one retrain at most"),
@@ -91,6 +92,10 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
         "fuzz": (
             "random requests to every endpoint, valid and broken, against the API's own description",
             [Tests(("tests/test_api_schema.py",), {"FUZZ": fuzz})],
+        ),
+        "orders": (
+            "requests in any order, held against a model of what must be stored",
+            [Tests(("tests/test_api_stateful.py",), {"STATEFUL": options.stateful, "STATEFUL_STEPS": 50})],
         ),
         "roles": (
             "every address by everybody in every method, without CSRF tokens, with keys of every scope",

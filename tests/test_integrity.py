@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from django.test import Client
 from rl import checksums, exports, integrity, notices
 from rl.checksums import SUMS, FileDamaged, file_check, file_sum, sums_check, sums_write
 from rl.evaluations import EvaluationOrder, evaluate
+from rl.export.artifact import ExportedFile, ExportResult, manifest_write
 from rl.models import Artifact, Policy
 from rl.serving import answering, files
 from rl.serving.base import BASE, Model
@@ -119,6 +121,39 @@ def test_a_folder_with_a_changed_or_lost_file_or_record_is_damaged(tmp_path: Pat
     (folder / SUMS).write_text("{")
     with pytest.raises(FileDamaged, match=r"sha256\.json is damaged"):
         sums_check(folder, "x")
+
+
+def test_another_machine_checks_a_folder_as_the_docs_say(tmp_path: Path) -> None:
+    """With Python's json and sha256sum alone, in the words of docs/export.md."""
+    if shutil.which("sha256sum") is None:
+        pytest.skip("needs sha256sum of GNU coreutils")
+    page = (Path(__file__).parent.parent / "docs" / "export.md").read_text("utf-8")
+    commands = [line for line in page.splitlines() if line.endswith("sha256sum -c")]
+    assert len(commands) == 2
+    for command in commands:
+        folder = adapter(tmp_path / str(commands.index(command)))
+        if SUMS in command:
+            sums_write(folder)
+        else:
+            files = [ExportedFile(file, 1, file_sum(file)) for file in folder.iterdir()]
+            (folder / "README.md").write_text("a card, written again since")
+            files.append(ExportedFile(folder / "README.md", 1, ABC))
+            manifest_write(folder, ExportResult("merged", files, {}))
+
+        def run(command: str = command, folder: Path = folder) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+
+        assert run().returncode == 0, run().stderr
+        flip(folder / "adapter_model.safetensors")
+        damaged = run()
+        assert damaged.returncode == 1
+        assert "adapter_model.safetensors: FAILED" in damaged.stdout
 
 
 def test_an_exported_folder_is_checked_by_its_manifest(
