@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -75,12 +74,23 @@ class Outcome:
     not_tried: int = 0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, int] = field(default_factory=dict)
     """Why something was not tried -> how often."""
 
     def failure(self, text: str) -> None:
         self.failed += 1
         self.failures.append(text)
+
+    def skipped(self, reason: str, count: int = 1) -> None:
+        self.not_tried += count
+        self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+    def add(self, other: Outcome) -> None:
+        self.tried += other.tried
+        self.failed += other.failed
+        self.seconds += other.seconds
+        for reason, count in other.reasons.items():
+            self.skipped(reason, count)
 
 
 def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
@@ -208,8 +218,7 @@ def tests_run(step: Tests, outcome: Outcome) -> None:
     for case in cases:
         name = f"{case.get('classname')}::{case.get('name')}"
         if (skip := case.find("skipped")) is not None:
-            outcome.not_tried += 1
-            outcome.reasons[str(skip.get("message"))[:200]] += 1
+            outcome.skipped(str(skip.get("message"))[:200])
             continue
         counts = [p.get("value", "") for p in case.iter("property") if p.get("name") == "tried"]
         outcome.tried += sum(map(int, counts)) if counts else 1
@@ -300,16 +309,12 @@ def main() -> None:
             print(shown(outcomes[-1]), flush=True)
     total = Outcome("all")
     for outcome in outcomes:
-        total.tried += outcome.tried
-        total.failed += outcome.failed
-        total.not_tried += outcome.not_tried
-        total.seconds += outcome.seconds
-        total.reasons += outcome.reasons
+        total.add(outcome)
     if options.json:
         print(json.dumps({"areas": [asdict(outcome) for outcome in outcomes], "all": asdict(total)}))
     else:
         print(shown(total))
-        for reason, count in total.reasons.most_common():
+        for reason, count in sorted(total.reasons.items(), key=lambda item: -item[1]):
             print(f"not tried {count}: {reason}")
     sys.exit(1 if total.failed else 0)
 
