@@ -32,6 +32,8 @@ from tests.server import query  # noqa: E402
 from tests.tiny import tiny_model  # noqa: E402
 
 RATINGS = 60
+PATIENCE_S = 1800.0
+"""Longest wait for one retrain: on a machine that does other work too, some take ten minutes."""
 MAX_ATTEMPTS, MAX_FOLLOW_UPS = 5, 3
 """As in `rl.jobs` and `rl.online`, which need Django."""
 DEADLY = ("child", "worker", "connection")
@@ -84,7 +86,7 @@ def generation(loop: Loop, kills: int, choose: random.Random, url: str) -> Count
     killer.start()
     try:
         loop.rate(RATINGS)
-        loop.wait(loop.learnt, 600)
+        loop.wait(loop.learnt, PATIENCE_S)
     finally:
         killer.stop.set()
         killer.join()
@@ -100,7 +102,7 @@ def calmly(home: Path, base: Path, generations: int) -> dict[str, Any]:
     with Loop(home, base, config=QUICK) as loop:
         for _ in range(generations):
             loop.rate(RATINGS)
-            loop.wait(loop.learnt, 300)
+            loop.wait(loop.learnt, PATIENCE_S)
         return loop.facts()
 
 
