@@ -50,6 +50,13 @@ def main() -> None:
         report[f"10 points better, {prompts} prompts: promoted at the first attempt"] = wilson_interval(
             passed, seeds
         ).as_dict()
+    for prompts in (300, 400, 600):
+        # of a true gain g raters who flip 15 % on average show 0.7 g
+        for gain, words in ((0.1 / 0.7, "10 points better as raters see it"), (0.0, "no better")):
+            found = sheets(World(gain=gain, prompts=prompts, uneven=True), seeds)
+            passed = sum(sheet.passed for sheet in found)
+            name = f"prompts that differ, noisy raters, {prompts} prompts, {words}: promoted at the first attempt"
+            report[name] = wilson_interval(passed, seeds).as_dict()
     for name, reason in (
         ("FLIPPED", "accuracy"), ("HOSTILE", "raters"), ("LENGTHY", "length"), ("BROKEN", "slices"),
     ):  # fmt: skip

@@ -177,6 +177,7 @@ def evaluate(
         "seen_in_training": held_out.seen,
         "simulated_share": _simulated(held_out.rows.get(figures["carried_by"], ())),
         "order": _order_facts(order, adapter),
+        "clusters": held_out.clusters,
         **figures,
     }
     if order.test_data is not None:

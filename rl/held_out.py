@@ -42,7 +42,7 @@ from rl.holdout import Tally
 from rl.judgements import NEUTRAL, SPLITS, Evidence, Split
 from rl.models import Snapshot
 from rl.pairs import pairs_from_evidence
-from rl.prompt_clusters import clusters_of, prompt_text
+from rl.prompt_clusters import cluster_report, clusters_of, prompt_text
 from rl.recipes import DATASET_CONFIG
 from rl.rewards import answers as right_answers
 from rl.rewards.code_tests import EXPECTED
@@ -103,6 +103,8 @@ class HeldOut:
     """Prompts that no policy trains on, whatever was said of them: of the eval and the holdout side. They show whether
     answers are valid."""
     left_out: Counter[str] = field(default_factory=Counter)
+    clusters: dict[str, Any] = field(default_factory=dict)
+    """Report on near-identical prompts (`rl.prompt_clusters.cluster_report`); empty where they were not looked for."""
 
     def counts(self) -> dict[str, int]:
         """Distinct prompts of each kind; near-identical ones are one."""
@@ -130,7 +132,9 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
     source_opened(agent, "db")  # an agent nobody knows is refused by name
     prompts = Prompts()
     rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, prompts=prompts, binding=True)
-    found.rows, found.spare = _clustered(rows, prompts, found.left_out), prompts.spare
+    clusters = clusters_of(prompts.texts)
+    found.rows, found.spare = _clustered(rows, clusters, prompts.sides, found.left_out), prompts.spare
+    found.clusters = cluster_report(clusters, prompts.sides, prompts.texts)
     if found.rows:
         lead = found.lead(needed)
         prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
@@ -195,10 +199,11 @@ def _rows_by_kind(
     return found
 
 
-def _clustered(rows: Mapping[str, Rows], prompts: Prompts, left_out: Counter[str]) -> dict[str, Rows]:
+def _clustered(
+    rows: Mapping[str, Rows], clusters: Mapping[str, str], sides: Mapping[str, str], left_out: Counter[str]
+) -> dict[str, Rows]:
     """The rows with the clusters of their prompts, without those that have a near-identical prompt on another side."""
-    clusters = clusters_of(prompts.texts)
-    elsewhere = {clusters[name] for name, side in prompts.sides.items() if side != HOLDOUT} - {""}
+    elsewhere = {clusters[name] for name, side in sides.items() if side != HOLDOUT} - {""}
     found: dict[str, Rows] = {}
     for kind, whole in rows.items():
         named = [{**row, "cluster": clusters.get(row["prompt_hash"], "")} for row in whole]

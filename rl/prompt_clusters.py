@@ -54,6 +54,57 @@ def clusters_of(texts: Mapping[str, str]) -> dict[str, str]:
     return {name: leaders.get(name, name if name in led else "") for name in texts}
 
 
+SHOWN, EXAMPLES, EXAMPLE_CHARS = 5, 3, 200
+"""Largest clusters of a report, prompts shown of each, characters of each prompt."""
+
+
+def cluster_report(
+    clusters: Mapping[str, str], sides: Mapping[str, str], texts: Mapping[str, str]
+) -> dict[str, Any]:
+    """Counts of an agent's near-identical prompts, and the largest clusters with examples; JSON-serialisable.
+
+    clusters: prompt -> its cluster as `clusters_of` names it; sides: prompt -> train, eval or holdout; texts: words.
+    {"prompts", "clusters" (of two or more prompts), "clustered" (prompts in them), "on_two_sides" (clusters with
+    prompts in the holdout and elsewhere), "left_out" (held-out prompts of these, which judge nobody), "largest":
+    [{"prompts", "sides": {side: count}, "examples"}]}.
+    """
+    members: dict[str, list[str]] = {}
+    for name, cluster in clusters.items():
+        if cluster:
+            members.setdefault(cluster, []).append(name)
+    counts = {name: Counter(sides.get(one, "") for one in group) for name, group in members.items()}
+    torn = [name for name, count in counts.items() if 0 < count["holdout"] < len(members[name])]
+    largest = sorted(members, key=lambda name: (-len(members[name]), name))[:SHOWN]
+    return {
+        "prompts": len(clusters),
+        "clusters": len(members),
+        "clustered": sum(map(len, members.values())),
+        "on_two_sides": len(torn),
+        "left_out": sum(counts[name]["holdout"] for name in torn),
+        "largest": [
+            {
+                "prompts": len(members[name]),
+                "sides": dict(counts[name]),
+                "examples": [texts[one][:EXAMPLE_CHARS] for one in members[name][:EXAMPLES]],
+            }
+            for name in largest
+        ],
+    }
+
+
+def cluster_words(report: Mapping[str, Any]) -> str:
+    """A report's counts in a sentence; empty where no two prompts are near-identical."""
+    if not report.get("clusters"):
+        return ""
+    words = (
+        f"{report['clustered']:,} of {report['prompts']:,} prompts are near-identical to another and count as "
+        f"{report['clusters']:,}"
+    )
+    if report["left_out"]:
+        return f"{words}; {report['left_out']:,} held-out ones are left out, as others like them were not held out"
+    return words
+
+
 def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """The words of a prompt, whoever says them."""
     return "\n".join(str(message.get("content") or "") for message in messages)

@@ -156,6 +156,9 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
         summary["headline"] = leading
         # a figure of its own name, so that it can be followed over versions
         summary[leading["kind"]] = {part: leading.get(part) for part in ("value", "low", "high", "n")}
+    if clusters := figures.get("clusters"):
+        # without the examples: whoever erases a unit's words finds them in the evaluation alone
+        summary["clusters"] = {name: count for name, count in clusters.items() if name != "largest"}
     if baseline := baseline_words(figures):
         summary["baseline"] = {"words": baseline, "headline": headline(figures["baseline"])}
     if comparison := figures.get("comparison"):

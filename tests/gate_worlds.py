@@ -15,6 +15,10 @@ DISCORDANT = 0.3
 """Share of held-out prompts on which the two policies differ."""
 
 
+RATERS = ["ada", "bob", "cy", "dee", "eli", "flo"]
+"""People who judge, in the order of their names."""
+
+
 @dataclass(frozen=True)
 class World:
     """How a candidate differs from its champion, and what happened to the ratings of the holdout."""
@@ -31,6 +35,9 @@ class World:
     """What the candidate loses on the slice `topic:broken`, a tenth of the prompts."""
     longer: float = 1.0
     """Its answers are so many times as long."""
+    uneven: bool = False
+    """Prompts differ: on some the policies differ one time in five, on others always, on 60 % on average; the gain is
+    in proportion, and raters flip none to three in ten of their preferences, each their own share."""
     length_bias: float = 0.0
     """Accuracy it gains where the preferred answer is the longer one, and loses where it is the shorter."""
 
@@ -44,14 +51,19 @@ def evidence_of(world: World, random: np.random.Generator, attempt: int = 1) -> 
     gain = np.where(hostile, world.hostile_gain, world.gain)
     gain = np.where(broken, gain - world.broken, gain)
     gain = gain + np.where(long_preferred, world.length_bias, -world.length_bias)
-    discordant = np.maximum(DISCORDANT, np.abs(gain))
+    if world.uneven:
+        spread = random.uniform(0.2, 1.0, n)
+        gain, discordant = gain * spread / 0.6, spread
+    else:
+        discordant = np.maximum(DISCORDANT, np.abs(gain))
     draw = random.random(n)
     wins, losses = draw < (discordant + gain) / 2, draw > 1 - (discordant - gain) / 2
     same_right = random.random(n) < 0.7
     own, other = wins | (~losses & same_right), losses | (~wins & same_right)
-    flip = random.random(n) < world.flipped
+    people = np.where(hostile, "mallory", random.choice(RATERS, n))
+    care = np.searchsorted(RATERS, people) % len(RATERS) * 0.06 if world.uneven else world.flipped
+    flip = random.random(n) < care
     own, other = own ^ flip, other ^ flip
-    people = np.where(hostile, "mallory", random.choice(["ada", "bob", "cy", "dee", "eli", "flo"], n))
     cases = [
         Case(
             bool(own[i]), bool(other[i]),

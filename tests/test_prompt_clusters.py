@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from django.test import Client
 
 from rl.held_out import evidence_counts, held_out_of_database
-from rl.prompt_clusters import clusters_of
+from rl.models import Snapshot
+from rl.prompt_clusters import cluster_report, cluster_words, clusters_of
+from rl.registry import policy_evaluated
+from tests.api_client import ApiClient
+from tests.exposed import policy_of
+from tests.judged import judged
 from tests.standing import stand
 from tests.test_datasets import rate
 
@@ -70,3 +76,55 @@ def test_near_identical_prompts_count_as_one_and_not_at_all_where_one_is_trained
         2,
         6,
     )  # two pairs and four scored answers
+    report = found.clusters
+    assert (report["prompts"], report["clusters"], report["clustered"]) == (5, 1, 3)
+    assert (report["on_two_sides"], report["left_out"]) == (1, 2)
+    assert report["largest"][0]["sides"] == {"holdout": 2, "train": 1}
+    assert all(LONG.format("")[:12] in example for example in report["largest"][0]["examples"])
+
+
+def test_a_report_counts_clusters_and_shows_the_largest() -> None:
+    clusters = {"a": "a", "b": "a", "c": "a", "d": "d", "e": "d", "f": ""}
+    sides = {"a": "holdout", "b": "holdout", "c": "holdout", "d": "holdout", "e": "eval", "f": "train"}
+    found = cluster_report(clusters, sides, {name: name * 300 for name in clusters})
+    assert found == {
+        "prompts": 6, "clusters": 2, "clustered": 5, "on_two_sides": 1, "left_out": 1,
+        "largest": [
+            {"prompts": 3, "sides": {"holdout": 3}, "examples": ["a" * 200, "b" * 200, "c" * 200]},
+            {"prompts": 2, "sides": {"holdout": 1, "eval": 1}, "examples": ["d" * 200, "e" * 200]},
+        ],
+    }  # fmt: skip
+    assert cluster_words(found) == (
+        "5 of 6 prompts are near-identical to another and count as 2; 1 held-out ones are left out, as others like "
+        "them were not held out"
+    )
+    assert cluster_words(cluster_report({"a": ""}, {"a": "train"}, {"a": "a"})) == ""
+
+
+@pytest.mark.django_db
+def test_clusters_stand_on_the_datasets_page_the_policys_page_and_in_rest(admin_client: Client) -> None:
+    policy = policy_of("helper-v1", agent="helper")
+    evaluation = judged(policy)
+    report = cluster_report(
+        {"a": "a", "b": "a", "c": ""},
+        {"a": "holdout", "b": "train"},
+        {"a": "<b>Reset</b>?", "b": "reset!", "c": "-"},
+    )
+    snapshot = Snapshot.objects.create(
+        agent="helper", kind="pairs", path="x", sha256="0" * 64, feedback_count=1, query={}
+    )
+    evaluation.figures["clusters"], evaluation.snapshot = report, snapshot
+    evaluation.save()
+    policy_evaluated(policy, evaluation, actor="test")
+    for address in (f"/admin/rl/snapshot/{snapshot.pk}/change/", "/policies/helper-v1/"):
+        page = admin_client.get(address).text
+        assert "2 of 3 prompts are near-identical to another and count as 1; 1 held-out ones" in page
+        assert "&lt;b&gt;Reset&lt;/b&gt;?" in page
+    (found,) = ApiClient("read").get("/api/policies/?agent=helper").json()["results"]
+    assert found["clusters"] == {
+        "prompts": 3,
+        "clusters": 1,
+        "clustered": 2,
+        "on_two_sides": 1,
+        "left_out": 1,
+    }

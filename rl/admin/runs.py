@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.decorators import display
 
@@ -21,6 +21,7 @@ from rl.models import (
     Snapshot,
     TrainingRun,
 )
+from rl.prompt_clusters import cluster_words
 from rl.reward_models import ranking_words
 
 STATUS_COLOURS = {
@@ -118,7 +119,25 @@ class SnapshotAdmin(FactAdmin):
     list_filter = [ByAgent, "kind"]
     search_fields = ["path", "sha256"]
     ordering = ["-id"]
-    readonly_fields = ["created_at"]
+    readonly_fields = ["near_identical", "created_at"]
+
+    @display(description="near-identical prompts")
+    def near_identical(self, snapshot: Snapshot) -> SafeString | str:
+        """As the newest evaluation on it found them, with the largest clusters."""
+        for evaluation in snapshot.evaluations.order_by("-pk")[:1]:
+            report = evaluation.figures.get("clusters") or {}
+            if words := cluster_words(report):
+                rows = [
+                    (one["prompts"], ", ".join(one["sides"]), " · ".join(one["examples"]))
+                    for one in report["largest"]
+                ]
+                return format_html(
+                    "{}.<ul>{}</ul>",
+                    words,
+                    format_html_join("", "<li><strong>{} prompts</strong> in {}: {}</li>", rows),
+                )
+            return "none"
+        return "no policy was judged on it"
 
     @display(description="snapshot", ordering="id")
     def shown_id(self, snapshot: Snapshot) -> str:

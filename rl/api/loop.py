@@ -231,5 +231,6 @@ def policy_shown(policy: Policy) -> dict[str, Any]:
         "judged": policy.metrics.get("headline"),
         "against": policy.metrics.get("against"),
         "baseline": policy.metrics.get("baseline"),
+        "clusters": policy.metrics.get("clusters"),
         "created_at": policy.created_at.isoformat(),
     }

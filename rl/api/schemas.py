@@ -323,6 +323,12 @@ COMPONENTS: dict[str, Schema] = {
                 "description": "What a simple classifier of the same training rows gets on the same evidence: words, "
                 "and headline as `judged`; null for a linear policy, and for answers that are no choice",
             },
+            "clusters": {
+                "type": ["object", "null"],
+                "description": "Near-identical prompts of the agent when it was judged: prompts, clusters of two or "
+                "more, clustered (prompts in them), on_two_sides, left_out (of the holdout); null where it was judged "
+                "on a file",
+            },
             "created_at": TIME,
         }
     ),

@@ -18,6 +18,7 @@ from rl.models import Policy, PolicyEvent
 from rl.selectors import headline_of, policy_charts, policy_lineage, policy_overview, share_of
 from rl.views.benchmarks import benchmarks_shown
 from rl.views.off_policy import off_policy_shown
+from rl.views.prompt_clusters import clusters_shown
 
 NEWEST = 50
 """Versions of an agent that are listed."""
@@ -89,6 +90,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "overview": overview,
             "benchmarks": benchmarks_shown(found),
             "off_policy": off_policy_shown(overview.evaluations),
+            "clusters": next(filter(None, map(clusters_shown, overview.evaluations)), None),
             "judged": judged,
             "sheet": sheet_lines(judged.verdicts.get("verdicts", [])) if judged else [],
             "ancestors": _ancestors(found),

@@ -18,6 +18,7 @@ from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
 from rl.evidence_kinds import MEASURES as MEASURED
 from rl.headlines import TITLES, baseline_words, known_answer_of, liked_of
 from rl.models import Policy
+from rl.prompt_clusters import cluster_words
 
 
 class Command(RatchetCommand):
@@ -134,6 +135,8 @@ class Command(RatchetCommand):
             self.stdout.write(verdict(result))
         elif "look" in result and not result.get("holdout_prompts"):
             self.stdout.write(look_text(result["look"]))
+        if words := cluster_words(result.get("clusters") or {}):
+            self.stdout.write(f"{words}.")
         if count := result.get("holdout_prompts"):
             self.stdout.write(
                 f"{count:,} prompts of this file stand in the agent's holdout, so these figures are look "
