@@ -60,9 +60,10 @@ def evidence_of(world: World, random: np.random.Generator, attempt: int = 1) -> 
     wins, losses = draw < (discordant + gain) / 2, draw > 1 - (discordant - gain) / 2
     same_right = random.random(n) < 0.7
     own, other = wins | (~losses & same_right), losses | (~wins & same_right)
+    luck = random.random(n)
     people = np.where(hostile, "mallory", random.choice(RATERS, n))
-    care = np.searchsorted(RATERS, people) % len(RATERS) * 0.06 if world.uneven else world.flipped
-    flip = random.random(n) < care
+    haste = np.searchsorted(RATERS, people) % len(RATERS) * 0.06 if world.uneven else world.flipped
+    flip = luck < haste
     own, other = own ^ flip, other ^ flip
     cases = [
         Case(
