@@ -35,14 +35,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from world_tastes import CORRECTIONS, KEPT, PAIRS, SCORES, THUMBS, TUNED, WORLDS, Prompt, World  # noqa: E402
 
+from rl.agents import AGENTS  # noqa: E402
+from rl.agents.base import Agent  # noqa: E402
 from rl.linear.fit import Fitted, fit  # noqa: E402
 from rl.linear.model import WEIGHTS, LinearPolicy  # noqa: E402
+from rl.linear.teaching import rows_taught  # noqa: E402
 
 MIN_EVIDENCE = 30
 """Held-out prompts the gate asks for, which decides how many are held out."""
 
-METHOD = {THUMBS: "kto", SCORES: "kto", PAIRS: "dpo", CORRECTIONS: "sft"}
-"""The method `auto` takes, for the road without commands."""
+METHOD = {THUMBS: "taught", SCORES: "taught", PAIRS: "taught", CORRECTIONS: "sft"}
+"""The method `auto` takes, for the road without commands; `taught` is SFT on a classifier's answers."""
 
 
 def messages(text: str) -> list[dict[str, str]]:
@@ -81,9 +84,11 @@ def linear_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def linear_fitted(world: World, rows: Sequence[dict[str, Any]]) -> Fitted:
     """The product's own classifier: what `train_linear` makes of these rows."""
-    from rl.agents import AGENTS
+    return fit(linear_rows(rows), world_agent(world))
 
-    return fit(linear_rows(rows), dataclasses.replace(AGENTS["assistant"], slug=world.agent))
+
+def world_agent(world: World) -> Agent:
+    return dataclasses.replace(AGENTS["assistant"], slug=world.agent)
 
 
 def linear_share(world: World, unseen: Sequence[Prompt], policy: LinearPolicy) -> float:
@@ -184,7 +189,12 @@ def trained_fast(
             "adapter": str(found.policy.save(home).parent),
         }
     knobs = dict(pair.split("=", 1) for pair in options.set)
-    train, held = method_rows(split["train"], method), method_rows(split["eval"], method)
+    if method == "taught":
+        method = "sft"
+        taught = rows_taught(linear_rows(split["train"]), linear_rows(split["eval"]), world_agent(world))
+        train, held = taught.train, taught.held_out
+    else:
+        train, held = method_rows(split["train"], method), method_rows(split["eval"], method)
     recipe = RECIPES[method]["cpu"].with_knobs(**knobs).fitted(len(train))
     module, _, name = method_named(method).trainer.partition(":")
     trainer = getattr(importlib.import_module(module), name)(

@@ -9,7 +9,9 @@ from typing import Any
 
 from django.conf import settings
 
+from rl.agent_definitions import agent_served
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
+from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.methods import METHODS, RLHF, method_named
 from rl.recipes import DATASET_CONFIG
 from rl.rewards.answers import COLUMNS as ANSWERS
@@ -37,7 +39,12 @@ class Chosen:
 
 
 def method_chosen(
-    agent: str, wanted: str = "auto", *, min_samples: int | None = None, **source: Any
+    agent: str,
+    wanted: str = "auto",
+    *,
+    base_model: str = "",
+    min_samples: int | None = None,
+    **source: Any,
 ) -> Chosen:
     """The method of that name; `rlhf` is PPO with the reward `auto`, `reward_model` has the objective its feedback
     asks for, `linear` learns from the feedback that `auto` would; for `auto`, whichever fits the feedback found.
@@ -47,7 +54,9 @@ def method_chosen(
     that are enough; SFT on demonstrations and liked responses; GRPO on logged rewards where several responses to one
     prompt earned different ones; `rlhf` where responses have scores or rewards and nothing else; GRPO where nobody
     said anything and the prompts have right answers or tests; DPO where nothing is enough, whose refusal says what is
-    missing. `source` is where the feedback is, as `prepare_training_dataset` takes it.
+    missing. Where DPO or KTO would train the bundled base on answers that are a choice, SFT on a classifier's answers
+    takes their place. `base_model` is what would be trained, where that is known; `source` is where the feedback is, as
+    `prepare_training_dataset` takes it.
 
     Raises RecipeError for an unknown name.
     """
@@ -70,8 +79,12 @@ def method_chosen(
 
     found = {slug: prepared(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
     pairs, labels, shown = _Pairs.of(found["dpo"]), _Labels.of(found["kto"]), _Shown.of(found["sft"])
+    chosen = _of_pairs_and_singles(pairs, labels, shown, need)
+    if chosen and chosen.method in TAUGHT and base_model == BUNDLED:
+        rows = found["dpo"] if chosen.method == "dpo" else prepared("scores")
+        chosen = _of_choices(agent, chosen, rows) or chosen
     return (
-        _of_pairs_and_singles(pairs, labels, shown, need)
+        chosen
         or _of_rewards(prepared("groups"), prepared("scores"), need)
         or _of_prompts(prepared("prompts"), need)
         or Chosen("dpo", "auto took dpo: no method has samples enough yet")
@@ -181,6 +194,32 @@ def _of_pairs_and_singles(pairs: _Pairs, labels: _Labels, shown: _Shown, need: i
         what = f"{total:,} corrections, demonstrations and liked responses"
         return Chosen("sft", f"auto took sft: {what}, not enough of anything else")
     return None
+
+
+BUNDLED = "bundled"
+"""The base model that knows nothing of the world: a classifier reads the feedback of a choice better than it can."""
+
+TAUGHT = {"dpo": "pairs", "kto": "scores"}
+"""Method -> the feedback a classifier learns from in its place."""
+
+FEWEST_TAUGHT = 30
+"""Prompts below which a classifier learns these prompts by heart."""
+
+
+def _of_choices(agent: str, like: Chosen, rows: Prepared | None) -> Chosen | None:
+    """SFT on a classifier's answers; None for wordings, and for prompts too few to learn a rule from."""
+    if rows is None:
+        return None
+    try:
+        prompts = prompts_teachable(rows.rows("train"), agent_served(agent))
+    except LinearRefused:
+        return None
+    if prompts < FEWEST_TAUGHT:
+        return None
+    feedback = TAUGHT[like.method]
+    why = like.why.replace(f"auto took {like.method}", "auto took sft", 1)
+    shown = f"a choice, so that a classifier that learns from the {feedback} shows its answer to {prompts:,} prompts"
+    return Chosen("sft", f"{why}; answers are {shown}", {"feedback": feedback})
 
 
 def _of_rewards(groups: Prepared | None, scores: Prepared | None, need: int) -> Chosen | None:

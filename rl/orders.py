@@ -203,7 +203,10 @@ def order_automatic(
     rewards: PPO and GRPO that nobody named a reward for, here or in RATCHET_CONFIG, learn from the reward model `auto`.
     Raises RecipeError for an unknown method.
     """
-    chosen = method_chosen(agent, wanted)
+    base_model = (
+        more.get("base_model") or settings.RATCHET_BASE_MODELS.get("sft") or settings.RATCHET_BASE_MODEL
+    )
+    chosen = method_chosen(agent, wanted, base_model=base_model)
     own = {**chosen.knobs, **(knobs or {})}
     named = "reward" in own or "reward" in settings.RATCHET_CONFIG.get(chosen.method, {})
     if rewards and method_named(chosen.method).rewarded and not named and own.get("mode") != "logged":

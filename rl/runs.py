@@ -41,6 +41,8 @@ from rl.judgements import SHOWN
 from rl.keeping import figures_of, policy_enter, result_keep, run_doubt, train_report
 from rl.launching import Alone, Beside, Launch, launched
 from rl.learner_config import learner_settings
+from rl.linear.rows import LinearRefused
+from rl.linear.teaching import rows_taught
 from rl.methods import dataset_kind, method_named
 from rl.models import Snapshot, TrainingRun
 from rl.recipes import RECIPES, BasicRecipe, Recipe, RecipeError, SFTRecipe, recipe_named
@@ -484,16 +486,36 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
         resume=resume,
         cache_dir=settings.RATCHET_HOME / "cache",
     )
+    train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
+    notes: list[str] = []
+    if isinstance(recipe, SFTRecipe) and recipe.feedback != "corrections":
+        train, held_out, note = _taught(run, recipe, train, held_out)
+        notes.append(note)
     with agent_meant(agent_served(run.agent)):
-        return trained_between_looks(
+        result = trained_between_looks(
             trainer,
             recipe,
-            list(snapshot_rows(snapshot, "train")),
-            list(snapshot_rows(snapshot, "eval")),
+            train,
+            held_out,
             agent=run.agent,
             listener=listener,
             resume=resume,
         )
+    result.notes.extend(notes)
+    return result
+
+
+def _taught(
+    run: TrainingRun, recipe: SFTRecipe, train: list[Any], held_out: list[Any]
+) -> tuple[list[Any], list[Any], str]:
+    """The answers of a classifier that learns from these rows, as demonstrations. Raises TrainingRefused."""
+    from rl.training.result import TrainingRefused
+
+    try:
+        taught = rows_taught(train, held_out, agent_served(run.agent), seed=recipe.seed)
+    except LinearRefused as refusal:
+        raise TrainingRefused(str(refusal)) from refusal
+    return taught.train, taught.held_out, taught.note
 
 
 def _named(path: str) -> Any:

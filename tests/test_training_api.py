@@ -239,7 +239,8 @@ def test_policies_are_listed_with_what_raters_had_said_by_then(operator: ApiClie
         "support-bot-v3", 3, metrics={"average_reward": {"value": 0.4, "n": 4}, "reward_std": 0.1}
     )
     listed = operator.get("/api/policies/support-bot").json()
-    assert [set(entry) for entry in listed] == [{"id", "agentId", "version", "createdAt", "metrics"}] * 2
+    facts = {"id", "agentId", "version", "kind", "createdAt", "metrics"}
+    assert [set(entry) for entry in listed] == [facts] * 2
     assert [(entry["id"], entry["version"]) for entry in listed] == [(second.name, "v3"), (first.name, "v2")]
     assert [entry["metrics"]["feedbackCount"] for entry in listed] == [3, 2]
     assert listed[1]["metrics"]["scoreMean"] == pytest.approx(0.55)

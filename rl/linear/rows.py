@@ -165,6 +165,13 @@ def answers_of(rows: Sequence[Choice], agent: Agent) -> Answers:
     return Answers(CLOSED, met, quoted)
 
 
+def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> int:
+    """Number of prompts a linear policy could answer after these rows. Raises LinearRefused where it cannot learn."""
+    choices = choices_of(rows, agent)
+    answers_of(choices.rows, agent)
+    return len({row.group for row in choices.rows})
+
+
 def _quoted(row: Choice) -> bool:
     text = "\n".join(str(message.get("content") or "") for message in row.messages)
     return all(part in text for part in answer_parts(row.answer))

@@ -8,6 +8,8 @@ from typing import ClassVar
 from rl.judgements import SHOWN
 from rl.recipes.base import AdapterRecipe, RecipeError
 
+FEEDBACK = ("corrections", "pairs", "scores")
+
 ALL = "all"
 
 
@@ -22,8 +24,14 @@ class SFTRecipe(AdapterRecipe):
     """Where demonstrations may come from: `all`, or some of `correction`, `demonstration`, `teacher`, `ratings` and
     `reward`, with commas between. On one prompt only those of the first of these that it has are shown."""
 
+    feedback: str = "corrections"
+    """`corrections`: what people wrote, showed or liked is shown. `pairs`, `scores`: a linear classifier learns from
+    the preferences, or from the thumbs, stars and scores, and its answer to each prompt is shown; for answers that are
+    a choice, and base models that know nothing of the world."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._one_of("feedback", FEEDBACK)
         if unknown := sorted(set(self.shown) - set(SHOWN)):
             raise RecipeError(
                 f"sources must be all, or some of {', '.join(SHOWN)}; found {', '.join(unknown) or 'nothing'}"

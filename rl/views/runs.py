@@ -14,13 +14,12 @@ from django.views.decorators.http import require_POST, require_safe
 from feedback.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN
 from rl import jobs
-from rl.choosing import method_chosen
 from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
 from rl.drawings.curves import curve_of
 from rl.examples import EXAMPLE_REASONS
 from rl.jobs import run_log_tail
 from rl.models import TrainingRun
-from rl.orders import order_place
+from rl.orders import order_automatic, order_place
 from rl.pairs import REASONS as PAIR_REASONS
 from rl.reward_models import ranking_words
 from rl.reward_specs import reward_model_of
@@ -92,9 +91,7 @@ def run_new(request: HttpRequest) -> HttpResponse:
     if not re.fullmatch(SLUG_PATTERN, agent):
         raise Http404("no such agent")
     try:
-        chosen = method_chosen(agent)
-        order = jobs.TrainOrder(agent, chosen.method, why=chosen.why, actor=request.user.get_username())
-        placed = order_place(order)
+        placed = order_place(order_automatic(agent, actor=request.user.get_username()))
     except ValueError as refusal:
         messages.error(request, str(refusal))
         return redirect("home")

@@ -1,0 +1,104 @@
+"""A classifier's answers as demonstrations: what it shows, when `auto` has it teach, the run that learns from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedback.services import decision_record, rating_submit
+from rl import runs
+from rl.choosing import FEWEST_TAUGHT, method_chosen
+from rl.datasets import snapshot_rows
+from rl.linear.rows import LinearRefused
+from rl.linear.teaching import rows_taught
+from rl.models import TrainingRun
+from rl.orders import order_automatic
+from rl.training.result import TrainingRefused
+from tests.test_linear import BOT, QUEUES, rows_of, tickets
+from tests.tiny import tiny_model
+
+
+@pytest.mark.parametrize(("kind", "least"), [("pairs", 0.9), ("scores", 0.8)])
+def test_what_was_judged_becomes_the_answer_to_each_prompt(kind: str, least: float) -> None:
+    rows = rows_of(kind, 60)
+    right = dict(tickets(200))
+    taught = rows_taught(rows[:40], rows[40:], BOT)
+    for side, asked in ((taught.train, rows[:40]), (taught.held_out, rows[40:])):
+        prompts = list(dict.fromkeys(str(row["prompt_hash"]) for row in asked))
+        assert [row["prompt_hash"] for row in side] == prompts  # once each, however many answers were judged
+        shown = [row["completion"] == right[row["prompt"][0]["content"]] for row in side]
+        assert sum(shown) >= least * len(shown)  # a third of it would be luck
+        assert all(set(row) <= {"prompt", "prompt_hash", "state", "facts", "completion"} for row in side)
+    assert "its answer to each of" in taught.note
+
+
+def test_wordings_are_no_choice_to_teach() -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": f"q{n}"}], "chosen": f"good {n}", "rejected": f"bad {n}"}
+        for n in range(40)
+    ]
+    with pytest.raises(LinearRefused, match="answers that are a choice"):
+        rows_taught(rows, [], BOT)
+
+
+def rated(count: int, *, wordings: bool = False) -> None:
+    """One thumb each on an answer to different tickets."""
+    for place, (text, queue) in enumerate(tickets(count)):
+        answer = queue if place % 2 else QUEUES[(QUEUES.index(queue) + 1) % 3]
+        said = f"{answer}, ticket {place}" if wordings else answer
+        decision = decision_record(agent="tickets", messages=text, response=said).row
+        rating_submit(decision=decision, rater="ada", thumb="up" if answer == queue else "down")
+
+
+@pytest.mark.django_db
+def test_auto_has_a_classifier_teach_the_bundled_base_alone() -> None:
+    rated(60)
+    chosen = method_chosen("tickets", base_model="bundled")
+    assert (chosen.method, chosen.knobs) == ("sft", {"feedback": "scores"})
+    assert "answers are a choice" in chosen.why
+    # a model that knows what tickets say hears the thumbs by itself
+    assert method_chosen("tickets", base_model="Qwen/Qwen2.5-0.5B-Instruct").method == "kto"
+    assert method_chosen("tickets").method == "kto"
+    assert order_automatic("tickets").method == "sft"
+    assert order_automatic("tickets", base_model="/models/own").method == "kto"
+
+
+@pytest.mark.django_db
+def test_auto_leaves_wordings_and_few_prompts_to_the_language_model() -> None:
+    rated(FEWEST_TAUGHT)  # of which some are held out
+    assert method_chosen("tickets", base_model="bundled", min_samples=4).method == "kto"
+    rated(60, wordings=True)
+    assert method_chosen("tickets", base_model="bundled").method == "kto"
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_a_run_learns_what_the_classifier_shows(tmp_path: Path) -> None:
+    rated(60)
+    knobs: dict[str, Any] = {
+        "feedback": "scores", "max_steps": 2, "min_steps": 0, "batch_size": 4, "lora_r": 2, "lora_alpha": 4,
+    }  # fmt: skip
+    order = runs.TrainOrder("tickets", "sft", "cpu", str(tiny_model(tmp_path / "base")), knobs)
+    report = runs.train(order)
+    run = TrainingRun.objects.get()
+    assert run.snapshot is not None
+    prompts = {row["prompt_hash"] for row in snapshot_rows(run.snapshot, "train")}
+    assert (run.snapshot.kind, report["status"], report["samples"]["train"]) == (
+        "scores",
+        "succeeded",
+        len(prompts),
+    )
+    assert any(note.startswith("taught by a linear classifier that learnt from") for note in report["notes"])
+
+
+@pytest.mark.django_db
+def test_a_run_on_wordings_is_refused_with_what_to_train(tmp_path: Path) -> None:
+    rated(60, wordings=True)
+    order = runs.TrainOrder(
+        "tickets", "sft", "cpu", str(tiny_model(tmp_path / "base")), {"feedback": "scores"}
+    )
+    with pytest.raises(TrainingRefused, match="train_sft, train_dpo and train_kto learn to write"):
+        runs.train(order)
+    assert TrainingRun.objects.get().status == "refused"
