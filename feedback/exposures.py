@@ -144,6 +144,12 @@ def outcomes_named(ids: Sequence[uuid.UUID], name: str) -> dict[uuid.UUID, float
     return found
 
 
+def prompts_named(agent: str, hashes: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Hash -> messages of these prompts of an agent's decisions, at most IDS of them; erased ones are missing."""
+    rows = decisions_of(agent).filter(prompt_hash__in=list(hashes)[:IDS]).order_by()
+    return dict(rows.values_list("prompt_hash", "messages"))
+
+
 class ListedChoice(NamedTuple):
     """A decision that was drawn from listed candidates with a known probability."""
 

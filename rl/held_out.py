@@ -134,7 +134,7 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
     rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, prompts=prompts, binding=True)
     clusters = clusters_of(prompts.texts)
     found.rows, found.spare = _clustered(rows, clusters, prompts.sides, found.left_out), prompts.spare
-    found.clusters = cluster_report(clusters, prompts.sides, prompts.texts)
+    found.clusters = cluster_report(clusters, prompts.sides)
     if found.rows:
         lead = found.lead(needed)
         prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)

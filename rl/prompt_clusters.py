@@ -54,19 +54,17 @@ def clusters_of(texts: Mapping[str, str]) -> dict[str, str]:
     return {name: leaders.get(name, name if name in led else "") for name in texts}
 
 
-SHOWN, EXAMPLES, EXAMPLE_CHARS = 5, 3, 200
-"""Largest clusters of a report, prompts shown of each, characters of each prompt."""
+SHOWN, EXAMPLES = 5, 3
+"""Largest clusters of a report, and prompts named of each."""
 
 
-def cluster_report(
-    clusters: Mapping[str, str], sides: Mapping[str, str], texts: Mapping[str, str]
-) -> dict[str, Any]:
+def cluster_report(clusters: Mapping[str, str], sides: Mapping[str, str]) -> dict[str, Any]:
     """Counts of an agent's near-identical prompts, and the largest clusters with examples; JSON-serialisable.
 
-    clusters: prompt -> its cluster as `clusters_of` names it; sides: prompt -> train, eval or holdout; texts: words.
+    clusters: prompt -> its cluster as `clusters_of` names it; sides: prompt -> train, eval or holdout.
     {"prompts", "clusters" (of two or more prompts), "clustered" (prompts in them), "on_two_sides" (clusters with
     prompts in the holdout and elsewhere), "left_out" (held-out prompts of these, which judge nobody), "largest":
-    [{"prompts", "sides": {side: count}, "examples"}]}.
+    [{"prompts", "sides": {side: count}, "examples": prompts}]}. No words: whoever erases them must not miss a copy.
     """
     members: dict[str, list[str]] = {}
     for name, cluster in clusters.items():
@@ -85,7 +83,7 @@ def cluster_report(
             {
                 "prompts": len(members[name]),
                 "sides": dict(counts[name]),
-                "examples": [texts[one][:EXAMPLE_CHARS] for one in members[name][:EXAMPLES]],
+                "examples": members[name][:EXAMPLES],
             }
             for name in largest
         ],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from django.test import Client
 
+from feedback.models import Decision, prompt_hash
 from rl.held_out import evidence_counts, held_out_of_database
 from rl.models import Snapshot
 from rl.prompt_clusters import cluster_report, cluster_words, clusters_of
@@ -80,36 +83,37 @@ def test_near_identical_prompts_count_as_one_and_not_at_all_where_one_is_trained
     assert (report["prompts"], report["clusters"], report["clustered"]) == (5, 1, 3)
     assert (report["on_two_sides"], report["left_out"]) == (1, 2)
     assert report["largest"][0]["sides"] == {"holdout": 2, "train": 1}
-    assert all(LONG.format("")[:12] in example for example in report["largest"][0]["examples"])
+    # named by their hashes: a copy of the words would be missed by whoever erases them
+    assert "printer" not in json.dumps(report)
+    assert len(set(report["largest"][0]["examples"])) == 3
 
 
 def test_a_report_counts_clusters_and_shows_the_largest() -> None:
     clusters = {"a": "a", "b": "a", "c": "a", "d": "d", "e": "d", "f": ""}
     sides = {"a": "holdout", "b": "holdout", "c": "holdout", "d": "holdout", "e": "eval", "f": "train"}
-    found = cluster_report(clusters, sides, {name: name * 300 for name in clusters})
+    found = cluster_report(clusters, sides)
     assert found == {
         "prompts": 6, "clusters": 2, "clustered": 5, "on_two_sides": 1, "left_out": 1,
         "largest": [
-            {"prompts": 3, "sides": {"holdout": 3}, "examples": ["a" * 200, "b" * 200, "c" * 200]},
-            {"prompts": 2, "sides": {"holdout": 1, "eval": 1}, "examples": ["d" * 200, "e" * 200]},
+            {"prompts": 3, "sides": {"holdout": 3}, "examples": ["a", "b", "c"]},
+            {"prompts": 2, "sides": {"holdout": 1, "eval": 1}, "examples": ["d", "e"]},
         ],
     }  # fmt: skip
     assert cluster_words(found) == (
         "5 of 6 prompts are near-identical to another and count as 2; 1 held-out ones are left out, as others like "
         "them were not held out"
     )
-    assert cluster_words(cluster_report({"a": ""}, {"a": "train"}, {"a": "a"})) == ""
+    assert cluster_words(cluster_report({"a": ""}, {"a": "train"})) == ""
 
 
 @pytest.mark.django_db
 def test_clusters_stand_on_the_datasets_page_the_policys_page_and_in_rest(admin_client: Client) -> None:
     policy = policy_of("helper-v1", agent="helper")
     evaluation = judged(policy)
-    report = cluster_report(
-        {"a": "a", "b": "a", "c": ""},
-        {"a": "holdout", "b": "train"},
-        {"a": "<b>Reset</b>?", "b": "reset!", "c": "-"},
-    )
+    prompt = [{"role": "user", "content": "<b>Reset</b>?"}]
+    key = prompt_hash("helper", prompt)
+    Decision.objects.create(agent="helper", messages=prompt, prompt_hash=key, response="yes")
+    report = cluster_report({key: key, "b": key, "c": ""}, {key: "holdout", "b": "train"})
     snapshot = Snapshot.objects.create(
         agent="helper", kind="pairs", path="x", sha256="0" * 64, feedback_count=1, query={}
     )

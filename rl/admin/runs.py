@@ -21,7 +21,7 @@ from rl.models import (
     Snapshot,
     TrainingRun,
 )
-from rl.prompt_clusters import cluster_words
+from rl.near_identical import clusters_shown
 from rl.reward_models import ranking_words
 
 STATUS_COLOURS = {
@@ -125,15 +125,14 @@ class SnapshotAdmin(FactAdmin):
     def near_identical(self, snapshot: Snapshot) -> SafeString | str:
         """As the newest evaluation on it found them, with the largest clusters."""
         for evaluation in snapshot.evaluations.order_by("-pk")[:1]:
-            report = evaluation.figures.get("clusters") or {}
-            if words := cluster_words(report):
+            if (found := clusters_shown(evaluation)) is not None:
                 rows = [
                     (one["prompts"], ", ".join(one["sides"]), " · ".join(one["examples"]))
-                    for one in report["largest"]
+                    for one in found.largest
                 ]
                 return format_html(
                     "{}.<ul>{}</ul>",
-                    words,
+                    found.words,
                     format_html_join("", "<li><strong>{} prompts</strong> in {}: {}</li>", rows),
                 )
             return "none"

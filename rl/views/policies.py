@@ -15,10 +15,10 @@ from rl import registry
 from rl.comparing import policy_diff
 from rl.drawings.sheets import sheet_lines
 from rl.models import Policy, PolicyEvent
+from rl.near_identical import clusters_shown
 from rl.selectors import headline_of, policy_charts, policy_lineage, policy_overview, share_of
 from rl.views.benchmarks import benchmarks_shown
 from rl.views.off_policy import off_policy_shown
-from rl.views.prompt_clusters import clusters_shown
 
 NEWEST = 50
 """Versions of an agent that are listed."""

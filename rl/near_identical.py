@@ -1,0 +1,37 @@
+"""Near-identical prompts as the pages of policies and datasets show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from feedback.exposures import prompts_named
+from rl.models import Evaluation
+from rl.prompt_clusters import cluster_words, prompt_text
+
+EXAMPLE_CHARS = 200
+"""Characters shown of a prompt."""
+
+
+@dataclass(frozen=True)
+class ClustersShown:
+    """Report on the near-identical prompts that an evaluation found."""
+
+    words: str
+    largest: list[dict[str, Any]]
+    """Of each of the largest clusters: how many prompts, on which sides, some of them."""
+
+
+def clusters_shown(evaluation: Evaluation) -> ClustersShown | None:
+    """The report of an evaluation; None where no two prompts were near-identical, or none was looked for."""
+    report = evaluation.figures.get("clusters") or {}
+    words = cluster_words(report)
+    if not words:
+        return None
+    names = [name for one in report["largest"] for name in one["examples"]]
+    texts = {name: prompt_text(found) for name, found in prompts_named(evaluation.agent, names).items()}
+    largest = [
+        {**one, "examples": [texts[name][:EXAMPLE_CHARS] for name in one["examples"] if name in texts]}
+        for one in report["largest"]
+    ]
+    return ClustersShown(words, largest)
