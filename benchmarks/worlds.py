@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
@@ -177,6 +178,8 @@ def trained_fast(
     from rl.methods import method_named
     from rl.recipes import RECIPES
     from rl.training.hardware import detect
+    from rl.training.progress import Silent
+    from rl.training.search import SearchTrainer
 
     method = METHOD[world.kind] if options.method == "auto" else options.method
     split = rows_split(rows)
@@ -197,11 +200,21 @@ def trained_fast(
         train, held = method_rows(split["train"], method), method_rows(split["eval"], method)
     recipe = RECIPES[method]["cpu"].with_knobs(**knobs).fitted(len(train))
     module, _, name = method_named(method).trainer.partition(":")
-    trainer = getattr(importlib.import_module(module), name)(
-        recipe, "bundled", output_dir=home, agent=world.agent, hardware=detect()
+    trains = getattr(importlib.import_module(module), name)
+    if recipe.search > 1:
+        trains = functools.partial(SearchTrainer, trains)
+    trainer = trains(
+        recipe,
+        "bundled",
+        output_dir=home,
+        agent=world.agent,
+        hardware=detect(),
+        listener=Silent(),
+        cache_dir=None,
     )
     result = trainer.train(train, held)
     return {
+        **({"search": result.search["tries"]} if result.search else {}),
         "method": method, "steps": result.steps, "total_steps": result.total_steps, "best_step": result.best_step,
         "seconds": result.seconds, "adapter": result.checkpoint,
     }  # fmt: skip
