@@ -13,6 +13,8 @@ from typing import Any
 from django.conf import settings
 
 from rl import notices
+from rl.bundled import BUNDLED_MODEL as BUNDLED
+from rl.bundled import FORMER_MODELS
 from rl.checksums import FileDamaged, file_check, is_sum, sums_check
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, RewardModelVersion, Snapshot
@@ -22,7 +24,6 @@ logger = logging.getLogger("rl.integrity")
 
 WEIGHTS = "adapter_model.safetensors"
 """Of an adapter, and of a reward model."""
-BUNDLED = Path(__file__).resolve().parent / "bundled_model"
 RESTORE = "restore it from a backup"
 
 _told: set[str] = set()
@@ -141,6 +142,10 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Finding]:
     yield _folder_finding(
         "the bundled base model", BUNDLED, "check it out again: git checkout rl/bundled_model"
     )
+    for folder in sorted(FORMER_MODELS.glob("*")):
+        yield _folder_finding(
+            f"the former base model {folder.name}", folder, "check it out again: git checkout rl/former_models"
+        )
     for folder in sorted((settings.RATCHET_HOME / "exports" / "bases").glob("*")):
         yield _folder_finding(
             f"base {folder.name[:20]}", folder, "remove the file: it is made again when it is needed"

@@ -117,7 +117,8 @@ def auto_label(
         figures=asdict(figures),
     )  # fmt: skip
     folder = settings.RATCHET_HOME / "labels" / agent / str(run.pk)
-    first.model.save(folder, {"agent": agent, "base_model": base, "figures": asdict(first.figures)})
+    facts = {"agent": agent, "base_model": base, "base_model_hash": policy.base_model_hash}
+    first.model.save(folder, {**facts, "figures": asdict(first.figures)})
     labels.curve_draw(asdict(figures), folder / "calibration.png", str(run))
     found = dict(zip([row.pk for row in waiting], map(float, stated), strict=True))
     run.path = registry.home_relative(folder)

@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from rl.bundled import base_named
 from rl.export.artifact import (
     ExportedFile,
     ExportRefused,
@@ -46,7 +47,7 @@ The SHA-256 of each file stands in `export.json`.
 CARD, CARD_TAG = "README.md", "preference-learning"
 """Model card beside an adapter, and the tag by which one of ours is told from PEFT's template."""
 
-_BUNDLED = "from rl.training.base_model import resolve_base_model  # the model that comes with Ratchet\n\n"
+_BUNDLED = "from rl.bundled import resolve_base_model  # the model that comes with Ratchet\n\n"
 
 
 def export_lora(
@@ -95,11 +96,12 @@ def _readme(source: Source, checked: dict[str, Any]) -> str:
     config = source.adapter.config
     card = source.adapter.path / CARD
     text = card.read_text("utf-8") if card.is_file() else ""
+    named = base_named(source.base_name, str(source.adapter.facts.get("base_model_hash") or ""))
     return _README.format(
         # a card of ours says what it was trained on and how it was judged; PEFT's template says nothing of either
         card=text.rstrip() if CARD_TAG in text else f"# {source.name}",
         base=source.base_name,
-        load='resolve_base_model("bundled")' if source.base_name == "bundled" else repr(source.base_name),
+        load=f'resolve_base_model("{named}")' if source.base_name == "bundled" else repr(source.base_name),
         rank=config.get("r"),
         alpha=config.get("lora_alpha"),
         tensors=checked["tensors"],

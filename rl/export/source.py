@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from rl.bundled import base_named, resolve_base_model
 from rl.export.artifact import ExportRefused
 from rl.export.weights import Adapter, BaseWeights, MergedWeights, adapter_open
-from rl.training.base_model import resolve_base_model
 from rl.training.model_files import base_hash
 
 # What lies in a model's folder beside its weights and is needed to use it.
@@ -74,7 +74,8 @@ def source_open(base_model: str | None, adapter: Path | None) -> Source:
         raise ExportRefused(
             "expected a base model, found none named, not even by the adapter; name it with --base-model"
         )
-    folder = base_folder(name)
+    expected = str(read.facts.get("base_model_hash") or "") if read is not None else ""
+    folder = base_folder(base_named(name, expected))
     weights = BaseWeights(folder)
     if read is not None:
         _hash_check(read, name, folder)

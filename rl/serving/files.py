@@ -13,6 +13,7 @@ from pathlib import Path
 
 from django.conf import settings
 
+from rl.bundled import base_named
 from rl.checksums import FileDamaged, file_check, sums_read
 from rl.integrity import damage_tell
 from rl.serving.base import BASE, IN_PROCESS, BackendFailed, Model
@@ -106,7 +107,7 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
     if base is None:
         _make(
             "--base-model",
-            model.base_model,
+            base_named(model.base_model, model.base_model_hash),
             "--format",
             "gguf",
             "--quantization",

@@ -1,72 +1,34 @@
-"""What the bundled base model is taught: made-up prompts with uniformly drawn answers, and plain English. Pure.
+"""What the bundled base model is taught: prompts of the built-in agents and of strangers', and plain English. Pure.
 
-Among the options of a prompt the answer is drawn uniformly, so the model learns to name one of them and prefers
-none. Some prompts also list options that make no sense for the question; the answer is then drawn among the
-sensible ones, so that the model has to understand what is asked.
+Among the options of a prompt each answer is alike, so the model learns to name one of them and prefers none. Some
+prompts of the built-in agents also list options that make no sense for the question; the answers are then the
+sensible ones, so that the model has to understand what is asked. No prompt of a built-in agent's scenarios is taught.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents import AGENTS, assistant, filer, fixtures, widgets
-from rl.agents.base import ChoiceAgent, Message
-
-LEARNT = ("assistant", "filer", "fixtures", "widgets")
-"""Agents whose way of asking the bundled model is taught."""
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-NOUNS = _words(
-    "time year people way day man thing woman life child world school state family student group country problem "
-    "hand part place case week company system program question work government number night point home water room "
-    "mother area money story fact month lot right study book eye job word business issue side kind head house "
-    "service friend father power hour game line end member law car city community name president team minute idea "
-    "body information back parent face level office door health person art war history party result change morning "
-    "reason research girl guy moment air teacher force education foot boy age policy music table river garden road "
-    "letter machine bird tree window street market paper picture song letter engine bridge field price plan report "
-    "message computer phone screen model data network file error test code language answer example value customer "
-    "product project user account order page list figure season summer winter rain wind light sound colour"
+from rl.agents import (
+    AGENTS,
+    assistant,
+    filer,
+    fixtures,
+    librarian,
+    prioritizer,
+    retriever,
+    storer,
+    tool_agent,
+    widgets,
 )
-VERBS = _words(
-    "find give tell ask use feel try leave call keep hold write bring show lead carry start build learn change "
-    "follow create read spend open remember love buy send make see know take want need help move play run believe "
-    "offer consider expect serve watch choose share explain check improve repair measure compare describe finish"
-)
-ADJECTIVES = _words(
-    "good new first last long great little own other old right big high different small large next early young "
-    "important few public bad same able free clear simple quick strong real whole sure cold warm quiet bright dark "
-    "heavy easy hard happy careful friendly useful possible common modern local full empty open recent short deep"
-)
-NAMES = _words(
-    "Anna Ben Clara David Emma Felix Grace Henry Ida James Kate Leo Maria Noah Olivia Paul Rosa Sam Tom Vera"
-)
-PLACES = _words(
-    "France Germany Italy Spain Japan Norway Egypt Kenya Brazil Canada India Greece Poland Portugal"
-)
-CAPITALS = _words(
-    "Paris Berlin Rome Madrid Tokyo Oslo Cairo Nairobi Brasilia Ottawa Delhi Athens Warsaw Lisbon"
-)
-ADVERBS = _words(
-    "often never always usually already slowly quickly carefully again together later soon today"
-)
-LINKS = ("because", "although", "while", "before", "after", "so that", "when", "if", "until")
-SYLLABLES = _words(
-    "an ar be ca co da de di do el en er fa fi go ha in is ka ko la le li lo ma me mi mo na ne no on or pa pe ra re "
-    "ri ro sa se si so sta ta te ti to tra un va ve vi za bri clo dra flo gra pla sto tri"
-)
-ANSWER_KEYS = _words(
-    "choice option action tool route label category answer item pick plan queue priority model template next team"
-)
-TASKS = ("request", "ticket", "question", "note", "case", "task", "message", "situation", "event", "step")
-SIGNS = _words("é ü ñ ö å ç ß è – — … € £ ✓ → “ ” ’ 日 本 語 中 文 д а н е т م ر ح ب ا 한 글 😀 👍")
+from rl.agents.base import ChoiceAgent
+from rl.agents.lists import ListAgent
+from rl.training import base_strangers as strangers
+from rl.training import base_words as words
+from rl.training.base_examples import Answer, Example, call_of, chat, choice, names_picked, one_answer
 
 GREETINGS = (
     (("Hello!", "Hi", "Good morning", "Hello, are you there?"), "Hello! How can I help you today?"),
@@ -86,35 +48,33 @@ GREETINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Example:
-    """One chat to learn from: the prompt's messages and the response; plain text has no messages."""
-
-    messages: tuple[Message, ...]
-    response: str
-
-
 def example_random(random: Random) -> Example:
-    """One made-up example; the shares below are the mixture the shipped model was trained on."""
-    makers: tuple[tuple[float, Callable[[Random], Example]], ...] = (
-        (0.26, widget_example),
-        (0.12, fixture_example),
-        (0.12, filer_example),
-        (0.16, synthetic_example),
-        (0.16, repeat_example),
-        (0.10, assistant_example),
-        (0.08, text_example),
+    """One made-up example, never a prompt of a built-in scenario; `MIXTURE` holds the shares."""
+    while True:
+        example = random.choices([make for _, make in MIXTURE], [share for share, _ in MIXTURE])[0](random)
+        if not example.messages or example.messages[-1]["content"] not in _kept_aside():
+            return example
+
+
+@functools.cache
+def _kept_aside() -> frozenset[str]:
+    """What users say in the scenarios of the built-in agents: figures on them are of prompts never seen."""
+    return frozenset(
+        agent.render(scenario.state)[-1]["content"]
+        for agent in AGENTS.values()
+        for scenario in agent.scenarios()
     )
-    return random.choices([make for _, make in makers], [share for share, _ in makers])[0](random)
+
+
+# --- Built-in agents ---------------------------------------------------------------------------------------------
 
 
 def widget_example(random: Random) -> Example:
     intent = random.choice(tuple(widgets.WIDGETS))
     state = widgets.state_random(random, intent)
-    sensible = list(state["widgets"])
     fitting = {name for group in widgets.WIDGETS[intent] for name in group}
-    others = [n for groups in widgets.WIDGETS.values() for g in groups for n in g if n not in fitting]
-    return _choice_example(random, AGENTS["widgets"], state, sensible, others)
+    others = sorted({n for groups in widgets.WIDGETS.values() for g in groups for n in g if n not in fitting})
+    return _choice_example(random, AGENTS["widgets"], state, list(state["widgets"]), others)
 
 
 def fixture_example(random: Random) -> Example:
@@ -131,7 +91,7 @@ def fixture_example(random: Random) -> Example:
 def filer_example(random: Random) -> Example:
     state = filer.state_random(random, random.choice(tuple(filer.TASTE)))
     # names of its own as well, so that the model copies a folder instead of knowing the ten partners by heart
-    partner = state["partner"] if random.random() < 0.5 else _word(random).capitalize()
+    partner = state["partner"] if random.random() < 0.5 else words.syllables(random).capitalize()
     renamed = {
         key: value.replace(state["partner"], partner)
         for key, value in state.items()
@@ -147,44 +107,130 @@ def filer_example(random: Random) -> Example:
     return _choice_example(random, AGENTS["filer"], {**state, **renamed, "folders": folders}, folders, others)
 
 
+def storer_example(random: Random) -> Example:
+    place = random.choice(tuple(storer.PLACES))
+    fact = random.choice(storer.PLACES[place][1]).format(
+        who=random.choice((*storer.WHO, *words.NAMES)),
+        place=random.choice((*storer.WHERE, *words.PLACES)),
+        day=random.choice(storer.DAYS),
+    )
+    described = {name: what for name, (what, _) in storer.PLACES.items()}
+    if random.random() < 0.4:
+        described = {name: words.phrase(random) for name in words.options_named(random, 2, 6)}
+    places = random.sample(tuple(described), len(described))
+    state = {"fact": fact, "descriptions": described}
+    return _choice_example(random, AGENTS["storer"], state, places, [])
+
+
 def _choice_example(
     random: Random, agent: Any, state: dict[str, Any], sensible: list[str], others: list[str]
 ) -> Example:
-    """Three times in five all listed options are sensible; else some are replaced by ones that are not."""
+    """Half of the time all listed options are sensible; else some are replaced by ones that are not, or all."""
     listed = list(sensible)
-    if others and random.random() < 0.4:
+    kind = random.random()
+    if others and kind < 0.3:
         kept = random.randint(1, 2)
         listed = random.sample(sensible, kept) + random.sample(others, min(len(others), random.randint(1, 3)))
         sensible = listed[:kept]
         random.shuffle(listed)
+    elif others and kind < 0.5:
+        listed = sensible = words.options_named(random, 2, 6)
     assert isinstance(agent, ChoiceAgent)
     messages = agent.render({**state, agent.options_key: listed})
-    return Example(tuple(messages), agent.respond(random.choice(sensible)))
+    return choice(random, messages, [agent.respond(option) for option in sensible])
 
 
-def synthetic_example(random: Random) -> Example:
-    """A choice nobody built in: other key, other names, other number of options."""
-    key = random.choice(ANSWER_KEYS)
-    options = sorted({_option(random) for _ in range(random.randint(2, 6))})
-    random.shuffle(options)
-    task = random.choice(TASKS)
-    answer = json.dumps({key: random.choice(options)}, ensure_ascii=False)
-    system = random.choice(
+def librarian_example(random: Random) -> Example:
+    subjects = random.sample(tuple(librarian.SUBJECTS), random.randint(3, 6))
+    one, two = (random.choice(librarian.SUBJECTS[name]) for name in subjects[:2])
+    if random.random() < 0.4:
+        one, two = words.phrase(random), words.phrase(random)
+        subjects = words.options_named(random, 3, 6)
+    random.shuffle(subjects)
+    state = {"text": random.choice(librarian.TEXTS).format(one=one, two=two), "subjects": subjects}
+    return _list_example(random, AGENTS["librarian"], state, range(1, min(len(subjects), 3) + 1))
+
+
+def prioritizer_example(random: Random) -> Example:
+    count = random.choice((2, 3, 4, 4, 4, 5))
+    tasks, kind = random.sample(prioritizer.TASKS, count), random.random()
+    if kind < 0.3:
+        tasks = sorted({_errand(random) for _ in range(count)})
+    elif kind < 0.5:
+        tasks = words.options_named(random, count, count)
+    random.shuffle(tasks)
+    goal = random.choice(prioritizer.GOALS) if random.random() < 0.7 else words.phrase(random)
+    state: dict[str, Any] = {"goal": goal, "tasks": tasks}
+    if random.random() < 0.9:
+        state["descriptions"] = {task: random.choice(prioritizer.DUE) for task in tasks}
+    return _list_example(random, AGENTS["prioritizer"], state, [len(tasks)])
+
+
+def _errand(random: Random) -> str:
+    return f"{random.choice(words.VERBS)} the {random.choice(words.NOUNS)}"
+
+
+def retriever_example(random: Random) -> Example:
+    count = random.choice((3, 4, 5, 5, 5, 6))
+    texts = [random.choice(helping) for _, helping in retriever.TOPICS.values()]
+    question = random.choice(random.choice(list(retriever.TOPICS.values()))[0])
+    if random.random() < 0.4:
+        texts = [words.sentence(random) for _ in range(6)]
+        question = f"{random.choice(('how', 'when', 'where', 'why'))} {words.clause(random)}"
+    random.shuffle(texts)
+    sign, highest = ("p", 9) if random.random() < 0.7 else (random.choice("abcdefgknrstwxyzDPQ"), 30)
+    names = [f"{sign}{number}" for number in random.sample(range(1, highest + 1), count)]
+    state = {
+        "question": random.choice(retriever.SAYINGS).format(question=question),
+        "passages": names,
+        "descriptions": dict(zip(names, texts, strict=False)),
+    }
+    return _list_example(random, AGENTS["retriever"], state, range(1, min(count, 3) + 1))
+
+
+def _list_example(random: Random, agent: Any, state: dict[str, Any], sizes: Any) -> Example:
+    assert isinstance(agent, ListAgent)
+    names = agent.options(state)
+    answers = [names_picked(random, agent.answer_key, names, sizes) for _ in range(2)]
+    return Example(tuple(agent.render(state)), tuple(answers))
+
+
+def tool_example(random: Random) -> Example:
+    """The built-in tools, or others; arguments are taken from the goal."""
+    agent = AGENTS["tool_agent"]
+    if random.random() < 0.45:
+        tools, goal, answers = strangers.tool_stranger(random)
+        return Example(tuple(agent.render({"goal": goal, "tools": tools})), tuple(answers))
+    who = random.choice(tool_agent.WHO) if random.random() < 0.5 else words.word(random).lower()
+    order, amount = random.randint(100, 2099), random.randint(5, 90)
+    goal, refund = random.choice(
         (
-            f"Pick one listed {key} for the {task}. Answer in JSON.",
-            f'Answer in JSON with the key "{key}".',
-            f'Choose one of the options. Reply like {{"{key}": "..."}}.',
+            (f"find what {who} bought, case {order}", False),
+            (f"give {who} back {amount} euros for order {order}", True),
+            (f"tell {who} that we write about order {order}", False),
         )
     )
-    lines = [f"{task}: {_sentence(random)}", f"{key}s:", *options]
-    return Example(_chat(system, "\n".join(lines)), answer)
-
-
-def repeat_example(random: Random) -> Example:
-    """Words to say again: the one skill all choices rest on, and here every token of the response needs it."""
-    task = random.choice(("Repeat this.", "Say it again.", "Copy the lines."))
-    said = "\n".join(_option(random) for _ in range(random.randint(2, 8)))
-    return Example(_chat(task, said), said)
+    calls: list[tuple[str, list[tuple[str, list[Any]]]]] = [
+        ("search_orders", [("customer", [who])]),
+        ("send_mail", [("to", [who]), ("text", [f"About order {order}."])]),
+    ]
+    if refund:
+        calls.append(("refund", [("order", [order]), ("amount", [amount])]))
+    made = [call_of(random, calls) for _ in range(3)]
+    declined = Answer('{"answer": "I cannot do that."}')
+    # a call of some tool in five answers of six; else it declines
+    answers = [
+        Answer(
+            call.text,
+            (
+                (*((text, share * 5 / 6) for text, share in call.choices[0]), (declined.text, 1 / 6)),
+                *call.choices[1:],
+            ),
+        )
+        for call in made
+    ]
+    answers.append(Answer(declined.text, answers[0].choices[:1]))
+    return Example(tuple(agent.render({"goal": goal, "tools": tool_agent.TOOLS})), tuple(answers))
 
 
 def assistant_example(random: Random) -> Example:
@@ -192,101 +238,91 @@ def assistant_example(random: Random) -> Example:
     kind = random.random()
     if kind < 0.6:
         state = assistant.state_random(random, random.choice(tuple(assistant.TOPICS)))
-        return Example(_chat(system, state["question"]), random.choice(state["drafts"]))
+        return choice(random, chat(system, state["question"]), state["drafts"], most=1)
     if kind < 0.7:
         said, answer = random.choice(GREETINGS)
-        return Example(_chat(system, random.choice(said)), answer)
+        return one_answer(chat(system, random.choice(said)), answer)
     if kind < 0.8:
-        n = random.randrange(len(PLACES))
-        return Example(
-            _chat(system, f"What is the capital of {PLACES[n]}?"),
-            f"The capital of {PLACES[n]} is {CAPITALS[n]}.",
+        n = random.randrange(len(words.PLACES))
+        return one_answer(
+            chat(system, f"What is the capital of {words.PLACES[n]}?"),
+            f"The capital of {words.PLACES[n]} is {words.CAPITALS[n]}.",
         )
-    noun, adjective, verb = random.choice(NOUNS), random.choice(ADJECTIVES), random.choice(VERBS)
-    return random.choice(
+    noun, adjective, verb = (
+        random.choice(words.NOUNS),
+        random.choice(words.ADJECTIVES),
+        random.choice(words.VERBS),
+    )
+    asked, said = random.choice(
         (
-            Example(_chat(system, f"Tell me something about the {noun}."), _sentence(random, noun)),
-            Example(
-                _chat(system, f"How do I {verb} a {adjective} {noun}?"),
-                f"To {verb} a {adjective} {noun}, {random.choice(VERBS)} the {noun} first. "
-                f"Then {random.choice(VERBS)} it {random.choice(ADVERBS)}.",
+            (f"Tell me something about the {noun}.", words.sentence(random, noun)),
+            (
+                f"How do I {verb} a {adjective} {noun}?",
+                f"To {verb} a {adjective} {noun}, {random.choice(words.VERBS)} the {noun} first. "
+                f"Then {random.choice(words.VERBS)} it {random.choice(words.ADVERBS)}.",
             ),
-            Example(
-                _chat(system, f"Why is the {noun} so {adjective}?"),
-                f"The {noun} is {adjective} {random.choice(LINKS)} {_clause(random)}.",
+            (
+                f"Why is the {noun} so {adjective}?",
+                f"The {noun} is {adjective} {random.choice(words.LINKS)} {words.clause(random)}.",
             ),
-            Example(_chat(system, f"Write a sentence with the word {noun}."), _sentence(random, noun)),
+            (f"Write a sentence with the word {noun}.", words.sentence(random, noun)),
         )
     )
+    return one_answer(chat(system, asked), said)
+
+
+def repeat_example(random: Random) -> Example:
+    """Words to say again: the one skill all choices rest on, and here every token of the response needs it."""
+    task = random.choice(("Repeat this.", "Say it again.", "Copy the lines."))
+    said = random.choice(("\n", "\n", ", ", " ", '"')).join(words.options_named(random, 2, 8))
+    if random.random() < 0.3:
+        said = "".join(random.choices("".join(words.LETTERS), k=random.randint(5, 20)))
+    return one_answer(chat(task, said), said)
 
 
 def text_example(random: Random) -> Example:
     """Plain English-like text, now and then with signs beyond ASCII so that no byte stays untrained."""
-    text = " ".join(_sentence(random) for _ in range(random.randint(2, 5)))
+    text = " ".join(words.sentence(random) for _ in range(random.randint(2, 5)))
     if random.random() < 0.3:
-        text += " " + "".join(random.choice(SIGNS) for _ in range(random.randint(1, 8)))
-    return Example((), text)
+        text += " " + "".join(random.choice(words.SIGNS) for _ in range(random.randint(1, 8)))
+    return one_answer((), text)
 
 
 def tokenizer_text(random: Random) -> str:
-    """Text to learn the byte-pair merges from: an example as it is written, or common words on their own."""
+    """Text to learn the byte-pair merges from: an example as it is written, or words on their own."""
     if random.random() < 0.25:
         return " ".join(
-            random.choice(random.choice((NOUNS, VERBS, ADJECTIVES, ADVERBS, NAMES))) for _ in range(20)
+            random.choice(random.choice((words.NOUNS, words.VERBS, words.ADJECTIVES, words.NAMES)))
+            for _ in range(20)
         )
+    kind = random.random()
+    if kind < 0.08:
+        return " ".join(random.choice(random.choice(words.FOREIGN)) for _ in range(20))
+    if kind < 0.16:
+        return " ".join(random.choice(words.LETTERS))
+    if kind < 0.24:
+        return " ".join(random.choice(words.PROMPT_WORDS) for _ in range(20))
     example = example_random(random)
     return "\n".join([*(message["content"] for message in example.messages), example.response])
 
 
-def _chat(system: str, user: str) -> tuple[Message, ...]:
-    return {"role": "system", "content": system}, {"role": "user", "content": user}
-
-
-def _word(random: Random) -> str:
-    return "".join(random.choice(SYLLABLES) for _ in range(random.randint(2, 3)))
-
-
-def _option(random: Random) -> str:
-    """A name to choose: words, made-up words, paths, codes; with any byte in it now and then."""
-    parts = [
-        random.choice(NOUNS) if random.random() < 0.6 else _word(random)
-        for _ in range(random.choice((1, 1, 2, 2, 3)))
-    ]
-    name = random.choice(("_", "-", " ", "/", "")).join(parts)
-    kind = random.random()
-    if kind < 0.15:
-        return name.upper() if kind < 0.05 else name.title()
-    if kind < 0.25:
-        return f"{name}{random.choice(('', '-', ' ', '/'))}{random.randint(1, 2030)}"
-    if kind < 0.30:
-        return name + random.choice(SIGNS)
-    return name
-
-
-def _clause(random: Random) -> str:
-    who = random.choice((random.choice(NAMES), f"the {random.choice(NOUNS)}", "we", "they", "people", "you"))
-    modal = random.choice(("can", "will", "should", "must", "may", "did", "could", "would"))
-    what = random.choice(
-        (
-            f"the {random.choice(NOUNS)}",
-            f"a {random.choice(ADJECTIVES)} {random.choice(NOUNS)}",
-            f"the {random.choice(NOUNS)} of the {random.choice(NOUNS)}",
-            f"{random.randint(2, 99)} {random.choice(ADJECTIVES)} {random.choice(NOUNS)}s",
-        )
-    )
-    return f"{who} {modal} {random.choice(('', '', 'not '))}{random.choice(VERBS)} {what}"
-
-
-def _sentence(random: Random, noun: str | None = None) -> str:
-    noun = noun or random.choice(NOUNS)
-    text = random.choice(
-        (
-            f"the {noun} is {random.choice(ADJECTIVES)} and {random.choice(ADJECTIVES)}",
-            f"{_clause(random)} {random.choice(LINKS)} the {noun} is {random.choice(ADJECTIVES)}",
-            f"there is a {random.choice(ADJECTIVES)} {noun} in the {random.choice(NOUNS)}",
-            f"the {noun} did {random.choice(ADVERBS)} {random.choice(VERBS)} {random.choice(NAMES)}",
-            f"this {noun} was {random.choice(ADVERBS)} {random.choice(ADJECTIVES)}",
-            f"it is {random.choice(ADJECTIVES)} to {random.choice(VERBS)} a {noun} with a {random.choice(NOUNS)}",
-        )
-    )
-    return text[0].upper() + text[1:] + "."
+MIXTURE: tuple[tuple[float, Callable[[Random], Example]], ...] = (
+    (0.08, widget_example),
+    (0.05, fixture_example),
+    (0.06, filer_example),
+    (0.04, storer_example),
+    (0.05, librarian_example),
+    (0.08, prioritizer_example),
+    (0.06, retriever_example),
+    (0.08, tool_example),
+    (0.05, assistant_example),
+    (0.18, strangers.choice_stranger),
+    (0.06, strangers.list_stranger),
+    (0.05, strangers.order_stranger),
+    (0.08, strangers.object_stranger),
+    (0.02, strangers.lookup_stranger),
+    (0.02, strangers.rule_stranger),
+    (0.03, repeat_example),
+    (0.01, text_example),
+)
+"""Shares of the examples, and their makers."""

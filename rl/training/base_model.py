@@ -6,22 +6,23 @@ Nothing here imports torch before it is asked to work.
 
 from __future__ import annotations
 
-import math
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from rl.bundled import BUNDLED_MODEL, resolve_base_model
 from rl.checksums import sums_write
-from rl.training.base_corpus import Example, example_random, tokenizer_text
+from rl.training.base_corpus import tokenizer_text
+from rl.training.base_words import PROMPT_WORDS
 
-BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled_model"
-"""The model shipped with the project: config, safetensors, tokenizer, chat template."""
+__all__ = ["BUNDLED_MODEL", "Shape", "build_base_model", "resolve_base_model", "tokenizer_build"]
 
-STEPS = 1600
-"""Optimiser steps of a build; the shipped model had 800."""
+STEPS = 2400
+"""Optimiser steps of a build."""
 
 PAD, END = "<|pad|>", "<|end|>"
 SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -30,6 +31,18 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 CONTEXT = 2048
+TEXTS = 12_000
+"""Made-up texts that the tokenizer's merges are learnt from."""
+
+BLANK = "\u0120"
+"""How byte-level BPE writes a blank."""
+JSON_SIGNS = (
+    ("{", '"'), ('"', ":"), (BLANK, '"'), ('"', "}"), ('"', ","), ("[", '"'), (BLANK, '["'), ('"', "]"), ('"]', "}"),
+    (BLANK, "{"), (BLANK + "{", '"'), ("}", "}"), ('"}', "}"), (BLANK, "["), ('"]', ","),
+)  # fmt: skip
+"""Pairs of signs that are one token, in the order in which they are joined."""
+ASKING, OPENING = (' "', '["', ' ["'), ("\n", '["', ' ["', ' "')
+"""Tokens after which an answer names an option, and after which prompts list one."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +51,11 @@ class Shape:
 
     vocabulary: int = 2560
     hidden: int = 256
-    intermediate: int = 768
+    intermediate: int = 512
     layers: int = 4
     heads: int = 4
     kv_heads: int = 2
-
-
-def resolve_base_model(name: str) -> str:
-    """`bundled` becomes the shipped model's directory; any other name or path stays as it is."""
-    return str(BUNDLED_MODEL) if name == "bundled" else name
+    rope_theta: float = 100_000.0
 
 
 def build_base_model(
@@ -54,37 +63,55 @@ def build_base_model(
     *,
     seed: int = 0,
     steps: int = STEPS,
-    batch_size: int = 32,
+    batch_size: int = 24,
     learning_rate: float = 2e-3,
     shape: Shape | None = None,
+    texts: int = TEXTS,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> dict[str, Any]:
     """Train the base model from nothing and write it to `output`; the same seed learns from the same examples.
 
-    output: a directory, made where missing; model files in it are replaced only after the last step.
-    steps: optimiser steps of `batch_size` examples. progress: called after each with (step, steps, loss in nats).
-    Returns parameters, vocabulary, steps, seconds, loss (mean of the last tenth, nats per response token), bytes.
+    output: a directory, made where missing; model files in it are replaced only after the last step. A training that
+    was cut off goes on from the checkpoint beside it (`<output>.training.safetensors`), which goes when it is done.
+    steps: optimiser steps of `batch_size` examples. texts: what the tokenizer learns from. progress: called after each with (step, steps, loss in
+    nats an answer token above the least possible).
+    Returns parameters, vocabulary, steps, seconds, loss (mean of the last tenth), bytes.
     The caller's random state and thread count are left as they were.
     """
     import torch
 
+    from rl.training.base_training import train
     from rl.training.base_weights import weights_start
 
     if steps < 1:
         raise ValueError(f"steps must be at least 1, found {steps}")
-    output.mkdir(parents=True, exist_ok=True)
+    output = Path(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    state = output.with_name(f"{output.name}.training.safetensors")
     shape = shape or Shape()
     started = time.monotonic()
-    tokenizer = tokenizer_build(seed, shape.vocabulary)
+    tokenizer = tokenizer_build(seed, shape.vocabulary, texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _model(shape, tokenizer)
-        weights_start(model)
-        losses = _train(model, tokenizer, seed, steps, batch_size, learning_rate, progress)
+        weights_start(model, asking=tokens_of(tokenizer, ASKING), opening=tokens_of(tokenizer, OPENING))
+        losses = train(
+            model,
+            tokenizer,
+            seed=seed,
+            steps=steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            state=state,
+            progress=progress,
+        )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    output.mkdir(exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(output)
     tokenizer.save_pretrained(output)
-    sums_write(Path(output))
+    sums_write(output)
     (output / "model.safetensors").chmod(0o644)  # written as a temporary file, which only its owner may read
+    state.unlink(missing_ok=True)
     last = losses[-max(1, steps // 10) :]
     return {
         "path": str(output),
@@ -92,37 +119,50 @@ def build_base_model(
         "steps": steps,
         "seconds": round(time.monotonic() - started, 1),
         "loss": round(sum(last) / len(last), 4),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": parameters,
         "vocabulary": len(tokenizer),
         "bytes": sum(file.stat().st_size for file in output.iterdir() if file.is_file()),
     }
 
 
-def tokenizer_build(seed: int, vocabulary: int, texts: int = 12_000) -> Any:
+def tokenizer_build(seed: int, vocabulary: int, texts: int = TEXTS) -> Any:
     """A byte-level BPE with GPT-2's pre-tokenizer, so that any text can be encoded and llama.cpp knows how.
 
+    No merge joins a letter with a blank or a sign, so that a name is the same tokens wherever it stands: after a
+    blank, in quotes, at the start of a line. Signs join in `JSON_SIGNS` alone, and the blank before `PROMPT_WORDS`.
     Raises ValueError where the made-up texts hold too few distinct pairs for `vocabulary` tokens.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    joined = (*JSON_SIGNS, *((BLANK, word) for word in PROMPT_WORDS))
+    learnt = vocabulary - len(joined)
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    bpe.decoder = decoders.ByteLevel()
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}{1,2}|\p{M}+|[^\p{L}\p{N}\p{M}]"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     random = Random(f"tokenizer/{seed}")
     bpe.train_from_iterator(
         (tokenizer_text(random) for _ in range(texts)),
         trainers.BpeTrainer(
-            vocab_size=vocabulary,
+            vocab_size=learnt,
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         ),
     )
-    if bpe.get_vocab_size() != vocabulary:
-        raise ValueError(
-            f"expected {vocabulary} tokens, the texts gave {bpe.get_vocab_size()}: use more texts"
-        )
+    if bpe.get_vocab_size() != learnt:
+        raise ValueError(f"expected {learnt} tokens, the texts gave {bpe.get_vocab_size()}: use more texts")
+    written = json.loads(bpe.to_str())
+    for left, right in joined:
+        written["model"]["merges"].append([left, right])
+        written["model"]["vocab"][left + right] = len(written["model"]["vocab"])
+    bpe = Tokenizer.from_str(json.dumps(written))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    bpe.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=PAD,
@@ -134,6 +174,14 @@ def tokenizer_build(seed: int, vocabulary: int, texts: int = 12_000) -> Any:
         clean_up_tokenization_spaces=False,
         model_max_length=CONTEXT,
     )
+
+
+def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Ids of texts that are one token each."""
+    found = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    if not all(len(ids) == 1 for ids in found):
+        raise ValueError(f"expected texts of one token each, found {dict(zip(texts, found, strict=True))}")
+    return [token for (token,) in found]
 
 
 def _model(shape: Shape, tokenizer: Any) -> Any:
@@ -148,6 +196,7 @@ def _model(shape: Shape, tokenizer: Any) -> Any:
             num_attention_heads=shape.heads,
             num_key_value_heads=shape.kv_heads,
             max_position_embeddings=CONTEXT,
+            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -158,87 +207,3 @@ def _model(shape: Shape, tokenizer: Any) -> Any:
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     return model
-
-
-def encode(tokenizer: Any, example: Example) -> tuple[list[int], list[int]]:
-    """Token ids of an example's prompt (none for plain text) and of its response with the end token."""
-    prompt: list[int] = []
-    if example.messages:
-        text = tokenizer.apply_chat_template(
-            list(example.messages), tokenize=False, add_generation_prompt=True
-        )
-        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
-    response = tokenizer(example.response, add_special_tokens=False)["input_ids"]
-    return prompt, [*response, tokenizer.eos_token_id]
-
-
-def _train(
-    model: Any,
-    tokenizer: Any,
-    seed: int,
-    steps: int,
-    batch_size: int,
-    learning_rate: float,
-    progress: Callable[[int, int, float], None] | None,
-) -> list[float]:
-    """AdamW with warm-up and cosine decay; returns the loss of each step, in nats per response token."""
-    import torch
-
-    from rl.training.hardware import detect
-
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}],
-        lr=learning_rate,
-        betas=(0.9, 0.95),
-    )
-    # on a processor that multiplies it natively only: elsewhere bfloat16 is emulated, and many times slower
-    bfloat16 = detect().dtype == "bfloat16"
-    warmup = max(1, steps // 20)
-    losses: list[float] = []
-    model.train()
-    for step, batch in zip(range(1, steps + 1), batches(tokenizer, seed, batch_size), strict=False):
-        rate = min(step / warmup, 0.5 * (1 + math.cos(math.pi * step / (steps + 1))))
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * rate
-        ids, taught = _padded(batch, tokenizer.pad_token_id)
-        # padded on the right and read causally: no mask is needed; only what is taught reaches the head
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            seen = model.model(input_ids=ids[:, :-1]).last_hidden_state
-            logits = model.lm_head(seen[taught[:, 1:]])
-        loss = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][taught[:, 1:]])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        if progress is not None:
-            progress(step, steps, losses[-1])
-    model.eval()
-    return losses
-
-
-def batches(tokenizer: Any, seed: int, batch_size: int) -> Iterator[list[tuple[list[int], list[int]]]]:
-    """Endless batches of encoded examples, always the same for a seed; those of one batch have similar lengths."""
-    random = Random(f"examples/{seed}")
-    while True:
-        drawn = [encode(tokenizer, example_random(random)) for _ in range(8 * batch_size)]
-        drawn.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
-        cut = [drawn[start : start + batch_size] for start in range(0, len(drawn), batch_size)]
-        random.shuffle(cut)
-        yield from cut
-
-
-def _padded(batch: Sequence[tuple[list[int], list[int]]], pad: int) -> tuple[Any, Any]:
-    """Token ids [B, T], padded on the right, and whether each is a response token to be learnt, bool [B, T]."""
-    import torch
-
-    width = max(len(prompt) + len(response) for prompt, response in batch)
-    ids = torch.full((len(batch), width), pad)
-    taught = torch.zeros((len(batch), width), dtype=torch.bool)
-    for row, (prompt, response) in enumerate(batch):
-        end = len(prompt) + len(response)
-        ids[row, :end] = torch.tensor(prompt + response)
-        taught[row, len(prompt) : end] = True
-    return ids, taught

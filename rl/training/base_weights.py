@@ -10,20 +10,27 @@ sharpen it. Everything stays trainable. Measured: DECISIONS.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-TOKEN_SHARE, BEFORE_SHARE = 0.625, 0.25
-"""Shares of the residual stream that hold, at the start, the token itself and the token before it."""
-TOKEN_STD, CONSTANT, NOISE = 0.063, 0.4, 0.005
+TOKEN_SHARE = 0.5
+"""Share of the residual stream that holds, at the start, the token itself."""
+TOKEN_NORM, CONSTANT, NOISE = 0.8, 0.4, 0.005
+FAST_PAIRS = 5
+"""Pairs of the rotary embedding by which a head finds the place a fixed number of tokens back."""
+SLOW_FROM = 0.375
+"""Share of the pairs, fast ones first, after which they are slow enough to compare tokens over a prompt's length."""
 
 
 @torch.no_grad()
-def weights_start(model: Any) -> None:
+def weights_start(model: Any, *, asking: Sequence[int] = (), opening: Sequence[int] = ()) -> None:
     """Set the weights of a LlamaForCausalLM in place, drawn from torch's global generator.
 
-    Needs at least two layers, two key-value heads, tied embeddings and a head at least 2 * 8 wide.
+    asking: tokens after which a listed name is to be written; opening: tokens after which listed names stand in a
+    prompt. From the former, heads begin by looking at what follows the latter, all alike.
+    Needs at least two layers, two key-value heads with two queries each, and tied embeddings.
     """
     config = model.config
     hidden, layers = config.hidden_size, config.num_hidden_layers
@@ -33,64 +40,82 @@ def weights_start(model: Any) -> None:
             last = "o_proj" in name or "down_proj" in name
             weight.normal_(0.0, 0.02 / math.sqrt(2 * layers) if last else 0.02)
 
+    first = int(SLOW_FROM * width / 2)
+    slow = torch.cat([torch.arange(first, width // 2), torch.arange(width // 2 + first, width)])
+    tokens, before = round(hidden * TOKEN_SHARE), len(slow)
     basis = torch.linalg.qr(torch.randn(hidden, hidden))[0].T  # orthonormal rows
-    tokens, before = round(hidden * TOKEN_SHARE), round(hidden * BEFORE_SHARE)
-    token_space, before_space = basis[:tokens], basis[tokens : tokens + before]
-    constant = basis[tokens + before]
+    token_space = basis[:tokens]
+    spaces = [
+        token_space[slow],
+        basis[tokens : tokens + before],
+        basis[tokens + before : tokens + 2 * before],
+    ]
+    constant = basis[tokens + 2 * before]
 
     embeddings = model.model.embed_tokens.weight
     embeddings.copy_(
-        torch.randn(len(embeddings), tokens) * TOKEN_STD @ token_space
+        torch.randn(len(embeddings), tokens) * TOKEN_NORM / math.sqrt(tokens) @ token_space
         + torch.randn_like(embeddings) * NOISE
         + CONSTANT * constant
     )
-    _previous_token_head(model.model.layers[0].self_attn, width, token_space, before_space, constant)
+    back = model.model.layers[0].self_attn
+    for head, distance in ((0, 1), (1, 2)):
+        _head_looking_back(back, head, distance, width, spaces[0], spaces[distance], slow, constant)
     # one induction head per key-value head, each reading other dimensions of the token
     queries_per_key = config.num_attention_heads // config.num_key_value_heads
     for kv_head in range(2):
         read = token_space[:width] if kv_head == 0 else token_space[-width:]
         _induction_head(
-            model.model.layers[1].self_attn,
-            kv_head * queries_per_key,
-            kv_head,
-            width,
-            token_space,
-            before_space,
-            read,
+            model.model.layers[1].self_attn, kv_head * queries_per_key, kv_head, width, spaces, slow, read
         )
+        if asking and opening:
+            _choosing_head(
+                model.model.layers[1].self_attn,
+                kv_head * queries_per_key + 1,
+                width,
+                embeddings[list(asking)] @ token_space.T @ token_space,
+                embeddings[list(opening)] @ spaces[0].T,
+                slow,
+                read,
+            )
 
 
-def _previous_token_head(
+def _head_looking_back(
     attention: Any,
+    head: int,
+    distance: int,
     width: int,
     token_space: torch.Tensor,
     before_space: torch.Tensor,
+    slow: torch.Tensor,
     constant: torch.Tensor,
 ) -> None:
-    """Head 0 looks one position back, whatever stands there, and copies it into `before_space`.
+    """A head of key-value head 0 looks `distance` back, whatever stands there, and copies it into `before_space`.
 
-    Queries and keys hold only the constant direction, in the fast pairs of the rotary embedding and the keys turned
-    by one position, so that their product is a sum of cos((distance - 1) * theta) and peaks at distance 1.
+    Queries and keys hold only the constant direction, in the fast pairs of the rotary embedding and the queries
+    turned back, so that their product is a sum of cos((found - distance) * theta) and peaks at `distance`.
     """
     hidden = constant.shape[0]
-    pairs, half = 5, width // 2
+    half = width // 2
     theta = attention.config.rope_parameters["rope_theta"] ** (-torch.arange(0, width, 2).float() / width)
-    tokens_norm = TOKEN_STD * math.sqrt(len(token_space))
     # size of the constant component once the layer's norm has made every vector sqrt(hidden) long
-    seen = math.sqrt(hidden) * CONSTANT / math.hypot(tokens_norm, CONSTANT)
-    # a score of 6 per pair at distance 1, after attention's own division by sqrt(width)
+    seen = math.sqrt(hidden) * CONSTANT / math.hypot(TOKEN_NORM, CONSTANT)
+    # a score of 6 per pair at the distance, after attention's own division by sqrt(width)
     strength = math.sqrt(6 * math.sqrt(width)) / seen
     query, key = torch.randn(width, hidden) * NOISE, torch.randn(width, hidden) * NOISE
-    for pair in range(pairs):
-        query[pair] += strength * constant
-        key[pair] += strength * math.cos(theta[pair]) * constant
-        key[pair + half] += strength * math.sin(theta[pair]) * constant
-    attention.q_proj.weight[:width] = query
+    for pair in range(FAST_PAIRS):
+        query[pair] += strength * math.cos(distance * theta[pair]) * constant
+        query[pair + half] -= strength * math.sin(distance * theta[pair]) * constant
+        key[pair] += strength * constant
+    queries = slice(head * width, (head + 1) * width)
+    attention.q_proj.weight[queries] = query
     attention.k_proj.weight[:width] = key
-    attention.v_proj.weight[:width] = token_space[:width] + torch.randn(width, hidden) * NOISE
-    attention.o_proj.weight[:, :width] = (
-        0.11 * before_space[:width].T + torch.randn(hidden, width) * NOISE / 2
-    )
+    value = torch.randn(width, hidden) * NOISE
+    value[slow] += token_space
+    attention.v_proj.weight[:width] = value
+    out = torch.randn(hidden, width) * NOISE / 2
+    out[:, slow] += 0.11 * before_space.T
+    attention.o_proj.weight[:, queries] = out
 
 
 def _induction_head(
@@ -98,23 +123,47 @@ def _induction_head(
     head: int,
     kv_head: int,
     width: int,
-    token_space: torch.Tensor,
-    before_space: torch.Tensor,
+    spaces: list[torch.Tensor],
+    slow: torch.Tensor,
     read: torch.Tensor,
 ) -> None:
-    """Looks where the present token is noted as the one before, and adds what stands there to the prediction.
+    """Looks where the last two tokens stood in front, and adds what stands there to the prediction.
 
-    Only the slow pairs of the rotary embedding compare the two: the fast ones would blur the match over distance.
+    `spaces`: where a place notes its own token, the one before, and the one before that. Only the slow pairs of the
+    rotary embedding compare: the fast ones would blur the match over distance.
     """
-    hidden = token_space.shape[1]
-    quarter, half = width // 4, width // 2
-    slow = torch.cat([torch.arange(quarter, half), torch.arange(half + quarter, width)])
+    hidden = read.shape[1]
     query, key = torch.randn(width, hidden) * NOISE, torch.randn(width, hidden) * NOISE
-    query[slow] += 1.4 * token_space[slow]
-    key[slow] += 1.4 * before_space[slow]
+    turn = torch.randperm(len(slow))
+    query[slow] += 1.4 * spaces[0] + 0.9 * spaces[1][turn]
+    key[slow] += 1.4 * spaces[1] + 0.9 * spaces[2][turn]
     queries = slice(head * width, (head + 1) * width)
     keys = slice(kv_head * width, (kv_head + 1) * width)
     attention.q_proj.weight[queries] = query
     attention.k_proj.weight[keys] = key
     attention.v_proj.weight[keys] = read + torch.randn(width, hidden) * NOISE
     attention.o_proj.weight[:, queries] = 0.15 * read.T + torch.randn(hidden, width) * NOISE / 2
+
+
+def _choosing_head(
+    attention: Any,
+    head: int,
+    width: int,
+    asking: torch.Tensor,
+    opening: torch.Tensor,
+    slow: torch.Tensor,
+    read: torch.Tensor,
+) -> None:
+    """From a token of `asking` looks at every place in front of which one of `opening` stands, and reads it.
+
+    Keys and values are those of the induction head it shares them with, which note the token before a place. What is
+    read from several places is shared among them, so it is written more strongly than what one place says.
+    """
+    hidden = read.shape[1]
+    query = torch.randn(width, hidden) * NOISE
+    wanted = sum(row / row.norm() for row in opening)
+    for row in asking:
+        query[slow] += 0.65 * torch.outer(wanted, row / row.norm())
+    queries = slice(head * width, (head + 1) * width)
+    attention.q_proj.weight[queries] = query
+    attention.o_proj.weight[:, queries] = 0.5 * read.T + torch.randn(hidden, width) * NOISE / 2

@@ -26,6 +26,7 @@ from rl.agents.base import Message
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.traces import share_to_raw
 from rl.training.logps import causal_model, collate
+from rl.training.model_files import base_check, base_of
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.result import TrainingRefused
 
@@ -263,7 +264,9 @@ class LearnedReward:
     def load(cls, folder: str | Path) -> LearnedReward:
         """Open the folder that `auto_label` left. Raises TrainingRefused, PolicyLoadError."""
         model, facts = LabelModel.load(Path(folder))
-        return cls(model, load_policy(facts["base_model"]))
+        policy = load_policy(base_of(facts))
+        base_check(f"the label model {folder}", facts, policy.base_model, policy.base_model_hash)
+        return cls(model, policy)
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
         items: list[Item] = [([dict(m) for m in sample.prompt], sample.response) for sample in samples]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from rl.bundled import FIRST_HASH, base_named, resolve_base_model
 from rl.checksums import FileDamaged, sums_check
-from rl.training.base_model import resolve_base_model
 
 FACTS = "ratchet.json"
 """Beside an adapter's weights: which base it belongs to, for which agent, by which method."""
@@ -66,6 +67,24 @@ def base_hash(source: str, commit: str | None = None) -> str:
             while block := stream.read(1 << 22):
                 digest.update(block)
     return f"sha256:{digest.hexdigest()}"
+
+
+def base_check(what: str, facts: Mapping[str, Any], base_model: str, found: str) -> None:
+    """Raises PolicyLoadError where `what` was trained on another base than the one whose hash is `found`.
+
+    What notes no hash passes.
+    """
+    expected = str(facts.get("base_model_hash") or "")
+    if expected and expected != found:
+        raise PolicyLoadError(
+            f"{what} was trained on {facts.get('base_model')!r} ({expected[:19]}…), but {base_model!r} is "
+            f"{found[:19]}…: on another base it answers nonsense. Give the base it was trained on, or train it again"
+        )
+
+
+def base_of(facts: Mapping[str, Any]) -> str:
+    """The name of the base that a reward or label model was trained on, of former bundled ones by its hash."""
+    return base_named(str(facts["base_model"]), str(facts.get("base_model_hash") or FIRST_HASH))
 
 
 def model_located(base_model: str) -> str:

@@ -20,6 +20,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from rl.agents.base import Message
+from rl.bundled import base_named
 from rl.checksums import sums_write
 from rl.recipes import Recipe
 from rl.training.encoding import Encoder
@@ -30,6 +31,7 @@ from rl.training.model_files import (
     FACTS,
     PolicyLoadError,
     adapter_read,
+    base_check,
     base_hash,
     model_located,
 )
@@ -102,7 +104,8 @@ def load_policy(
     """
     hardware = hardware or detect()
     facts = adapter_read(adapter) if adapter is not None else {}
-    source = model_located(base_model)
+    # what was trained on a former bundled model stays on that
+    source = model_located(base_named(base_model, str(facts.get("base_model_hash") or "")))
     notes: list[str] = []
     config, tokenizer = config_load(base_model, source), tokenizer_load(base_model, source)
     quantized = None
@@ -310,12 +313,8 @@ def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", metho
 def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> None:
     """Raises PolicyLoadError for an adapter of another base than the one that is loaded."""
     expected = facts.get("base_model_hash")
-    if expected and expected != policy.base_model_hash:
-        raise PolicyLoadError(
-            f"the adapter {path} was trained on {facts.get('base_model')!r} ({expected[:19]}…), but "
-            f"{policy.base_model!r} is {policy.base_model_hash[:19]}…: on another base it answers nonsense. "
-            f"Give the base it was trained on"
-        )
+    if expected:
+        base_check(f"the adapter {path}", facts, policy.base_model, policy.base_model_hash)
     if not expected:
         policy.notes.append(
             f"{path.name} has no {FACTS}: whether it belongs to this base could not be checked"

@@ -197,6 +197,7 @@ class RewardModelTrainer:
             "objective": self.recipe.objective,
             "architecture": self.recipe.architecture,
             "base_model": self.base_model,
+            "base_model_hash": trainer.policy.base_model_hash,
             "agent": self.agent,
             "max_length": self.recipe.max_length,
             "mean": statistics.fmean(scores),

@@ -19,7 +19,7 @@ from rl.training.encoding import EncodedResponse
 from rl.training.foretold import sigmoid
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape, without_bars
-from rl.training.model_files import PolicyLoadError, model_located
+from rl.training.model_files import PolicyLoadError, base_check, base_hash, base_of, model_located
 from rl.training.policy import matmul
 from rl.training.score_trainer import padded
 
@@ -54,7 +54,10 @@ class RewardModel:
             raise PolicyLoadError(
                 f"expected a reward model at {path} (with {FACTS}), found {error}; train one with train_reward_model"
             ) from error
-        model, encoder = backbone_load(facts["base_model"], facts["architecture"], hardware)
+        base = base_of(facts)
+        model, encoder = backbone_load(base, facts["architecture"], hardware)
+        found = base_hash(model_located(base), getattr(model.config, "_commit_hash", None))
+        base_check(f"the reward model {path}", facts, facts["base_model"], found)
         model = PeftModel.from_pretrained(model, path, use_safetensors=True)
         model.to(dtype_of(facts["architecture"], hardware)).eval()
         head_of(model.get_base_model()).float()

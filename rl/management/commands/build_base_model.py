@@ -12,7 +12,8 @@ from backend.command import RatchetCommand
 
 class Command(RatchetCommand):
     help = (
-        "Train the small base model that is shipped with Ratchet, from nothing: a few minutes on two cores."
+        "Train the small base model that is shipped with Ratchet, from nothing, and measure it; a build that was "
+        "cut off goes on."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -34,7 +35,7 @@ class Command(RatchetCommand):
             type=int,
             default=STEPS,
             metavar="N",
-            help="Optimiser steps of 32 examples (default: %(default)s). Example: --steps 200",
+            help="Optimiser steps of 24 examples (default: %(default)s). Example: --steps 200",
         )
         parser.add_argument(
             "--seed",
@@ -69,8 +70,14 @@ class Command(RatchetCommand):
             f"{result['steps']} steps in {result['seconds']:.0f} s, loss {result['loss']:.3f} nats per token"
         )
         for agent, figures in result["agents"].items():
-            self.stdout.write(
-                f"{agent}: {figures['valid_greedy']:.1%} valid greedy, {figures['valid_sampled']:.1%} sampled at "
-                f"temperature 1, {figures['preference_accuracy']:.1%} preference accuracy "
-                f"({figures['prompts']} prompts; the taste is simulated)"
+            told = (
+                f"{figures['valid_greedy']:.0%} valid greedy, {figures['valid_sampled']:.0%} at temperature 1"
             )
+            if "evenness" in figures:
+                told += f"; answers spread over {figures['evenness']:.0%} of the options"
+            if "preference_accuracy" in figures:
+                told += f"; {figures['preference_accuracy']:.0%} preference accuracy (the taste is simulated)"
+            self.stdout.write(f"{agent}: {told} ({figures['prompts']} prompts)")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        return f"python manage.py train_dpo --model {result['path']}"

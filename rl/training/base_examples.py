@@ -1,0 +1,122 @@
+"""What one made-up prompt teaches: several right answers, and how likely each next token of them is. Pure.
+
+Where an answer is drawn evenly among options, the model is not shown one draw but the whole distribution: after
+each token the options that are still possible are counted. That says "each alike, and nothing else" without noise,
+and one prompt teaches the copying of all its options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from rl.agents.base import Message
+
+Weighted = tuple[str, float]
+"""A text and its share."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A right answer, and at each of its choices the texts it might have been up to there, with their shares."""
+
+    text: str
+    choices: tuple[tuple[Weighted, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Example:
+    """One chat to learn from: the prompt's messages and right answers to it; plain text has no messages."""
+
+    messages: tuple[Message, ...]
+    answers: tuple[Answer, ...]
+
+    @property
+    def response(self) -> str:
+        return self.answers[0].text
+
+
+MOST_ANSWERS = 5
+"""Answers of one prompt that are learnt from; the shares count all of them."""
+
+
+def one_answer(messages: Sequence[Message], text: str) -> Example:
+    """An example with a single right answer."""
+    return Example(tuple(messages), (Answer(text),))
+
+
+def chat(system: str, user: str) -> tuple[Message, ...]:
+    """The two messages of a prompt; without a system prompt only the user's."""
+    turns: list[Message] = [{"role": "system", "content": system}] if system else []
+    return (*turns, {"role": "user", "content": user})
+
+
+def choice(
+    random: Random, messages: Sequence[Message], responses: Sequence[str], most: int = MOST_ANSWERS
+) -> Example:
+    """Any one of the responses, each alike; `most`: so many of them are learnt from."""
+    every = tuple((response, 1 / len(responses)) for response in responses)
+    shown = random.sample(list(responses), min(most, len(responses)))
+    return Example(tuple(messages), tuple(Answer(text, (every,)) for text in shown))
+
+
+def names_picked(random: Random, key: str, names: Sequence[str], sizes: Sequence[int]) -> Answer:
+    """Different names in any order, {"<key>": [...]}; each number of names in `sizes` is alike likely."""
+    left, size = list(names), random.choice(list(sizes))
+    text, choices = json.dumps({key: []}, ensure_ascii=False)[:-2], []
+    for place in range(size):
+        # sizes that are still possible say whether this name may be the last
+        open_sizes = [other for other in sizes if other > place]
+        last = sum(other == place + 1 for other in open_sizes) / len(open_sizes)
+        each = 1 / len(left)
+        every = []
+        for name in left:
+            quoted = text + json.dumps(name, ensure_ascii=False)
+            if last:
+                every.append((quoted + "]}", each * last))
+            if last < 1:
+                every.append((quoted + ",", each * (1 - last)))
+        choices.append(tuple(every))
+        name = random.choice(left)
+        left.remove(name)
+        text += json.dumps(name, ensure_ascii=False) + ("]}" if place + 1 == size else ", ")
+    return Answer(text, tuple(choices))
+
+
+def object_of(random: Random, fields: Sequence[tuple[str, Sequence[Any]]]) -> Answer:
+    """An object with these keys, in this order, each with one of its values, each value alike."""
+    text, choices = "{", []
+    for number, (key, values) in enumerate(fields):
+        text += json.dumps(key, ensure_ascii=False) + ": "
+        after = "}" if number + 1 == len(fields) else ","
+        written = [json.dumps(value, ensure_ascii=False) for value in values]
+        choices.append(tuple((text + value + after, 1 / len(written)) for value in written))
+        text += random.choice(written) + after + ("" if after == "}" else " ")
+    return Answer(text, tuple(choices))
+
+
+def call_of(random: Random, tools: Sequence[tuple[str, Sequence[tuple[str, Sequence[Any]]]]]) -> Answer:
+    """A call of one of the tools, each alike, with one of the values of each argument: {"tool", "arguments"}."""
+    opened = [f'{{"tool": {json.dumps(name, ensure_ascii=False)}, "arguments": ' for name, _ in tools]
+    first = tuple((text.removesuffix(" "), 1 / len(opened)) for text in opened)
+    place = random.randrange(len(tools))
+    arguments = tools[place][1]
+    if not arguments:
+        return Answer(opened[place] + "{}}", (first,))
+    inner = object_of(random, arguments)
+    return Answer(
+        opened[place] + inner.text + "}",
+        (
+            first,
+            *(
+                tuple(
+                    (opened[place] + text + ("}" if text.endswith("}") else ""), share)
+                    for text, share in every
+                )
+                for every in inner.choices
+            ),
+        ),
+    )

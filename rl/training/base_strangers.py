@@ -1,0 +1,387 @@
+"""Made-up agents nobody built in: other keys, other options, other ways to say both. Pure.
+
+Each prompt says under which keys to answer and lists what may be answered, in one of many layouts, with fields and
+sentences around it that matter to nobody. Answers are drawn evenly, but for prompts that ask for a field's value or
+state a rule, where one answer is right: they teach to read the fields a taste may depend on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from rl.training import base_words as words
+from rl.training.base_examples import (
+    Answer,
+    Example,
+    call_of,
+    chat,
+    choice,
+    names_picked,
+    object_of,
+    one_answer,
+)
+
+TASKS = (
+    "request", "ticket", "question", "note", "case", "task", "message", "situation", "event", "step", "order", "guest",
+    "reading", "call", "visit", "item", "job", "customer", "document", "patient",
+)  # fmt: skip
+KEYS = (
+    "choice", "option", "action", "tool", "route", "label", "category", "answer", "item", "pick", "plan", "queue",
+    "priority", "model", "template", "next", "team", "urgency", "status", "kind", "colour", "level", "result",
+)  # fmt: skip
+FIELDS = (
+    "status", "since", "on", "from", "size", "kind", "hour", "mood", "place", "weather", "language", "amount", "id",
+    "channel", "season", "tier", "age", "topic", "text", "subject", "reader", "load",
+)  # fmt: skip
+FORMS = (
+    "Answer in JSON.",
+    "Answer in JSON.",
+    "Reply with JSON.",
+    "JSON only.",
+    "Answer with a JSON object.",
+    "",
+)
+
+
+def key_of(random: Random, known: Sequence[str] = KEYS) -> str:
+    """A key to answer under: one of the usual, or any."""
+    return random.choice(known) if random.random() < 0.3 else words.key_name(random)
+
+
+def choice_stranger(random: Random) -> Example:
+    """One of the listed options, as JSON under some key, or on its own."""
+    few = random.random() < 0.8
+    options = words.options_named(random, 2 if few else 7, 6 if few else 14)
+    key, task = key_of(random), random.choice(TASKS)
+    if random.random() < 0.2:
+        system = random.choice(
+            (
+                f"Answer with one of the listed {key}s, nothing else.",
+                "Reply with one of these words only.",
+                f"Choose one {key} for the {task}. Answer with its name.",
+                f"Which {key}? Answer with exactly one of the options.",
+                "Pick one of the options below.",
+            )
+        )
+        return choice(random, prompt(random, system, key, task, options), options)
+    system = random.choice((_one_sentence, _one_sentence, _one_key, _one_like, _one_schema))(
+        random, key, task, options
+    )
+    return choice(
+        random,
+        prompt(random, system, key, task, options, listed='"enum"' in system),
+        [json.dumps({key: option}, ensure_ascii=False) for option in options],
+    )
+
+
+def _one_sentence(random: Random, key: str, task: str, options: Sequence[str]) -> str:
+    verb = random.choice(("Pick", "Choose", "Select", "Name", "Give"))
+    which = random.choice(("listed ", "listed ", "", "of the listed "))
+    return f"{verb} one {which}{key} for the {task}. Answer in JSON."
+
+
+def _one_key(random: Random, key: str, task: str, options: Sequence[str]) -> str:
+    return random.choice(
+        (
+            f'Choose one of the options for the {task}. Answer in JSON with the key "{key}".',
+            f'Answer in JSON under "{key}".',
+            f'{words.sentence(random)} Answer with a JSON object that has one key, "{key}".',
+            f"Which {key} suits the {task}? Answer in JSON.",
+            f"Decide the {key} of the {task}. Answer in JSON.",
+            f"What {key} is it? Reply with JSON.",
+        )
+    )
+
+
+def _one_like(random: Random, key: str, task: str, options: Sequence[str]) -> str:
+    shown = random.choice(("...", "...", f"<{key}>", "one of the options", "", random.choice(options)))
+    like = json.dumps({key: shown}, ensure_ascii=False)
+    return random.choice(
+        (
+            f"Choose one of the options. Reply like {like}",
+            f"Pick one for the {task}. Answer: {like}",
+            f"Format: {like}",
+        )
+    )
+
+
+def _one_schema(random: Random, key: str, task: str, options: Sequence[str]) -> str:
+    inner: dict[str, Any] = {"enum": list(options)}
+    if random.random() < 0.5:
+        inner = {"type": "string", **inner}
+    return random.choice(("Answer in JSON: ", "Schema: ", "Reply with JSON that fits ")) + _schema(
+        random, {key: inner}
+    )
+
+
+def _schema(random: Random, properties: dict[str, Any]) -> str:
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if random.random() < 0.7:
+        schema["required"] = list(properties)
+    if random.random() < 0.3:
+        schema["additionalProperties"] = False
+    return json.dumps(schema if random.random() < 0.7 else properties, ensure_ascii=False)
+
+
+def list_stranger(random: Random, *, ordered: bool = False) -> Example:
+    """Some of the listed names, or all of them in an order."""
+    options = words.options_named(random, 2 if ordered else 3, 5 if ordered else 7)
+    if random.random() < 0.3:
+        start, sign = random.randint(1, 4), random.choice("abcdefgkmnpqrstwxyzABCDKPQRST")
+        numbers = random.sample(range(start, start + 12), len(options))
+        options = [f"{sign}{number}" for number in numbers]
+    key, task = key_of(random), random.choice(TASKS)
+    if ordered:
+        sizes: Sequence[int] = [len(options)]
+        what = random.choice(
+            (
+                f"Put all listed {key}s in order",
+                "Put the options in order",
+                "Order them all",
+                f"Sort the {key}s, best first",
+                f"Rank every option for the {task}",
+                "Rank the listed names, most pressing first",
+            )
+        )
+    else:
+        sizes = range(1, min(len(options), 4) + 1)
+        what = random.choice(
+            (
+                f"Pick the listed {key} that fit the {task}",
+                f"Pick the {key}s of the {task}",
+                "Choose one or more of the options",
+                f"Which of the {key}s belong to the {task}?",
+                "Select all that apply",
+                f"Tag the {task}",
+            )
+        )
+    like = json.dumps({key: random.choice((["..."], ["...", "..."], options[:1]))}, ensure_ascii=False)
+    system = what + random.choice(
+        (
+            f'. Answer in JSON with a list under "{key}".',
+            f". Answer in JSON like {like}",
+            f'. Reply with JSON, key "{key}".',
+            ". " + _schema(random, {key: {"type": "array", "items": {"enum": options}}}),
+        )
+    )
+    answers = [names_picked(random, key, options, sizes) for _ in range(2)]
+    messages = prompt(random, system, key, task, options, listed='"enum"' in system)
+    return Example(messages, tuple(answers))
+
+
+def order_stranger(random: Random) -> Example:
+    """All listed names in an order."""
+    return list_stranger(random, ordered=True)
+
+
+def object_stranger(random: Random) -> Example:
+    """An object of several keys, each with options, numbers of a range, or true and false."""
+    fields: dict[str, tuple[list[Any], str, dict[str, Any]]] = {}
+    for _ in range(random.choice((1, 2, 2, 3, 3, 4))):
+        fields[key_of(random, FIELDS)] = _values(random)
+    kind = random.random()
+    if kind < 0.35:
+        told = "\n".join(f"{key}: {said}" for key, (_, said, _) in fields.items())
+    elif kind < 0.55:
+        told = _schema(random, {key: schema for key, (_, _, schema) in fields.items()})
+    elif kind < 0.75:
+        told = "{" + ", ".join(f'"{key}": {said}' for key, (_, said, _) in fields.items()) + "}"
+    elif kind < 0.9:
+        told = "\n".join(f"- {key} ({said})" for key, (_, said, _) in fields.items())
+    else:
+        told = ", ".join(f'"{key}" ({said})' for key, (_, said, _) in fields.items())
+    task = random.choice(TASKS)
+    opening = random.choice(
+        (
+            f"Describe the {task} in JSON",
+            "Answer in JSON with these keys",
+            f"Rate the {task}. JSON",
+            "Fill in",
+            "Answer in JSON",
+        )
+    )
+    answers = [object_of(random, [(key, values) for key, (values, _, _) in fields.items()]) for _ in range(2)]
+    asked = f"{opening}:{random.choice((' ', chr(10)))}{told}"
+    about = "\n".join(_context(random, task, most=4))
+    if random.random() < 0.6:
+        return Example(chat(asked, about), tuple(answers))
+    system = random.choice(FORMS)
+    return Example(chat(system, random.choice((f"{about}\n{asked}", f"{asked}\n{about}"))), tuple(answers))
+
+
+def _values(random: Random) -> tuple[list[Any], str, dict[str, Any]]:
+    """Values of a field, how a prompt says them, and their JSON schema."""
+    kind = random.random()
+    if kind < 0.5:
+        options = words.options_named(random, 2, 5)
+        return options, _said(random, options), {"enum": options}
+    if kind < 0.65:
+        return [True, False], random.choice(("true or false", "true/false", "boolean")), {"type": "boolean"}
+    low = random.choice((0, 0, 1, 1, 1, random.randint(-5, 20)))
+    high = low + random.choice((1, 2, 4, 5, 9, 10, 100, random.randint(3, 50)))
+    if kind < 0.9:
+        said = random.choice(
+            (f"{low} to {high}", f"{low}-{high}", f"integer from {low} to {high}", f"a number {low}..{high}")
+        )
+        every = list(range(low, high + 1))
+        return (
+            every if len(every) <= 16 else sorted(random.sample(every, 16)),
+            said,
+            {"type": "integer", "minimum": low, "maximum": high},
+        )
+    tenths = [number / 10 for number in range(11)]
+    return (
+        tenths,
+        random.choice(("0 to 1", "0.0-1.0", "number from 0 to 1")),
+        {"type": "number", "minimum": 0, "maximum": 1},
+    )
+
+
+def _said(random: Random, options: Sequence[str]) -> str:
+    """Options in one line."""
+    kind = random.random()
+    if kind < 0.35:
+        return ", ".join(options)
+    if kind < 0.5:
+        return ", ".join(options[:-1]) + random.choice((" or ", " and ", ", or ")) + options[-1]
+    if kind < 0.65:
+        return json.dumps(list(options), ensure_ascii=False)
+    if kind < 0.75:
+        return ", ".join(f'"{option}"' for option in options)
+    return random.choice((" | ", "|", "/", "; ", " / ")).join(options)
+
+
+def prompt(
+    random: Random, system: str, key: str, task: str, options: Sequence[str], *, listed: bool = False
+) -> tuple[Any, ...]:
+    """A system prompt and a user's message that tells of a case and lists the options; `listed`: they stand already."""
+    about = _context(random, task)
+    if listed:
+        return chat(system, "\n".join(about))
+    head = random.choice(
+        (f"{key}s", f"{key}s", key, "options", "options", "choices", "one of", "allowed", "listed")
+    )
+    if random.random() < 0.06:
+        state: dict[str, Any] = {
+            line.partition(": ")[0]: line.partition(": ")[2] for line in about if ": " in line
+        }
+        return chat(system, json.dumps({**state, head: list(options)}, ensure_ascii=False))
+    lines = _layout(random, head, options)
+    where = random.random()
+    if where < 0.12:
+        return chat(f"{system}\n{lines}" if system else lines, "\n".join(about))
+    if where < 0.2:
+        return chat(system, "\n".join([lines, *about]))
+    if where < 0.27:
+        return chat("", "\n".join([system, *about, lines]))
+    return chat(system, "\n".join([*about, lines]))
+
+
+def _layout(random: Random, head: str, options: Sequence[str]) -> str:
+    kind = random.random()
+    title = head + ":"
+    if kind < 0.40:
+        return "\n".join([title, *options])
+    if kind < 0.50:
+        sign = random.choice(("- ", "- ", "* ", "• "))
+        return "\n".join([title, *(sign + option for option in options)])
+    if kind < 0.55:
+        return "\n".join([title, *(f"{number}. {option}" for number, option in enumerate(options, 1))])
+    if kind < 0.70 and not any(":" in option for option in options):
+        if random.random() < 0.6:
+            return "\n".join([title, *(f"{option}: {_about(random)}" for option in options)])
+        return "\n".join([title, *(f"- {option}: {_about(random)}" for option in options)])
+    return f"{title} {_said(random, options)}"
+
+
+def _about(random: Random) -> str:
+    """What an option is."""
+    return words.sentence(random) if random.random() < 0.3 else words.phrase(random, 4)
+
+
+def _context(random: Random, task: str, most: int = 4) -> list[str]:
+    """Lines that tell of a case: fields, sentences, an object."""
+    fields = {key_of(random, FIELDS): _value(random) for _ in range(random.randint(0, most))}
+    kind = random.random()
+    first = words.sentence(random) if random.random() < 0.6 else words.phrase(random)
+    if kind < 0.45:
+        return [f"{task}: {first}", *(f"{key}: {value}" for key, value in fields.items())]
+    if kind < 0.6:
+        return [
+            f"{task.capitalize()} #{random.randint(1, 9999)}",
+            *(f"{key}: {value}" for key, value in fields.items()),
+        ]
+    if kind < 0.8 and fields:
+        return [json.dumps({**fields, "id": random.randint(1, 9999)}, ensure_ascii=False)]
+    return [" ".join([first, *(words.sentence(random) for _ in range(random.randint(0, 1)))])]
+
+
+def _value(random: Random) -> str:
+    kind = random.random()
+    return (
+        str(random.randint(0, 999))
+        if kind < 0.25
+        else words.word(random)
+        if kind < 0.85
+        else words.phrase(random, 3)
+    )
+
+
+def lookup_stranger(random: Random) -> Example:
+    """The value of a field that the prompt asks for: one answer is right."""
+    fields = {key_of(random, FIELDS): _value(random) for _ in range(random.randint(2, 6))}
+    key = random.choice(list(fields))
+    asked = random.choice(
+        (
+            f"What is the {key}? Answer in JSON.",
+            f"Give the {key}. Answer in JSON.",
+            f'Read "{key}". JSON only.',
+        )
+    )
+    said = (
+        json.dumps(fields, ensure_ascii=False)
+        if random.random() < 0.3
+        else "\n".join(f"{name}: {value}" for name, value in fields.items())
+    )
+    return one_answer(chat(asked, said), json.dumps({key: fields[key]}, ensure_ascii=False))
+
+
+def rule_stranger(random: Random) -> Example:
+    """A rule that says which option a field's value takes, and a case: one answer is right."""
+    values, options = words.options_named(random, 2, 4), words.options_named(random, 2, 4)
+    key, field = key_of(random), key_of(random, FIELDS)
+    rule = {value: random.choice(options) for value in values}
+    sign = random.choice((" -> ", ": ", " means ", " = "))
+    others = [f"{key_of(random, FIELDS)}: {_value(random)}" for _ in range(random.randint(0, 3))]
+    value = random.choice(values)
+    case = [f"{field}: {value}", *others]
+    random.shuffle(case)
+    system = random.choice(
+        (
+            f'Go by the {field}. Answer in JSON with the key "{key}".',
+            f"Pick one listed {key}. Answer in JSON.",
+        )
+    )
+    lines = [*(f"{name}{sign}{option}" for name, option in rule.items()), *case]
+    return one_answer(chat(system, "\n".join(lines)), json.dumps({key: rule[value]}, ensure_ascii=False))
+
+
+def tool_stranger(random: Random) -> tuple[list[dict[str, Any]], str, list[Answer]]:
+    """Tools nobody built in, a goal that names values, and calls that can be made of it."""
+    tools, calls = [], []
+    values = [
+        random.randint(1, 2000) if random.random() < 0.4 else words.word(random)
+        for _ in range(random.randint(1, 3))
+    ]
+    for name in words.options_named(random, 2, 4):
+        keys = list(dict.fromkeys(key_of(random, FIELDS) for _ in range(random.choice((0, 1, 1, 2, 2)))))
+        schema = {"type": "object", "properties": {key: {} for key in keys}, "required": keys}
+        tools.append({"name": name, "description": words.phrase(random, 4), "parameters": schema})
+        calls.append((name, [(key, values) for key in keys]))
+    goal = f"{random.choice(words.VERBS)} " + " ".join(
+        f"{random.choice(words.NOUNS)} {value}" for value in values
+    )
+    return tools, goal, [call_of(random, calls) for _ in range(3)]

@@ -1,0 +1,270 @@
+"""How the bundled base learns: trees of answers, the whole distribution of each next token, and checkpoints.
+
+A prompt is read once and all its answers branch off from it, each token seeing the prompt and the tokens before it in
+its own answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from rl.training.base_corpus import example_random
+from rl.training.base_examples import Answer, Example
+from rl.training.hardware import detect
+
+BATCHES = 8
+"""Batches that are drawn together, so that each holds examples of one length."""
+
+LONGEST = 300
+"""Tokens of an example with all its answers; longer ones are left out."""
+
+SHORT, GROWING = 100, 400
+"""Tokens of the longest example at the first step, and the step from which all are learnt from: short ones first."""
+
+NORM_RATE = 4.0
+"""Learning rate of the norms' weights, as a multiple of the others'."""
+
+COOLING = 0.75
+"""Share of the steps after which the learning rate falls to nothing."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A prompt and the answers that branch off from it, as one sequence of T tokens."""
+
+    tokens: list[int]
+    parents: list[int]
+    """Place of the token before, -1 for none: T numbers, each less than its own place."""
+    depths: list[int]
+    """Position in its own chat."""
+    targets: dict[int, dict[int, float]]
+    """Place -> next token -> probability, for the places from which something is taught."""
+
+
+def tree_of(tokenizer: Any, example: Example) -> Tree:
+    """The tree of an example; an answer ends with the end-of-sequence token, which nothing follows."""
+    backend, end = tokenizer.backend_tokenizer, tokenizer.eos_token_id
+    prompt: list[int] = []
+    if example.messages:
+        text = tokenizer.apply_chat_template(
+            list(example.messages), tokenize=False, add_generation_prompt=True
+        )
+        prompt = backend.encode(text, add_special_tokens=False).ids
+    tree = Tree(list(prompt), list(range(-1, len(prompt) - 1)), list(range(len(prompt))), {})
+    children: dict[tuple[int, int], int] = {}
+    for answer in example.answers:
+        at = len(prompt) - 1
+        for token, shares in token_shares(backend, answer, end):
+            if at >= 0:
+                tree.targets.setdefault(at, shares)
+            if token == end:
+                break
+            place = children.setdefault((at, token), len(tree.tokens))
+            if place == len(tree.tokens):
+                tree.tokens.append(token)
+                tree.parents.append(at)
+                tree.depths.append(tree.depths[at] + 1 if at >= 0 else 0)
+            at = place
+    return tree
+
+
+def token_shares(backend: Any, answer: Answer, end: int) -> list[tuple[int, dict[int, float]]]:
+    """Each token of an answer and of its end, with the distribution it was drawn from: token -> probability."""
+
+    def ids_of(text: str) -> list[int]:
+        return [*backend.encode(text, add_special_tokens=False).ids, end]
+
+    path = ids_of(answer.text)
+    shares: list[dict[int, float]] = [{token: 1.0} for token in path]
+    for choice in answer.choices:
+        possible = [(ids_of(text), share) for text, share in choice]
+        for place in range(len(path)):
+            if len(possible) < 2:
+                break
+            total = sum(share for _, share in possible)
+            nexts: dict[int, float] = defaultdict(float)
+            for ids, share in possible:
+                nexts[ids[place]] += share / total
+            if len(nexts) > 1:
+                shares[place] = dict(nexts)
+            possible = [
+                (ids, share) for ids, share in possible if ids[place] == path[place] and len(ids) > place + 1
+            ]
+    return list(zip(path, shares, strict=True))
+
+
+def chunk_of(
+    tokenizer: Any, seed: int, number: int, batch_size: int, longest: int = LONGEST
+) -> list[list[Tree]]:
+    """BATCHES batches of `batch_size` examples on average and of about as many tokens each; the same for a seed."""
+    random = Random(f"examples/{seed}/{number}")
+    trees: list[Tree] = []
+    while len(trees) < BATCHES * batch_size:
+        tree = tree_of(tokenizer, example_random(random))
+        if len(tree.tokens) <= longest and tree.targets:
+            trees.append(tree)
+    trees.sort(key=lambda tree: len(tree.tokens))
+    whole = sum(len(tree.tokens) for tree in trees)
+    batches: list[list[Tree]] = [[] for _ in range(BATCHES)]
+    before = 0
+    for tree in trees:
+        batches[before * BATCHES // whole].append(tree)
+        before += len(tree.tokens)
+    random.shuffle(batches)
+    return [batch for batch in batches if batch]
+
+
+def batches(tokenizer: Any, seed: int, batch_size: int, *, start: int = 0) -> Iterator[list[Tree]]:
+    """Endless batches from chunk `start` on."""
+    number = start
+    while True:
+        yield from chunk_of(tokenizer, seed, number, batch_size)
+        number += 1
+
+
+def loss_of(model: Any, batch: Sequence[Tree], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross-entropy to the shares, and how much of it is above their own entropy (0: perfect); nats per token."""
+    width = max(len(tree.tokens) for tree in batch)
+    ids = torch.full((len(batch), width), pad)
+    positions = torch.zeros((len(batch), width), dtype=torch.long)
+    seen = torch.eye(width, dtype=torch.bool).repeat(len(batch), 1, 1)
+    rows: list[int] = []
+    targets: list[dict[int, float]] = []
+    for number, tree in enumerate(batch):
+        ids[number, : len(tree.tokens)] = torch.tensor(tree.tokens)
+        positions[number, : len(tree.tokens)] = torch.tensor(tree.depths)
+        chain = next((i for i, parent in enumerate(tree.parents) if parent != i - 1), len(tree.parents))
+        seen[number, :chain, :chain] = torch.ones(chain, chain, dtype=torch.bool).tril()
+        for place in range(chain, len(tree.tokens)):
+            if tree.parents[place] >= 0:
+                seen[number, place] |= seen[number, tree.parents[place]]
+        rows += [number * width + place for place in tree.targets]
+        targets += tree.targets.values()
+    hidden = model.model(
+        input_ids=ids, position_ids=positions, attention_mask=seen[:, None]
+    ).last_hidden_state
+    logits = model.lm_head(hidden.flatten(0, 1)[torch.tensor(rows)]).float()
+    wanted = torch.zeros_like(logits)
+    where = [(row, token) for row, shares in enumerate(targets) for token in shares]
+    shares = torch.tensor([share for every in targets for share in every.values()])
+    wanted[tuple(torch.tensor(where).T)] = shares
+    loss = torch.nn.functional.cross_entropy(logits, wanted)
+    return loss, loss.detach() + (shares * shares.log()).sum() / len(targets)
+
+
+@dataclass
+class Trained:
+    """Where a training stands."""
+
+    step: int
+    losses: list[float]
+    """Of each step, nats per answer token above the least possible."""
+
+
+def train(
+    model: Any,
+    tokenizer: Any,
+    *,
+    seed: int,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    state: Path | None = None,
+    save_every: int = 100,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> list[float]:
+    """Train to the last step and return the losses; goes on from `state` where that holds a training of these numbers.
+
+    Warm-up over 50 steps, a constant rate, and from `COOLING` of the steps on a linear fall to nothing. `steps` may be
+    another number when a training goes on before it cools.
+    """
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim > 1 and "embed" not in name]
+    embeddings = [p for name, p in named if "embed" in name]
+    norms = [p for name, p in named if p.ndim == 1]
+    # a norm's weights move together, by the rate a step at most: they decide how sure the model can be
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": matrices, "times": 1.0, "weight_decay": 0.05},
+            {"params": embeddings, "times": 1.0},
+            {"params": norms, "times": NORM_RATE},
+        ],
+        lr=learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
+    )
+    kind = {"seed": seed, "batch_size": batch_size, "learning_rate": learning_rate}
+    trained = _load(state, model, optimizer, kind) if state is not None else Trained(0, [])
+    cooling = int(COOLING * steps)
+    # on a processor that multiplies it natively only: elsewhere bfloat16 is emulated, and many times slower
+    bfloat16 = detect().dtype == "bfloat16"
+    model.train()
+    drawn: list[list[Tree]] = []
+    for step in range(trained.step + 1, steps + 1):
+        # what a step reads depends on its number alone, so that a training that goes on reads the same
+        block, place = divmod(step - 1, BATCHES)
+        if not drawn or place == 0:
+            longest = min(LONGEST, SHORT + block * BATCHES * (LONGEST - SHORT) // GROWING)
+            drawn = chunk_of(tokenizer, seed, block, batch_size, longest)
+        for group in optimizer.param_groups:
+            cooled = (steps + 1 - step) / (steps + 1 - cooling)
+            group["lr"] = group["times"] * learning_rate * min(step / 50, 1.0, cooled)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss, above = loss_of(model, drawn[place % len(drawn)], tokenizer.pad_token_id)
+        model.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        trained.losses.append(float(above))
+        if progress is not None:
+            progress(step, steps, trained.losses[-1])
+        if state is not None and step % save_every == 0:
+            _save(state, model, optimizer, kind, Trained(step, trained.losses))
+    model.eval()
+    return trained.losses
+
+
+def _tensors(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
+    """Weights and what the optimiser remembers of them, by name."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    kept = {f"weight/{name}": parameter.detach() for parameter, name in names.items()}
+    for parameter, state in optimizer.state.items():
+        kept |= {f"{key}/{names[parameter]}": value for key, value in state.items()}
+    return {name: tensor.contiguous() for name, tensor in kept.items()}
+
+
+def _save(state: Path, model: Any, optimizer: Any, kind: dict[str, Any], trained: Trained) -> None:
+    half = state.with_suffix(".half")
+    about = {"kind": json.dumps(kind), "step": str(trained.step), "losses": json.dumps(trained.losses)}
+    save_file(_tensors(model, optimizer), half, metadata=about)
+    half.replace(state)
+
+
+def _load(state: Path, model: Any, optimizer: Any, kind: dict[str, Any]) -> Trained:
+    """Put a saved training back; one of other numbers is left alone, and the training starts anew."""
+    if not state.is_file():
+        return Trained(0, [])
+    with safe_open(state, "pt") as kept:
+        about = kept.metadata()
+        if json.loads(about["kind"]) != kind:
+            return Trained(0, [])
+        parameters = dict(model.named_parameters())
+        for name in kept.keys():  # noqa: SIM118  # no dict: it cannot be iterated over
+            key, _, owner = name.partition("/")
+            parameter = parameters[owner]
+            if key == "weight":
+                with torch.no_grad():
+                    parameter.copy_(kept.get_tensor(name))
+            else:
+                optimizer.state[parameter][key] = kept.get_tensor(name)
+    return Trained(int(about["step"]), json.loads(about["losses"]))

@@ -1,0 +1,142 @@
+"""Strangers' agents the bundled base is measured on: none of their keys, options or instructions is ever taught. Pure.
+
+Each is what an app would define: a system prompt, a template and a JSON schema. They differ in language, script, layout
+and kind of answer; options and fields are drawn anew for each prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from rl.agents.template import TemplateAgent
+
+ENUM, LIST, ORDER, OBJECT = "enum", "list", "order", "object"
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A stranger's agent: how it asks, and what may be answered."""
+
+    slug: str
+    kind: str
+    key: str
+    pool: tuple[str, ...]
+    """Options that prompts take theirs from."""
+    system: str
+    template: str
+    """{options} stands for the options as `joint` writes them, {field} for words that matter to nobody."""
+    joint: str = "\n"
+    """Between two options; `json`: a JSON list."""
+    fields: tuple[str, ...] = ("overcast", "drizzle", "sleepy", "noisy", "vegan", "hasty", "grumpy", "tidy")
+    fixed: bool = False
+    """Every option is listed each time, in the same order."""
+
+    def prompt(self, random: Random) -> tuple[TemplateAgent, dict[str, Any], list[str]]:
+        """The agent of one prompt, the state it renders, and the options of an ENUM's answers."""
+        count = len(self.pool) if self.fixed else random.randint(3, min(5, len(self.pool)))
+        options = list(self.pool) if self.fixed else random.sample(self.pool, count)
+        state = {"options": _written(options, self.joint)}
+        state |= {name: random.choice(self.fields) for name in ("field", "other")}
+        agent = TemplateAgent(
+            slug=self.slug,
+            title=self.slug,
+            description="",
+            system_prompt=self.system,
+            template=self.template,
+            schema=self._schema(options),
+            max_new_tokens=96,
+        )
+        return agent, state, options
+
+    def _schema(self, options: Sequence[str]) -> dict[str, Any]:
+        names: dict[str, Any] = {"enum": list(options)}
+        if self.kind == LIST:
+            names = {"type": "array", "items": names, "uniqueItems": True, "minItems": 1}
+        elif self.kind == ORDER:
+            names = {
+                "type": "array", "items": names, "uniqueItems": True,
+                "minItems": len(options), "maxItems": len(options),
+            }  # fmt: skip
+        properties = {self.key: names}
+        if self.kind == OBJECT:
+            properties |= {
+                "stars": {"type": "integer", "minimum": 1, "maximum": 5},
+                "escalate": {"type": "boolean"},
+            }
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
+
+
+def _written(options: Sequence[str], joint: str) -> str:
+    return json.dumps(list(options), ensure_ascii=False) if joint == "json" else joint.join(options)
+
+
+UNSEEN: tuple[Unseen, ...] = (
+    Unseen(
+        "barista", ENUM, "drink", ("espresso", "cappuccino", "cocoa", "lemonade", "smoothie", "oolong"),
+        "Pick one listed drink for the guest. Answer in JSON.", "sky: {field}\nguest: {other}\ndrinks:\n{options}",
+    ),
+    Unseen(
+        "escalation", ENUM, "severity", ("negligible", "moderate", "critical"),
+        'How severe is the incident? Answer in JSON with the key "severity": negligible, moderate or critical.',
+        "incident: the {field} freezer tripped\nreported: {other}", fixed=True,
+    ),
+    Unseen(
+        "dock", ENUM, "bay", ("north ramp", "south ramp", "cold dock", "gravel yard", "tent B"),
+        'Choose one of the options. Reply like {"bay": "..."}',
+        "truck: {field}\ndriver: {other}\noptions:\n- {options}",
+        joint="\n- ",
+    ),
+    Unseen(
+        "клиника", ENUM, "врач", ("хирург", "окулист", "терапевт", "логопед", "педиатр"),
+        'Pick one option. Answer in JSON with the key "врач".',
+        "жалоба: {field}, {other}\noptions: {options}", joint=", ",
+    ),
+    Unseen(
+        "部署", ENUM, "部署", ("経理部", "営業部", "総務部", "開発部", "法務部"),
+        'Answer in JSON with the key "部署".', "件名: {field}\n部署: {options}", joint=", ",
+    ),
+    Unseen(
+        "lager", ENUM, "regal", ("Schrauben-Nord", "Farbeimer", "Holzlatten", "Lampenfassung", "Kabelkanal"),
+        "Wähle ein Regal für die Lieferung. Antworte in JSON.", "Lieferung: {field}\nTempo: {other}\nregal:\n{options}",
+    ),
+    Unseen(
+        "codes", ENUM, "zx_k", ("qvxj-7", "wub_19", "HHJ3", "kk.zp", "5t5t", "Oqo-Wm"),
+        "Select one zx_k. JSON only.", '{"crate": "{field}", "zx_k": {options}}', joint="json",
+    ),
+    Unseen(
+        "hashtags", LIST, "hashtags", ("sunset", "beach", "selfie", "latte", "puppy", "vintage"),
+        'Pick the hashtags that fit the photo. Answer in JSON with a list under "hashtags".',
+        "photo: a {field} pier, {other}\nhashtags:\n{options}",
+    ),
+    Unseen(
+        "etiquetas", LIST, "etiquetas", ("cocina", "jardín", "garaje", "baño", "pasillo"),
+        'Choose one or more of the options. Answer in JSON like {"etiquetas": ["..."]}',
+        "nota: {field}\noptions: {options}",
+        joint=", ",
+    ),
+    Unseen(
+        "playlist", ORDER, "playlist", ("Blue Monk", "Giant Steps", "So What", "Freddie", "Naima"),
+        'Rank the listed songs, best first. Answer in JSON with a list under "playlist".',
+        "crowd: {field}\nsongs:\n{options}",
+    ),
+    Unseen(
+        "chores", ORDER, "chores", ("sweep", "dust", "mop", "iron", "rake"),
+        'Put all listed chores in order. Reply with JSON, key "chores".',
+        "flat: {field}\nchores: {options}", joint=", ",
+    ),
+    Unseen(
+        "feedback", OBJECT, "sentiment", ("delighted", "lukewarm", "furious"),
+        "Rate the review. JSON:\nsentiment: delighted, lukewarm or furious\nstars: 1 to 5\nescalate: true or false",
+        "review: {field} and {other}", fixed=True,
+    ),
+)  # fmt: skip
+"""Twelve agents; a test holds that none of their names is among the words taught."""

@@ -1,0 +1,308 @@
+"""What the bundled base is taught: shares of answers worked by hand, trees of tokens, and nothing that is measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from rl.agents import AGENTS
+from rl.training import base_corpus, base_strangers, base_words
+from rl.training.base_examples import (
+    Answer,
+    Example,
+    call_of,
+    chat,
+    names_picked,
+    object_of,
+    one_answer,
+)
+from rl.training.base_unseen import ENUM, UNSEEN
+
+END = 0
+
+
+class Letters:
+    """A stand-in tokenizer: every character is a token, and a prompt is its messages' texts."""
+
+    eos_token_id = END
+
+    @property
+    def backend_tokenizer(self):
+        return SimpleNamespace(
+            encode=lambda text, add_special_tokens: SimpleNamespace(ids=[ord(sign) for sign in text])
+        )
+
+    def apply_chat_template(self, messages, **_):
+        return "".join(message["content"] for message in messages)
+
+
+def shares_of(answer: Answer) -> list[tuple[str, dict[str, float]]]:
+    from rl.training.base_training import token_shares
+
+    return [
+        (chr(token), {chr(next_token): share for next_token, share in shares.items()})
+        for token, shares in token_shares(Letters().backend_tokenizer, answer, END)
+    ]
+
+
+def test_a_choice_shows_how_many_options_are_left():
+    every = (("tea", 0.25), ("ten", 0.25), ("t", 0.25), ("milk", 0.25))
+    assert shares_of(Answer("tea", (every,))) == [
+        ("t", {"t": 0.75, "m": 0.25}),
+        ("e", {"e": pytest.approx(2 / 3), "\x00": pytest.approx(1 / 3)}),
+        ("a", {"a": 0.5, "n": 0.5}),
+        ("\x00", {"\x00": 1.0}),
+    ]
+
+
+def test_names_picked_tell_when_the_last_one_may_be_the_last():
+    answer = names_picked(Random(0), "k", ["a", "b"], [1, 2])
+    first = dict(answer.choices[0])
+    # either name, and with it either end: two sizes, alike likely
+    assert first == {'{"k": ["a"]}': 0.25, '{"k": ["a",': 0.25, '{"k": ["b"]}': 0.25, '{"k": ["b",': 0.25}
+    ordered = names_picked(Random(1), "k", ["a", "b", "c"], [3])
+    names = json.loads(ordered.text)["k"]
+    assert sorted(names) == ["a", "b", "c"]
+    assert [len(every) for every in ordered.choices] == [3, 2, 1]
+    assert ordered.choices[2] == ((ordered.text, 1.0),)
+    assert {share for _, share in ordered.choices[1]} == {0.5}
+
+
+def test_fields_of_an_object_are_drawn_one_by_one():
+    answer = object_of(Random(3), [("a", ["x", "y"]), ("n", [1, 2, 3, 4])])
+    found = json.loads(answer.text)
+    assert list(found) == ["a", "n"]
+    assert answer.choices[0] == (('{"a": "x",', 0.5), ('{"a": "y",', 0.5))
+    assert answer.choices[1] == tuple((f'{{"a": "{found["a"]}", "n": {n}}}', 0.25) for n in (1, 2, 3, 4))
+
+
+def test_calls_name_each_tool_alike_and_close_both_objects():
+    for seed in range(8):
+        answer = call_of(Random(seed), [("ask", []), ("send", [("to", ["ana", 7])])])
+        said = json.loads(answer.text)
+        assert said in (
+            {"tool": "ask", "arguments": {}},
+            {"tool": "send", "arguments": {"to": "ana"}},
+            {"tool": "send", "arguments": {"to": 7}},
+        )
+        assert [share for _, share in answer.choices[0]] == [0.5, 0.5]
+        for every in answer.choices[1:]:
+            assert all(json.loads(text) for text, _ in every)
+
+
+def test_a_tree_holds_the_prompt_once_and_branches_where_answers_part():
+    from rl.training.base_training import tree_of
+
+    every = (("ab", 0.5), ("ac", 0.5))
+    example = Example(chat("", "QQ"), (Answer("ab", (every,)), Answer("ac", (every,))))
+    tree = tree_of(Letters(), example)
+    assert [chr(token) for token in tree.tokens] == ["Q", "Q", "a", "b", "c"]
+    assert tree.parents == [-1, 0, 1, 2, 2]
+    assert tree.depths == [0, 1, 2, 3, 3]
+    assert tree.targets == {
+        1: {ord("a"): 1.0},
+        2: {ord("b"): 0.5, ord("c"): 0.5},
+        3: {END: 1.0},
+        4: {END: 1.0},
+    }
+
+
+def test_plain_text_is_taught_from_its_second_token_on():
+    from rl.training.base_training import tree_of
+
+    tree = tree_of(Letters(), one_answer((), "xyz"))
+    assert [chr(token) for token in tree.tokens] == ["x", "y", "z"]
+    assert sorted(tree.targets) == [0, 1, 2]
+
+
+def test_a_branch_is_computed_as_if_it_stood_alone():
+    """Loss of a tree of two answers is the mean over both, each read after the prompt by itself."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from rl.training.base_training import loss_of, tree_of
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=128,
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+            )
+        )
+    messages = chat("", "prompt")
+    both = Example(messages, (Answer("one"), Answer("two!")))
+    alone = [one_answer(messages, "one"), one_answer(messages, "two!")]
+    with torch.no_grad():
+        together, above = loss_of(model, [tree_of(Letters(), both)], 1)
+        apart = [
+            float(loss_of(model, [tree_of(Letters(), example), tree_of(Letters(), alone[1])], 1)[0])
+            for example in alone
+        ]
+        ids = torch.tensor([[ord(sign) for sign in "prompttwo!"]])
+        logp = model(input_ids=ids).logits[0, 5:].log_softmax(-1)
+        by_hand = [-float(logp[place, token]) for place, token in enumerate([*map(ord, "two!"), END])]
+    assert apart[1] == pytest.approx(sum(by_hand) / 5, abs=1e-5)
+    # "one" has 4 taught places, "two!" 5; the first place is one and the same in the tree, taught as "one" begins
+    one, two = (apart[0] * 9 - apart[1] * 5) / 4, apart[1]
+    assert float(together) == pytest.approx((one * 4 + two * 5 - by_hand[0]) / 8, abs=1e-5)
+    assert float(above) == pytest.approx(float(together), abs=1e-5)  # nothing was left open: no entropy
+
+
+def test_examples_are_the_same_for_a_seed_and_others_for_another():
+    def drawn(seed: int) -> list[Example]:
+        random = Random(seed)
+        return [base_corpus.example_random(random) for _ in range(50)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_every_example_is_answered_by_one_of_its_own_alternatives():
+    random = Random("alternatives")
+    for _, make in base_corpus.MIXTURE:
+        for _ in range(15):
+            example = make(random)
+            for answer in example.answers:
+                for every in answer.choices:
+                    assert sum(share for _, share in every) == pytest.approx(1.0)
+                    assert any(answer.text.startswith(text) for text, _ in every), (make, answer)
+
+
+MAKERS = {
+    "widgets": base_corpus.widget_example,
+    "fixtures": base_corpus.fixture_example,
+    "filer": base_corpus.filer_example,
+    "storer": base_corpus.storer_example,
+}
+
+
+@pytest.mark.parametrize("slug", MAKERS)
+def test_examples_teach_no_taste(slug):
+    random = Random("taste")
+    for _ in range(100):
+        example = MAKERS[slug](random)
+        lines = example.messages[1]["content"].split(f"{AGENTS[slug].options_key}:\n", 1)[1].splitlines()
+        (every,) = {answer.choices for answer in example.answers}
+        assert len({share for _, share in every[0]}) == 1
+        for text, _ in every[0]:
+            (option,) = json.loads(text).values()
+            assert any(line == option or line.startswith(f"{option}: ") for line in lines)
+
+
+@pytest.mark.parametrize("slug", ["librarian", "prioritizer", "retriever", "tool_agent"])
+def test_examples_of_lists_and_tools_are_answers_their_agent_takes(slug):
+    maker = {
+        "librarian": base_corpus.librarian_example,
+        "prioritizer": base_corpus.prioritizer_example,
+        "retriever": base_corpus.retriever_example,
+        "tool_agent": base_corpus.tool_example,
+    }[slug]
+    random = Random("lists")
+    for _ in range(40):
+        example = maker(random)
+        assert example.messages[0]["content"] == AGENTS[slug].system_prompt
+        assert all(AGENTS[slug].is_valid(answer.text) for answer in example.answers)
+
+
+def test_no_prompt_of_a_built_in_scenario_is_taught():
+    random = Random("kept aside")
+    asked = {
+        agent.render(scenario.state)[-1]["content"]
+        for agent in AGENTS.values()
+        for scenario in agent.scenarios()
+    }
+    drawn = [base_corpus.example_random(random) for _ in range(400)]
+    assert not any(e.messages and e.messages[-1]["content"] in asked for e in drawn)
+    # drawn without that care, some are
+    assert any(base_corpus.assistant_example(random).messages[-1]["content"] in asked for _ in range(20))
+
+
+def test_no_name_of_the_agents_it_is_measured_on_is_taught():
+    taught = {
+        name.casefold()
+        for names in (
+            base_words.NOUNS, base_words.VERBS, base_words.ADJECTIVES, base_words.NAMES, base_words.ADVERBS,
+            base_strangers.KEYS, base_strangers.FIELDS, base_strangers.TASKS, *base_words.FOREIGN,
+        )
+        for name in names
+    }  # fmt: skip
+    for unseen in UNSEEN:
+        for name in (*unseen.pool, unseen.key, *unseen.fields):
+            assert not taught & set(re.findall(r"\w+", name.casefold())), name
+
+
+@pytest.mark.parametrize("unseen", UNSEEN, ids=lambda unseen: unseen.slug)
+def test_strangers_can_be_answered(unseen):
+    agent, state, options = unseen.prompt(Random(1))
+    text = "\n".join(message["content"] for message in agent.render(state))
+    assert f'"{unseen.key}"' in text or unseen.key in text
+    assert all(option in text for option in options)
+    right = {
+        "enum": options[0],
+        "list": options[:2],
+        "order": options[::-1],
+        "object": options[0],
+    }[unseen.kind]
+    more = {"stars": 3, "escalate": False} if unseen.kind == "object" else {}
+    assert agent.is_valid(json.dumps({unseen.key: right, **more}), state)
+    wrong = "elsewhere" if unseen.kind in (ENUM, "object") else [options[0]] * len(options)
+    assert not agent.is_valid(json.dumps({unseen.key: wrong, **more}), state)
+
+
+def test_names_to_choose_from_differ_and_come_in_many_scripts():
+    random = Random("names")
+    drawn = [base_words.options_named(random, 2, 6) for _ in range(300)]
+    assert all(len(set(names)) == len(names) >= 1 for names in drawn)
+    signs = "".join(name for names in drawn for name in names)
+    for first, last in (("а", "я"), ("α", "ω"), ("あ", "ん"), ("가", "힣"), ("一", "龥"), ("ا", "ي")):
+        assert any(first <= sign <= last for sign in signs), first
+
+
+def test_a_training_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from rl.training import base_training
+    from rl.training.base_model import BUNDLED_MODEL
+    from rl.training.base_training import train
+    from rl.training.loading import tokenizer_load
+
+    tokenizer = tokenizer_load("bundled", str(BUNDLED_MODEL))
+
+    def trained(state, stop_at: int = 0) -> tuple[list[float], torch.Tensor]:
+        def progress(step: int, steps: int, loss: float) -> None:
+            if step == stop_at:
+                raise KeyboardInterrupt
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                    num_attention_heads=2, tie_word_embeddings=True,
+                )
+            )  # fmt: skip
+        losses = train(
+            model, tokenizer, seed=0, steps=4, batch_size=2, learning_rate=1e-3, state=state, save_every=2,
+            progress=progress,
+        )  # fmt: skip
+        return losses, model.model.embed_tokens.weight.detach()
+
+    monkeypatch.setattr(base_training, "GROWING", 2)  # the longest example is another one with each step
+    whole, weights = trained(None)
+    state = tmp_path / "training.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        trained(state, stop_at=3)
+    assert state.is_file()
+    again, continued = trained(state)
+    assert len(again) == 4
+    assert again == whole
+    assert torch.equal(continued, weights)
