@@ -240,8 +240,8 @@ def assistant_example(random: Random) -> Example:
         state = assistant.state_random(random, random.choice(tuple(assistant.TOPICS)))
         return choice(random, chat(system, state["question"]), state["drafts"], most=1)
     if kind < 0.7:
-        said, answer = random.choice(GREETINGS)
-        return one_answer(chat(system, random.choice(said)), answer)
+        greetings, answer = random.choice(GREETINGS)
+        return one_answer(chat(system, random.choice(greetings)), answer)
     if kind < 0.8:
         n = random.randrange(len(words.PLACES))
         return one_answer(
