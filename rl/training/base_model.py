@@ -73,7 +73,8 @@ def build_base_model(
 
     output: a directory, made where missing; model files in it are replaced only after the last step. A training that
     was cut off goes on from the checkpoint beside it (`<output>.training.safetensors`), which goes when it is done.
-    steps: optimiser steps of `batch_size` examples. texts: what the tokenizer learns from. progress: called after each with (step, steps, loss in
+    steps: optimiser steps of `batch_size` examples. texts: what the tokenizer learns from.
+    progress: called after each with (step, steps, loss in
     nats an answer token above the least possible).
     Returns parameters, vocabulary, steps, seconds, loss (mean of the last tenth), bytes.
     The caller's random state and thread count are left as they were.
