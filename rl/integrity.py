@@ -144,7 +144,9 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Finding]:
     )
     for folder in sorted(FORMER_MODELS.glob("*")):
         yield _folder_finding(
-            f"the former base model {folder.name}", folder, "check it out again: git checkout rl/former_models"
+            f"the former base model {folder.name}",
+            folder,
+            "check it out again: git checkout rl/former_models",
         )
     for folder in sorted((settings.RATCHET_HOME / "exports" / "bases").glob("*")):
         yield _folder_finding(

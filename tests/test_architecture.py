@@ -28,6 +28,7 @@ TORCH = {
 DJANGO = {"django", "rest_framework", "django_q", "unfold"}
 PURE = [
     "rl.agents",
+    "rl.bundled",
     "rl.rewards",
     "rl.recipes",
     "rl.checksums",
