@@ -5,19 +5,22 @@ from __future__ import annotations
 import io
 import json
 import uuid
+from collections import Counter
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 
+from feedback import formats
 from feedback.checks import FeedbackRefused
 from feedback.exported import Selection
-from feedback.exporting import file_export
+from feedback.exporting import ExportReport, export_stream, file_export
 from feedback.importing import file_import
 from feedback.keys import key_create
 from feedback.models import Decision, ProblemRow
 from feedback.problem_rows import RowReader, problems
 from feedback.services import decision_record, rating_submit
+from rl.agents import AGENTS
 from rl.datasets import prepare_training_dataset
 from rl.models import RewardRecord
 from rl.reward_records import rewards_calculate
@@ -197,3 +200,50 @@ def test_a_fault_of_the_database_is_no_rows_fault() -> None:
     with rows.row(pk := uuid.uuid4()):
         raise KeyError("x")
     assert rows.unreadable == {pk: "KeyError: 'x'"}
+
+
+# --- Values of any kind -------------------------------------------------------------------------------------
+
+ODD: tuple[Any, ...] = (
+    1.5, True, "x", {"a": 1}, [1], [None], [{}], [{"function": 1}], [{"function": {"name": 1, "arguments": 2}}],
+    [{"function": {"name": None, "arguments": "{"}}], [["x"]],
+)  # fmt: skip
+
+
+def test_calls_of_any_kind_stop_no_export() -> None:
+    """Of the fuzzer: `"tool_calls": 1.5` in a message ended the export for TensorZero, and all rows after it."""
+    good = decided(response="good")
+    for number, odd in enumerate(ODD):
+        asked = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": odd}]
+        row = decision_record(agent="helper", messages=asked, response=f"r{number}").row
+        rating_submit(decision=row, rater="ann", thumb="up", correction="better")
+    for name in formats.SHAPES:
+        left_out: Counter[str] = Counter()
+        text = b"".join(export_stream(name, Selection(), ExportReport(name, left_out=left_out)))
+        if name == "ratchet":
+            assert str(good.pk).encode() in text
+
+
+def test_states_of_any_kind_are_listed_from_by_no_agent() -> None:
+    """`{"drafts": 1.5}` ended an evaluation of every agent that chooses among drafts, and /api/decide/ with a 500."""
+    keys = (
+        "drafts",
+        "options",
+        "widgets",
+        "names",
+        "tools",
+        "steps",
+        "goal",
+        "tasks",
+        "subjects",
+        "passages",
+        "inventory",
+    )
+    for agent in AGENTS.values():
+        for key in keys:
+            for odd in (*ODD, None, {}, []):
+                assert agent.choices({key: odd}) is not None
+    api = client("ingest")
+    for odd in ODD:
+        answer = api.post("/api/decide/", {"agent": "prioritizer", "state": {"drafts": odd}})
+        assert answer.status_code == 400, (odd, answer.content)

@@ -293,6 +293,8 @@ def _blocks(message: Message) -> list[Line]:
         name = str(message.get("name") or message.get("tool_call_id") or "tool")
         return [{"type": "tool_result", "id": name, "name": name, "result": message["content"]}]
     calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise NotSaid("not_text")
     blocks: list[Line] = []
     if message["content"] or not calls:
         blocks.append({"type": "text", "text": message["content"]})

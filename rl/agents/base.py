@@ -15,6 +15,10 @@ State = Mapping[str, Any]
 """What the app knew when it asked, JSON-serialisable; its keys are the agent's own."""
 
 
+UNREADABLE = (ValueError, TypeError, AttributeError, LookupError)
+"""What an agent may raise over a state that an app sent: it lacks what the agent reads, or has another thing there."""
+
+
 class InvalidResponse(ValueError):
     """A response the agent cannot act on; the message says what was expected and what was found."""
 
@@ -138,9 +142,9 @@ class Agent:
             return []
         try:
             listed = self.candidates(state)
-        except ValueError:
+            return [response for response in dict.fromkeys(listed) if self.is_valid(response, state)]
+        except UNREADABLE:
             return []
-        return [response for response in dict.fromkeys(listed) if self.is_valid(response, state)]
 
     def ground_truth(self, state: State) -> list[str] | None:
         """The responses known to be right for a state (any of them), or None where nobody knows."""
@@ -150,7 +154,7 @@ class Agent:
         """`ground_truth` of whatever an app sent as a state; empty where nobody knows."""
         try:
             return list(self.ground_truth(state) or ()) if isinstance(state, Mapping) else []
-        except (ValueError, TypeError, AttributeError):
+        except UNREADABLE:
             return []  # the state lacks what it takes, or holds something else there
 
     def quality(self, state: State, response: str) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import Agent
+from rl.agents.base import UNREADABLE, Agent
 from rl.linear.model import CLOSED, LISTED, answer_parts, answer_plain
 
 PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
@@ -132,7 +132,7 @@ def _listed(row: Mapping[str, Any], agent: Agent) -> tuple[str, ...]:
         return ()
     try:
         return tuple(agent.candidates(state))
-    except ValueError:
+    except UNREADABLE:
         return ()
 
 

@@ -17,7 +17,7 @@ from feedback.checks import Check
 from feedback.recording import Storage
 from rl.agent_definitions import agent_served
 from rl.agents import get_agent
-from rl.agents.base import Agent, InvalidResponse
+from rl.agents.base import UNREADABLE, Agent, InvalidResponse
 from rl.serving import answering
 from rl.serving.answering import Served
 from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
@@ -120,7 +120,7 @@ def _messages(agent: Agent, order: DecideOrder) -> list[dict[str, Any]]:
         raise ServingRefused("state: expected an object, or messages instead of it", param="state")
     try:
         return [dict(message) for message in agent.render(order.state)]
-    except (ValueError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ServingRefused(f"state: {error}", param="state") from error
 
 
@@ -136,7 +136,7 @@ def _listed(agent: Agent, order: DecideOrder) -> list[Any]:
             # one that it could not act on is none to choose
             found = agent.candidates(order.state)
             return [answer for answer in found if agent.is_valid(answer, order.state)]
-        except ValueError as error:
+        except UNREADABLE as error:
             if order.messages is not None:
                 return []  # a state that only goes with the messages, to be kept
             raise ServingRefused(f"state: {error}", param="state") from error

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import Agent, Message
+from rl.agents.base import UNREADABLE, Agent, Message
 from rl.linear.model import LinearPolicy, LinearPolicyError, answer_plain, log_softmax
 from rl.training.encoding import prompt_messages, response_text
 from rl.training.policy import Generation, LoadedPolicy
@@ -38,7 +38,7 @@ class LinearSide:
         try:
             listed = self.agent.candidates(state) if state is not None else []
             return list(listed) or self.policy.options(messages)
-        except (ValueError, LinearPolicyError):
+        except (*UNREADABLE, LinearPolicyError):
             return []
 
     def logps(self, row: Mapping[str, Any], number: int, sides: Sequence[str]) -> list[ResponseScore]:
