@@ -16,7 +16,7 @@ from rl.gates import gate_judge
 from rl.judging import evidence_of
 from rl.linear.model import LinearPolicy
 from rl.models import Evaluation
-from rl.training import evaluate, evaluate_answers
+from rl.training import evaluate, evaluate_answers, evaluate_sides
 from rl.training.evaluate import evaluate_policy
 from rl.training.hardware import Hardware
 from rl.training.linear_side import LinearSide
@@ -101,11 +101,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
             found.append(ResponseScore(0.0 if answered else policy.logps.get((ask, text), -50.0), 4))
         return found
 
-    monkeypatch.setattr(evaluate, "score_pairs", scores)
+    monkeypatch.setattr(evaluate_sides, "score_pairs", scores)
     monkeypatch.setattr(evaluate_answers, "score_responses", responses)
     monkeypatch.setattr(evaluate_answers, "generate", answers)
-    monkeypatch.setattr(evaluate, "head_check", lambda policy: None)
-    monkeypatch.setattr(evaluate, "LoadedPolicy", Made)
+    monkeypatch.setattr(evaluate_sides, "head_check", lambda policy: None)
+    for module in (evaluate, evaluate_sides):
+        monkeypatch.setattr(module, "LoadedPolicy", Made)
 
 
 A, P, M = pick("apple"), pick("pear"), pick("plum")

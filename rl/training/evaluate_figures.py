@@ -1,0 +1,196 @@
+"""Figures of an evaluation: of one side, of two compared, of a classifier beside them, and what a gate asks about."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
+from rl.judgements import NEUTRAL
+from rl.statistics import mcnemar_exact, mean_interval, paired_difference, wilson_interval
+from rl.training.evaluate_answers import Rows, loops, slices_of
+from rl.training.evaluate_evidence import Check, OtherEvidence, side_figure
+from rl.training.evaluate_liked import liked_difference, liked_share
+from rl.training.evaluate_sides import Side, Ticker, Work, other_evidence, side_measured
+from rl.training.linear_side import LinearSide
+from rl.training.scoring import ResponseScore
+
+
+def side_summary(work: Work, side: Side) -> dict[str, Any]:
+    """Figures of one side, shares and means with their 95 % intervals."""
+    per_token = sum(chosen.mean_logp > rejected.mean_logp for chosen, rejected in side.scores)
+    valid = sum(problem is None for problem in side.problems)
+    accuracy = {
+        "preference_accuracy": sum(side.prefers),
+        "preference_accuracy_length_normalised": per_token,
+    }
+    n, rewards = len(side.scores), work.rewards(side)
+    return {
+        **{name: wilson_interval(right, n).as_dict() if n else None for name, right in accuracy.items()},
+        "valid_rate": wilson_interval(valid, len(side.problems)).as_dict(),
+        "average_reward": mean_interval(rewards, bounds=(0.0, 1.0)).as_dict(),
+        "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
+        "rewards_known": len(rewards) if work.judge.custom else sum(reward != NEUTRAL for reward in rewards),
+        **({"written": written_figures(work, side)} if side.written else {}),
+    }
+
+
+def written_figures(work: Work, side: Side) -> dict[str, Any]:
+    """The same figures of what it writes to the prompts whose answers are chosen from a list when it is served."""
+    asked = [work.asked[i] for i in side.written]
+    texts = list(side.written.values())
+    problems = [work.judge.problem(prompt, text) for prompt, text in zip(asked, texts, strict=True)]
+    rewards = [
+        work.judge.reward(prompt, text.text, problem)
+        for prompt, text, problem in zip(asked, texts, problems, strict=True)
+    ]
+    judged = work.judged
+    known = [reward for i, reward in zip(side.written, rewards, strict=True) if judged[i]]
+    return {
+        "valid_rate": wilson_interval(problems.count(None), len(problems)).as_dict(),
+        "average_reward": mean_interval(known or rewards, bounds=(0.0, 1.0)).as_dict(),
+        "ground_truth": work.judge.ground_truth(asked, texts),
+    }
+
+
+def pairs_difference(own: Side, other: Side) -> dict[str, Any]:
+    """Paired difference of two sides on the same pairs, with the discordant counts and McNemar's exact p-value."""
+    verdicts = list(zip(own.prefers, other.prefers, strict=True))
+    both, neither = verdicts.count((True, True)), verdicts.count((False, False))
+    b, c = verdicts.count((True, False)), verdicts.count((False, True))
+    return {
+        "difference": paired_difference(both, b, c, neither).as_dict(),
+        "p_value": mcnemar_exact(b, c),
+        "b": b,
+        "c": c,
+    }
+
+
+def comparison_figures(
+    work: Work, name: str, own: Side, other: Side, lead: str, evidence: Mapping[str, OtherEvidence]
+) -> dict[str, Any]:
+    """The other side's figures; difference and p-value are of the kind that carries the comparison."""
+    gains = [mine - theirs for mine, theirs in zip(work.rewards(own), work.rewards(other), strict=True)]
+    if lead in evidence:
+        figures = evidence[lead].figures
+        carried = {part: figures.get(part) for part in ("difference", "p_value", "unit")}
+    else:
+        carried = pairs_difference(own, other) if own.scores else {"difference": None, "p_value": None}
+        carried["unit"] = "points"
+    return {
+        "against": name,
+        **side_summary(work, other),
+        "liked": liked_share(work.asked, work.verdicts(other)),
+        "liked_difference": liked_difference(work.asked, work.verdicts(own), work.verdicts(other)),
+        "kind": lead,
+        **carried,
+        "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
+    }
+
+
+def evidence_figures(
+    rows: Sequence[Mapping[str, Any]],
+    own: Side,
+    other: Side | None,
+    evidence: Mapping[str, OtherEvidence],
+    barred: Mapping[str, str],
+) -> dict[str, dict[str, Any]]:
+    """Per kind that there is, its figures; of one side alone where nothing is compared."""
+    found: dict[str, dict[str, Any]] = {}
+    if rows:
+        n = len(rows)
+        pairs: dict[str, Any] = {"prompts": n, "unit": "points", "value": sum(own.prefers) / n}
+        if other is not None:
+            pairs |= {"against_value": sum(other.prefers) / n, **pairs_difference(own, other)}
+        found[PAIRS] = pairs
+    for kind in KINDS:
+        if kind in evidence:
+            figures = dict(evidence[kind].figures)
+            if other is None and kind not in (LABELS, OUTCOMES):
+                figures = {"prompts": figures["prompts"]}
+            if kind not in (LABELS, OUTCOMES):
+                figures["own"] = side_figure(kind, evidence[kind].stored, "own")
+            found[kind] = figures
+        if kind in found and kind in barred:
+            found[kind]["barred"] = barred[kind]
+    return found
+
+
+def held_out_facts(
+    work: Work, own: Side, other: Side, evidence: Mapping[str, OtherEvidence]
+) -> dict[str, Any]:
+    """Per item of evidence and per answer what both sides did: what the gate's rules are asked about."""
+    free = not work.judge.agent.structured and not work.judge.agent.answers
+    written = {
+        i: {
+            "written": own.written[i].text,
+            "written_valid": work.judge.problem(work.asked[i], own.written[i]) is None,
+            "other_written_valid": work.judge.problem(work.asked[i], other.written[i]) is None,
+        }
+        for i in own.written.keys() & other.written.keys()
+    }
+    return {
+        "cases": [
+            {
+                "prompt_hash": row.get("prompt_hash", ""),
+                "cluster": row.get("cluster", ""),
+                "own": mine,
+                "other": theirs,
+                "slices": slices_of(row),
+            }
+            for row, mine, theirs in zip(work.rows, own.prefers, other.prefers, strict=True)
+        ],
+        "others": {kind: one.stored for kind, one in evidence.items()},
+        "answers": [
+            {
+                "prompt_hash": prompt.row.get("prompt_hash", ""),
+                "messages": prompt.messages,
+                "answer": own.answers[i].text,
+                "other_answer": other.answers[i].text,
+                "valid": own.problems[i] is None,
+                "other_valid": other.problems[i] is None,
+                "reward": own.rewards[i],
+                "other_reward": other.rewards[i],
+                "judged": judged,
+                "loops": free and loops(own.answers[i].text),
+                **written.get(i, {}),
+            }
+            for i, (prompt, judged) in enumerate(zip(work.asked, work.judged, strict=True))
+        ],
+    }
+
+
+def baseline_figures(
+    baseline: LinearSide,
+    work: Work,
+    rows: Rows,
+    checks: Mapping[str, Check],
+    own: Side,
+    reference: Sequence[ResponseScore],
+    lead: str,
+) -> dict[str, Any]:
+    """Figures of a simple classifier on the same evidence, and how the policy differs from it.
+
+    `policy` has those of the policy by the same measure: rated answers by how far each moved them from its own
+    reference, whatever the policy is compared with beside.
+    """
+    side = side_measured(baseline, work, Ticker(None, 0))
+    even = baseline.reference([row for _, row in work.scored])
+    evidence = other_evidence(work, rows, checks, side, None, (even, even))
+    alone = other_evidence(work, rows, checks, own, None, (reference, reference))
+    gains = [mine - theirs for mine, theirs in zip(work.rewards(own), work.rewards(side), strict=True)]
+    found = {
+        **side_summary(work, side),
+        "carried_by": lead,
+        "evidence": evidence_figures(work.rows, side, None, evidence, {}),
+        "policy": {
+            **side_summary(work, own),
+            "carried_by": lead,
+            "evidence": evidence_figures(work.rows, own, None, alone, {}),
+        },
+        "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
+    }
+    if side.scores:
+        found["preference_accuracy_difference"] = pairs_difference(own, side)
+    return found

@@ -1,0 +1,254 @@
+"""The sides of an evaluation: what each policy does with the held-out evidence, and what all of them are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl.agents.base import Agent
+from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, TESTS
+from rl.training.evaluate_answers import (
+    AnswerJudge,
+    HeldOutPrompt,
+    Rows,
+    answers_given,
+    answers_written,
+    held_out_prompts,
+)
+from rl.training.evaluate_evidence import (
+    CHECKED,
+    GENERATED,
+    Check,
+    OtherEvidence,
+    Scored,
+    agreement_check,
+    answered_evidence,
+    rated_evidence,
+    response_of,
+    written_evidence,
+)
+from rl.training.evaluate_liked import Verdicts, verdicts_on
+from rl.training.linear_side import LinearSide, Options, choice_scores
+from rl.training.policy import Generation, LoadedPolicy, reference_load
+from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses
+
+CHUNK = 64
+"""Pairs or prompts worked on between two calls of `progress`."""
+
+
+@dataclass
+class Side:
+    """What one policy did with the held-out evidence."""
+
+    scores: list[tuple[ResponseScore, ResponseScore]]
+    """Of the pairs."""
+    responses: list[ResponseScore]
+    """Of the rated and written answers, in the order of `rows_scored`."""
+    answers: list[Generation]
+    problems: list[str | None]
+    """Per answer, why it is not valid."""
+    rewards: list[float]
+    written: dict[int, Generation]
+    """Of the prompts whose answer was chosen out of a list, by number, what it writes without one."""
+
+    @property
+    def prefers(self) -> list[bool]:
+        return [chosen.logp > rejected.logp for chosen, rejected in self.scores]
+
+
+@dataclass
+class Work:
+    """What every side is asked."""
+
+    rows: Sequence[Mapping[str, Any]]
+    scored: Sequence[Scored]
+    asked: Sequence[HeldOutPrompt]
+    judge: AnswerJudge
+    batch_size: int
+    options: Options | None = None
+    """Options that rated answers are measured among, on both sides, where one of them is linear."""
+
+    @property
+    def listed(self) -> list[int]:
+        """Numbers of the prompts that list what may be answered, so that an answer is chosen. Not those of an agent
+        whose answers are one closed set, which is never written."""
+        agent = self.judge.agent
+        return [
+            i
+            for i, prompt in enumerate(self.asked)
+            if not agent.answers and agent.choices(prompt.row.get("state"))
+        ]
+
+    @property
+    def judged(self) -> list[bool]:
+        """Per prompt asked, whether its reward can tell a good answer from a bad one."""
+        return [
+            bool(self.judge.custom or prompt.liked or prompt.disliked or prompt.written)
+            for prompt in self.asked
+        ]
+
+    def verdicts(self, side: Side) -> Verdicts:
+        """What people said of the answers of a side, by number of the prompt."""
+        return verdicts_on(self.asked, [answer.text for answer in side.answers], self.judge)
+
+    def rewards(self, side: Side) -> list[float]:
+        """Rewards of the answers to prompts that were judged; of all, where none was."""
+        known = [reward for reward, told in zip(side.rewards, self.judged, strict=True) if told]
+        return known or side.rewards
+
+    @property
+    def size(self) -> int:
+        return len(self.rows) + len(self.scored) + len(self.asked)
+
+
+def prompts_asked(
+    prompts: Sequence[HeldOutPrompt],
+    rows: Rows,
+    agent: Agent,
+    generate_samples: int,
+    spare: Sequence[Mapping[str, Any]],
+) -> list[HeldOutPrompt]:
+    """The prompts that are answered: the first of all, those whose answers themselves are evidence, spare ones."""
+    first = list(prompts[: max(generate_samples, 0)])
+    if generate_samples <= 0:
+        return first
+    known = {prompt.key for prompt in first}
+    kinds = [*GENERATED, *([CORRECTIONS] if agent.discrete else [])]
+    for kind in kinds:
+        keys = {prompt.key for prompt in held_out_prompts({kind: rows.get(kind, ())})}
+        wanted = [prompt for prompt in prompts if prompt.key in keys][:CHECKED]
+        first += [prompt for prompt in wanted if prompt.key not in known]
+        known |= {prompt.key for prompt in wanted}
+    more = [one for one in held_out_prompts({TESTS: spare}) if one.key not in known]
+    return first + more[: max(generate_samples - len(first), 0)]
+
+
+class Ticker:
+    """Count of the work items done, told to `progress` with their total."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def __call__(self, items: int) -> None:
+        self.done += items
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
+def side_measured(policy: LoadedPolicy | LinearSide, work: Work, tick: Ticker) -> Side:
+    """Scores of the evidence by one policy, and its answers with their problems and rewards."""
+    rows, asked, judge, batch_size = work.rows, work.asked, work.judge, work.batch_size
+    if not isinstance(policy, LinearSide):
+        head_check(policy)
+    scores: list[tuple[ResponseScore, ResponseScore]] = []
+    for start in range(0, len(rows), CHUNK):
+        part = rows[start : start + CHUNK]
+        if isinstance(policy, LinearSide):
+            scores += policy.pairs(part)
+        else:
+            scores += score_pairs(policy, part, batch_size=batch_size)
+        tick(len(part))
+    responses = responses_scored(policy, work, tick)
+    answers: list[Generation] = []
+    for start in range(0, len(asked), CHUNK):
+        chunk = asked[start : start + CHUNK]
+        answers += answers_given(
+            policy,
+            [prompt.messages for prompt in chunk],
+            judge.agent,
+            states=[prompt.row.get("state") for prompt in chunk],
+            batch_size=batch_size,
+        )
+        tick(len(chunk))
+    problems = [judge.problem(prompt, answer) for prompt, answer in zip(asked, answers, strict=True)]
+    rewards = [
+        judge.reward(prompt, answer.text, problem)
+        for prompt, answer, problem in zip(asked, answers, problems, strict=True)
+    ]
+    written: dict[int, Generation] = {}
+    if not isinstance(policy, LinearSide):
+        at = work.listed
+        texts = answers_written(policy, [asked[i].messages for i in at], judge.agent, batch_size=batch_size)
+        written = dict(zip(at, texts, strict=True))
+    return Side(scores, responses, answers, problems, rewards, written)
+
+
+def responses_scored(policy: LoadedPolicy | LinearSide, work: Work, tick: Ticker) -> list[ResponseScore]:
+    """Scores of the rated and written answers by one policy; among their options where a side is linear."""
+    rows = [row for _, row in work.scored]
+    if isinstance(policy, LinearSide) or work.options is not None:
+        tick(len(rows))
+        if isinstance(policy, LinearSide):
+            return policy.responses(rows)
+        assert work.options is not None
+        return choice_scores(policy, rows, work.options, batch_size=work.batch_size)
+    found: list[ResponseScore] = []
+    for start in range(0, len(work.scored), CHUNK):
+        items = [response_of(row, 0) for _, row in work.scored[start : start + CHUNK]]
+        found += score_responses(policy, items, batch_size=work.batch_size)
+        tick(len(items))
+    return found
+
+
+def reference_responses(
+    policy: LoadedPolicy, base: Sequence[ResponseScore], work: Work
+) -> Sequence[ResponseScore]:
+    """Scores of the rated answers by the reference that a policy was trained against: the base's, or its warm-up's."""
+    rated = any(kind in (LABELS, OUTCOMES) for kind, _ in work.scored)
+    reference = reference_load(policy) if rated else None
+    if reference is None:
+        return base
+    return responses_scored(reference, work, Ticker(None, 0))
+
+
+def own_reference(
+    policy: LoadedPolicy | LinearSide | str | None, side: Side, work: Work
+) -> Sequence[ResponseScore]:
+    """Scores of the rated answers by the reference of one side, where a side is linear: the even choice, or the model
+    that an adapter was trained against."""
+    if isinstance(policy, LinearSide):
+        return policy.reference([row for _, row in work.scored])
+    assert isinstance(policy, LoadedPolicy)
+    if policy.adapter is None:
+        return side.responses
+    if (reference := reference_load(policy)) is not None:
+        return responses_scored(reference, work, Ticker(None, 0))
+    with policy.without_adapter():
+        return responses_scored(policy, work, Ticker(None, 0))
+
+
+def other_evidence(
+    work: Work,
+    rows: Rows,
+    checks: Mapping[str, Check],
+    own: Side,
+    other: Side | None,
+    references: tuple[Sequence[ResponseScore], Sequence[ResponseScore]],
+) -> dict[str, OtherEvidence]:
+    """Evidence of every kind beside pairs. Alone, rated answers are compared with the base, the others with nothing.
+
+    references: scores of the rated answers by the reference of either side, see `reference_responses`.
+    """
+    found: dict[str, OtherEvidence] = {}
+    for kind in dict.fromkeys(kind for kind, _ in work.scored):
+        at = [i for i, (one, _) in enumerate(work.scored) if one == kind]
+        of = [work.scored[i][1] for i in at]
+        mine = [own.responses[i] for i in at]
+        from_mine, from_theirs = ([scores[i] for i in at] for scores in references)
+        theirs = [other.responses[i] for i in at] if other is not None else from_theirs
+        if kind == CORRECTIONS:
+            found[kind] = written_evidence(of, mine, theirs if other is not None else mine)
+        else:
+            found[kind] = rated_evidence(kind, of, mine, theirs, from_mine, from_theirs)
+    answered = {prompt.key: i for i, prompt in enumerate(work.asked)}
+    for kind in KINDS:
+        if kind in found or kind not in rows:
+            continue
+        wanted = [one for one in held_out_prompts({kind: rows[kind]}) if one.key in answered]
+        at = [answered[prompt.key] for prompt in wanted]
+        check = agreement_check(wanted, work.judge) if kind == CORRECTIONS else checks[kind]
+        texts = [own.answers[i].text for i in at]
+        against = [other.answers[i].text for i in at] if other is not None else texts
+        found[kind] = answered_evidence(kind, wanted, texts, against, check)
+    return found
