@@ -19,10 +19,8 @@ demo: $(STAMP)-rl
 test: $(STAMP)-dev
 	$(MAKE) --jobs 2 lint suite
 
-# One worker more than there are cores, four at most: some tests wait for a server, a browser or a clock.
 suite: $(STAMP)-dev
-	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) \
-		$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 serve: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0

@@ -161,8 +161,12 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
         "raters": (
             "50 raters at once with double clicks and retries, through a kill and a restart",
             [
-                Tests(("tests/test_concurrency.py",), {"DECISIONS": options.decisions}, only="fifty_raters_at_once"),
-                Tests(("tests/test_concurrency.py",), only="not fifty_raters_at_once"),
+                Tests(
+                    ("tests/test_concurrency.py",),
+                    {"DECISIONS": options.decisions, "RATERS": 50},
+                    only="many_raters_at_once",
+                ),
+                Tests(("tests/test_concurrency.py",), {"RATERS": 50}, only="not many_raters_at_once"),
             ],
         ),
         "outages": (

@@ -238,6 +238,8 @@ def faults(loop: Loop, facts: dict[str, Any]) -> list[str]:
 
 
 QUICK = """
-dpo: {max_steps: 60, batch_size: 4, lora_r: 2, lora_alpha: 4, max_length: 128, save_steps: 5, logging_steps: 3}
+dpo:
+  {max_steps: 60, batch_size: 4, lora_r: 2, lora_alpha: 4, max_length: 128, save_steps: 5, logging_steps: 3,
+   warm_up_steps: 0}
 continuous_learning: {min_samples_to_retrain: 60, retrain_interval_hours: 0.001, auto_export: false}
 """

@@ -41,7 +41,7 @@ from tests.served import Parrot, written_by_the_asking_thread  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 
-EXAMPLES = scaled("FUZZ", 25)
+EXAMPLES = scaled("FUZZ", 12)
 """Random requests per endpoint, beside those at the edges of the schema."""
 CHECKS = [
     not_a_server_error,

@@ -17,10 +17,10 @@ def test_a_retrain_survives_the_death_of_its_child_its_worker_and_the_web(tmp_pa
     with Loop(tmp_path, base, config=QUICK) as loop:
         loop.rate(60)
         for kinds in (("child",), ("worker", "web")):
-            loop.wait(loop.training, 60)
+            loop.wait(loop.training, 240)
             for kind in kinds:
                 assert loop.kill(kind, choose)
-        loop.wait(loop.learnt, 180)
+        loop.wait(loop.learnt, 240)
         facts = loop.facts()
     assert faults(loop, facts) == []
     assert facts["attempts"] > 1, "no kill met the training"

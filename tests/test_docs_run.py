@@ -44,6 +44,7 @@ ELSEWHERE = {
     "login_link": "tests/test_people.py opens the link",
     "--resume 17": "goes on with a run that was stopped; tests/test_training_commands.py stops one",
     "run_pipeline": "trains; tests/test_pipeline.py runs it",
+    "benchmark_model": "names a folder of tasks; tests/test_benchmarks.py runs it",
     "accelerate": "starts several processes; tests/test_launch.py runs it",
     "--order margin": "needs pairs with margins; tests/test_curriculum.py makes some",
 }

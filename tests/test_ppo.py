@@ -247,7 +247,7 @@ def test_nothing_to_train_on_is_refused(
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"batch_size": 6}, r"batch_size \(6\) must be a multiple of mini_batch_size"),
+        ({"batch_size": 6, "mini_batch_size": 4}, r"batch_size \(6\) must be a multiple of mini_batch_size"),
         ({"gradient_accumulation": 3}, "multiple of gradient_accumulation"),
         ({"samples_per_prompt": 3}, "multiple of samples_per_prompt"),
         ({"kl_controller": "none"}, "adaptive or fixed"),

@@ -19,7 +19,7 @@ from rl.training.ppo import PPOTrainer
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 RECIPE = PPO_CONFIG["cpu"].with_knobs(
-    batch_size=32, mini_batch_size=16, max_steps=8, learning_rate=5e-4, max_new_tokens=16
+    batch_size=32, mini_batch_size=16, max_steps=5, learning_rate=8e-4, max_new_tokens=16
 )
 
 pytestmark = pytest.mark.training

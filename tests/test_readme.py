@@ -190,6 +190,7 @@ OTHER_PROGRAMS = {
     "torchrun": "starts several processes of train_*; tests/test_launch.py runs it",
     "curl": "asks a running server; tests/test_api_docs.py runs those of docs/api.md",
     "docker": "not installed here",
+    "python3": "checks a folder elsewhere; tests/test_exporting.py and tests/test_integrity.py run what the page says",
     "llama-server": "not installed here",
     "vllm": "needs a GPU",
     "ollama": "needs an Ollama server",

@@ -26,7 +26,15 @@ from tests.migrated import template_copy
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = {"max_steps": 4, "batch_size": 4, "logging_steps": 1, "lora_r": 2, "lora_alpha": 4, "max_length": 256}
+QUICK = {
+    "max_steps": 4,
+    "batch_size": 4,
+    "logging_steps": 1,
+    "warm_up_steps": 0,
+    "lora_r": 2,
+    "lora_alpha": 4,
+    "max_length": 256,
+}
 
 
 @pytest.fixture(scope="session")

@@ -368,7 +368,12 @@ def test_the_quick_start_of_the_docs_ends_with_an_answer(tmp_path: Path) -> None
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
     (script,) = re.findall(r"```python\n(import json.*?)```", page, re.DOTALL)
     server = Server(f"sqlite:///{tmp_path / 'db.sqlite3'}", tmp_path, workers=1)
-    server.environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    # the way is what is tested: as few steps as show it
+    (tmp_path / "config.yaml").write_text("kto: {max_steps: 10, warm_up_steps: 0}\n")
+    server.environment |= {
+        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
+        "RATCHET_CONFIG": str(tmp_path / "config.yaml"),
+    }  # fmt: skip
     server.migrate()
     key = server.key("ingest", "rate", "read", "operate")
     worker = ["env", "Q_CLUSTER_NAME=training", sys.executable, str(ROOT / "manage.py"), "qcluster"]

@@ -20,7 +20,7 @@ from rl import workers
 from tests.postgres import NoPostgres, cluster
 from tests.server import ROOT, Server
 
-RUNS = 4
+RUNS = 2
 
 QUEUE = f"""
 from rl.jobs import TrainOrder, run_dispatch, run_enqueue

@@ -82,7 +82,7 @@ def _ratings(path: Path, found: Kept) -> Iterator[RowRefused]:
             yield RowRefused(row.line, "", f"{path}: expected an object, found {shown(row.value)}")
         else:
             try:
-                verdicts_read(row.value, used=("rating",))
+                verdicts_read(row.value, used=("rating", "rater"))
                 _rating(row.value)
                 found.add(_entry_id(row.value), (row.line, row.value))
             except RowError as error:
