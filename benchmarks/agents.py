@@ -179,7 +179,7 @@ class Bench:
         ]
 
     def answers(self, adapter: str | None) -> list[str]:
-        """What a policy answers to the unseen prompts as it is served, None for the base."""
+        """Answers of a policy to the unseen prompts as it is served; None names the base."""
         from rl.linear.model import WEIGHTS, LinearPolicy
         from rl.training.evaluate_answers import answers_given
         from rl.training.hardware import detect
@@ -257,7 +257,7 @@ class Bench:
 # --- The table ------------------------------------------------------------------------------------------------
 
 
-def kept(path: Path | None) -> dict[str, dict[str, Any]]:
+def cells_read(path: Path | None) -> dict[str, dict[str, Any]]:
     """Cells of earlier runs, by their key."""
     found: dict[str, dict[str, Any]] = {}
     if path is not None and path.is_file():
@@ -368,7 +368,7 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, metavar="FILE", help="keep each cell here, and run none twice")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    done, rows, benches = kept(options.cells), [], {}
+    done, rows, benches = cells_read(options.cells), [], {}
     base = base_digest()
     cells = [
         Cell(

@@ -62,7 +62,7 @@ class Killer(threading.Thread):
         self.stop = threading.Event()
 
     def spared(self) -> bool:
-        """Whether the newest run has few attempts left."""
+        """True where the newest run has few attempts left."""
         sql = f"SELECT {', '.join(SPARED)} FROM rl_trainingrun WHERE follow_up <> 'done' ORDER BY id DESC LIMIT 1"
         return any(
             count > most

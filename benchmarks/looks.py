@@ -24,7 +24,7 @@ ALPHA = 0.05
 
 
 def promoted(random: np.random.Generator, discordant: float, *, alike: bool) -> bool:
-    """Whether any of ten looks, at 40, 80, ... 20,480 prompts, takes a policy that is no better for better."""
+    """True where any of ten looks, at 40, 80, ... 20,480 prompts, takes a policy that is no better for better."""
     wins = losses = size = 0
     for look in range(1, LOOKS + 1):
         if not alike:

@@ -120,7 +120,7 @@ def outcomes_of(decisions: DecisionSet, name: str) -> dict[uuid.UUID, float]:
 
 
 class Prompt(NamedTuple):
-    """What was known of a decision before it was answered."""
+    """Facts of a decision that were known before it was answered."""
 
     messages: list[dict[str, Any]]
     source: str

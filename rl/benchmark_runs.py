@@ -33,7 +33,7 @@ class BenchmarkRefused(ValueError):
 
 @dataclass(frozen=True)
 class BenchmarkOrder:
-    """What to run: a policy, the tasks (bundled names, paths of task folders, names the harness knows), and how."""
+    """Order of a benchmark: a policy, the tasks (bundled names, paths of folders, names the harness knows), and how."""
 
     policy: str
     tasks: tuple[str, ...]

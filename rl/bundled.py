@@ -1,11 +1,11 @@
-"""Where the bundled base model lies, and the former ones that policies were trained on. Pure."""
+"""Folders of the bundled base model and of the former ones that policies were trained on. Pure."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 BUNDLED = "bundled"
-"""How the base model that comes with the project is named; `bundled@<digits>` names one by the start of its hash."""
+"""Name of the base model that comes with the project; `bundled@<digits>` names one by the start of its hash."""
 
 BUNDLED_MODEL = Path(__file__).resolve().parent / "bundled_model"
 """The model shipped with the project: config, safetensors, tokenizer, chat template."""

@@ -206,7 +206,7 @@ def evaluate(
 
 
 ON_FILE = {"refused": "on a file it is not asked, as the log is held out too and a look at it counts"}
-"""What stands for the off-policy estimate of an evaluation on a file."""
+"""Words in the place of the off-policy estimate of an evaluation on a file."""
 
 
 def _order_facts(order: EvaluationOrder, adapter: Path) -> dict[str, Any]:

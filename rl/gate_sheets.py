@@ -136,7 +136,7 @@ class Answered:
     loops: bool = False
     """Repetition: the policy's answer is free text that says the same over and over."""
     written_valid: bool | None = None
-    """Whether what it writes is valid, where its answer was chosen out of a list; no rule asks, the sheet shows it."""
+    """True where the text it writes is valid, None where no answer was chosen out of a list; shown, asked by no rule."""
     other_written_valid: bool | None = None
 
 
@@ -157,7 +157,7 @@ class BenchmarkCases:
     metric: str = ""
     cases: Sequence[Case] = ()
     fault: str = ""
-    """Why there is no result that counts, and what to run; empty where there is one."""
+    """Reason that no result counts, with the command to run; empty where one does."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Evidence:
     benchmarks: Mapping[str, BenchmarkCases] = field(default_factory=dict)
     """Listed task -> its newest result."""
     no_benchmarks: str = ""
-    """Why benchmarks do not apply to this policy; empty where they do."""
+    """Reason that benchmarks do not apply to this policy; empty where they do."""
 
     def items(self, kind: str) -> Sequence[Item]:
         return self.cases if kind == PAIRS else self.others.get(kind, ())

@@ -59,7 +59,7 @@ def quiet() -> None:
 
 
 def _connection_lost() -> bool:
-    """Whether nothing can be asked on this thread's connection; it is closed then, so that the next use opens one."""
+    """True where this thread's connection answers nothing; it is closed then, so that the next use opens one."""
     if connection.connection is not None and connection.is_usable():
         return False
     if not connection.in_atomic_block:
@@ -74,7 +74,7 @@ def _fault_file(task: str, agent: str) -> Path:
 
 
 def _is_news(file: Path, text: str) -> bool:
-    """Whether a fault was not told lately, by this clock or another; it is noted as told."""
+    """True of a fault that was not told lately, by this clock or another; it is noted as told."""
     now = time.time()
     try:
         known = file.read_text("utf-8") == text and now - file.stat().st_mtime < TOLD_AGAIN_AFTER_S

@@ -51,7 +51,7 @@ def attempt_of(evaluation: Evaluation) -> int:
 
 
 def order_facts(options: Mapping[str, Any], weights: Path | None, test_data: Path | None) -> dict[str, Any]:
-    """What tells one evaluation of a policy from another, beside the policy and the prompts; part of its figures.
+    """Facts that tell one evaluation of a policy from another, beside the policy and the prompts; part of its figures.
 
     options: as they were asked; those that are not set are left out. weights: the file of a checkpoint that is no
     registered policy, whose folder may hold others tomorrow.
@@ -65,7 +65,7 @@ def order_facts(options: Mapping[str, Any], weights: Path | None, test_data: Pat
 
 
 def holdout_prompts(agent: str, hashes: Collection[str]) -> int:
-    """How many of these prompts stand in the agent's holdout: a file that holds them shows its figures."""
+    """Number of these prompts that stand in the agent's holdout: a file that holds them shows its figures."""
     names = sorted(set(hashes))
     return sum(
         PromptSplit.objects.filter(

@@ -16,7 +16,7 @@ State = Mapping[str, Any]
 
 
 UNREADABLE = (ValueError, TypeError, AttributeError, LookupError)
-"""What an agent may raise over a state that an app sent: it lacks what the agent reads, or has another thing there."""
+"""Errors an agent may raise over a state that an app sent: it lacks what the agent reads, or has another type there."""
 
 
 class InvalidResponse(ValueError):

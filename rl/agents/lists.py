@@ -140,8 +140,8 @@ class ListAgent(Agent):
         return in_order(names, right) if self.ordered else f1(names, right)
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """How right the answer is; 0 for what cannot be acted on. Squared where the state says that what is "wanted" is
-        "exact": one name too many, or too few, of two is not liked then."""
+        """Correctness of the answer in [0, 1]; 0 for what cannot be acted on. Squared where the state says
+        that what is "wanted" is "exact": one name too many, or too few, of two is not liked then."""
         if not self.is_valid(response, state):
             return 0.0
         quality = self.quality(state, response)

@@ -34,7 +34,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class World:
-    """How an agent's states are made up, and what the situation they show asks for."""
+    """Generator of an agent's states, and the answer that the situation they show asks for."""
 
     draw: Callable[[Random], State]
     """A state that shows a situation, with what `team` wants."""
@@ -159,7 +159,7 @@ LEADS = {
     "A bit lost, ": assistant.FRIENDLY_TONE,
     "Sorry to ask again: ": assistant.FRIENDLY_TONE,
 }
-"""How a question begins, and the tone that goes with it."""
+"""Beginning of a question -> the tone that goes with it."""
 
 
 def _assistant_drawn(random: Random) -> State:

@@ -1,4 +1,4 @@
-"""What is known of an experiment's units before they had an arm, and figures adjusted by it (CUPED).
+"""Facts of an experiment's units from before they had an arm, and figures adjusted by them (CUPED).
 
 Only what no arm can have touched: decisions and feedback from before the experiment began, when a unit first came, and
 the prompt it came with. A bandit's figures are not adjusted: a unit's arm follows what others said before it.
@@ -24,7 +24,7 @@ from rl.statistics.adjustment import FOLDS, Floats, adjusted_moments
 from rl.statistics.contrasts import Moments
 
 PAST = timedelta(days=90)
-"""How far back a unit's past is read: a bound on reading, not on what would help."""
+"""Days that a unit's past is read back: a bound on reading, not on what would help."""
 
 MOST_PROMPTS = 5_000
 """Units above which their first prompts are not read: reading takes longer than so many units need help."""

@@ -66,7 +66,7 @@ class Unadjusted:
     removed: float
     """Share of the variance of the difference that the adjustment took away; below 0 where it added some."""
     covariates: tuple[str, ...]
-    """What units were told apart by."""
+    """Facts that units were told apart by."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -94,7 +94,7 @@ class Effect:
     error: float | None = None
     """Variance of the difference, on the scale on which arms are compared."""
     unadjusted: Unadjusted | None = None
-    """What it was before what was known of the units beforehand was taken away; None where nothing was."""
+    """Effect before the adjustment by what was known of the units beforehand; None where nothing was."""
 
     def as_dict(self) -> dict[str, Any]:
         return {

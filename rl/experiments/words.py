@@ -71,7 +71,7 @@ def effect_interval_words(effect: Effect, metric: Metric) -> str:
 
 
 def adjustment_words(effect: Effect, metric: Metric) -> str:
-    """What was taken away by what was known of the units beforehand; empty where nothing was."""
+    """Words for the variance that the adjustment took away; empty where it took none."""
     plain = effect.unadjusted
     if plain is None:
         return ""

@@ -35,7 +35,7 @@ class _Level:
     """The schemas it follows."""
     array: bool
     start: int = 0
-    """Where the item being written begins."""
+    """Offset at which the item being written begins."""
     index: int = 0
     key: str | None = None
     """Of an object, the key whose value comes next; None while a key is awaited."""
@@ -53,7 +53,7 @@ class UniqueItems:
     text: bytes = b""
     levels: tuple[_Level, ...] = ()
     string: int = -1
-    """Where the string being written begins; -1 outside of strings."""
+    """Offset at which the string being written begins; -1 outside of strings."""
     escaped: bool = False
 
     @classmethod
@@ -67,7 +67,7 @@ class UniqueItems:
         return self.string >= 0 and all(level.literals is None for level in self.levels)
 
     def allows(self, piece: bytes) -> bool:
-        """Whether the answer can go on with these bytes."""
+        """True where the answer can go on with these bytes."""
         try:
             self.write(piece)
         except ItemRepeated:
@@ -170,7 +170,7 @@ class UniqueItems:
 
 
 def items_repeated(schema: Node | None, answer: str) -> str:
-    """Why an answer breaks a schema's `uniqueItems`; empty where it does not, or there is none."""
+    """Reason that an answer breaks a schema's `uniqueItems`; empty where it does not, or there is none."""
     state = UniqueItems.of(schema)
     try:
         if state is not None:

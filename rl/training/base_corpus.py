@@ -58,7 +58,7 @@ def example_random(random: Random) -> Example:
 
 @functools.cache
 def _kept_aside() -> frozenset[str]:
-    """What users say in the scenarios of the built-in agents: figures on them are of prompts never seen."""
+    """Words of users in the scenarios of the built-in agents: figures on them are of prompts never seen."""
     return frozenset(
         agent.render(scenario.state)[-1]["content"]
         for agent in AGENTS.values()

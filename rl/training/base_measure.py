@@ -16,7 +16,7 @@ from rl.training.scoring import score_responses
 
 
 def base_model_measure(path: Path, *, prompts: int = 100, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """What the model at `path` does on the built-in agents' scenarios and on agents it knows nothing of.
+    """Figures of the model at `path` on the built-in agents' scenarios and on agents it knows nothing of.
 
     Slug -> figures: prompts; valid_greedy and valid_sampled (temperature 1), shares of answers the agent can act on
     as they are written, without a grammar. Of agents that choose one option besides: listed_mass, the mean

@@ -35,7 +35,7 @@ TEXTS = 12_000
 """Made-up texts that the tokenizer's merges are learnt from."""
 
 BLANK = "\u0120"
-"""How byte-level BPE writes a blank."""
+"""Sign for a blank in byte-level BPE."""
 JSON_SIGNS = (
     ("{", '"'), ('"', ":"), (BLANK, '"'), ('"', "}"), ('"', ","), ("[", '"'), (BLANK, '["'), ('"', "]"), ('"]', "}"),
     (BLANK, "{"), (BLANK + "{", '"'), ("}", "}"), ('"}', "}"), (BLANK, "["), ('"]', ","),

@@ -164,7 +164,7 @@ def loss_of(model: Any, batch: Sequence[Tree], pad: int) -> tuple[torch.Tensor, 
 
 @dataclass
 class Trained:
-    """Where a training stands."""
+    """State of a training."""
 
     step: int
     losses: list[float]

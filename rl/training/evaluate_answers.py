@@ -169,7 +169,7 @@ class AnswerJudge:
         return wilson_interval(sum(known), len(known)).as_dict() if known else None
 
     def right(self, row: Mapping[str, Any], answer: str) -> bool | None:
-        """Whether an answer is right; None where the agent does not know of that prompt."""
+        """True for a right answer; None where the agent does not know of that prompt."""
         truth = self.agent.truths(row.get("state"))
         return self.action(answer) in {self.action(response) for response in truth} if truth else None
 

@@ -143,7 +143,7 @@ def agreement_check(asked: Sequence[HeldOutPrompt], judge: AnswerJudge) -> Check
 
 
 def known_check(judge: AnswerJudge) -> Check:
-    """Whether an answer is the right one, where the agent knows it."""
+    """Check of an answer against the right one, where the agent knows it."""
 
     def check(rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float | None]:
         return [

@@ -22,7 +22,7 @@ Verdicts = Mapping[int, float]
 
 
 def verdicts_on(prompts: Sequence[HeldOutPrompt], answers: Sequence[str], judge: AnswerJudge) -> Verdicts:
-    """What raters said of the answers, or of ones that do the same."""
+    """Verdicts of raters on the answers, or of ones that do the same."""
     found: dict[int, float] = {}
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         done = judge.action(answer)
@@ -57,7 +57,7 @@ def liked_share(prompts: Sequence[HeldOutPrompt], verdicts: Verdicts) -> dict[st
 
 
 def liked_difference(prompts: Sequence[HeldOutPrompt], own: Verdicts, other: Verdicts) -> dict[str, Any]:
-    """How much larger the share is than a rival's, over prompts on which both have a verdict: value, low, high, n."""
+    """Difference of the share to a rival's, over prompts on which both have a verdict: value, low, high, n."""
     both = {number: own[number] - other[number] for number in own.keys() & other.keys()}
     return mean_interval(list(_means(prompts, both).values()), bounds=(-1.0, 1.0)).as_dict()
 

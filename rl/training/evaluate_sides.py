@@ -39,7 +39,7 @@ CHUNK = 64
 
 @dataclass
 class Side:
-    """What one policy did with the held-out evidence."""
+    """Scores and answers of one policy on the held-out evidence."""
 
     scores: list[tuple[ResponseScore, ResponseScore]]
     """Of the pairs."""
@@ -59,7 +59,7 @@ class Side:
 
 @dataclass
 class Work:
-    """What every side is asked."""
+    """Evidence and prompts that every side is asked about."""
 
     rows: Sequence[Mapping[str, Any]]
     scored: Sequence[Scored]
@@ -89,7 +89,7 @@ class Work:
         ]
 
     def verdicts(self, side: Side) -> Verdicts:
-        """What people said of the answers of a side, by number of the prompt."""
+        """Verdicts of people on the answers of a side, by number of the prompt."""
         return verdicts_on(self.asked, [answer.text for answer in side.answers], self.judge)
 
     def rewards(self, side: Side) -> list[float]:
