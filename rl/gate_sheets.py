@@ -136,7 +136,7 @@ class Answered:
     loops: bool = False
     """Repetition: the policy's answer is free text that says the same over and over."""
     written_valid: bool | None = None
-    """True where the text it writes is valid, None where no answer was chosen out of a list; shown, asked by no rule."""
+    """Validity of the text it writes; None where no answer was chosen out of a list. Shown, asked by no rule."""
     other_written_valid: bool | None = None
 
 
