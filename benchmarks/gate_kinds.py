@@ -33,6 +33,8 @@ WORLDS = {
 """Kind of evidence -> its plain world: thumbs for labels, any number in [0, 1] for outcomes."""
 
 HARD = {
+    "pairs, three a prompt": KindWorld(PAIRS, answers=3),
+    "pairs, one to ten a prompt (Pareto, index 1.1)": KindWorld(PAIRS, answers=0),
     "labels, log-ratios with heavy tails (t, 2 degrees)": KindWorld(LABELS, tails=2),
     "labels, 90 % liked": KindWorld(LABELS, liked=0.9),
     "labels, three answers a prompt that move together": KindWorld(LABELS, answers=3),
@@ -84,9 +86,11 @@ def worlds(seeds: int) -> Iterator[tuple[str, int, Promoted]]:
 
 def grouped(seeds: int) -> Iterator[tuple[str, int, Promoted]]:
     """Worlds in which prompts come in groups that are near-identical, 600 prompts each; power beside."""
-    for kind in (PAIRS, LABELS, CORRECTIONS):
+    kinds = {kind: WORLDS[kind] for kind in (PAIRS, LABELS, CORRECTIONS)}
+    kinds["pairs, one to ten a prompt"] = KindWorld(PAIRS, answers=0)
+    for kind, plain in kinds.items():
         for groups in ("1", "3", "10", "heavy"):
-            world = KindWorld(**{**vars(WORLDS[kind]), "prompts": 600, "groups": groups})
+            world = KindWorld(**{**vars(plain), "prompts": 600, "groups": groups})
             name = f"{kind}, 600 prompts in groups of {groups}"
             yield (
                 f"{name}, no better: promoted in any of 20 attempts",

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import scipy
 
 from rl.evidence_kinds import KINDS, REWARDS, UNITS, all_alike, lead_kind, telling_counts
-from rl.gate_clusters import one_per_cluster
+from rl.gate_clusters import one_per_cluster, one_per_prompt
 from rl.gate_sheets import Case, Evidence, GateBounds, Item, Rated
 from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
 from rl.statistics.bounded import lopsided_mean_p
@@ -244,16 +244,19 @@ def effect_of(kind: str, items: Sequence[Item], among: Sequence[Item] | None = N
 
 
 def items_of(stored: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """Stored items as a gate's rules take them: near-identical prompts are one."""
-    found: list[Item] = []
-    clusters: list[str] = []
-    for one in stored:
-        clusters.append(one.get("cluster", ""))
-        facts = {"slices": tuple(one["slices"]), "raters": tuple(one.get("raters", ()))}
-        if "shift" in one:
-            found.append(Rated(one["prompt_hash"], one["value"], one["shift"], **facts))
-        else:
-            found.append(Case(one["own"], one["other"], **facts))
+    """Stored items of one kind as a gate's rules take them: the pairs of a prompt are one, and so is a cluster."""
+    facts = [{"slices": tuple(one["slices"]), "raters": tuple(one.get("raters", ()))} for one in stored]
+    clusters = [one.get("cluster", "") for one in stored]
+    found: list[Item]
+    if any("shift" in one for one in stored):
+        found = [
+            Rated(one["prompt_hash"], one["value"], one["shift"], **known)
+            for one, known in zip(stored, facts, strict=True)
+        ]
+    else:
+        pairs = [Case(one["own"], one["other"], **known) for one, known in zip(stored, facts, strict=True)]
+        prompts = one_per_prompt(pairs, [one.get("prompt_hash", "") for one in stored])
+        found, clusters = list(prompts.values()), [clusters[place] for place in prompts]
     return one_per_cluster(found, clusters)
 
 

@@ -100,6 +100,15 @@ class Case:
     other: float
     slices: tuple[str, ...] = ()
     raters: tuple[str, ...] = ()
+    parts: tuple[tuple[str, float, float], ...] = ()
+    """Slices that only some of a prompt's pairs are in (the preferred answer is the longer one), with the figures of
+    both sides on those."""
+
+    def within(self, name: str) -> Case:
+        """The case by those of its pairs alone that are in a slice."""
+        return next(
+            (Case(own, other, (name,), self.raters) for part, own, other in self.parts if part == name), self
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,10 @@ class Rated:
     shift: float
     slices: tuple[str, ...] = ()
     raters: tuple[str, ...] = ()
+
+    def within(self, name: str) -> Rated:
+        """The answer itself: it is in a slice as a whole."""
+        return self
 
 
 Item: TypeAlias = Case | Rated

@@ -221,7 +221,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         for name in item.slices:
             if name == OLDER:
                 continue  # a rule of its own
-            slices.setdefault(name, []).append(item)
+            slices.setdefault(name, []).append(item.within(name))
     whole = evidence.items(lead)
     large = {name: items for name, items in slices.items() if prompts_of(items) >= bounds.min_slice}
     judged = {
@@ -250,7 +250,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
 def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """What the champion's time knew is still known: no loss beyond chance on held-out prompts with older feedback."""
     lead = lead_of(evidence, bounds)
-    known = [item for item in evidence.items(lead) if OLDER in item.slices]
+    known = [item.within(OLDER) for item in evidence.items(lead) if OLDER in item.slices]
     effect = effect_of(lead, known, evidence.items(lead))
     n = prompts_of(known)
     if n < bounds.min_slice or effect is None:

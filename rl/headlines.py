@@ -29,7 +29,7 @@ TITLES = {
 """Kind of evidence -> what its figure is called."""
 
 EXPLANATIONS = {
-    PAIRS: "share of held-out pairs where the preferred answer is held more likely",
+    PAIRS: "share of held-out pairs where the preferred answer is held more likely, each prompt with one vote",
     LABELS: (
         "how often it moved probability towards the better rated of two held-out answers; 50 % is a coin, and where "
         "whom it is compared with stands"

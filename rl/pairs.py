@@ -37,6 +37,9 @@ ENDS = 32
 """Of a prompt with more than twice as many rated responses, only this many best and worst are paired with each other:
 all pairs of 10,000 answers to one prompt would be 50 million, of which the cap keeps a handful."""
 
+HELD_OUT_PAIRS = 10
+"""Most pairs of a held-out prompt that are heard: all of five rated answers. They share one vote."""
+
 _TOLERANCE = 1e-9
 """0.35 - 0.1 is a hair under 0.25 in binary; a margin is met all the same."""
 
@@ -103,7 +106,7 @@ REASONS: dict[str, str] = {
     "duplicate": "judgements that said again what another had said of the same pair",
     "single_response": "prompts with verdicts on one response only: nothing to compare it with",
     "over_cap": "train pairs beyond the most one prompt may give",
-    "held_out_extra": "pairs of a held-out prompt beyond its one",
+    "held_out_extra": "pairs of an eval prompt beyond its one, and of a held-out prompt beyond the ten that are heard",
     "not_replayed": "rows of older feedback that the replay share left for another time",
     "over_max_samples": "pairs beyond the sample asked for",
 }
@@ -166,8 +169,8 @@ def pairs_from_evidence(
     a verdict; likewise of the mean scores of candidates; and
     only where none of these gives a pair, what a verdict on one of several listed options implies (see `_implied`).
     Claims on the same two responses are merged; the majority of judgements decides, an exact tie decides nothing.
-    A train prompt gives at most `max_pairs_per_prompt` pairs, a held-out prompt one: so held-out pairs are
-    independent of each other and the intervals on them honest.
+    A train prompt gives at most `max_pairs_per_prompt` pairs, an eval prompt one, a held-out prompt HELD_OUT_PAIRS,
+    which share one vote wherever a policy is judged (`rl.gate_clusters`): prompts are independent, their pairs are not.
     """
     if not 0 < rating_margin <= 1:
         raise RecipeError(f"rating_margin must be in (0, 1], found {rating_margin!r}")
@@ -188,16 +191,24 @@ def pairs_from_evidence(
 
 
 def sampled(pairs: PairSet, max_samples: int) -> PairSet:
-    """At most `max_samples` of the pairs, drawn by their hash: always the same, and a larger sample holds a smaller."""
+    """At most `max_samples` of the pairs, drawn by their hash: always the same, and a larger sample holds a smaller.
+
+    Further pairs of a held-out prompt are no samples of their own: they come and go with its first.
+    """
     if max_samples < 1:
         raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
-    if len(pairs.rows) <= max_samples:
+    firsts: dict[str, str] = {}
+    heads = [
+        pair.digest if pair.split == "train" else firsts.setdefault(pair.prompt_hash, pair.digest)
+        for pair in pairs.rows
+    ]
+    samples = set(sorted(set(heads))[:max_samples])
+    rows = tuple(pair for pair, head in zip(pairs.rows, heads, strict=True) if head in samples)
+    if len(rows) == len(pairs.rows):
         return pairs
-    drawn = sorted(pairs.rows, key=lambda pair: pair.digest)[:max_samples]
-    kept = {pair.digest for pair in drawn}
     left_out = Counter(pairs.left_out)
-    left_out["over_max_samples"] += len(pairs.rows) - max_samples
-    return PairSet(tuple(pair for pair in pairs.rows if pair.digest in kept), _ordered(left_out, REASONS))
+    left_out["over_max_samples"] += len(pairs.rows) - len(rows)
+    return PairSet(rows, _ordered(left_out, REASONS))
 
 
 def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
@@ -271,7 +282,7 @@ def _settled(
     if not kept and len(means) == 1 and not claims:
         left_out["single_response"] += 1
     kept.sort(key=lambda claim: _strength(prompt_hash, claim))
-    room = cap if split == "train" else 1
+    room = {"train": cap, "eval": 1, "holdout": HELD_OUT_PAIRS}[split]
     if len(kept) > room:
         left_out["over_cap" if split == "train" else "held_out_extra"] += len(kept) - room
     best, worst = ((), ()) if split == "train" else _ends(kept)

@@ -230,7 +230,16 @@ def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, Any]], Snapsh
             ).snapshot
         except DatasetRefused:
             return [], None
-    return (list(snapshot_rows(own, "holdout")), own) if own is not None else ([], None)
+    if own is None:
+        return [], None
+    rows = list(snapshot_rows(own, "holdout"))
+    if rows and "chosen" in rows[0]:
+        # the strongest pair of each prompt: its other pairs are no further evidence to intervals that count rows
+        firsts: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            firsts.setdefault(row["prompt_hash"], row)
+        rows = list(firsts.values())
+    return rows, own
 
 
 def _scores(

@@ -116,7 +116,7 @@ class Headline:
     @property
     def of(self) -> str:
         """What it was judged on."""
-        return "held-out pairs" if self.kind == PAIRS else "held-out prompts"
+        return "held-out prompts"
 
     @property
     def interval(self) -> str:

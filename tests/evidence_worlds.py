@@ -12,7 +12,11 @@ from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TES
 from rl.gate_clusters import one_per_cluster
 from rl.gate_sheets import Case, Evidence, Item, Rated
 from rl.gates import CHAMPION, PASSED, gate_judge, rule_accuracy
+from rl.pairs import HELD_OUT_PAIRS
 from tests.gate_worlds import BOUNDS
+
+REPEATS = 0.3
+"""Chance that a further pair of a prompt says what its first one says."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class KindWorld:
     levels: int = 2
     """Values a rating takes: 2 thumbs, 5 stars; 0 any number in [0, 1], most of them small."""
     answers: int = 1
-    """Rated answers to each prompt, whose log-probabilities move together."""
+    """Rated answers to each prompt, whose log-probabilities move together; of pairs and tests, pairs to each prompt, 0
+    for heavy-tailed numbers of one to ten."""
     tails: float = 0.0
     """Degrees of freedom of Student's t for the log-ratios, 0 for the normal distribution."""
     spread: float = 1.0
@@ -111,11 +116,21 @@ def rated(world: KindWorld, random: np.random.Generator) -> Drawn:
 
 
 def right_or_wrong(world: KindWorld, random: np.random.Generator) -> Drawn:
-    """Both sides on the same prompts, differing on three in ten."""
+    """Both sides on the same prompts, differing on three in ten; of several pairs a prompt, its share of them."""
+    shape = world.prompts if world.answers == 1 else (world.prompts, world.answers or HELD_OUT_PAIRS)
     discordant = max(0.3, world.gain)
-    draw, same = random.random(world.prompts), random.random(world.prompts) < 0.6
+    draw, same = random.random(shape), random.random(shape) < 0.6
     wins, losses = draw < (discordant + world.gain) / 2, draw > 1 - (discordant - world.gain) / 2
     own, other = wins | (~losses & same), losses | (~wins & same)
+    if world.answers != 1:
+        again = random.random(shape) < REPEATS
+        again[:, 0] = True
+        own, other = np.where(again, own[:, :1], own), np.where(again, other[:, :1], other)
+        counts = np.full((world.prompts, 1), world.answers)
+        if not world.answers:
+            counts = np.minimum(1 + random.pareto(1.1, (world.prompts, 1)), HELD_OUT_PAIRS).astype(int)
+        heard = np.arange(own.shape[1]) < counts
+        own, other = ((side & heard).sum(axis=1) / counts[:, 0] for side in (own, other))
     return Drawn(own.astype(float), other.astype(float), np.arange(world.prompts), False)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rl.gate_clusters import one_per_prompt
 from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Sheet
 from rl.gates import CHAMPION, gate_judge
 
@@ -38,6 +39,10 @@ class World:
     uneven: bool = False
     """Prompts differ: on some the policies differ one time in five, on others always, on 60 % on average; the gain is
     in proportion, and raters flip none to three in ten of their preferences, each their own share."""
+    pairs: int = 1
+    """Rated pairs to each prompt, of one rater."""
+    repeats: float = 0.3
+    """Chance that a further pair of a prompt says what its first one says."""
     length_bias: float = 0.0
     """Accuracy it gains where the preferred answer is the longer one, and loses where it is the shorter."""
 
@@ -56,26 +61,37 @@ def evidence_of(world: World, random: np.random.Generator, attempt: int = 1) -> 
         gain, discordant = gain * spread / 0.6, spread
     else:
         discordant = np.maximum(DISCORDANT, np.abs(gain))
-    draw = random.random(n)
-    wins, losses = draw < (discordant + gain) / 2, draw > 1 - (discordant - gain) / 2
-    same_right = random.random(n) < 0.7
-    own, other = wins | (~losses & same_right), losses | (~wins & same_right)
+
+    def sides() -> tuple[np.ndarray, np.ndarray]:
+        draw = random.random(n)
+        wins, losses = draw < (discordant + gain) / 2, draw > 1 - (discordant - gain) / 2
+        same_right = random.random(n) < 0.7
+        return wins | (~losses & same_right), losses | (~wins & same_right)
+
+    own, other = sides()
     luck = random.random(n)
     people = np.where(hostile, "mallory", random.choice(RATERS, n))
     haste = np.searchsorted(RATERS, people) % len(RATERS) * 0.06 if world.uneven else world.flipped
     flip = luck < haste
     own, other = own ^ flip, other ^ flip
-    cases = [
+    heard = [(own, other)]
+    for _ in range(world.pairs - 1):
+        mine, theirs = sides()
+        flip, same = random.random(n) < haste, random.random(n) < world.repeats
+        heard.append((np.where(same, own, mine ^ flip), np.where(same, other, theirs ^ flip)))
+    pairs = [
         Case(
-            bool(own[i]), bool(other[i]),
+            bool(mine[i]), bool(theirs[i]),
             (
                 "topic:broken" if broken[i] else "topic:rest",
                 "preferred:longer" if long_preferred[i] else "preferred:shorter",
             ),
             (str(people[i]),),
         )
+        for mine, theirs in heard
         for i in range(n)
     ]  # fmt: skip
+    cases = list(one_per_prompt(pairs, [f"p{i % n}" for i in range(len(pairs))]).values())
     lengths = random.lognormal(4.0, 0.5, 64)
     answered = [
         Answered(True, True, float(own[i]), float(other[i]), int(lengths[i] * world.longer), int(lengths[i]))

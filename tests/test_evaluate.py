@@ -161,6 +161,30 @@ def test_the_comparison_counts_the_pairs_only_one_side_gets_right() -> None:
 
 
 @pytest.mark.usefixtures("made")
+def test_the_pairs_of_a_prompt_share_one_vote() -> None:
+    rows = [a_row("q0", A, P), a_row("q0", A, M), *ROWS[1:3]]
+    one, two = prefers(10), prefers(0)
+    one.logps = {**one.logps, ("q0", M): 0.0}
+    two.logps = {**two.logps, ("q0", M): -1.0, ("q2", A): 0.0}
+    found = evaluate_policy(one, rows, agent=PICKER, against=two)
+    pairs = found["evidence"]["pairs"]
+    assert (found["samples"], pairs["prompts"], pairs["pairs"]) == (3, 3, 4)
+    # right on 1/2, 1, 1 of the pairs of three prompts, the other on 0, 0, 1
+    assert found["preference_accuracy"]["value"] == pairs["value"] == pytest.approx(2.5 / 3)
+    assert found["preference_accuracy"]["n"] == 3
+    assert pairs["against_value"] == pytest.approx(1 / 3)
+    # differences 1/2, 1, 0: mean 1/2, standard error 1/2 / sqrt(3), Student's t with 2 degrees 4.302653
+    assert pairs["difference"] == pytest.approx(
+        {"value": 0.5, "low": 0.5 - 1.242069, "high": 0.5 + 1.242069}, abs=1e-5
+    )
+    # of the four patterns of signs one has a sum of 1.5
+    assert pairs["p_value"] == pytest.approx(2 / 4)
+    assert "b" not in pairs
+    single = evaluate_policy(one, rows, agent=PICKER, against=two, max_samples=1)
+    assert single["evidence"]["pairs"]["pairs"] == 2
+
+
+@pytest.mark.usefixtures("made")
 def test_the_same_policy_twice_shows_no_difference() -> None:
     comparison = evaluate_policy(prefers(6), ROWS, agent=PICKER, against=prefers(6))["comparison"]
     assert comparison["difference"]["value"] == 0
@@ -177,7 +201,7 @@ def test_both_sides_answer_the_same_prompts_each_prompt_once() -> None:
         policy.logps = {**policy.logps, ("q0", M): -9.0}
     outcome = evaluate_policy(one, rows, agent=PICKER, against=two, generate_samples=3)
     assert one.asked == two.asked == ["q0", "q1", "q2"]
-    assert outcome["samples"] == 5
+    assert outcome["samples"] == 4
     assert outcome["prompts_answered"] == outcome["valid_rate"]["n"] == 3
 
 

@@ -11,7 +11,7 @@ from rl import gates
 from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gate_effects import effect_of, items_of
 from rl.gate_sheets import OLDER, Case, Evidence, GateBounds, Item, Rated, Verdict
-from rl.gates import gate_judge
+from rl.gates import CHAMPION, REFUSED, gate_judge, rule_slices
 from tests.evidence_worlds import DRAWN, KindWorld, evidence_from, evidence_of, promoted_in
 from tests.gate_worlds import BOUNDS
 
@@ -207,6 +207,38 @@ def test_near_identical_prompts_are_one_piece_of_evidence() -> None:
     (one,) = items_of([*rated, {**rated[0], "prompt_hash": "q", "value": 0.5, "shift": 0.6}])
     assert isinstance(one, Rated)
     assert (one.prompt, one.value, one.shift) == ("a", 0.5, pytest.approx(0.4))
+
+
+def test_the_pairs_of_a_prompt_are_one_and_each_stays_in_its_slice() -> None:
+    def pair(prompt: str, own: float, other: float, *slices: str, cluster: str = "") -> dict[str, Any]:
+        return {"prompt_hash": prompt, "own": own, "other": other, "slices": list(slices), "cluster": cluster}
+
+    found = items_of([pair("p", 1, 0, "t", "longer"), pair("p", 0, 0, "t", "shorter"), pair("q", 1, 1, "t")])
+    assert found == [
+        Case(0.5, 0.0, ("t", "longer", "shorter"), (), (("longer", 1.0, 0.0), ("shorter", 0.0, 0.0))),
+        Case(1, 1, ("t",)),
+    ]
+    assert found[0].within("longer") == Case(1.0, 0.0, ("longer",))
+    assert found[0].within("t") == found[0]
+    # near-identical prompts are one of the prompts' means: (1/2 + 1) / 2, not two pairs of three
+    (one,) = items_of(
+        [pair("p", 1, 0, cluster="c"), pair("p", 0, 0, cluster="c"), pair("q", 1, 1, cluster="c")]
+    )
+    assert one == Case(0.75, 0.5)
+
+
+def test_a_slice_of_pairs_is_judged_by_its_own_pairs() -> None:
+    """Longer answers preferred: always lost. Shorter ones: always won. Each prompt has a pair of either kind."""
+    stored = [
+        {"prompt_hash": str(i), "own": own, "other": 1 - own, "slices": [name]}
+        for i in range(40)
+        for own, name in ((0, "preferred:longer"), (1, "preferred:shorter"))
+    ]
+    cases = [item for item in items_of(stored) if isinstance(item, Case)]
+    assert len(cases) == 40
+    found = rule_slices(Evidence("champion", cases), BOUNDS, CHAMPION)
+    assert found.outcome == REFUSED
+    assert found.figures["preferred:longer"] == {"value": -1.0, "n": 40}
 
 
 def test_groups_that_are_near_identical_promote_nobody() -> None:

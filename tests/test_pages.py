@@ -107,7 +107,7 @@ def test_the_champion_is_shown_with_its_accuracy_against_the_base(rater: Client)
     text = words(html)
     assert "Answers widgets-v9 champion" in text
     assert f"Next: {newer.name} was not judged" in text
-    assert "93.4\u202f% [87.1 to 96.8] of 96 held-out pairs" in text
+    assert "93.4\u202f% [87.1 to 96.8] of 96 held-out prompts" in text
     assert "base 53.4\u202f% (+40.0 points)" in text
     assert '<rect class="range" x="87.10%" y="9" width="9.70%"' in html
 

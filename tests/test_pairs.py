@@ -289,16 +289,39 @@ def test_a_train_prompt_gives_its_clearest_pairs_up_to_the_cap() -> None:
     assert pairs.left_out == {"over_cap": 3}
 
 
-@pytest.mark.parametrize("prompt", [EVAL, HOLDOUT])
-def test_a_held_out_prompt_gives_its_one_clearest_pair(prompt: str) -> None:
-    evidence = [
-        *judged("a", 1.0, prompt=prompt),
-        *judged("b", 0.6, prompt=prompt),
-        *judged("c", 0.0, prompt=prompt),
-    ]
-    pairs = pairs_from_evidence(evidence, max_pairs_per_prompt=4)
-    assert [(p.chosen, p.rejected) for p in pairs.rows] == [("a", "c")]
-    assert pairs.left_out == {"held_out_extra": 2}
+def test_an_eval_prompt_gives_its_one_clearest_pair_and_a_held_out_prompt_all() -> None:
+    def found_of(prompt: str) -> PairSet:
+        values = {"a": 1.0, "b": 0.6, "c": 0.0}
+        return pairs_from_evidence(
+            [item for key, value in values.items() for item in judged(key, value, prompt=prompt)],
+            max_pairs_per_prompt=1,
+        )
+
+    assert [(p.chosen, p.rejected) for p in found_of(EVAL).rows] == [("a", "c")]
+    assert found_of(EVAL).left_out == {"held_out_extra": 2}
+    assert [(p.chosen, p.rejected) for p in found_of(HOLDOUT).rows] == [("a", "c"), ("b", "c"), ("a", "b")]
+    assert found_of(HOLDOUT).left_out == {}
+
+
+def test_of_six_answers_to_a_held_out_prompt_the_ten_clearest_pairs_are_heard() -> None:
+    evidence = [item for i in range(6) for item in judged(f"a{i}", i / 5, prompt=HOLDOUT)]
+    pairs = pairs_from_evidence(evidence, rating_margin=0.2)
+    # fifteen pairs, five of neighbours (0.2 apart)
+    assert len(pairs.rows) == 10
+    assert min(pair.margin for pair in pairs.rows) == pytest.approx(0.4)
+    assert pairs.left_out == {"held_out_extra": 5}
+
+
+def test_further_pairs_of_a_held_out_prompt_are_no_samples_of_their_own() -> None:
+    held = [item for i in range(3) for item in judged(f"a{i}", i / 2, prompt=HOLDOUT)]
+    pairs = pairs_from_evidence([*held, compared("x", "y"), compared("v", "w")])
+    assert pairs.counts == {"train": 2, "eval": 0, "holdout": 3}
+    assert sampled(pairs, 3) == pairs
+    for size in (1, 2):
+        found = sampled(pairs, size)
+        assert len(found.rows) + found.left_out["over_max_samples"] == 5
+        assert found.counts["train"] + found.counts["holdout"] // 3 == size
+        assert found.counts["holdout"] in (0, 3)
 
 
 def test_a_held_out_pair_knows_every_preferred_and_dispreferred_response() -> None:

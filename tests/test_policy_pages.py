@@ -355,7 +355,7 @@ def test_the_card_says_what_is_known_and_no_more() -> None:
     card = policy_card(policy)
     assert "preference accuracy: 87.5 %" in card
     assert "**Promoted by force** by ann: demo tomorrow" in card
-    assert "Only 40 held-out pairs" in card
+    assert "Only 40 held-out prompts" in card
 
 
 def test_a_run_shows_how_its_policy_was_judged(rater: Client) -> None:

@@ -35,6 +35,8 @@ from rl.training.evaluate_figures import (
     comparison_figures,
     evidence_figures,
     held_out_facts,
+    pair_votes,
+    pairs_of_prompts,
     side_summary,
 )
 from rl.training.evaluate_liked import liked_share
@@ -77,7 +79,8 @@ def evaluate_policy(
     """Evaluate on held-out pairs {"prompt", "chosen", "rejected", "state"?} and other evidence; JSON-serialisable.
 
     - preference_accuracy: share of pairs where log p(chosen | prompt) > log p(rejected | prompt), summed over the
-      tokens, not length-normalised; a tie counts as not preferred. Beside it the same per token. None without a pair.
+      tokens, not length-normalised; a tie counts as not preferred. The pairs of a prompt share one vote, and so do
+      near-identical prompts. Beside it the same per token. None without a pair.
     - valid_rate: share of answers as the agent is served (the likeliest of its closed set or of what a row's `state`
       lists, else written greedily), one to each of the first `generate_samples` distinct prompts, that the agent can
       act on; `written` has it for what is written where answers are chosen, and with a row's `state` a written choice
@@ -92,19 +95,21 @@ def evaluate_policy(
       comparison: see `lead_kind`, with `needed` prompts and without the kinds that are `barred` (with the reason why).
 
     others: kind -> rows. labels and outcomes: {"prompt", "completion", "score"}; corrections: {"prompt", "completion"};
-    tests and rewards: {"prompt"}, whose answers `checks[kind]` gives values. `max_samples` limits each kind.
+    tests and rewards: {"prompt"}, whose answers `checks[kind]` gives values. `max_samples` limits the prompts with
+    pairs and the rows of each other kind.
 
     baseline: a linear policy learnt from the same training rows; `baseline` then holds its figures on it.
 
-    Shares are {"value", "low", "high", "n"} with 95 % intervals: Wilson for shares, Student's t for the reward.
+    Shares are {"value", "low", "high", "n"} with 95 % intervals: Wilson for shares, Student's t for the reward and for
+    votes that are shared.
     `against` is "base" (the same model without its adapter; of a linear policy the base model has to be given, loaded)
     or another policy; both then get the same prompts, and
-    `comparison` holds the other's figures and the paired difference with its p-value: of pairs Newcombe's and the exact
-    McNemar test, of other kinds as in `rl.gate_effects`. `progress` is called with (done, total) work items. With a
+    `comparison` holds the other's figures and the paired difference with its p-value: of single pairs Newcombe's and
+    the exact McNemar test, else as in `rl.gate_effects`. `progress` is called with (done, total) work items. With a
     comparison, `held_out` holds what a gate asks: `cases`, one per pair, `others`, the items of each other kind, and
     `answers`, one per prompt asked. Raises TrainingRefused without evidence.
     """
-    rows = list(pairs)[:max_samples]
+    rows = pairs_of_prompts(pairs, max_samples)
     more = {kind: list(found)[:max_samples] for kind, found in (others or {}).items() if found}
     if not rows and not more:
         raise TrainingRefused(
@@ -166,7 +171,7 @@ def evaluate_policy(
             reference_responses(against, base, work) if isinstance(against, LoadedPolicy) else base,
         )
     evidence = other_evidence(work, more, checks, own, other, references)
-    counts = {PAIRS: len(rows)} | {kind: one.figures["prompts"] for kind, one in evidence.items()}
+    counts = {PAIRS: pair_votes(rows)} | {kind: one.figures["prompts"] for kind, one in evidence.items()}
     alike = [
         kind for kind in (LABELS, OUTCOMES) if all_alike(float(row["score"]) for row in more.get(kind, ()))
     ]
@@ -174,13 +179,13 @@ def evaluate_policy(
     lead = lead_kind(counts, needed)
     outcome: dict[str, Any] = {
         "base_model": policy.base_model,
-        "samples": len(rows) if lead == PAIRS else len(evidence[lead].stored) if lead in evidence else 0,
+        "samples": counts[PAIRS] if lead == PAIRS else len(evidence[lead].stored) if lead in evidence else 0,
         "prompts_answered": len(work.asked),
         **side_summary(work, own),
         "length_normalised": False,
         "liked": liked_share(work.asked, work.verdicts(own)),
         "carried_by": lead,
-        "evidence": evidence_figures(rows, own, other, evidence, barred or {}),
+        "evidence": evidence_figures(work, own, other, evidence, barred or {}),
         "ground_truth": work.judge.ground_truth(work.asked, own.answers),
         "truncated": sum(score.truncated for pair in own.scores for score in pair)
         + sum(score.truncated for score in own.responses),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
+from rl.gate_effects import TableEffect, effect_of, items_of
+from rl.gate_sheets import Case
 from rl.judgements import NEUTRAL
-from rl.statistics import mcnemar_exact, mean_interval, paired_difference, wilson_interval
+from rl.statistics import mcnemar_exact, mean_interval, wilson_interval
 from rl.training.evaluate_answers import Rows, loops, slices_of
-from rl.training.evaluate_evidence import Check, OtherEvidence, side_figure
+from rl.training.evaluate_evidence import Check, OtherEvidence, hash_of, side_figure
 from rl.training.evaluate_liked import liked_difference, liked_share
 from rl.training.evaluate_sides import Side, Ticker, Work, other_evidence, side_measured
 from rl.training.linear_side import LinearSide
@@ -19,15 +22,15 @@ from rl.training.scoring import ResponseScore
 
 def side_summary(work: Work, side: Side) -> dict[str, Any]:
     """Figures of one side, shares and means with their 95 % intervals."""
-    per_token = sum(chosen.mean_logp > rejected.mean_logp for chosen, rejected in side.scores)
+    per_token = [chosen.mean_logp > rejected.mean_logp for chosen, rejected in side.scores]
     valid = sum(problem is None for problem in side.problems)
     accuracy = {
-        "preference_accuracy": sum(side.prefers),
+        "preference_accuracy": side.prefers,
         "preference_accuracy_length_normalised": per_token,
     }
-    n, rewards = len(side.scores), work.rewards(side)
+    rewards = work.rewards(side)
     return {
-        **{name: wilson_interval(right, n).as_dict() if n else None for name, right in accuracy.items()},
+        **{name: pairs_share(work, right) if right else None for name, right in accuracy.items()},
         "valid_rate": wilson_interval(valid, len(side.problems)).as_dict(),
         "average_reward": mean_interval(rewards, bounds=(0.0, 1.0)).as_dict(),
         "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
@@ -54,17 +57,65 @@ def written_figures(work: Work, side: Side) -> dict[str, Any]:
     }
 
 
-def pairs_difference(own: Side, other: Side) -> dict[str, Any]:
-    """Paired difference of two sides on the same pairs, with the discordant counts and McNemar's exact p-value."""
-    verdicts = list(zip(own.prefers, other.prefers, strict=True))
-    both, neither = verdicts.count((True, True)), verdicts.count((False, False))
-    b, c = verdicts.count((True, False)), verdicts.count((False, True))
-    return {
-        "difference": paired_difference(both, b, c, neither).as_dict(),
-        "p_value": mcnemar_exact(b, c),
-        "b": b,
-        "c": c,
-    }
+def pair_cases(work: Work, own: Side, other: Side) -> list[dict[str, Any]]:
+    """Items of the pairs as they are stored: whether each side holds the preferred response for more likely."""
+    return [
+        {
+            "prompt_hash": hash_of(row),
+            "cluster": row.get("cluster", ""),
+            "own": mine,
+            "other": theirs,
+            "slices": slices_of(row),
+        }
+        for row, mine, theirs in zip(work.rows, own.prefers, other.prefers, strict=True)
+    ]
+
+
+def pair_votes(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Votes that rows with pairs have: distinct prompts, near-identical ones as one."""
+    return len({row.get("cluster") or hash_of(row) for row in rows})
+
+
+def pairs_of_prompts(rows: Sequence[Mapping[str, Any]], prompts: int | None) -> list[Mapping[str, Any]]:
+    """The rows of the first so many prompts; all without a number."""
+    first = list(dict.fromkeys(map(hash_of, rows)))[:prompts]
+    wanted = set(first)
+    return [row for row in rows if hash_of(row) in wanted]
+
+
+def pairs_share(work: Work, right: Sequence[bool]) -> dict[str, Any]:
+    """Share of pairs held the right way round, with its 95 % interval: one vote for each prompt or cluster.
+
+    Wilson's interval where all pairs of a prompt agree, as they do where each has one; else Student's over prompts.
+    """
+    votes = [
+        {
+            "prompt_hash": hash_of(row),
+            "cluster": row.get("cluster", ""),
+            "own": one,
+            "other": one,
+            "slices": (),
+        }
+        for row, one in zip(work.rows, right, strict=True)
+    ]
+    values = [float(item.own) for item in items_of(votes) if isinstance(item, Case)]
+    if all(value in (0.0, 1.0) for value in values):
+        return wilson_interval(round(math.fsum(values)), len(values)).as_dict()
+    return mean_interval(values, bounds=(0.0, 1.0)).as_dict()
+
+
+def pairs_difference(work: Work, own: Side, other: Side) -> dict[str, Any]:
+    """Paired difference of two sides on the same pairs, one vote for each prompt or cluster, and its two-sided p.
+
+    Where every vote is right or wrong: Newcombe's interval, the discordant counts `b` and `c` and McNemar's exact p.
+    """
+    effect = effect_of(PAIRS, items_of(pair_cases(work, own, other)))
+    assert effect is not None  # pairs are never all rated alike
+    found: dict[str, Any] = {"difference": effect.interval(0.95).as_dict()}
+    if isinstance(effect, TableEffect):
+        p_value = mcnemar_exact(effect.wins, effect.losses)
+        return found | {"p_value": p_value, "b": effect.wins, "c": effect.losses}
+    return found | {"p_value": min(1.0, 2 * min(effect.better(), effect.worse()))}
 
 
 def comparison_figures(
@@ -76,7 +127,7 @@ def comparison_figures(
         figures = evidence[lead].figures
         carried = {part: figures.get(part) for part in ("difference", "p_value", "unit")}
     else:
-        carried = pairs_difference(own, other) if own.scores else {"difference": None, "p_value": None}
+        carried = pairs_difference(work, own, other) if own.scores else {"difference": None, "p_value": None}
         carried["unit"] = "points"
     return {
         "against": name,
@@ -90,7 +141,7 @@ def comparison_figures(
 
 
 def evidence_figures(
-    rows: Sequence[Mapping[str, Any]],
+    work: Work,
     own: Side,
     other: Side | None,
     evidence: Mapping[str, OtherEvidence],
@@ -98,11 +149,17 @@ def evidence_figures(
 ) -> dict[str, dict[str, Any]]:
     """Per kind that there is, its figures; of one side alone where nothing is compared."""
     found: dict[str, dict[str, Any]] = {}
-    if rows:
-        n = len(rows)
-        pairs: dict[str, Any] = {"prompts": n, "unit": "points", "value": sum(own.prefers) / n}
+    if work.rows:
+        share = pairs_share(work, own.prefers)
+        pairs: dict[str, Any] = {
+            "prompts": share["n"],
+            "pairs": len(work.rows),
+            "unit": "points",
+            "value": share["value"],
+        }
         if other is not None:
-            pairs |= {"against_value": sum(other.prefers) / n, **pairs_difference(own, other)}
+            against = pairs_share(work, other.prefers)["value"]
+            pairs |= {"against_value": against, **pairs_difference(work, own, other)}
         found[PAIRS] = pairs
     for kind in KINDS:
         if kind in evidence:
@@ -131,16 +188,7 @@ def held_out_facts(
         for i in own.written.keys() & other.written.keys()
     }
     return {
-        "cases": [
-            {
-                "prompt_hash": row.get("prompt_hash", ""),
-                "cluster": row.get("cluster", ""),
-                "own": mine,
-                "other": theirs,
-                "slices": slices_of(row),
-            }
-            for row, mine, theirs in zip(work.rows, own.prefers, other.prefers, strict=True)
-        ],
+        "cases": pair_cases(work, own, other),
         "others": {kind: one.stored for kind, one in evidence.items()},
         "answers": [
             {
@@ -183,14 +231,14 @@ def baseline_figures(
     found = {
         **side_summary(work, side),
         "carried_by": lead,
-        "evidence": evidence_figures(work.rows, side, None, evidence, {}),
+        "evidence": evidence_figures(work, side, None, evidence, {}),
         "policy": {
             **side_summary(work, own),
             "carried_by": lead,
-            "evidence": evidence_figures(work.rows, own, None, alone, {}),
+            "evidence": evidence_figures(work, own, None, alone, {}),
         },
         "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
     }
     if side.scores:
-        found["preference_accuracy_difference"] = pairs_difference(own, side)
+        found["preference_accuracy_difference"] = pairs_difference(work, own, side)
     return found

@@ -220,7 +220,10 @@ def evidence_text(result: dict[str, Any]) -> str:
     lead, evidence = result["carried_by"], result["evidence"]
     prompts = evidence.get(lead, {}).get("prompts", 0)
     if lead == PAIRS:
-        return f"Judged on {prompts:,} held-out pairs, each of its own prompt."
+        pairs = evidence[PAIRS].get("pairs", prompts)
+        if pairs == prompts:
+            return f"Judged on {prompts:,} held-out pairs, each of its own prompt."
+        return f"Judged on {pairs:,} held-out pairs of {prompts:,} prompts, each prompt with one vote."
     pairs = evidence.get(PAIRS, {}).get("prompts", 0)
     none = f"only {pairs:,} of the held-out prompts have" if pairs else "no held-out prompt has"
     return (
@@ -270,7 +273,7 @@ def verdict(result: dict[str, Any]) -> str:
     figures = (
         f"{value} {unit} {MEASURED[comparison['kind']]} [{low}, {high}] ({100 * confidence:.1f} % interval"
         f"{', the one the gate asks about at attempt ' + str(gate['attempt']) if gate else ''}), "
-        f"{'exact McNemar ' if comparison['kind'] == PAIRS else ''}p = {comparison['p_value']:.2g}"
+        f"{'exact McNemar ' if 'b' in comparison else ''}p = {comparison['p_value']:.2g}"
     )
     if found["low"] > 0:
         return f"Better than {against}: {figures}."
