@@ -272,7 +272,8 @@ def test_a_held_out_prompt_tells_which_answers_people_prefer() -> None:
     feed(train=10, eval=0, holdout=0)
     prepared = prepare_training_dataset("helper")
     assert prepared.snapshot
-    (asked,) = snapshot_rows(prepared.snapshot, "holdout")
+    asked, *others = snapshot_rows(prepared.snapshot, "holdout")
+    assert [(row["chosen"], row["rejected"]) for row in others] == [("good", "bad"), ("best", "good")]
     assert asked["prompt"] == [{"role": "user", "content": prompt}]
     assert (asked["preferred"], asked["dispreferred"]) == (["best"], ["bad"])
 
