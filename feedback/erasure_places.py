@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -189,8 +190,7 @@ def database_compact() -> str:
 def _spools() -> Iterator[Path]:
     folder: Path = settings.RATCHET_HOME / "spool"
     if folder.is_dir():
-        yield folder
-        yield from sorted(path for path in folder.rglob("*") if path.is_dir())
+        yield from sorted(Path(place) for place, _, _ in os.walk(folder))
 
 
 def _spooled(marks: Marks, record: Any) -> bool:
@@ -210,10 +210,14 @@ def _records(path: Path) -> Iterator[Any]:
 
 
 def _text_files(home: Path) -> Iterator[Path]:
-    for path in sorted(home.rglob("*")):
-        searched = path.suffix in TEXT_FILES and path.relative_to(home).parts[0] not in OWN_FOLDERS
-        if searched and path.is_file() and not path.is_symlink():
-            yield path
+    # os.walk goes on where a folder vanishes, as a training's older checkpoints do; Path.rglob raises
+    for place, folders, names in os.walk(home):
+        if Path(place) == home:
+            folders[:] = [folder for folder in folders if folder not in OWN_FOLDERS]
+        folders.sort()
+        for path in (Path(place) / name for name in sorted(names)):
+            if path.suffix in TEXT_FILES and path.is_file() and not path.is_symlink():
+                yield path
 
 
 def _redacted(path: Path, data: bytes, marks: Marks) -> bytes:

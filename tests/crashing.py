@@ -212,7 +212,7 @@ class Loop:
     def log(self) -> str:
         runs = "".join(
             f"\n--- {file}\n{file.read_text('utf-8', 'replace')[-1500:]}"
-            for file in sorted((self.home / "runs").rglob("worker.log"))
+            for file in sorted((self.home / "runs").glob("*/worker.log"))
         )
         return (self.home / "serve.log").read_text("utf-8", "replace")[-6000:] + runs
 

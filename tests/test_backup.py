@@ -20,6 +20,7 @@ from backend.backups.archive import MANIFEST, BackupRefused, verify
 from feedback.collecting.problems import Problems
 from feedback.collecting.spool import Spool
 from tests.postgres import fresh_database, postgres_url  # noqa: F401
+from tests.vanishing import vanishes_when_listed
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -72,6 +73,20 @@ def test_what_cannot_be_made_anew_is_taken_and_the_rest_is_not(
         archive.backup(tmp_path / "b")
     with pytest.raises(BackupRefused, match="outside RATCHET_HOME"):
         archive.backup(ratchet_home / "b")
+
+
+def test_a_checkpoint_that_a_training_removes_meanwhile_is_left_out(
+    lite: Path, ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(ratchet_home, "runs/1/checkpoints/checkpoint-10/complete.json")
+    older = write(ratchet_home, "runs/1/checkpoints/checkpoint-5/complete.json").parent
+    vanishes_when_listed(older, monkeypatch)
+    manifest = archive.backup(tmp_path / "b")
+    assert not older.exists()
+    assert set(manifest.files) == {
+        "home/runs/1/checkpoints/checkpoint-10/complete.json",
+        "database.sqlite3",
+    }
 
 
 def test_a_copy_is_of_one_moment_while_others_write(lite: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from feedback import tombstones
 from feedback.collecting.problems import Problems
 from feedback.collecting.spool import Spool
 from feedback.erasure_marks import REDACTED, marks_of, texts_of
+from feedback.erasure_places import files_erase
 from feedback.forgetting import UnitUnknown, unit_forget
 from feedback.importing import file_import
 from feedback.ingest import decisions_ingest
@@ -34,6 +35,7 @@ from feedback.traces import trace_record
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.models import Evaluation, GoldenCase, RewardRecord, Snapshot, TrainingRun
 from tests.api_client import ApiClient
+from tests.vanishing import vanishes_when_listed
 
 SECRET = "the xylophone of aunt Griselda"
 UNIT = "user-4711"
@@ -300,6 +302,21 @@ def test_an_import_leaves_out_what_is_said_of_erased_decisions(tmp_path: Path) -
 
 
 # --- Marks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_files_are_erased_while_a_training_removes_older_checkpoints(
+    ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = ratchet_home / "runs" / "1" / "checkpoints"
+    for name in ("checkpoint-5", "checkpoint-10"):
+        (checkpoints / name).mkdir(parents=True)
+        (checkpoints / name / "samples.jsonl").write_text(json.dumps({"text": SECRET}) + "\n")
+    vanishes_when_listed(checkpoints / "checkpoint-5", monkeypatch)
+    row = asked(SECRET, "Yes, on Monday.", UNIT)
+    assert files_erase(marks_of(UNIT, [row.pk], []), dry_run=False) == {"files in runs/": 1}
+    assert SECRET not in (checkpoints / "checkpoint-10" / "samples.jsonl").read_text()
+    assert not (checkpoints / "checkpoint-5").exists()
 
 
 @pytest.mark.django_db

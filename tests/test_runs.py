@@ -249,11 +249,8 @@ def interrupted(home: Path, command: list[str], step: int, number: signal.Signal
     process = manage(*command, home=home, start_only=True)
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
-        if fresh := [
-            path
-            for folder in (home / "runs").glob("*")
-            for path in folder.rglob(f"checkpoint-{step}/complete.json")
-        ]:
+        # without "**", which would look into older checkpoints while they are removed
+        if fresh := list((home / "runs").glob(f"*/checkpoints/checkpoint-{step}/complete.json")):
             process.send_signal(number)
             _, err = process.communicate(timeout=120)
             return int(fresh[0].relative_to(home / "runs").parts[0]), err

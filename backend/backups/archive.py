@@ -157,7 +157,11 @@ def _walk(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif path.is_dir():
-        for entry in sorted(path.iterdir()):
+        try:
+            entries = sorted(path.iterdir())
+        except FileNotFoundError:
+            return  # a training beside removed an older checkpoint
+        for entry in entries:
             yield from _walk(entry)
 
 
