@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 # Hugging Face libraries look for a hub at every load; nothing here needs one. Unset to use models by name.
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
+# Servers, workers and trainings start sooner when the bytecode of the project is kept.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test suite serve lint clean
 

@@ -6,10 +6,12 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from whitenoise.middleware import WhiteNoiseMiddleware
 
 # Before Django reads its settings: the secret key and the default database lie in RATCHET_HOME. What a developer has
 # in the environment or in .env must not change what the tests see.
@@ -54,6 +56,23 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
     if connection.vendor == "sqlite":
         with django_db_blocker.unblock():
             template_write(Path(_HOME) / "migrated.sqlite3")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def static_files_are_listed_once() -> Iterator[None]:
+    """Every test client starts the middleware anew, and listing the static files took a third of a test's time."""
+    listing, listed = WhiteNoiseMiddleware.add_files_from_finders, {}
+
+    def add_files(middleware: Any) -> None:
+        key = (middleware.static_prefix, middleware.autorefresh, middleware.static_root)
+        if key not in listed:
+            listing(middleware)
+            listed[key] = dict(middleware.files)
+        middleware.files.update(listed[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WhiteNoiseMiddleware, "add_files_from_finders", add_files)
+        yield
 
 
 @pytest.fixture(autouse=True)

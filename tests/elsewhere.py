@@ -8,11 +8,12 @@ two devices, a generator of the other device, numpy; and float64, which Apple's 
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -77,7 +78,10 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     generator = kwargs.get("generator")
     if generator is not None and (generator._cdata in Generator.known) != belongs:
         raise RuntimeError(f"Expected a '{NAME if belongs else 'cpu'}' device type for generator (in {func})")
-    inner_args, inner_kwargs = pytree.tree_map_only(Elsewhere, lambda t: t.inner, (args, kwargs))
+    inner_args, inner_kwargs = (
+        mapped(Elsewhere, lambda t: t.inner, args),
+        mapped(Elsewhere, lambda t: t.inner, kwargs),
+    )
     if made_there:
         inner_kwargs["device"] = torch.device("cpu")
     if name == "_to_copy" and (made_there or there):
@@ -87,21 +91,44 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out = out.clone()
     if not belongs:
         return out
-    if any(
-        isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 for leaf in pytree.tree_leaves(out)
-    ):
+    if any(tensor.dtype == torch.float64 for tensor in tensors_of(out)):
         raise TypeError(f"{NAME} knows no float64 (in {func})")
-    out = pytree.tree_map_only(torch.Tensor, Elsewhere, out)
-    if not there:
-        return out
-    return return_and_correct_aliasing(func, args, kwargs, out)
+    out = mapped(torch.Tensor, Elsewhere, out)
+    return return_and_correct_aliasing(func, args, kwargs, out) if there and aliases(func) else out
+
+
+@functools.cache
+def aliases(func: Any) -> bool:
+    """Whether an operation returns an input or a view of one."""
+    return any(returned.alias_info is not None for returned in func._schema.returns)
+
+
+def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with what is of a kind changed, in sequences and dictionaries too: PyTorch's own takes longer than what
+    the operations compute."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(kind, change, inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        changed = [mapped(kind, change, inner) for inner in value]
+        return changed if isinstance(value, list) else tuple(changed)
+    return value
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Tensors in sequences and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in inner for tensor in tensors_of(part)]
 
 
 def devices(name: str, args: Any, kwargs: Any) -> tuple[bool, bool]:
     """Whether tensors from elsewhere, and tensors from the CPU that may not stand beside them, are among the inputs."""
     if name in INDEXED:
         args = [args[0], *args[2:]]
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = [*tensors_of(args), *tensors_of(kwargs)]
     there = any(isinstance(tensor, Elsewhere) for tensor in tensors)
     # a single number may come from the CPU
     here = any(not isinstance(tensor, Elsewhere) and tensor.ndim > 0 for tensor in tensors)

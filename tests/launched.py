@@ -10,6 +10,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "backend.settings")
 
+# nothing is loaded in 4 bits here, and reading the library for it takes each process of a launch two seconds
+sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
+
 if __name__ == "__main__":
     from django.core.management import execute_from_command_line
 

@@ -18,7 +18,7 @@ from fakeredis import TcpFakeServer
 
 from rl import workers
 from tests.postgres import NoPostgres, cluster
-from tests.server import ROOT, Server
+from tests.server import ROOT, Server, query
 
 RUNS = 2
 
@@ -29,11 +29,7 @@ for _ in range({RUNS}):
     run_dispatch(run)
     run_dispatch(run)
 """
-ATTEMPTS = """
-import json
-from rl.models import TrainingRun
-print(json.dumps(list(TrainingRun.objects.order_by("pk").values_list("status", "attempts"))))
-"""
+ATTEMPTS = "SELECT status, attempts FROM rl_trainingrun ORDER BY id"
 
 
 @pytest.mark.training
@@ -58,17 +54,17 @@ def test_two_clusters_on_one_postgresql_take_no_run_twice(tmp_path: Path) -> Non
             ]  # fmt: skip
             try:
                 deadline = time.monotonic() + 120
-                attempts: list[list[Any]] = [["queued", 0]]
+                attempts: list[tuple[Any, ...]] = [("queued", 0)]
                 while any(status in ("queued", "running") for status, _ in attempts):
                     assert time.monotonic() < deadline, attempts
-                    time.sleep(1)
-                    attempts = json.loads(machines[0].manage("shell", "--no-imports", "-c", ATTEMPTS))
+                    time.sleep(0.2)
+                    attempts = query(machines[0], ATTEMPTS)
             finally:
                 for process in clusters:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             # nobody has no feedback: each run is claimed, and refused, once
-            assert attempts == [["refused", 1]] * RUNS
+            assert attempts == [("refused", 1)] * RUNS
     except NoPostgres as reason:
         pytest.skip(str(reason))
 
@@ -99,8 +95,9 @@ def test_a_cluster_works_on_after_each_of_its_processes_was_killed(tmp_path: Pat
                 time.sleep(0.1)
         server.manage("shell", "--no-imports", "-c", QUEUE_ONE)
         deadline = time.monotonic() + 60
-        while json.loads(server.manage("shell", "--no-imports", "-c", ATTEMPTS)) != [["refused", 1]]:
+        while query(server, ATTEMPTS) != [("refused", 1)]:
             assert time.monotonic() < deadline, "the task was not taken"
+            time.sleep(0.2)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -122,10 +119,10 @@ def test_redis_carries_the_messages_where_a_setting_says_so(tmp_path: Path) -> N
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 60
-        while json.loads(server.manage("shell", "--no-imports", "-c", ATTEMPTS)) != [["refused", 1]]:
+        while query(server, ATTEMPTS) != [("refused", 1)]:
             assert time.monotonic() < deadline, "the task was not taken"
-        waiting = "from django_q.models import OrmQ; print(OrmQ.objects.count())"
-        assert server.manage("shell", "--no-imports", "-c", waiting).strip() == "0"
+            time.sleep(0.2)
+        assert query(server, "SELECT count(*) FROM django_q_ormq") == [(0,)]
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
