@@ -199,7 +199,7 @@ def test_no_copy_is_left_anywhere_and_none_returns(ratchet_home: Path, tmp_path:
     assert Decision.objects.count() == before
     snapshot.refresh_from_db()
     assert len(list(snapshot_rows(snapshot))) == 11
-    assert snapshot.query["erased"]["rows"] == 1
+    assert snapshot.query["erased"]["rows"] == 2  # a correction and a thumb up, each against a thumb down
     evaluation = Evaluation.objects.get()
     assert evaluation.evidence["cases"][0]["gain"] == 0.5
     assert evaluation.evidence["answers"][0]["answer"] == REDACTED
