@@ -130,11 +130,27 @@ class FeedbackCounts:
     newest_at: datetime | None
     outcomes: int = 0
     """Measured outcomes, of whatever name."""
+    demonstrations: int = 0
+    """Decisions whose response is to be imitated; not looked for among more than MOST_TAGGED."""
+    traces: int = 0
+    """Decisions with a trace of how they came about."""
 
     @property
     def feedback(self) -> int:
         """Ratings and comparisons together: the number in a policy's name."""
         return self.ratings + self.comparisons
+
+    @property
+    def evidence(self) -> int:
+        """All there is to learn from, whether people rated or not."""
+        return self.feedback + self.outcomes + self.demonstrations + self.traces
+
+
+MOST_TAGGED = 20_000
+"""Decisions of an agent up to which those to be imitated are counted: it takes a look at every one."""
+
+IMITATED = ("demonstration", "teacher")
+"""Tags of decisions whose response is to be imitated."""
 
 
 def feedback_counts(agent: str) -> FeedbackCounts:
@@ -152,15 +168,26 @@ def feedback_counts(agent: str) -> FeedbackCounts:
         .values_list("created_at", flat=True)
         .first()
     )
+    decisions = decisions_of(agent).count()
+    imitated = decisions_of(agent).order_by().filter(_imitated())
     return FeedbackCounts(
-        decisions=decisions_of(agent).count(),
+        decisions=decisions,
         ratings=ratings["n"],
         comparisons=comparisons["n"],
         corrections=ratings["corrections"],
         simulated=ratings["simulated"] + comparisons["simulated"],
         newest_at=newest,
         outcomes=Outcome.objects.filter(decision__agent=agent, decision__withdrawal=None).count(),
+        demonstrations=imitated.count() if decisions <= MOST_TAGGED else 0,
+        traces=decisions_of(agent).filter(trace__isnull=False).count(),
     )
+
+
+def _imitated() -> Q:
+    wanted = Q()
+    for tag in IMITATED:
+        wanted |= tagged(tag)
+    return wanted
 
 
 _counts: Believed[dict[str, FeedbackCounts]] = Believed()
@@ -196,6 +223,9 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
     )
     outcomes = Outcome.objects.filter(decision__withdrawal=None).order_by().values("decision__agent")
     measured = dict(outcomes.annotate(n=Count("pk")).values_list("decision__agent", "n"))
+    few = [row["agent"] for row in decisions if row["n"] <= MOST_TAGGED]
+    imitated = _by_agent(Decision.objects.filter(_imitated(), agent__in=few))
+    traced = _by_agent(Decision.objects.filter(trace__isnull=False))
     rated: dict[str, dict[str, Any]] = {row["decision__agent"]: dict(row) for row in ratings}
     compared: dict[str, dict[str, Any]] = {row["left__agent"]: dict(row) for row in comparisons}
     nothing: dict[str, Any] = {"n": 0, "corrections": 0, "simulated": 0, "newest": None}
@@ -211,8 +241,16 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
             simulated=mine["simulated"] + pairs["simulated"],
             newest_at=mine["newest"],
             outcomes=measured.get(slug, 0),
+            demonstrations=imitated.get(slug, 0),
+            traces=traced.get(slug, 0),
         )
     return counts
+
+
+def _by_agent(decisions: QuerySet[Decision]) -> dict[str, int]:
+    """How many of these stand, for each agent that has any."""
+    standing = decisions.filter(withdrawal=None).order_by().values("agent").annotate(n=Count("pk"))
+    return dict(standing.values_list("agent", "n"))
 
 
 # --- Facts for datasets: plain rows, streamed, prompts never joined onto ratings ---------------------------

@@ -96,10 +96,12 @@ class OrderEstimate:
 def order_estimate(order: TrainOrder) -> OrderEstimate:
     """Steps, minutes and memory of an order, without loading anything that trains.
 
-    Raises TooLittleFeedback below DATASET_CONFIG["min_samples"] ratings and comparisons, RecipeError.
+    Raises TooLittleFeedback below DATASET_CONFIG["min_samples"] ratings, comparisons, outcomes, demonstrations and
+    traces together, RecipeError.
     """
-    count, needed = feedback_counts(order.agent).feedback, int(DATASET_CONFIG["min_samples"])
-    if count < needed and not _rewards_itself(order):
+    counts, needed = feedback_counts(order.agent), int(DATASET_CONFIG["min_samples"])
+    count = counts.feedback
+    if counts.evidence < needed and not _rewards_itself(order):
         raise TooLittleFeedback(order.agent, count, needed)
     stages, reward_model = [_stage(order)], ""
     if AUTO in str(stages[0].recipe.get("reward", "")).split(","):

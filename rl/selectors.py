@@ -219,6 +219,23 @@ class AgentCard:
         )
 
     @property
+    def evidence(self) -> list[tuple[str, int]]:
+        """What there is to learn from, by name, of which there is any: what people said before what was measured."""
+        counts = self.counts
+        named = (
+            ("ratings and comparisons" if counts.comparisons else "ratings", counts.feedback),
+            ("outcomes", counts.outcomes),
+            ("demonstrations", counts.demonstrations),
+            ("traces", counts.traces),
+        )
+        return [(name, count) for name, count in named if count]
+
+    @property
+    def noun(self) -> str:
+        """What more of it is asked for: what it learns from so far."""
+        return "ratings" if self.counts.feedback or not self.evidence else self.evidence[0][0]
+
+    @property
     def headline(self) -> Headline | None:
         """The figure that leads its policy's newest evaluation."""
         return headline_of(self.policy.metrics) if self.policy else None

@@ -40,7 +40,7 @@ def stations_of(card: AgentCard) -> Stations:
     """What is reached, and the first that is not as NOW."""
     reached = {
         "decisions": card.counts.decisions > 0,
-        "ratings": card.newest is not None or card.counts.feedback + card.counts.outcomes >= needed(),
+        "ratings": card.newest is not None or card.counts.evidence >= needed(),
         "training": card.newest is not None,
         "judged": card.headline is not None,
         "answers": card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION,
@@ -62,15 +62,13 @@ def step_next(card: AgentCard) -> Step:
         return Step("watch", "Its training waits for a worker." if waits else "It is being trained.")
     if newest is None and not card.counts.decisions:
         return Step("record", "No decision was recorded yet.")
-    outcomes = card.counts.outcomes
-    if newest is None and feedback + outcomes < needed():
-        return Step("rate", f"{needed() - feedback - outcomes} more ratings make a first training possible.")
+    if newest is None and card.counts.evidence < needed():
+        further = needed() - card.counts.evidence
+        return Step("rate", f"{further} more {card.noun} make a first training possible.")
     if run is not None and run.status in STOPPED:
         return Step("look", f"The newest training was {run.status}; its page says why.")
     if newest is None and feedback < needed():
-        return Step(
-            "train", f"{outcomes:,} outcomes are measured: run manage.py calculate_rewards, then train."
-        )
+        return Step("train", _unrated(card))
     if newest is None:
         return Step("train", "There are ratings enough for a first training.")
     if headline_of(newest.metrics) is None:
@@ -80,12 +78,21 @@ def step_next(card: AgentCard) -> Step:
         return Step("promote", f"{newest.name} is judged: promote or reject it.", newest.name)
     before = f"The gate stayed closed to {newest.name}: {card.closed}. " if refused else ""
     if card.buffer >= card.wanted:
-        return Step("train", f"{before}{card.buffer:,} ratings are new since the last training.")
+        return Step("train", f"{before}{card.buffer:,} {card.noun} are new since the last training.")
     return Step(
-        "rate", f"{before}{card.wanted - card.buffer:,} more ratings make the next training worth it."
+        "rate", f"{before}{card.wanted - card.buffer:,} more {card.noun} make the next training worth it."
     )
 
 
+def _unrated(card: AgentCard) -> str:
+    """What a first training learns from where hardly anybody rates."""
+    counts = card.counts
+    if counts.demonstrations >= needed():
+        return f"{counts.demonstrations:,} demonstrations show what to answer: enough for a first training."
+    found = " and ".join(f"{count:,} {name}" for name, count in card.evidence)
+    return f"{found} are recorded: run manage.py calculate_rewards, then train."
+
+
 def needed() -> int:
-    """Ratings and comparisons below which no training is begun."""
+    """Pieces of feedback below which no training is begun."""
     return int(DATASET_CONFIG["min_samples"])

@@ -17,6 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from feedback.models import Decision, Trace
 from feedback.remembered import Believed
 from feedback.roles import role_give
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
@@ -80,12 +81,37 @@ def test_a_card_counts_decisions_and_ratings_and_says_which_are_simulated(rater:
     assert "3 of these are simulated, not from people" in text
 
 
-def test_a_card_counts_outcomes_of_an_agent_that_nobody_rates(rater: Client) -> None:
+def test_a_card_counts_what_an_agent_that_nobody_rates_learns_from(rater: Client) -> None:
     decision = decision_record(agent="widgets", messages="p", response="r").row
+    decision_record(agent="librarian", messages="p", response="r")
     outcome_record(decision=decision, name="solved", value=1)
+    trace = Trace.objects.create(agent="widgets", steps=[])
+    second = decision_record(agent="widgets", messages="q", response="r").row
+    Decision.objects.filter(pk=second.pk).update(trace=trace)
+    for number in range(12):
+        decision_record(agent="filer", messages=f"p {number}", response="r", tags=["demonstration"])
     text = words(rater.get("/").text)
-    assert "Ratings 0 1 outcome measured" in text
-    assert "none yet" not in text
+    assert "Demonstrations 12" in text
+    assert "12 demonstrations show what to answer" in text
+    assert "Outcomes 1 and 1 traces" in text
+    assert "8 more outcomes make a first training possible" in text
+    assert text.count("Ratings 0 none yet") == text.count("none yet") == 1  # the librarian's
+    page = words(rater.get("/agents/widgets/").text)
+    assert "outcomes 1" in page
+    assert "traces 1" in page
+    assert "demonstrations 12" in words(rater.get("/agents/filer/").text)
+    assert dataclasses.asdict(feedback_counts("filer")) == dataclasses.asdict(
+        feedback_counts_by_agent()["filer"]
+    )
+
+
+def test_demonstrations_alone_are_enough_to_train_from_the_page(client: Client) -> None:
+    client.force_login(User.objects.create_superuser("eve"))
+    for number in range(40):
+        decision_record(agent="filer", messages=f"p {number}", response="a wording", tags=["demonstration"])
+    client.post("/runs/new/", {"agent": "filer"})
+    run = TrainingRun.objects.get()
+    assert (run.method, run.status) == ("sft", "queued")
 
 
 def test_where_people_rated_nothing_is_called_simulated(rater: Client) -> None:
