@@ -13,13 +13,14 @@ from django.conf import settings
 from django.db import transaction
 
 from rl import registry
-from rl.benchmark_results import LINEAR, benchmark_shown
-from rl.benchmark_tasks import bundled_names, task_folder
+from rl.benchmark_results import LINEAR, benchmark_shown, gate_benchmarks
+from rl.benchmark_tasks import BUNDLED, HUB, TaskRefused, bundled_names, task_folder
 from rl.cards import card_write
 from rl.evidence_kinds import TESTS
 from rl.gate_effects import effect_of
 from rl.gate_sheets import Case
 from rl.integrity import adapter_folder
+from rl.judging import gate_bounds
 from rl.models import BenchmarkResult, Policy, PolicyEvent
 from rl.runs import hardware_detect
 
@@ -105,6 +106,39 @@ def benchmark_policy(
         "notes": loaded.notes,
         "benchmarks": [benchmark_shown(result) for result in results],
     }
+
+
+def benchmarks_listed_run(
+    policy: Policy, *, actor: str, progress: Callable[[int, int, str], None] | None = None
+) -> list[str]:
+    """Run the tasks that the agent's gate lists for a policy, those alone of which no result stands.
+
+    A task folder is known by its name once it was run for any policy; nothing is fetched. Returns why tasks could not
+    be run, in words: the gate then waits for them, and says which command runs them.
+    """
+    evidence = gate_benchmarks(policy, list(gate_bounds(policy.agent).benchmark_bounds))
+    specs = [_spec_of(task) for task, found in evidence.get("benchmarks", {}).items() if found.fault]
+    try:
+        # in one go, because the model is loaded for each
+        if specs:
+            benchmark_policy(BenchmarkOrder(policy.name, tuple(specs), actor=actor), progress)
+        return []
+    except (BenchmarkRefused, TaskRefused) as refusal:
+        if len(specs) == 1:
+            return [str(refusal)]
+    faults = []
+    for spec in specs:
+        try:
+            benchmark_policy(BenchmarkOrder(policy.name, (spec,), actor=actor), progress)
+        except (BenchmarkRefused, TaskRefused) as refusal:
+            faults.append(str(refusal))
+    return faults
+
+
+def _spec_of(task: str) -> str:
+    """What opens a task of that name: the folder it was last run from, else the name itself."""
+    newest = BenchmarkResult.objects.filter(task=task).order_by("-pk").first()
+    return newest.source if newest is not None and newest.source not in (BUNDLED, HUB) else task
 
 
 @transaction.atomic

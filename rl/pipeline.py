@@ -12,7 +12,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from backend import next_steps
-from rl import deploying, evaluations, exports, registry, runs
+from rl import benchmark_runs, deploying, evaluations, exports, registry, runs
 from rl.cards import card_write
 from rl.datasets import DatasetRefused
 from rl.distance import gate_distance
@@ -161,7 +161,8 @@ def _next_step(policy: Policy, outcome: Outcome) -> str:
 
 
 def _judged(policy: Policy, to: str, outcome: Outcome, progress: Progress | None) -> Sheet | None:
-    """The gate's sheet, by a comparison made now unless a killed attempt made it; None where nothing can be judged."""
+    """The gate's sheet, by a comparison made now unless a killed attempt made it, and by the benchmarks that the gate
+    lists, likewise; None where nothing can be judged."""
     if policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).exists():
         promoted = policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).latest("pk")
         outcome.passed, outcome.sheet = True, promoted.verdicts
@@ -183,6 +184,8 @@ def _judged(policy: Policy, to: str, outcome: Outcome, progress: Progress | None
             )
             return None
         policy.refresh_from_db()
+    for fault in benchmark_runs.benchmarks_listed_run(policy, actor=ACTOR, progress=progress):
+        logger.warning("%s: a benchmark that the gate lists was not run: %s", policy.name, fault)
     return registry.policy_gated(policy, to, actor=ACTOR)
 
 

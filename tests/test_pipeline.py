@@ -11,9 +11,10 @@ import pytest
 from django.core import mail
 from django.utils import timezone
 
-from rl import notices, pipeline, registry
+from rl import benchmark_runs, notices, pipeline, registry
+from rl.benchmark_tasks import TaskRefused, task_folder
 from rl.evaluations import EvaluationRefused
-from rl.models import Artifact, LearnerSettings, Policy, TrainingRun
+from rl.models import Artifact, BenchmarkResult, GateSettings, LearnerSettings, Policy, TrainingRun
 from tests.judged import judged
 
 pytestmark = pytest.mark.django_db
@@ -102,6 +103,65 @@ def test_where_nothing_can_be_judged_that_is_on_record(policy: Policy, doors: Do
     doors.found = {"refusal": "no held-out pairs"}
     assert follow(policy).reason == "no held-out pairs"
     assert policy.events.get(kind="gated").reason == "no held-out pairs"
+
+
+SIDE = {"value": 1.0, "stderr": 0.0}
+FIGURES = {"own": SIDE, "base": SIDE, "difference": {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Tasks of the benchmarks that are run; each finds 200 items alike for policy and base, `billing` cannot be."""
+    orders: list[tuple[str, ...]] = []
+
+    def benchmark(order: benchmark_runs.BenchmarkOrder, progress: Any) -> None:
+        orders.append(order.tasks)
+        if any(spec.endswith("billing") for spec in order.tasks):
+            raise TaskRefused("there is no billing")
+        for spec in order.tasks:
+            task = task_folder(spec)
+            assert task is not None
+            BenchmarkResult.objects.create(
+                policy=registry.policy_get(order.policy), task=task.name, source=task.source, task_sha256=task.sha256,
+                harness="h", metric="m", chat_template=True, n=200, figures=FIGURES, base_model_hash="", seconds=1.0,
+                items={"hash": [], "own": [1.0] * 200, "base": [1.0] * 200},
+            )  # fmt: skip
+
+    monkeypatch.setattr(benchmark_runs, "benchmark_policy", benchmark)
+    return orders
+
+
+def test_the_benchmarks_that_a_gate_lists_are_run_before_it_is_asked(
+    policy: Policy, doors: Doors, asked: list[tuple[str, ...]]
+) -> None:
+    GateSettings.objects.create(agent="widgets", benchmarks="ratchet_format, ratchet_options=0.02")
+    outcome = follow(policy)
+    assert (outcome.stage, asked) == ("champion", [("ratchet_format", "ratchet_options")])
+    rules = {verdict["rule"]: verdict["outcome"] for verdict in outcome.sheet["verdicts"]}
+    assert rules["benchmarks"] == "passed"
+
+
+def test_a_benchmark_that_cannot_be_run_keeps_the_others_and_the_gate_waits(
+    policy: Policy, doors: Doors, asked: list[tuple[str, ...]]
+) -> None:
+    GateSettings.objects.create(agent="widgets", benchmarks="ratchet_format, billing")
+    BenchmarkResult.objects.create(
+        policy=policy, task="billing", source="/gone/billing", harness="h", metric="m", chat_template=True, n=1,
+        figures=FIGURES, items={}, base_model_hash="", seconds=1.0,
+    )  # fmt: skip
+    outcome = follow(policy)
+    assert asked == [("ratchet_format", "/gone/billing"), ("ratchet_format",), ("/gone/billing",)]
+    assert outcome.stage == "candidate"
+    assert outcome.reason.endswith("--tasks /gone/billing`")
+    follow(policy)
+    assert asked[3:] == [("/gone/billing",)], "what was run stands"
+
+
+def test_without_a_list_nothing_is_benchmarked(
+    policy: Policy, doors: Doors, asked: list[tuple[str, ...]]
+) -> None:
+    assert follow(policy).stage == "champion"
+    assert asked == []
 
 
 def test_an_attempt_that_was_killed_is_gone_on_with(policy: Policy, doors: Doors) -> None:
