@@ -36,13 +36,15 @@ def _gone(
     a policy trained on it or keeps it for judging.
 
     clock: also what a retrain of the online learner read and made no row of, so that it does not start the next one.
-    Any other run gives back what it had: by failing, by being refused or cancelled, by making no policy. at_work: also
-    what a run that is not over yet has.
+    Any other run gives back what it had: by failing, by being refused or cancelled, by making no policy, by being a
+    stage of the run that counts. at_work: also what a run that is not over yet has.
     """
     read = Q(run__status=Status.SUCCEEDED, use__in=(Use.TRAINED, Use.HELD_OUT))
     if clock:
         read |= Q(run__status=Status.SUCCEEDED, run__asked_by=LEARNER)
-    rows = Learnt.objects.filter(feedback=OuterRef(column), run__method__in=POLICY_METHODS)
+    rows = Learnt.objects.filter(
+        feedback=OuterRef(column), run__method__in=POLICY_METHODS, run__stage_of=None
+    )
     if but is not None:
         rows = rows.exclude(run=but)
     return Exists(rows.filter(read | Q(run__status__in=AT_WORK) if at_work else read))
@@ -167,7 +169,9 @@ def feedback_settle(
 
 def feedback_release(run: TrainingRun) -> None:
     """Leave to others what they learnt from while this run was stopped: nothing is learnt for the first time twice."""
-    others = Learnt.objects.filter(feedback=OuterRef("feedback"), run__method__in=POLICY_METHODS)
+    others = Learnt.objects.filter(
+        feedback=OuterRef("feedback"), run__method__in=POLICY_METHODS, run__stage_of=None
+    )
     taken = others.exclude(run=run).filter(
         Q(run__status=Status.SUCCEEDED, use__in=(Use.TRAINED, Use.HELD_OUT)) | Q(run__status__in=AT_WORK)
     )

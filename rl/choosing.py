@@ -61,7 +61,8 @@ def method_chosen(
     Raises RecipeError for an unknown name.
     """
     if wanted == RLHF:
-        return Chosen("ppo", "rlhf was asked for: a reward model, then PPO", {"reward": AUTO})
+        why = "rlhf was asked for: a reward model, then PPO; SFT first where the base model gives few valid answers"
+        return Chosen("ppo", why, {"reward": AUTO})
     if wanted == "reward_model":
         return _objective(agent, min_samples, source)
     if wanted == LINEAR:

@@ -69,6 +69,8 @@ class TrainOrder:
     actor: str = "train_dpo"
     why: str = ""
     """Why this method, where something chose it."""
+    stage_of: int | None = None
+    """The run that this one is a stage of, whose feedback it reads and takes none of."""
 
     @property
     def said(self) -> dict[str, Any]:

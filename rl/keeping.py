@@ -18,6 +18,7 @@ from rl.jobs import run_epochs, run_finish, run_folder
 from rl.methods import method_named
 from rl.models import Policy, RewardModelVersion, TrainingRun
 from rl.recipes import RECIPES, Recipe
+from rl.run_stages import stages_of
 from rl.teaching import doubt
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def train_report(
         "checkpoint": str(registry.home_path(judge.path)) if judge else result.checkpoint,
         "agent": run.agent,
         "why": run.result.get("why", ""),
+        "stages": stages_of(run),
         "base_model": run.base_model,
         "config": run.config,
         "samples": {**result.samples, "holdout": snapshot.counts.get("holdout", 0) if snapshot else 0},

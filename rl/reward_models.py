@@ -88,8 +88,11 @@ def reward_model_valid(agent: str, base_model: str) -> RewardModelVersion | None
     return champion if fresh and same and beats_a_coin(champion.ranking) else None
 
 
-def reward_model_order(agent: str, base_model: str, *, actor: str = "rlhf") -> TrainOrder:
-    """What trains a reward model for a policy on `base_model`, by the objective that fits the agent's feedback."""
+def reward_model_order(
+    agent: str, base_model: str, *, actor: str = "rlhf", stage_of: int | None = None
+) -> TrainOrder:
+    """What trains a reward model for a policy on `base_model`, by the objective that fits the agent's feedback.
+    stage_of: the run that needs it."""
     chosen = method_chosen(agent, "reward_model")
     return TrainOrder(
         agent,
@@ -98,6 +101,7 @@ def reward_model_order(agent: str, base_model: str, *, actor: str = "rlhf") -> T
         knobs=chosen.knobs,
         why=chosen.why,
         actor=actor,
+        stage_of=stage_of,
     )
 
 

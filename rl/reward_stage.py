@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Callable
-from typing import Any
-
-from rl.jobs import RunRefused, TrainOrder
+from rl.jobs import RunRefused
 from rl.models import RewardModelVersion, TrainingRun
 from rl.reward_models import (
     beats_a_coin,
@@ -18,16 +13,10 @@ from rl.reward_models import (
     reward_model_valid,
 )
 from rl.rewards.named import AUTO, MODEL
+from rl.run_stages import Rooms, memory_release, stage_begun, stage_trained
 
-Status = TrainingRun.Status
-
-
-class StageStopped(Exception):
-    """Not an error: the stage was cancelled, or stopped with its worker, and kept its checkpoint."""
-
-    def __init__(self, stage: TrainingRun) -> None:
-        super().__init__(f"its reward model (run {stage.pk}) {stage.reason or 'stopped'}")
-        self.cancelled = stage.cancel_requested
+METHOD = "reward_model"
+"""Of the stage's run."""
 
 
 def waits_for_reward_model(run: TrainingRun) -> bool:
@@ -39,20 +28,15 @@ def _specs(run: TrainingRun) -> list[str]:
     return [spec.strip() for spec in str(run.recipe.get("reward", "")).split(",")]
 
 
-def reward_model_settle(
-    run: TrainingRun,
-    enter: Callable[[TrainOrder], TrainingRun],
-    train: Callable[[TrainingRun], dict[str, Any]],
-) -> RewardModelVersion:
+def reward_model_settle(run: TrainingRun, rooms: Rooms) -> RewardModelVersion:
     """Put a reward model in the place of `auto` in a claimed run's rewards, training it first where none holds.
 
-    A stage that an earlier attempt began is gone on with. `enter` makes the row of a stage, `train` claims and trains
-    it. Raises RunRefused where the reward model ranks held-out feedback no better than a coin, StageStopped where its
-    training was stopped.
+    A stage that an earlier attempt began is gone on with. Raises RunRefused where the reward model ranks held-out
+    feedback no better than a coin, StageStopped where its training was stopped.
     """
     found = reward_model_valid(run.agent, run.base_model)
     if found is None:
-        _stage_train(run, enter, train)
+        _stage_train(run, rooms)
         found = reward_model_champion(run.agent)
     if found is None or not beats_a_coin(found.ranking):
         raise RunRefused(_coin(run, found))
@@ -64,27 +48,17 @@ def reward_model_settle(
     return found
 
 
-def _stage_train(
-    run: TrainingRun,
-    enter: Callable[[TrainOrder], TrainingRun],
-    train: Callable[[TrainingRun], dict[str, Any]],
-) -> None:
-    stage = run.stages.filter(method="reward_model").exclude(status=Status.REFUSED).order_by("-pk").first()
+def _stage_train(run: TrainingRun, rooms: Rooms) -> None:
+    stage = stage_begun(run, METHOD)
     if stage is None:
-        stage = enter(reward_model_order(run.agent, run.base_model, actor=f"run {run.pk}"))
-        TrainingRun.objects.filter(pk=stage.pk).update(stage_of=run)
-        stage.refresh_from_db()
-    if stage.status != Status.SUCCEEDED:
-        report = train(stage)
-        stage.refresh_from_db()
-        if report["status"] == "cancelled":
-            raise StageStopped(stage)
+        stage = rooms.enter(
+            reward_model_order(run.agent, run.base_model, actor=f"run {run.pk}", stage_of=run.pk)
+        )
+    stage_trained(stage, rooms)
     version = RewardModelVersion.objects.get(run=stage)
     if not version.ranking:  # an attempt was killed between the two
         reward_model_judge(version, actor=f"run {run.pk}")
-    gc.collect()
-    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()  # its weights make room for the policy's
+    memory_release()  # its weights make room for the policy's
 
 
 def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:

@@ -40,6 +40,10 @@ def _settle(
         for split, ids in feedback_read(model).items():
             rows.setdefault(split, set()).update(ids)
         count += model.feedback_count
+    for stage in run.stages.filter(method="sft", status=TrainingRun.Status.SUCCEEDED):
+        for split, ids in feedback_read(stage).items():
+            rows.setdefault(split, set()).update(ids)
+        count = max(count, stage.feedback_count)  # mostly the feedback its reward model read
     run.feedback_count = count
     run.save(update_fields=["feedback_count"])
     if new:

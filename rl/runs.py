@@ -20,7 +20,9 @@ from rl.agent_definitions import agent_served
 from rl.agents import agent_meant
 from rl.buffer import buffer_ids, feedback_release, feedback_take
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
+from rl.demonstrations import rows_shown
 from rl.distance import distance_of_prepared
+from rl.form_stage import form_settle
 from rl.jobs import (
     LEARNER,
     MAX_ATTEMPTS,
@@ -42,7 +44,6 @@ from rl.keeping import figures_of, policy_enter, result_keep, run_doubt, train_r
 from rl.launching import Alone, Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.linear.rows import LinearRefused
-from rl.linear.teaching import rows_taught
 from rl.methods import dataset_kind, method_named
 from rl.models import Snapshot, TrainingRun
 from rl.recipes import RECIPES, BasicRecipe, Recipe, RecipeError, SFTRecipe, recipe_named
@@ -54,15 +55,17 @@ from rl.reward_models import (
 )
 from rl.reward_records import RewardsRefused, rewards_calculate
 from rl.reward_specs import rewards_located
-from rl.reward_stage import StageStopped, reward_model_settle, waits_for_reward_model
+from rl.reward_stage import reward_model_settle, waits_for_reward_model
 from rl.reward_teaching import TEACHING_ROWS, teaching_check
 from rl.rewards.named import RewardRefused
 from rl.run_feedback import run_feedback_settle, run_rewards_settle
+from rl.run_stages import Rooms, StageStopped
 from rl.starting import recipe_opened, start_settled
 from rl.teaching import doubt
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
+    from rl.training.preflight import AnswerLook
     from rl.training.processes import Processes
     from rl.training.progress import TrainListener
     from rl.training.result import TrainResult
@@ -226,6 +229,7 @@ def _run_enter(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
         result=order.said,
         method=order.method,
         asked_by=order.actor,
+        stage_of_id=order.stage_of,
         snapshot=prepared.snapshot,
         base_model=base_model_for(order),
         config=config,
@@ -328,10 +332,10 @@ def _train_beside(launch: Launch, hardware: Hardware) -> NoReturn:
 
 
 def _new(order: TrainOrder) -> list[uuid.UUID]:
-    """Feedback that a run of this order would learn from for the first time. A reward model takes none away, so it may
-    read what a run at work has: that run may be the one whose first stage it is."""
-    policy = method_named(order.method).policy
-    return buffer_ids(order.agent, at_work=policy) if order.source == "db" else []
+    """Feedback that a run of this order would learn from for the first time. A reward model takes none away, nor does
+    a stage, so they may read what a run at work has: that run may be the one whose stage it is."""
+    alone = method_named(order.method).policy and order.stage_of is None
+    return buffer_ids(order.agent, at_work=alone) if order.source == "db" else []
 
 
 def _prepare(
@@ -385,7 +389,7 @@ def _run_claimed(
         folder.mkdir(parents=True, exist_ok=True)
         with run_log(folder / "train.log"), stop_signals() as stop:
             if hardware is not None and waits_for_reward_model(run):
-                _reward_model_first(run, hardware, progress, launch)
+                _stages_first(run, hardware, progress, launch)
             launch.lead(run.pk, resume=resume, more=is_stage)
             listener = RunListener(run, stop, progress)
             if hardware is None:
@@ -428,10 +432,11 @@ def _run_claimed(
     return train_report(run, result, policy, judge)
 
 
-def _reward_model_first(
+def _stages_first(
     run: TrainingRun, hardware: Hardware, progress: ProgressCallback | None, launch: Launch
 ) -> None:
-    """The reward model of a run whose reward is `auto`: found, gone on with, or trained as a run of its own."""
+    """The stages of a run whose reward is `auto`, as runs of their own: the form of an answer where the base model
+    gives few valid ones, then its reward model. Each is found, gone on with, or trained."""
 
     def trained(stage: TrainingRun) -> dict[str, Any]:
         resume = stage.status != Status.QUEUED
@@ -440,8 +445,33 @@ def _reward_model_first(
             stage, hardware, progress, launch, actor=stage.asked_by, resume=resume, is_stage=True
         )
 
-    reward_model_settle(run, lambda order: _run_enter(order, hardware), trained)
+    rooms = Rooms(lambda order: _run_enter(order, hardware), trained)
+    form_settle(run, lambda: _answers_of_base(run, hardware), rooms)
+    reward_model_settle(run, rooms)
     run_rewards_settle(run)
+
+
+def _answers_of_base(run: TrainingRun, hardware: Hardware) -> AnswerLook | None:
+    """The base model's answers to prompts of a run, and whether its agent can act on them; None for free text."""
+    from rl.training.preflight import base_look
+
+    assert run.snapshot is not None  # a claimed run has its dataset
+    rows = [
+        row for split in ("eval", "train") for row in islice(snapshot_rows(run.snapshot, split), LOOKED_AT)
+    ]
+    with agent_meant(agent_served(run.agent)):
+        return base_look(
+            run.base_model,
+            rows,
+            agent=run.agent,
+            hardware=hardware,
+            quantization=str(run.recipe.get("quantization", "none")),
+            cache_dir=settings.RATCHET_HOME / "cache",
+        )
+
+
+LOOKED_AT = 500
+"""Prompts of each split that the base's answers are looked for among."""
 
 
 def _stopped_in_stage(run: TrainingRun, stopped: StageStopped) -> dict[str, Any]:
@@ -461,6 +491,7 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
     from rl.training.hardware import threads_settle
     from rl.training.memory import allocator_settle
     from rl.training.preflight import trained_between_looks
+    from rl.training.result import TrainingRefused
     from rl.training.search import SearchTrainer
 
     snapshot = run.snapshot
@@ -489,7 +520,10 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
     train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
     notes: list[str] = []
     if isinstance(recipe, SFTRecipe) and recipe.feedback != "corrections":
-        train, held_out, note = _taught(run, recipe, train, held_out)
+        try:
+            train, held_out, note = rows_shown(recipe, train, held_out, run.agent)
+        except LinearRefused as refusal:
+            raise TrainingRefused(str(refusal)) from refusal
         notes.append(note)
     with agent_meant(agent_served(run.agent)):
         result = trained_between_looks(
@@ -503,19 +537,6 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
         )
     result.notes.extend(notes)
     return result
-
-
-def _taught(
-    run: TrainingRun, recipe: SFTRecipe, train: list[Any], held_out: list[Any]
-) -> tuple[list[Any], list[Any], str]:
-    """The answers of a classifier that learns from these rows, as demonstrations. Raises TrainingRefused."""
-    from rl.training.result import TrainingRefused
-
-    try:
-        taught = rows_taught(train, held_out, agent_served(run.agent), seed=recipe.seed)
-    except LinearRefused as refusal:
-        raise TrainingRefused(str(refusal)) from refusal
-    return taught.train, taught.held_out, taught.note
 
 
 def _named(path: str) -> Any:

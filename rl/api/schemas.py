@@ -496,9 +496,26 @@ COMPONENTS: dict[str, Schema] = {
     "Run": {**_all_of(RUN), "additionalProperties": False},
     "RunWhole": {
         "type": "object",
-        "required": [*RUN, "history"],
+        "required": [*RUN, "stages", "history"],
         "properties": {
             **RUN,
+            "stages": {
+                **listed(
+                    _all_of(
+                        {
+                            "run": WHOLE,
+                            "method": TEXT,
+                            "status": TEXT,
+                            "reason": TEXT,
+                            "steps_done": WHOLE,
+                            "steps_total": WHOLE,
+                            "made": {**TEXT, "description": "The policy or reward model that came of it"},
+                            "why": TEXT,
+                        }
+                    )
+                ),
+                "description": "Runs that were trained first, within this one: the form of an answer, a reward model",
+            },
             **TRAINED,
             "history": {
                 "type": "object",

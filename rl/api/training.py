@@ -24,6 +24,7 @@ from rl.models import Policy, TrainingRun
 from rl.orders import OrderEstimate, order_automatic, order_estimate, order_place
 from rl.recipes import RecipeError
 from rl.reward_specs import reward_model_of
+from rl.run_stages import stages_of
 from rl.scores import score_summaries
 from rl.selectors import run_get, run_series, share_of
 
@@ -108,7 +109,7 @@ class RunOne(ApiView):
         parameters(request, ())
         run = run_found(pk)
         history = {name: [list(point) for point in points] for name, points in run_series(run).items()}
-        return Response({**run_shown(run), **_trained(run), "history": history})
+        return Response({**run_shown(run), "stages": stages_of(run), **_trained(run), "history": history})
 
 
 def agent_checked(slug: str) -> str:

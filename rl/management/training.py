@@ -278,6 +278,10 @@ class TrainCommand(RatchetCommand):
             table.add_row("tried" if one["try"] == 1 else "", try_words(one, result["search"]["figure"]))
         if looks := result["preflight"]:
             table.add_row("answers", preflight_words(looks))
+        for stage in result["stages"]:
+            table.add_row(
+                "stage", f"run {stage['run']}, {stage['method']}, {stage['status']}: {stage['made']}"
+            )
         for note in result["notes"]:
             table.add_row("note", note)
         if result["policy"]:

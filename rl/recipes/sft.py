@@ -12,6 +12,8 @@ FEEDBACK = ("corrections", "pairs", "scores")
 
 ALL = "all"
 
+CLASSIFIER, FORM = "classifier", "form"
+
 
 @dataclass(frozen=True)
 class SFTRecipe(AdapterRecipe):
@@ -28,10 +30,14 @@ class SFTRecipe(AdapterRecipe):
     """`corrections`: what people wrote, showed or liked is shown. `pairs`, `scores`: a linear classifier learns from
     the preferences, or from the thumbs, stars and scores, and its answer to each prompt is shown; for answers that are
     a choice, and base models that know nothing of the world."""
+    teacher: str = CLASSIFIER
+    """Who shows the answers with feedback `pairs` and `scores`: the `classifier`; `form` shows any answer that the
+    agent can act on, drawn by lot, liked or not: the form of an answer, and no taste (`rl.agents.drawing`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._one_of("feedback", FEEDBACK)
+        self._one_of("teacher", (CLASSIFIER, FORM))
         if unknown := sorted(set(self.shown) - set(SHOWN)):
             raise RecipeError(
                 f"sources must be all, or some of {', '.join(SHOWN)}; found {', '.join(unknown) or 'nothing'}"

@@ -69,6 +69,11 @@ class AnswerLook:
     def share(self) -> float:
         return self.valid / self.asked
 
+    @property
+    def few(self) -> bool:
+        """Whether less than half of the answers are valid."""
+        return self.share < FEW
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"share": self.share}
 
@@ -212,6 +217,26 @@ def started(policy: LoadedPolicy, recipe: Recipe) -> Iterator[LoadedPolicy]:
         policy.model = policy.model.unload()
 
 
+def base_look(
+    base_model: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    agent: str,
+    hardware: Hardware,
+    recipe: Recipe | None = None,
+    quantization: str = "none",
+    cache_dir: Path | None = None,
+) -> AnswerLook | None:
+    """The look at a base model, loaded for it, or at the adapter that a recipe starts from; None as `answers_look`."""
+    if not get_agent(agent or "assistant").discrete or not rows:
+        return None
+    policy = load_policy(base_model, hardware=hardware, quantization=quantization, cache_dir=cache_dir)
+    if recipe is None:
+        return answers_look(policy, rows, agent)
+    with started(policy, recipe):
+        return answers_look(policy, rows, agent)
+
+
 def plan_look(
     base_model: str,
     recipe: Recipe,
@@ -227,9 +252,7 @@ def plan_look(
         return None
     if load_shape(base_model)[2] > ASKABLE:
         return None
-    policy = load_policy(base_model, hardware=hardware, cache_dir=cache_dir)
-    with started(policy, recipe):
-        look = answers_look(policy, rows, agent)
+    look = base_look(base_model, rows, agent=agent, recipe=recipe, hardware=hardware, cache_dir=cache_dir)
     if fault := refusal_of(look, form_taught(recipe, look), agent):
         raise TrainingRefused(fault)
     return look

@@ -23,6 +23,7 @@ from rl.orders import order_automatic, order_place
 from rl.pairs import REASONS as PAIR_REASONS
 from rl.reward_models import ranking_words
 from rl.reward_specs import reward_model_of
+from rl.run_stages import stages_of
 from rl.selectors import agent_cards, headline_of, run_eta_s, run_get, run_series, runs_newest
 from rl.turning import stations_of, step_next
 
@@ -123,7 +124,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "curves": curves,
             "policy": policy,
             "headline": headline_of(policy.metrics) if policy else None,
-            "stages": found.stages.all(),
+            "stages": stages_of(found),
             "judge": judge,
             "judge_words": ranking_words(judge.ranking) if judge else "",
             "epochs": [str(folder) for folder in jobs.run_epochs(found)],

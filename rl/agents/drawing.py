@@ -1,0 +1,104 @@
+"""Answers that an agent could act on, drawn by lot: its form, and no taste. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from rl.agents.base import UNREADABLE, Agent
+
+MOST_ITEMS = 3
+"""Items of a drawn list whose schema names no number."""
+
+HIGHEST = 10
+"""Largest of the drawn numbers whose schema names no bound."""
+
+
+class Undrawable(ValueError):
+    """A schema whose values cannot be drawn: a free text, a reference."""
+
+
+def answers_drawn(rows: Iterable[Mapping[str, Any]], agent: Agent, *, seed: int = 42) -> list[dict[str, Any]]:
+    """One demonstration for each prompt of pairs, labels or scores: an answer its agent can act on.
+
+    Drawn evenly among the answers that may be chosen; else among the valid ones that were given to the prompt, liked or
+    not; else from the agent's schema. A prompt without any is left out.
+    """
+    given: dict[str, list[str]] = {}
+    first: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        name = str(row.get("prompt_hash") or row["prompt"])
+        first.setdefault(name, row)
+        texts = (row.get(side) for side in ("chosen", "rejected", "completion"))
+        given.setdefault(name, []).extend(text for text in texts if isinstance(text, str))
+    made = []
+    for name, row in first.items():
+        answer = _drawn(agent, row.get("state"), given[name], Random(f"{seed} {name}"))
+        if answer is not None:
+            made.append(
+                {**{column: row[column] for column in COLUMNS if column in row}, "completion": answer}
+            )
+    return made
+
+
+COLUMNS = ("prompt", "prompt_hash", "state", "facts")
+"""Columns of a row that its demonstration has too."""
+
+
+def _drawn(agent: Agent, state: Any, given: Sequence[str], random: Random) -> str | None:
+    try:
+        able = agent.choices(state) or sorted({text for text in given if agent.is_valid(text, state)})
+        if able:
+            return random.choice(able)
+        schema = agent.response_schema(state if isinstance(state, Mapping) else None)
+        answer = json.dumps(value_drawn(schema, random), ensure_ascii=False) if schema else ""
+        return answer if schema and agent.is_valid(answer, state) else None
+    except UNREADABLE:
+        return None
+
+
+def value_drawn(schema: Mapping[str, Any], random: Random) -> Any:
+    """A value that fits a JSON schema made of enums, numbers, truth values, lists and objects of them.
+
+    Raises Undrawable for a text nobody named the values of, and for what else it does not know.
+    """
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return random.choice(list(schema["enum"]))
+    for several in ("anyOf", "oneOf"):
+        if schema.get(several):
+            return value_drawn(random.choice(list(schema[several])), random)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = next((one for one in kind if one != "null"), "null")
+    if kind == "object":
+        inner = schema.get("properties") or {}
+        return {name: value_drawn(inner[name], random) for name in inner}
+    if kind == "array":
+        return _list_drawn(schema, random)
+    if kind in ("integer", "number"):
+        low = schema.get("minimum", 0)
+        high = schema.get("maximum", max(low, HIGHEST))
+        return (
+            random.randint(int(low), int(high)) if kind == "integer" else round(random.uniform(low, high), 2)
+        )
+    if kind == "boolean":
+        return random.random() < 0.5
+    if kind == "null":
+        return None
+    raise Undrawable(f"expected a schema of enums, numbers, lists and objects, found {schema!r}")
+
+
+def _list_drawn(schema: Mapping[str, Any], random: Random) -> list[Any]:
+    item = schema.get("items") or {}
+    least = int(schema.get("minItems", 1))
+    if schema.get("uniqueItems") and item.get("enum"):
+        names = list(item["enum"])
+        return random.sample(
+            names, random.randint(least, min(int(schema.get("maxItems", len(names))), len(names)))
+        )
+    most = int(schema.get("maxItems", max(least, MOST_ITEMS)))
+    return [value_drawn(item, random) for _ in range(random.randint(least, most))]
