@@ -93,7 +93,7 @@ def test_a_card_counts_what_an_agent_that_nobody_rates_learns_from(rater: Client
     text = words(rater.get("/").text)
     assert "Demonstrations 12" in text
     assert "12 demonstrations show what to answer" in text
-    assert "Outcomes 1 and 1 traces" in text
+    assert "Outcomes 1 and 1 trace " in text
     assert "8 more outcomes make a first training possible" in text
     assert text.count("Ratings 0 none yet") == text.count("none yet") == 1  # the librarian's
     page = words(rater.get("/agents/widgets/").text)
