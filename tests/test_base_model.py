@@ -222,7 +222,7 @@ def test_building_writes_a_model_that_loads(tmp_path):
 
 
 def test_building_refuses_no_steps(tmp_path):
-    with pytest.raises(ValueError, match="steps must be at least 1, found 0"):
+    with pytest.raises(ValueError, match="expected at least 1, found 0 and 24"):
         build_base_model(tmp_path / "m", steps=0)
     assert not (tmp_path / "m").exists()
 
@@ -273,11 +273,13 @@ def test_training_starts_looking_at_what_is_listed(policy):
     assert sorted(ranks[1])[1] < 20
 
 
-def test_batches_are_the_same_for_a_seed(policy):
+def test_a_step_reads_the_same_whether_the_training_began_before_it_or_goes_on_with_it(policy):
     from rl.training.base_training import batches
 
-    first, again = (list(itertools.islice(batches(policy.tokenizer, 3, 2), 10)) for _ in range(2))
-    assert first == again
+    whole = list(batches(policy.tokenizer, 3, 2, start=0, steps=20))
+    assert len(whole) == 20
+    assert list(batches(policy.tokenizer, 3, 2, start=11, steps=20)) == whole[11:]
+    assert list(batches(policy.tokenizer, 3, 2, start=16, steps=20)) == whole[16:]
 
 
 def test_command_refuses_to_replace_a_model_unasked(tmp_path):

@@ -24,6 +24,9 @@ __all__ = ["BUNDLED_MODEL", "Shape", "build_base_model", "resolve_base_model", "
 STEPS = 2400
 """Optimiser steps of a build."""
 
+BATCH_SIZE = 24
+"""Examples of a step."""
+
 PAD, END = "<|pad|>", "<|end|>"
 SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 CHAT_TEMPLATE = (
@@ -63,7 +66,7 @@ def build_base_model(
     *,
     seed: int = 0,
     steps: int = STEPS,
-    batch_size: int = 24,
+    batch_size: int = BATCH_SIZE,
     learning_rate: float = 2e-3,
     shape: Shape | None = None,
     texts: int = TEXTS,
@@ -84,8 +87,8 @@ def build_base_model(
     from rl.training.base_training import train
     from rl.training.base_weights import weights_start
 
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, found {steps}")
+    if steps < 1 or batch_size < 1:
+        raise ValueError(f"steps and batch_size: expected at least 1, found {steps} and {batch_size}")
     output = Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     state = output.with_name(f"{output.name}.training.safetensors")

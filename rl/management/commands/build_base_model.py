@@ -17,7 +17,7 @@ class Command(RatchetCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        from rl.training.base_model import BUNDLED_MODEL, STEPS
+        from rl.training.base_model import BATCH_SIZE, BUNDLED_MODEL, STEPS
 
         super().add_arguments(parser)
         parser.add_argument(
@@ -35,7 +35,15 @@ class Command(RatchetCommand):
             type=int,
             default=STEPS,
             metavar="N",
-            help="Optimiser steps of 24 examples (default: %(default)s). Example: --steps 200",
+            help="Optimiser steps (default: %(default)s). Example: --steps 200",
+        )
+        parser.add_argument(
+            "--batch-size",
+            type=int,
+            default=BATCH_SIZE,
+            metavar="N",
+            help="Examples of a step (default: %(default)s, for one core; a GPU takes hundreds). "
+            "Example: --batch-size 256",
         )
         parser.add_argument(
             "--seed",
@@ -59,6 +67,7 @@ class Command(RatchetCommand):
                 output,
                 seed=options["seed"],
                 steps=options["steps"],
+                batch_size=options["batch_size"],
                 progress=lambda step, steps, loss: bar.update(step, steps, f"loss {loss:.3f} nats"),
             )
         self.note("measuring it on the built-in agents' prompts")
