@@ -9,8 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from rl.gates import gate_judge
 from rl.statistics import wilson_interval
-from tests.split_worlds import Growth, forgetful, promoted_at
+from tests.split_worlds import BOUNDS, Growth, forgetful, looks_at, promoted_at
 
 ARRIVALS = {
     "20 looks, 20 rated prompts before each": [20] * 20,
@@ -22,17 +23,56 @@ ARRIVALS = {
 """Rated prompts that come before each look at the holdout."""
 
 
+GROUPS = {1: "groups of 1", 3: "groups of 3", 10: "groups of 10", 0: "groups of heavy-tailed sizes"}
+"""Sizes of groups of near-identical prompts."""
+
+
+def grouped(seeds: int) -> dict[str, object]:
+    """Near-identical prompts, from the draw of the sides to the verdict: votes left, power, false promotions."""
+    report: dict[str, object] = {}
+    for group, words in GROUPS.items():
+        for one_by_one in (False, True) if group != 1 else (False,):
+            name = (
+                f"{words}, {'sides drawn one by one (the mistake)' if one_by_one else 'sides drawn by group'}"
+            )
+            for prompts in (600, 3000):
+                better = Growth([prompts], gain=0.1, memory=False, group=group, one_by_one=one_by_one)
+                looks = [next(looks_at(better, seed)) for seed in range(seeds // 2)]
+                report[f"{name}, {prompts} rated prompts: votes held out"] = {
+                    "mean": sum(len(look.cases) for look in looks) / len(looks),
+                    "n": len(looks),
+                }
+                passed = sum(gate_judge(look, BOUNDS).passed for look in looks)
+                report[f"{name}, {prompts} rated prompts, 10 points better: promoted at the first look"] = (
+                    wilson_interval(passed, len(looks)).as_dict()
+                )
+            for alike in (False, True):
+                equal = Growth([60] * 20, alike, group=group, one_by_one=one_by_one)
+                through = sum(promoted_at(equal, seed) is not None for seed in range(seeds))
+                label = (
+                    f"{name}, 20 looks, 60 before each, policies {'alike' if alike else 'unlike'}: promoted"
+                )
+                report[label] = wilson_interval(through, seeds).as_dict()
+    return report
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="Series of each kind (default 1000)")
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--only-groups", action="store_true", help="Only worlds with near-identical prompts")
+    options = parser.parse_args()
+    seeds = options.seeds
     report: dict[str, object] = {"seeds": seeds}
+    if options.only_groups:
+        print(json.dumps(report | grouped(seeds), indent=2))
+        return
     for said, arrivals in ARRIVALS.items():
         for alike in (False, True):
             growth = Growth(arrivals, alike)
             through = sum(promoted_at(growth, seed) is not None for seed in range(seeds))
             name = f"{said}, policies {'alike' if alike else 'unlike'}"
             report[name] = wilson_interval(through, seeds).as_dict()
+    report |= grouped(seeds)
     few, (said, arrivals) = min(seeds, 100), next(iter(ARRIVALS.items()))
     through = sum(promoted_at(Growth(arrivals), seed, forgetful) is not None for seed in range(few))
     report[f"{said}, sides drawn anew each time (the mistake)"] = wilson_interval(through, few).as_dict()

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from rl.agents.base import Agent
 from rl.datasets import (
     DatasetRefused,
     DatasetTooSmall,
-    messages_plain,
     prepare_training_dataset,
     snapshot_rows,
 )
 from rl.datasets.evidence import EvidenceSource
-from rl.datasets.making import PROMPTS_AT_ONCE, source_opened
+from rl.datasets.making import PROMPTS_AT_ONCE, prompt_texts, source_opened
 from rl.datasets.prompt_files import holds_prompts
 from rl.evidence_kinds import (
     CORRECTIONS,
@@ -293,7 +293,7 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
         given = source_opened(agent, "db")
     except DatasetRefused:
         return counts, Tally()
-    splits = SourceSplits(agent, dry_run=True)
+    splits = SourceSplits(agent, dry_run=True, texts=partial(prompt_texts, given))
     for _ in itertools.chain(splits.judged(_said(given)), splits.rewarded(_earned(given))):
         pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory
     evidence = [item for item in _said(given) if splits(item.prompt_hash) == HOLDOUT]
@@ -319,7 +319,7 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
                 prompts[TESTS].add(name)
             if known.truths(prompt.state):
                 prompts[KNOWN].add(name)
-    readable = _readable(given, sorted(set().union(*prompts.values())))
+    readable = prompt_texts(given, sorted(set().union(*prompts.values())))
     clusters = clusters_of(readable)
     counts |= {
         kind: len({clusters[name] or name for name in hashes & readable.keys()})
@@ -348,14 +348,3 @@ def kind_of(source: str) -> str:
 
 def _hashes(rows: Iterable[Example]) -> set[str]:
     return {row.prompt_hash for row in rows}
-
-
-def _readable(given: EvidenceSource, hashes: list[str]) -> dict[str, str]:
-    """The words of those prompts that are plain text: the others make no row of any dataset."""
-    found: dict[str, str] = {}
-    for start in range(0, len(hashes), PROMPTS_AT_ONCE):
-        prompts = given.prompts(hashes[start : start + PROMPTS_AT_ONCE])
-        for name, prompt in prompts.items():
-            if (messages := messages_plain(prompt.messages)) is not None:
-                found[name] = prompt_text(messages)
-    return found

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from feedback.problem_rows import RowReader
 from rl.agents import get_agent
 from rl.judgements import rating_value
 from rl.models import RewardRecord, RewardSettings, ServingSettings
+from rl.near_identical import prompt_words
 from rl.rewards.horizons import outcomes_parsed
 from rl.serving.choosing import choice_probabilities
 from rl.splits import splits_enter
@@ -68,7 +70,7 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
     where as many have one, else calculated rewards: one scale, never two. Logged rewards in [0, 1] are taken as they
     are, others from their worst to their best, or as the agent's reward settings say what a `reward` is worth.
     """
-    splits = splits_enter(agent, [], asked=listed_prompts(agent))
+    splits = splits_enter(agent, [], asked=listed_prompts(agent), texts=partial(prompt_words, agent))
     draws: list[Draw] = []
     held = []
     for row in listed_choices(agent):

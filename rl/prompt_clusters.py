@@ -39,7 +39,10 @@ def clusters_of(texts: Mapping[str, str]) -> dict[str, str]:
     parts = _told_apart(texts)
     index = MinHashLSH(threshold=NEAR - 0.1, num_perm=PERMUTATIONS)
     leaders: dict[str, str] = {}
-    names = [name for name, found in parts.items() if found]
+    count = Counter(part for found in parts.values() for part in found)
+    # whoever has more parts to itself than two near-identical prompts may differ in is like no other
+    alone = {name: sum(count[part] == 1 for part in found) for name, found in parts.items()}
+    names = [name for name, found in parts.items() if found and alone[name] <= (1 - NEAR) * len(found) + 1e-9]
     signatures = MinHash.generator(
         ([part.encode() for part in parts[name]] for name in names), num_perm=PERMUTATIONS, hashfunc=_number
     )

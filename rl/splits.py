@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from rl.gate_sheets import GateBounds
-from rl.holdout import Tally, splits_drawn
+from rl.holdout import Clusters, Tally, no_clusters, splits_drawn
 from rl.judgements import Split
 from rl.models import GateSettings, PromptSplit
+from rl.prompt_clusters import FEW as FEW_PROMPTS
+from rl.prompt_clusters import clusters_of
 
 AT_ONCE = 900
 """Rows named in one statement; older SQLite takes 999 values."""
@@ -17,25 +21,49 @@ FEW = 20 * AT_ONCE
 """Of more prompts than these, all sides of the agent are read: that is quicker than naming each."""
 
 
+MOST_CLUSTERED = 20_000
+"""Prompts up to which near-identical ones are drawn together: comparing so many takes about five seconds. With more, a
+holdout is large enough without those that stand on two sides."""
+
+REMEMBERED = 4
+"""Sets of prompts whose clusters are kept in memory: one dry run asks for the same ones several times."""
+
+Texts = Callable[[list[str]], Mapping[str, str]]
+"""Prompt hashes -> the words of those prompts that are text."""
+
+
+def no_texts(prompt_hashes: list[str]) -> Mapping[str, str]:
+    """No prompt can be read."""
+    return {}
+
+
 def splits_of(
-    agent: str, judged: Collection[str], rewarded: Collection[str] = (), asked: Collection[str] = ()
+    agent: str,
+    judged: Collection[str],
+    rewarded: Collection[str] = (),
+    asked: Collection[str] = (),
+    texts: Texts = no_texts,
 ) -> dict[str, Split]:
     """Prompt hash -> train, eval or holdout; writes nothing.
 
     A prompt that was in a dataset stands where it stood then. Of the others it is said where they would stand if all
     given here were seen now: `judged` are those somebody said something of, `rewarded` those that only have a reward,
-    `asked` the rest (see `rl.holdout.splits_drawn`).
+    `asked` the rest (see `rl.holdout.splits_drawn`). texts: near-identical prompts are drawn together by it.
     """
     known = _stored(agent, {*judged, *rewarded, *asked})
-    return known | _drawn(agent, known, judged, rewarded, asked)
+    return known | _drawn(agent, known, judged, rewarded, asked, texts)
 
 
 def splits_enter(
-    agent: str, judged: Collection[str], rewarded: Collection[str] = (), asked: Collection[str] = ()
+    agent: str,
+    judged: Collection[str],
+    rewarded: Collection[str] = (),
+    asked: Collection[str] = (),
+    texts: Texts = no_texts,
 ) -> dict[str, Split]:
     """As `splits_of`, and writes the new ones down for good. Of two processes at once the first one's word stands."""
     known = _stored(agent, {*judged, *rewarded, *asked})
-    drawn = _drawn(agent, known, judged, rewarded, asked)
+    drawn = _drawn(agent, known, judged, rewarded, asked, texts)
     if not drawn:
         return known
     rows = (PromptSplit(prompt_hash=name, agent=agent, split=drawn[name]) for name in sorted(drawn))
@@ -56,10 +84,32 @@ def _drawn(
     judged: Collection[str],
     rewarded: Collection[str],
     asked: Collection[str],
+    texts: Texts,
 ) -> dict[str, Split]:
     if all(name in known for names in (judged, rewarded, asked) for name in names):
         return {}
-    return splits_drawn(known, judged, rewarded, asked, min_evidence=min_evidence_of(agent))
+    clusters: Clusters = no_clusters if texts is no_texts else partial(_clusters, texts)
+    return splits_drawn(
+        known, judged, rewarded, asked, min_evidence=min_evidence_of(agent), clusters=clusters
+    )
+
+
+_remembered: dict[bytes, dict[str, str]] = {}
+"""Digest of prompt hashes -> their clusters, the newest few: a hash names the words, so an entry never goes stale."""
+
+
+def _clusters(texts: Texts, prompt_hashes: Sequence[str]) -> Mapping[str, str]:
+    """Clusters of near-identical prompts; none of too few to tell a template from a question, or of too many."""
+    if not FEW_PROMPTS <= len(prompt_hashes) <= MOST_CLUSTERED:
+        return {}
+    digest = hashlib.sha256("".join(prompt_hashes).encode()).digest()
+    if (clusters := _remembered.get(digest)) is None:
+        words = texts(list(prompt_hashes))
+        clusters = clusters_of({name: words[name] for name in prompt_hashes if name in words})
+        if len(_remembered) >= REMEMBERED:
+            _remembered.clear()
+        _remembered[digest] = clusters
+    return clusters
 
 
 def _stored(agent: str, prompt_hashes: Collection[str]) -> dict[str, Split]:
@@ -92,8 +142,8 @@ class SourceSplits:
     was said is noted, whether this kind of dataset makes a row of it or not.
     """
 
-    def __init__(self, agent: str, *, dry_run: bool) -> None:
-        self.agent = agent
+    def __init__(self, agent: str, *, dry_run: bool, texts: Texts = no_texts) -> None:
+        self.agent, self._texts = agent, texts
         self._settle: Callable[..., dict[str, Split]] = splits_of if dry_run else splits_enter
         self._judged: dict[str, None] = {}
         self._rewarded: dict[str, None] = {}
@@ -113,7 +163,7 @@ class SourceSplits:
 
     def asked(self, prompt_hashes: Collection[str]) -> None:
         """Settle these too, of which nothing may have been said."""
-        self._known = self._settle(self.agent, self._judged, self._rewarded, prompt_hashes)
+        self._known = self._settle(self.agent, self._judged, self._rewarded, prompt_hashes, self._texts)
 
     @property
     def tally(self) -> Tally:

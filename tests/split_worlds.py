@@ -4,22 +4,23 @@ on, from the draw of the sides to the gate's verdict."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from rl.gate_clusters import one_per_cluster
 from rl.gate_sheets import Case, Evidence, GateBounds
 from rl.gates import gate_judge
-from rl.holdout import splits_drawn
+from rl.holdout import Clusters, splits_drawn
 from rl.judgements import Split
 
 BOUNDS = GateBounds()
 DISCORDANT = 0.3
 """Share of the prompts on which a policy and the champion differ, where it was not trained on the prompt."""
 
-Draw = Callable[[Mapping[str, Split], list[str]], dict[str, Split]]
-"""Sides known, all prompts there are now -> the sides of those that stand on none."""
+Draw = Callable[[Mapping[str, Split], list[str], Clusters], dict[str, Split]]
+"""Sides known, all prompts there are now, their clusters -> the sides of those that stand on none."""
 
 
 @dataclass(frozen=True)
@@ -29,42 +30,81 @@ class Growth:
     arrivals: Sequence[int]
     alike: bool = False
     """Whether a policy says of a prompt what the one before it said; otherwise nothing binds them."""
+    group: int = 1
+    """Near-identical prompts that come after one another: groups of so many, 0 for heavy-tailed sizes (Pareto, index
+    1.1, at most a fifth of all). Nine in ten of a group go as its first one did."""
+    one_by_one: bool = False
+    """Whether sides are drawn without regard to groups (the mistake)."""
+    gain: float = 0.0
+    """Points / 100 by which policies are better than the champion on prompts they were not trained on."""
     memory: bool = True
     """Whether policies know every prompt by heart that any of them was trained on, and so are always right there."""
 
 
-def as_ratchet_does(known: Mapping[str, Split], prompts: list[str]) -> dict[str, Split]:
-    return splits_drawn(known, prompts, min_evidence=BOUNDS.min_evidence)
+def as_ratchet_does(known: Mapping[str, Split], prompts: list[str], clusters: Clusters) -> dict[str, Split]:
+    return splits_drawn(known, prompts, min_evidence=BOUNDS.min_evidence, clusters=clusters)
 
 
-def forgetful(known: Mapping[str, Split], prompts: list[str]) -> dict[str, Split]:
+def forgetful(known: Mapping[str, Split], prompts: list[str], clusters: Clusters) -> dict[str, Split]:
     """The mistake: sides drawn anew each time, so that prompts change them."""
     again = {hashlib.sha256(f"{len(prompts)}:{name}".encode()).hexdigest(): name for name in prompts}
     drawn = splits_drawn({}, again.keys(), min_evidence=BOUNDS.min_evidence)
     return {again[name]: split for name, split in drawn.items()}
 
 
-def promoted_at(growth: Growth, seed: int, draw: Draw = as_ratchet_does) -> int | None:
-    """Which look, from 1, takes a policy that is no better for better; None where none does."""
-    random = np.random.default_rng(seed)
-    known: dict[str, Split] = {}
-    trained: set[str] = set()
-    prompts: list[str] = []
+def group_leaders(growth: Growth, random: np.random.Generator) -> np.ndarray:
+    """Per prompt the number of the first prompt of its group."""
     total = sum(growth.arrivals)
-    fate = random.random(total)
-    for look, more in enumerate(growth.arrivals, 1):
-        at = len(prompts)
-        prompts += [hashlib.sha256(f"{seed}:{at + i}".encode()).hexdigest() for i in range(more)]
-        known |= draw(known, prompts)
-        trained |= {name for name in prompts if known[name] == "train"}
-        said = fate if growth.alike else random.random(total)
-        cases = []
-        for name, luck in zip(prompts, said, strict=False):
-            if known[name] == "holdout":
-                by_heart = growth.memory and name in trained
-                own = True if by_heart else luck < 0.7 - DISCORDANT / 2 or 1 - luck < DISCORDANT / 2
-                cases.append(Case(own, luck < 0.7))
-        evidence = Evidence("champion", cases, attempt=look)
+    if growth.group:
+        return np.arange(total) // growth.group * growth.group
+    sizes: list[int] = []
+    while sum(sizes) < total:
+        sizes.append(int(min(1 + random.pareto(1.1), total / 5)))
+    starts = np.cumsum([0, *sizes[:-1]])
+    return np.repeat(starts, sizes)[:total]
+
+
+def promoted_at(growth: Growth, seed: int, draw: Draw = as_ratchet_does) -> int | None:
+    """Which look, from 1, takes a policy for better; None where none does."""
+    for look, evidence in enumerate(looks_at(growth, seed, draw), 1):
         if gate_judge(evidence, BOUNDS).passed:
             return look
     return None
+
+
+def looks_at(growth: Growth, seed: int, draw: Draw = as_ratchet_does) -> Iterator[Evidence]:
+    """What each look at the holdout shows: a case for each prompt or group that stands there whole."""
+    random = np.random.default_rng(seed)
+    known: dict[str, Split] = {}
+    trained: set[str] = set()
+    total = sum(growth.arrivals)
+    names = [hashlib.sha256(f"{seed}:{i}".encode()).hexdigest() for i in range(total)]
+    fate = random.random(total)
+    leaders = np.arange(total) if growth.group == 1 else group_leaders(growth, random)
+    cluster = {name: names[leader] for name, leader in zip(names, leaders.tolist(), strict=True)}
+
+    def clusters(those: Sequence[str]) -> dict[str, str]:
+        return {} if growth.one_by_one or growth.group == 1 else {name: cluster[name] for name in those}
+
+    at = 0
+    for look, more in enumerate(growth.arrivals, 1):
+        at += more
+        prompts = names[:at]
+        known |= draw(known, prompts, clusters)
+        trained |= {cluster[name] for name in prompts if known[name] == "train"}
+        said = fate if growth.alike else random.random(total)
+        if growth.group != 1:
+            said = np.where(random.random(total) < 0.9, said[leaders], said)
+        elsewhere = {cluster[name] for name in prompts if known[name] != "holdout"}
+        cases, groups = [], []
+        for name, luck in zip(prompts, said, strict=False):
+            if known[name] != "holdout" or (growth.group != 1 and cluster[name] in elsewhere):
+                continue
+            by_heart = growth.memory and cluster[name] in trained
+            # right where the champion is, but for half of DISCORDANT lost, and as many won (more by the gain)
+            won = 1 - luck < (DISCORDANT + growth.gain) / 2
+            own = True if by_heart else luck < 0.7 - (DISCORDANT - growth.gain) / 2 or won
+            cases.append(Case(float(own), float(luck < 0.7)))
+            groups.append("" if growth.group == 1 else cluster[name])
+        found = [item for item in one_per_cluster(cases, groups) if isinstance(item, Case)]
+        yield Evidence("champion", found, attempt=look)

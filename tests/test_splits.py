@@ -28,7 +28,7 @@ from rl.holdout import (
 )
 from rl.models import GateSettings, PromptSplit, Snapshot
 from rl.splits import splits_enter, splits_of
-from tests.split_worlds import Growth, forgetful, promoted_at
+from tests.split_worlds import Growth, forgetful, looks_at, promoted_at
 
 
 def names(count: int, salt: str = "") -> list[str]:
@@ -117,11 +117,71 @@ def test_how_many_more_prompts_it_takes_is_about_what_it_takes() -> None:
         assert 90 <= sides({**known, **grown})["holdout"] <= 110
 
 
+# --- Near-identical prompts -----------------------------------------------------------------------------------
+
+
+def groups_of(size: int, count: int, salt: str = "") -> dict[str, str]:
+    """Prompt -> its cluster, named after its first prompt."""
+    prompts = names(size * count, salt)
+    return {name: prompts[i - i % size] if size > 1 else "" for i, name in enumerate(prompts)}
+
+
+def drawn_in(clusters: dict[str, str], prompts: list[str], known: Any = (), **more: Any) -> dict[str, Any]:
+    """Sides of prompts whose clusters are those given."""
+    return splits_drawn(
+        dict(known), prompts, min_evidence=30, clusters=lambda those: {n: clusters[n] for n in those}, **more
+    )
+
+
+@pytest.mark.parametrize("size", [3, 10])
+def test_near_identical_prompts_are_drawn_together_and_count_as_one(size: int) -> None:
+    clusters = groups_of(size, 100)
+    found = drawn_in(clusters, list(clusters))
+    firsts = {name: found[name] for name in clusters.values()}
+    assert found == {name: firsts[leader] for name, leader in clusters.items()}
+    # a hundred groups as a hundred prompts: 30 to 36 are held out
+    assert 28 <= sides(firsts)["holdout"] <= 38
+    assert 6 <= sides(firsts)["eval"] <= 14
+    assert drawn_in(clusters, list(clusters)[::-1]) == found
+
+
+def test_a_prompt_joins_the_side_its_cluster_stands_on_and_changes_no_other() -> None:
+    clusters = groups_of(3, 40)
+    first = drawn_in(clusters, list(clusters.values()))
+    grown = drawn_in(clusters, list(clusters), first)
+    assert grown == {name: first[leader] for name, leader in clusters.items() if name not in first}
+    # one that nobody judged joins too, whatever else was asked
+    judged, asked = list(clusters)[:60], list(clusters)[60:]
+    found = drawn_in(clusters, judged[::3], asked=[*judged, *asked])
+    assert all(found[name] == found[clusters[name]] for name in judged)
+    assert {n: found[n] for n in judged[::3]} == drawn_in(clusters, judged[::3])
+
+
+def test_prompts_of_a_torn_or_a_large_cluster_are_drawn_one_by_one() -> None:
+    clusters = groups_of(3, 40)
+    one, two, three = list(clusters)[:3]
+    alone = splits_drawn({}, [three], min_evidence=30)
+    assert drawn_in(clusters, list(clusters), {one: "holdout", two: "train"})[three] in (
+        "train",
+        "eval",
+        "holdout",
+    )
+    for sides_of in ({one: "holdout", two: "train"}, {one: "train", two: "holdout"}):
+        assert drawn_in(clusters, [one, two, three], sides_of)[three] == alone[three]
+    template = dict.fromkeys(names(100), names(1)[0])
+    # a template of all prompts is no question: a hundred prompts, not one
+    assert drawn_in(template, list(template)) == splits_drawn({}, list(template), min_evidence=30)
+
+
 # --- What is written down -------------------------------------------------------------------------------------
 
 
 def rate(number: int, agent: str = "helper") -> str:
-    messages = [{"role": "user", "content": f"question {number}"}]
+    return rate_text(f"question {number}", agent)
+
+
+def rate_text(text: str, agent: str = "helper") -> str:
+    messages = [{"role": "user", "content": text}]
     for response, thumb in (("yes", "up"), ("no", "down")):
         row = decision_record(agent=agent, messages=messages, response=response).row
         rating_submit(decision=row, rater="ann", thumb=thumb)
@@ -171,6 +231,30 @@ def test_every_kind_of_dataset_has_a_prompt_on_the_same_side() -> None:
         for kind in ("pairs", "labels", "scores", "corrections", "groups", "prompts")
     }
     assert all(plan == plans["pairs"] for plan in plans.values())
+
+
+@pytest.mark.django_db
+def test_near_identical_prompts_of_a_database_stand_on_one_side_whatever_the_kind_of_dataset() -> None:
+    # twenty words of its own each: one more of another question leaves 39 of 43 words and pairs of words in common
+    questions = [" ".join(f"{subject}{i}" for i in range(20)) for subject in "abcdefghij"]
+
+    def ask(*endings: str) -> list[set[str]]:
+        return [{rate_text(f"{question} {ending}") for ending in endings} for question in questions]
+
+    first = ask("today")
+    prepare_training_dataset("helper")
+    before = stored()
+    groups = [one | two for one, two in zip(first, ask("please"), strict=True)]
+    plan = {
+        row["prompt_hash"]: row["split"]
+        for row in prepare_training_dataset("helper", "labels", dry_run=True).rows()
+    }
+    assert all(len({plan[name] for name in group}) == 1 for group in groups)
+    for kind in ("pairs", "prompts"):
+        prepare_training_dataset("helper", kind)
+    assert stored() == plan
+    assert before.items() <= plan.items()
+    assert len(plan) == 20
 
 
 @pytest.mark.django_db
@@ -276,6 +360,19 @@ def test_policies_that_are_no_better_do_not_get_through_while_the_holdout_grows(
     """They know by heart whatever any of them was trained on. `benchmarks/split.py` has the share of 1,000 series."""
     growth = Growth([60, 10, 200, 10, 10, 60, 40, 10], alike)
     assert sum(promoted_at(growth, seed) is not None for seed in range(40)) <= 5
+
+
+def test_groups_keep_their_holdout_and_promote_nobody() -> None:
+    def votes(group: int, one_by_one: bool = False) -> int:
+        (found,) = looks_at(Growth([300], group=group, one_by_one=one_by_one), 1)
+        return len(found.cases)
+
+    # a hundred groups of three: 30 to 36 votes, of which drawn one by one nearly all were lost
+    assert 28 <= votes(3) <= 38
+    assert votes(3, one_by_one=True) <= 12
+    assert 9 <= votes(10) <= 15
+    growth = Growth([60, 10, 200, 10, 10, 60, 40, 10], group=3)
+    assert sum(promoted_at(growth, seed) is not None for seed in range(20)) <= 4
 
 
 def test_prompts_that_change_sides_would_let_them_through() -> None:

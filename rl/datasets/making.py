@@ -6,6 +6,7 @@ import itertools
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rl.examples import (
 from rl.judgements import SHOWN, Completion, Demonstrated, Evidence
 from rl.models import Snapshot
 from rl.pairs import Pair, PairSet, pairs_from_evidence, sampled
+from rl.prompt_clusters import prompt_text
 from rl.recipes import DATASET_CONFIG
 from rl.reward_records import reward_threshold as agent_threshold
 from rl.splits import SourceSplits
@@ -94,7 +96,7 @@ def rows_made(
 
     Prompts that stand on no side of the split yet are drawn one, for good unless this is a dry run.
     """
-    splits = SourceSplits(given.agent, dry_run=dry_run)
+    splits = SourceSplits(given.agent, dry_run=dry_run, texts=partial(prompt_texts, given))
     evidence = _evidence(given, splits, kind, left_out)
     if kind == Snapshot.Kind.PAIRS:
         return pairs_from_evidence(evidence, splits, **knobs)
@@ -206,6 +208,17 @@ def _known(prompt: Prompt) -> dict[str, Any]:
     """What a row says of its prompt beside the messages and the state, where there is anything."""
     known = {"tools": prompt.tools, "facts": prompt.facts}
     return {name: value for name, value in known.items() if value}
+
+
+def prompt_texts(given: EvidenceSource, prompt_hashes: list[str]) -> dict[str, str]:
+    """The words of those prompts that are plain text: the others make no row of any dataset."""
+    found: dict[str, str] = {}
+    for start in range(0, len(prompt_hashes), PROMPTS_AT_ONCE):
+        prompts = given.prompts(prompt_hashes[start : start + PROMPTS_AT_ONCE])
+        for name, prompt in prompts.items():
+            if (messages := messages_plain(prompt.messages)) is not None:
+                found[name] = prompt_text(messages)
+    return found
 
 
 def _as_messages(completion: Completion) -> list[dict[str, Any]]:
