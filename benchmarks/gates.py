@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import scipy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rl.gates import CHAMPION, PASSED, gate_judge, rule_accuracy
-from rl.statistics import wilson_interval
+from rl.gates import alpha_of_attempt, gate_judge
+from rl.statistics import paired_difference, wilson_interval
 from tests import gate_worlds
-from tests.gate_worlds import BOUNDS, EQUAL, World, evidence_of, promoted_in_a_row, refused_by, sheets
+from tests.gate_worlds import (
+    BOUNDS,
+    EQUAL,
+    Outcomes,
+    World,
+    evidence_from,
+    outcomes_of,
+    promoted_in_a_row,
+    refused_by,
+    sheets,
+)
 
 HOLDOUTS = {
     "50 prompts": [50] * 20,
@@ -42,12 +55,60 @@ PAIRS_A_PROMPT = (
 )
 """Held-out prompts, rated pairs of each, and the chance that a further pair says what the first says."""
 
+BOUNDED = 40
+"""Worlds of which the bound is looked at, for each that is judged by the whole gate."""
 
-def promoted_first(world: World, seed: int) -> bool:
-    """Whether the first candidate of a world gets through; the other rules are asked where accuracy passes."""
-    found = evidence_of(world, rng(seed))
-    accurate = rule_accuracy(found, BOUNDS, CHAMPION).outcome == PASSED
-    return accurate and gate_judge(found, BOUNDS).passed
+
+def bound_above_zero(found: Outcomes, alpha: float) -> bool:
+    """Whether the accuracy rule's bound lies above 0, without which no gate opens. As `rl.gate_effects` has it."""
+    differences = found.differences
+    if len(found.pairs) == 1:
+        own, other = found.pairs[0]
+        table = ((own & other).sum(), (own & ~other).sum(), (other & ~own).sum(), (~own & ~other).sum())
+        return paired_difference(*map(int, table), 1 - 2 * alpha).low > 0
+    error = differences.std(ddof=1) / len(differences) ** 0.5
+    return bool(differences.mean() > student_quantile(alpha, len(differences)) * error)
+
+
+@functools.cache
+def student_quantile(alpha: float, n: int) -> float:
+    return float(scipy.stats.t.isf(alpha, n - 1))
+
+
+def promoted_first(world: World, seeds: int) -> dict[str, object]:
+    """Share of first candidates that get through: of BOUNDED times as many worlds those whose bound lies above 0, times
+    those of `seeds` such worlds that the whole gate lets through. The interval is of the product (delta method)."""
+    alpha = alpha_of_attempt(BOUNDS.alpha, 1)
+    worlds, above, judged, passed = BOUNDED * seeds, 0, 0, 0
+    for seed in range(worlds):
+        random = rng(seed)
+        found = outcomes_of(world, random)
+        if bound_above_zero(found, alpha):
+            above += 1
+            if judged < seeds:
+                judged += 1
+                passed += gate_judge(evidence_from(world, found, random), BOUNDS).passed
+    first, then = wilson_interval(above, worlds), wilson_interval(passed, judged)
+    assert first.value is not None
+    assert then.value is not None
+    share = first.value * then.value
+    error = math.hypot(
+        then.value * math.sqrt(first.value * (1 - first.value) / worlds),
+        first.value * math.sqrt(then.value * (1 - then.value) / judged),
+    )
+    return {"value": share, "low": share - 1.96 * error, "high": share + 1.96 * error, "n": [worlds, judged]}
+
+
+def promoted_in_twenty(world: World, random: np.random.Generator) -> bool:
+    """Whether any of twenty candidates, each with outcomes of its own, gets through."""
+    for attempt in range(1, 21):
+        found = outcomes_of(world, random)
+        if (
+            bound_above_zero(found, alpha_of_attempt(BOUNDS.alpha, attempt))
+            and gate_judge(evidence_from(world, found, random, attempt), BOUNDS).passed
+        ):
+            return True
+    return False
 
 
 def heterogeneity(seeds: int) -> dict[str, object]:
@@ -55,17 +116,15 @@ def heterogeneity(seeds: int) -> dict[str, object]:
     report: dict[str, object] = {}
     for prompts, pairs, repeats in PAIRS_A_PROMPT:
         of = World(prompts=prompts, uneven=True, pairs=pairs, repeats=repeats)
+        name = f"prompts that differ, noisy raters, {prompts} prompts with {pairs} pairs (repeated {repeats:.0%})"
         # of a true gain g raters who flip 15 % on average show 0.7 g
         for gain, words in ((0.1 / 0.7, "10 points better as raters see it"), (0.0, "no better")):
-            passed = sum(promoted_first(replace(of, gain=gain), seed) for seed in range(seeds))
-            name = f"prompts that differ, noisy raters, {prompts} prompts with {pairs} pairs (repeated {repeats:.0%}), "
-            report[f"{name}{words}: promoted at the first attempt"] = wilson_interval(passed, seeds).as_dict()
-    for pairs, repeats in ((1, 0.0), (3, 0.3), (3, 0.6)):
-        of = World(prompts=200, uneven=True, pairs=pairs, repeats=repeats)
-        through = sum(promoted_in_a_row(of, [200] * 20, rng(seed)) is not None for seed in range(seeds // 2))
-        name = f"prompts that differ, noisy raters, 200 prompts with {pairs} pairs (repeated {repeats:.0%}), "
-        report[f"{name}no better: promoted in any of 20 attempts"] = wilson_interval(
-            through, seeds // 2
+            report[f"{name}, {words}: promoted at the first attempt"] = promoted_first(
+                replace(of, gain=gain), seeds
+            )
+        through = sum(promoted_in_twenty(of, rng(seed)) for seed in range(4 * seeds))
+        report[f"{name}, no better: promoted in any of 20 attempts"] = wilson_interval(
+            through, 4 * seeds
         ).as_dict()
     return report
 
@@ -81,7 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     seeds = options.seeds
     report: dict[str, object] = {"seeds": seeds}
-    report |= heterogeneity(seeds)
+    report |= heterogeneity(max(seeds // 4, 25))
     if options.only_heterogeneity:
         print(json.dumps(report, indent=2))
         return

@@ -47,8 +47,25 @@ class World:
     """Accuracy it gains where the preferred answer is the longer one, and loses where it is the shorter."""
 
 
-def evidence_of(world: World, random: np.random.Generator, attempt: int = 1) -> Evidence:
-    """One evaluation of a candidate in this world."""
+@dataclass(frozen=True)
+class Outcomes:
+    """What both sides did on the pairs of each held-out prompt, as columns over prompts."""
+
+    pairs: list[tuple[np.ndarray, np.ndarray]]
+    """Of each prompt's first pair, second pair, ...: whether the candidate and the champion are right."""
+    people: np.ndarray
+    broken: np.ndarray
+    long_preferred: np.ndarray
+
+    @property
+    def differences(self) -> np.ndarray:
+        """Candidate minus champion per prompt: the mean of its pairs."""
+        found: np.ndarray = np.mean([own.astype(float) - other for own, other in self.pairs], axis=0)
+        return found
+
+
+def outcomes_of(world: World, random: np.random.Generator) -> Outcomes:
+    """What a candidate and its champion do in this world."""
     n = world.prompts
     hostile = random.random(n) < world.hostile
     broken = random.random(n) < 0.1
@@ -70,29 +87,42 @@ def evidence_of(world: World, random: np.random.Generator, attempt: int = 1) -> 
 
     own, other = sides()
     luck = random.random(n)
-    people = np.where(hostile, "mallory", random.choice(RATERS, n))
+    chosen = random.choice(len(RATERS), n)
+    people = np.where(hostile, "mallory", np.array(RATERS)[chosen])
     haste = np.searchsorted(RATERS, people) % len(RATERS) * 0.06 if world.uneven else world.flipped
     flip = luck < haste
     own, other = own ^ flip, other ^ flip
-    heard = [(own, other)]
+    pairs = [(own, other)]
     for _ in range(world.pairs - 1):
         mine, theirs = sides()
         flip, same = random.random(n) < haste, random.random(n) < world.repeats
-        heard.append((np.where(same, own, mine ^ flip), np.where(same, other, theirs ^ flip)))
+        pairs.append((np.where(same, own, mine ^ flip), np.where(same, other, theirs ^ flip)))
+    return Outcomes(pairs, people, broken, long_preferred)
+
+
+def evidence_of(world: World, random: np.random.Generator, attempt: int = 1) -> Evidence:
+    """One evaluation of a candidate in this world."""
+    return evidence_from(world, outcomes_of(world, random), random, attempt)
+
+
+def evidence_from(world: World, found: Outcomes, random: np.random.Generator, attempt: int = 1) -> Evidence:
+    """What an evaluation shows of these outcomes."""
+    n = world.prompts
     pairs = [
         Case(
-            bool(mine[i]), bool(theirs[i]),
+            bool(own[i]), bool(other[i]),
             (
-                "topic:broken" if broken[i] else "topic:rest",
-                "preferred:longer" if long_preferred[i] else "preferred:shorter",
+                "topic:broken" if found.broken[i] else "topic:rest",
+                "preferred:longer" if found.long_preferred[i] else "preferred:shorter",
             ),
-            (str(people[i]),),
+            (str(found.people[i]),),
         )
-        for mine, theirs in heard
+        for own, other in found.pairs
         for i in range(n)
     ]  # fmt: skip
     cases = list(one_per_prompt(pairs, [f"p{i % n}" for i in range(len(pairs))]).values())
     lengths = random.lognormal(4.0, 0.5, 64)
+    own, other = found.pairs[0]
     answered = [
         Answered(True, True, float(own[i]), float(other[i]), int(lengths[i] * world.longer), int(lengths[i]))
         for i in range(min(64, n))
