@@ -53,7 +53,8 @@ def rated(count: int, *, wordings: bool = False) -> None:
 
 
 @pytest.mark.django_db
-def test_auto_has_a_classifier_teach_the_bundled_base_alone() -> None:
+def test_auto_has_a_classifier_teach_the_bundled_base_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl.choosing.FEWEST_TAUGHT", 30)
     rated(60)
     chosen = method_chosen("tickets", base_model="bundled")
     assert (chosen.method, chosen.knobs) == ("sft", {"feedback": "scores"})
@@ -67,7 +68,8 @@ def test_auto_has_a_classifier_teach_the_bundled_base_alone() -> None:
 
 @pytest.mark.django_db
 def test_auto_leaves_wordings_and_few_prompts_to_the_language_model() -> None:
-    rated(FEWEST_TAUGHT)  # of which some are held out
+    rated(60)
+    assert FEWEST_TAUGHT > 60
     assert method_chosen("tickets", base_model="bundled", min_samples=4).method == "kto"
     rated(60, wordings=True)
     assert method_chosen("tickets", base_model="bundled").method == "kto"
