@@ -204,8 +204,8 @@ TAUGHT = {"dpo": "pairs", "kto": "scores"}
 """Method -> the feedback a classifier learns from in its place."""
 
 FEWEST_TAUGHT = 150
-"""Prompts below which a classifier finds too little of a rule: of 90 with one thumb each the gate could not be shown that
-what it taught was better, and what KTO learnt was (`benchmarks/shapes.py`)."""
+"""Prompts below which a classifier finds too little of a rule: of 90 with one thumb each the gate could not be shown
+that what it taught was better, and what KTO learnt was (`benchmarks/shapes.py`)."""
 
 
 def _of_choices(agent: str, like: Chosen, rows: Prepared | None) -> Chosen | None:
