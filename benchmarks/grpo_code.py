@@ -1,12 +1,13 @@
 """A file of prompts with tests -> GRPO: does the share of tests that pass rise on prompts it never saw?
 
-    python benchmarks/grpo_code.py [--shown 60] [--sft-steps 160] [--steps 24] [--learning-rate 5e-4] [--seed 0]
+    python benchmarks/grpo_code.py [--constants 99] [--held-out 100] [--shown 20] [--sft-steps 60] [--steps 40]
+        [--learning-rate 3e-4] [--seed 0]
 
 A tiny programming world: "f(x) is x plus 7" is answered by `def f(x): return x + 7`; two names, three operators,
-constants from 2 to 31, four tests each that are called from another process. The bundled model cannot write code, so
-`train_sft` on `--shown` solutions comes first (GRPO on the bare base is refused by its probe, which is printed). Then
-GRPO on prompts with tests alone. Greedy answers to 40 prompts that neither saw are tested after each stage. Prints one
-JSON object.
+constants from 2 to `--constants`, four tests each that are called from another process. The bundled model cannot write
+code, so `train_sft` on `--shown` solutions comes first (GRPO on the bare base is refused by its probe, which is
+printed). Then GRPO on prompts with tests alone. Greedy answers to `--held-out` prompts that neither saw are tested
+after each stage. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -34,16 +35,15 @@ from rl.training.result import TrainingRefused  # noqa: E402
 from rl.training.sft import SFTTrainer  # noqa: E402
 
 WORDS = {"plus": "+", "minus": "-", "times": "*"}
-HELD_OUT = 40
 TOKENS = 32
 
 
-def world(seed: int) -> list[dict[str, Any]]:
+def world(seed: int, largest: int) -> list[dict[str, Any]]:
     """Every prompt with its solution and its tests, in an order drawn by the seed."""
     random = Random(seed)
     rows = []
     for word, sign in WORDS.items():
-        for constant in range(2, 32):
+        for constant in range(2, largest + 1):
             for name in ("f", "g"):
                 values = random.sample(range(-50, 51), 4)
                 expected = [eval(f"{x} {sign} {constant}") for x in values]
@@ -85,23 +85,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shown", type=int, default=60, help="solutions that train_sft sees")
-    parser.add_argument("--sft-steps", type=int, default=160)
-    parser.add_argument("--steps", type=int, default=24, help="steps of GRPO")
-    parser.add_argument("--learning-rate", type=float, default=5e-4, help="of GRPO")
+    parser.add_argument("--constants", type=int, default=99, help="largest constant: six prompts each")
+    parser.add_argument("--held-out", type=int, default=100, help="prompts that are only tested")
+    parser.add_argument("--shown", type=int, default=20, help="solutions that train_sft sees")
+    parser.add_argument("--sft-steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40, help="steps of GRPO")
+    parser.add_argument("--learning-rate", type=float, default=3e-4, help="of GRPO")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    rows = world(arguments.seed)
+    rows, aside = world(arguments.seed, arguments.constants), arguments.held_out
     held_out, shown, prompts = (
-        rows[:HELD_OUT],
-        rows[HELD_OUT : HELD_OUT + arguments.shown],
-        [{"prompt": row["prompt"], "facts": row["facts"]} for row in rows[HELD_OUT:]],
+        rows[:aside],
+        rows[aside : aside + arguments.shown],
+        [{"prompt": row["prompt"], "facts": row["facts"]} for row in rows[aside:]],
     )
     recipe = GRPO_CONFIG["cpu"].with_knobs(
         max_steps=arguments.steps, max_new_tokens=TOKENS, max_length=128, seed=arguments.seed, epochs=100.0
     )
     reward = CodeExecutionReward(enabled=True)
-    result: dict[str, Any] = {"prompts": len(prompts), "held_out": len(held_out), "shown": arguments.shown}
+    result: dict[str, Any] = {"asked": vars(arguments), "prompts": len(prompts)}
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         try:

@@ -63,7 +63,9 @@ def policy_card(policy: Policy) -> str:
 def _kind(policy: Policy) -> list[str]:
     """The header, what it is, and the sums of what it is made of."""
     linear = policy.kind == Policy.Kind.LINEAR
-    library, tag = ("scikit-learn", "linear") if linear else ("peft", "lora")
+    library, tag = (
+        ("scikit-learn", "linear") if linear else ("peft", "full-fine-tuning" if _whole(policy) else "lora")
+    )
     made = f"for the agent `{policy.agent}`, stage *{policy.stage}*, made {policy.created_at:%Y-%m-%d %H:%M} UTC."
     header = ["---", f"library_name: {library}"]
     if not linear:
@@ -79,11 +81,16 @@ def _kind(policy: Policy) -> list[str]:
         ]
     return [
         *header,
-        f"A LoRA adapter {made}",
+        f"{'Weights, fully fine-tuned, as whole tensors on the base,' if _whole(policy) else 'A LoRA adapter'} {made}",
         "",
         f"- base model: `{policy.base_model}` (SHA-256 {policy.base_model_hash[:16] or 'not known'})",
         f"- adapter SHA-256: `{policy.adapter_sha256}`",
     ]
+
+
+def _whole(policy: Policy) -> bool:
+    """Whether the weights themselves were trained, and no LoRA beside them."""
+    return policy.run is not None and policy.run.recipe.get("lora_r") == 0
 
 
 def _data(run: TrainingRun | None) -> list[str]:

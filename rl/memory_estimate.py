@@ -119,7 +119,15 @@ def _rows(recipe: dict[str, Any]) -> int:
 def _parts(shape: Shape, recipe: dict[str, Any], sides: int, size: int) -> tuple[float, float, float]:
     """Bytes of the weights, of the adapter with its optimiser, and of what a micro-batch keeps; `size` of a number."""
     weights = shape.parameters * (0.65 if recipe.get("quantization") == "4bit" else size)
-    lora = shape.layers * int(recipe["lora_r"]) * (8 * shape.hidden + 3 * (shape.hidden + shape.middle)) * 16
+    rank = int(recipe["lora_r"])
+    trained = (
+        shape.layers * rank * (8 * shape.hidden + 3 * (shape.hidden + shape.middle))
+        if rank
+        else shape.parameters
+    )
+    lora = (
+        trained * 16
+    )  # float32 weight, gradient, two moments; at rank 0 a copy of the weights beside the original
     rows = _rows(recipe)
     per_layer = rows * sides * int(recipe["max_length"]) * (10 * shape.hidden + 3 * shape.middle) * size
     kept = per_layer if recipe.get("gradient_checkpointing") else shape.layers * per_layer

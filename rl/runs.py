@@ -44,7 +44,8 @@ from rl.keeping import figures_of, policy_enter, result_keep, run_doubt, train_r
 from rl.launching import Alone, Beside, Launch, launched
 from rl.learner_config import learner_settings
 from rl.linear.rows import LinearRefused
-from rl.methods import dataset_kind, method_named
+from rl.memory_estimate import memory_estimate
+from rl.methods import METHODS, dataset_kind, method_named
 from rl.models import Snapshot, TrainingRun
 from rl.recipes import RECIPES, BasicRecipe, Recipe, RecipeError, SFTRecipe, recipe_named
 from rl.replay import Replay
@@ -99,7 +100,33 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
         return name, linear_runs.feedback_settled(order, recipe)
     if method_named(order.method).rewarded:
         rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
-    return name, start_settled(order, recipe)
+    recipe = start_settled(order, recipe)
+    if recipe.whole and hardware is not None:
+        if "learning_rate" not in {*knobs, *configured}:
+            recipe = recipe.with_knobs(learning_rate=recipe.learning_rate * WHOLE_RATE)
+        _memory_check(order, recipe, hardware)
+    return name, recipe
+
+
+def _memory_check(order: TrainOrder, recipe: Recipe, hardware: Hardware) -> None:
+    """Raises RunRefused for full fine-tuning of a base model that the machine has no memory for, one row at a time."""
+    base_model = base_model_for(order)
+    least = recipe.as_dict() | {"batch_size": 1, "gradient_checkpointing": True}
+    needed = memory_estimate(base_model, least, 2 if METHODS[order.method].kind in ("pairs", "labels") else 1)
+    if needed.gb is not None and needed.gb > MOST_OF_MEMORY * hardware.memory_gb:
+        raise RunRefused(
+            f"--lora-r 0 trains every weight of {base_model}, which takes {needed.gb:g} GB ({needed.by}); this machine "
+            f"has {hardware.memory_gb:g} GB, of which a tenth is left to others. Train a LoRA adapter (--lora-r 16), "
+            "or a smaller base model"
+        )
+
+
+WHOLE_RATE = 0.1
+"""Learning rate of full fine-tuning by a preset's, which is LoRA's: the best rates differ by about ten (Schulman et al.
+2025, "LoRA Without Regret")."""
+
+MOST_OF_MEMORY = 0.9
+"""Share of a machine's memory that a training may take."""
 
 
 def _with_room(recipe: Any, agent: str, named: Collection[str]) -> Any:

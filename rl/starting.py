@@ -6,13 +6,16 @@ from rl import registry
 from rl.checksums import FileDamaged
 from rl.integrity import adapter_folder
 from rl.jobs import RunRefused, TrainOrder, base_model_for
+from rl.models import Policy
 from rl.recipes import BASE, CHAMPION, Recipe
 
 
 def start_settled(order: TrainOrder, recipe: Recipe) -> Recipe:
-    """The recipe with `champion` made the name of the policy it stands for now, or base where there is none here.
+    """The recipe with `champion` made the name of the policy it stands for now, or base where there is none here. A
+    start whose weights themselves were trained makes the run one of full fine-tuning, too.
 
-    Raises RunRefused for a policy of another base model or without files, RegistryRefused for an unknown one.
+    Raises RunRefused for a policy of another base model, of another kind of training or without files, RegistryRefused
+    for an unknown one.
     """
     wanted = recipe.as_dict().get("start_from", BASE)
     if wanted == BASE:
@@ -21,14 +24,32 @@ def start_settled(order: TrainOrder, recipe: Recipe) -> Recipe:
     if wanted == CHAMPION:
         champion = registry.champion_of(order.agent)
         fits = champion is not None and champion.base_model == base_model
-        return recipe.with_knobs(start_from=champion.name if champion is not None and fits else BASE)
+        return (
+            recipe.with_knobs(start_from=BASE) if champion is None or not fits else _begun(recipe, champion)
+        )
     if (found := registry.policy_get(wanted)).base_model != base_model:
         raise RunRefused(
             f"start_from {wanted}: it is an adapter for {found.base_model}, this run trains {base_model}; give --model "
             f"{found.base_model}, or start from base"
         )
     start_located(wanted)
-    return recipe
+    return _begun(recipe, found)
+
+
+def _begun(recipe: Recipe, start: Policy) -> Recipe:
+    """The recipe for going on from a policy's weights as they are: a LoRA, or whole tensors. Raises RunRefused."""
+    whole = start.run is not None and start.run.recipe.get("lora_r") == 0
+    if whole and not recipe.may_train_whole:
+        raise RunRefused(
+            f"start_from {start.name}: it was fully fine-tuned (--lora-r 0), which dpo, kto and sft go on with; start "
+            "from base, or from a policy with a LoRA adapter"
+        )
+    if recipe.whole and not whole:
+        raise RunRefused(
+            f"start_from {start.name}: it is a LoRA adapter, and --lora-r 0 trains the weights themselves; start from "
+            "base, or leave out --lora-r"
+        )
+    return recipe.with_knobs(start_from=start.name, **({"lora_r": 0} if whole else {}))
 
 
 def recipe_opened(recipe: Recipe) -> Recipe:

@@ -47,10 +47,11 @@ def doubt(recipe: Recipe, rows: int, kind: str = "rows") -> str:
     steps = optimiser_steps(recipe, rows)
     what = "how it scores answers" if isinstance(recipe, RewardModelRecipe) else "what the policy answers"
     knobs = recipe.as_dict()
-    moved = rate_sum(recipe, steps) * float(knobs["lora_alpha"]) / float(knobs["lora_r"])
+    scale = 1.0 if recipe.whole else float(knobs["lora_alpha"]) / float(knobs["lora_r"])
+    moved = rate_sum(recipe, steps) * scale
     counted = f"{rows:,} {kind} and {steps:,} optimiser step{'' if steps == 1 else 's'}"
     if moved < STILL:
-        more = _steps_needed(recipe, steps, float(knobs["lora_alpha"]) / float(knobs["lora_r"]))
+        more = _steps_needed(recipe, steps, scale)
         passes = math.ceil(float(knobs["epochs"]) * more / max(steps, 1))
         fewer_rows = max(FEW_ROWS - rows, 0)
         rate = f"rate about {math.ceil(fewer_rows * 1.7 / 10) * 10} more prompts, or " if fewer_rows else ""

@@ -23,7 +23,10 @@ SHARED_KNOBS: dict[str, tuple[type, str]] = {
     "max_steps": (int, "Stop after so many optimiser steps. Example: --max-steps 50"),
     "batch_size": (int, "Pairs per micro-batch. Example: --batch-size 8"),
     "learning_rate": (float, "Peak learning rate. Example: --learning-rate 5e-5"),
-    "lora_r": (int, "Rank of the LoRA adapter. Example: --lora-r 16"),
+    "lora_r": (
+        int,
+        "Rank of the LoRA adapter; 0 trains the weights themselves (dpo, kto, sft). Example: --lora-r 16",
+    ),
     "max_length": (int, "Tokens of prompt and response kept. Example: --max-length 1024"),
     "checkpoints": (
         str,

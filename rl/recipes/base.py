@@ -85,6 +85,8 @@ class Recipe(BasicRecipe):
 
     most_passes: ClassVar[int] = MOST_PASSES
     """Passes over the same rows that `min_steps` may ask for."""
+    may_train_whole: ClassVar[bool] = False
+    """Whether `lora_r` 0, full fine-tuning, is known to its trainer."""
     epochs: float = 3.0
     """Passes over the training pairs; fractions allowed."""
     max_steps: int = -1
@@ -103,6 +105,8 @@ class Recipe(BasicRecipe):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     lora_r: int = 16
+    """Rank of the LoRA adapter. 0 is full fine-tuning (DPO, KTO, SFT): every weight is trained but those of the
+    embeddings and the output head."""
     lora_alpha: int = 32
     lora_dropout: float = 0.0
     max_length: int = 1024
@@ -138,7 +142,6 @@ class Recipe(BasicRecipe):
             "batch_size",
             "gradient_accumulation",
             "learning_rate",
-            "lora_r",
             "lora_alpha",
             "max_length",
             "max_completion_length",
@@ -146,10 +149,19 @@ class Recipe(BasicRecipe):
             "logging_steps",
             "max_grad_norm",
         )
-        self._not_negative("weight_decay", "eval_steps", "micro_tokens", "min_steps", "patience")
+        self._not_negative("lora_r", "weight_decay", "eval_steps", "micro_tokens", "min_steps", "patience")
         for knob in ("warmup_ratio", "lora_dropout"):
             if not 0 <= getattr(self, knob) < 1:
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
+        if self.whole and not self.may_train_whole:
+            raise RecipeError(
+                "lora_r 0, full fine-tuning, is for dpo, kto and sft; this method takes a rank above 0"
+            )
+        if self.whole and (self.quantization != "none" or self.lora_dropout):
+            raise RecipeError(
+                "lora_r 0, full fine-tuning, trains the weights themselves: expected --set quantization=none and "
+                f"--set lora_dropout=0, found {self.quantization} and {self.lora_dropout:g}"
+            )
         if self.max_steps == 0 or self.max_steps < -1:
             raise RecipeError(
                 f"max_steps must be above 0, or -1 for as many as epochs asks for; found {self.max_steps}"
@@ -158,6 +170,11 @@ class Recipe(BasicRecipe):
         self._one_of("checkpoints", ("newest", "epoch"))
         self._one_of("quantization", ("none", "4bit"))
         self._one_of("lr_scheduler", ("cosine", "linear", "constant", "constant_with_warmup"))
+
+    @property
+    def whole(self) -> bool:
+        """Whether the weights themselves are trained, and no LoRA beside them."""
+        return self.lora_r == 0
 
     def steps(self, rows: int) -> int:
         """Optimiser steps of a run on so many training rows, in one process."""

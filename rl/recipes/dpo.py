@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rl.recipes.base import AdapterRecipe, RecipeError
 
@@ -28,6 +29,8 @@ DPO_LOSSES = (
 @dataclass(frozen=True)
 class DPORecipe(AdapterRecipe):
     """Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290)."""
+
+    may_train_whole: ClassVar[bool] = True
 
     beta: float = 0.1
     """Strength of the pull towards the reference policy; smaller lets the policy move further."""

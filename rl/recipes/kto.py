@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rl.recipes.base import AdapterRecipe, RecipeError
 
@@ -10,6 +11,8 @@ from rl.recipes.base import AdapterRecipe, RecipeError
 @dataclass(frozen=True)
 class KTORecipe(AdapterRecipe):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): single responses, good or bad."""
+
+    may_train_whole: ClassVar[bool] = True
 
     beta: float = 0.1
     """Strength of the pull towards the base policy, above 0."""

@@ -134,7 +134,8 @@ def memory_estimate(
     # NF4 with double quantisation takes 4.127 bits a weight (Dettmers et al. 2023); embeddings stay as they are
     weights = parameters * (0.65 if four_bit else number)
     # float32 weight, gradient, two moments
-    lora = layers * recipe.lora_r * (8 * hidden + 3 * (hidden + middle)) * 16
+    trained = parameters if recipe.whole else layers * recipe.lora_r * (8 * hidden + 3 * (hidden + middle))
+    lora, what = trained * 16, "trained copy" if recipe.whole else "LoRA"
     kept = found.checkpoint_bytes if recipe.gradient_checkpointing else found.saved_bytes
     # one layer's gradients on the way back are about what it kept
     activations = kept + found.saved_bytes / max(layers, 1)
@@ -142,7 +143,7 @@ def memory_estimate(
     kernels = KERNELS_GB[packed] * GB if hardware.device == "cpu" else 0.0
     total = (weights + lora + activations + process + kernels) / GB
     how = (
-        f"{weights / GB:.2f} weights, {lora / GB:.2f} LoRA and optimiser, {activations / GB:.2f} activations of the "
+        f"{weights / GB:.2f} weights, {lora / GB:.2f} {what} and optimiser, {activations / GB:.2f} activations of the "
         f"longest micro-batch (counted), {(process + kernels) / GB:.1f} the process itself with its compiled kernels"
     )
     return total, how

@@ -174,7 +174,7 @@ def lighten(model: Any) -> None:
 def restore(model: Any) -> None:
     """Undo `lighten`."""
     for module in model.modules():
-        if hasattr(module, "ratchet_own_forward"):
+        if "ratchet_own_forward" in vars(module):  # a wrapper shows the attributes of what it wraps
             del module.forward, module.ratchet_own_forward  # what is left is the class's own
 
 

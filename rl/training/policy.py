@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors import SafetensorError
 from transformers import (
     GenerationConfig,
@@ -229,7 +230,18 @@ def matmul(hardware: Hardware) -> Iterator[None]:
 
 
 def lora_config(recipe: Recipe, model: Any) -> LoraConfig:
-    """LoRA on every linear layer except the output head; GPT-2's transposed Conv1D counts as linear."""
+    """LoRA on every linear layer except the output head; GPT-2's transposed Conv1D counts as linear.
+
+    At rank 0, full fine-tuning, a copy of every module with weights of its own, embeddings and head excepted: PEFT
+    keeps the original beside it, which is the reference, and writes the copies as whole tensors.
+    """
+    if recipe.whole:
+        return LoraConfig(
+            r=1,
+            target_modules=DUMMY_TARGET_MODULES,
+            modules_to_save=trained_whole(model),
+            task_type="CAUSAL_LM",
+        )
     return LoraConfig(
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,
@@ -238,6 +250,19 @@ def lora_config(recipe: Recipe, model: Any) -> LoraConfig:
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
+
+
+def trained_whole(model: Any) -> list[str]:
+    """Names of the modules that full fine-tuning trains: those with weights of their own but embeddings and head."""
+    head = model.get_output_embeddings()
+    found = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if module is not head
+        and not isinstance(module, torch.nn.Embedding)
+        and next(module.parameters(recurse=False), None) is not None
+    }
+    return sorted(found)
 
 
 _CARD = """---
