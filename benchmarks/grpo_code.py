@@ -1,7 +1,7 @@
 """A file of prompts with tests -> GRPO: does the share of tests that pass rise on prompts it never saw?
 
-    python benchmarks/grpo_code.py [--constants 99] [--held-out 100] [--shown 20] [--sft-steps 60] [--steps 40]
-        [--learning-rate 3e-4] [--seed 0]
+    python benchmarks/grpo_code.py [--constants 99] [--held-out 100] [--shown 40] [--sft-steps 100] [--steps 90]
+        [--learning-rate 8e-4] [--seed 0]
 
 A tiny programming world: "f(x) is x plus 7" is answered by `def f(x): return x + 7`; two names, three operators,
 constants from 2 to `--constants`, four tests each that are called from another process. The bundled model cannot write
@@ -87,10 +87,10 @@ def main() -> None:
     )
     parser.add_argument("--constants", type=int, default=99, help="largest constant: six prompts each")
     parser.add_argument("--held-out", type=int, default=100, help="prompts that are only tested")
-    parser.add_argument("--shown", type=int, default=20, help="solutions that train_sft sees")
-    parser.add_argument("--sft-steps", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=40, help="steps of GRPO")
-    parser.add_argument("--learning-rate", type=float, default=3e-4, help="of GRPO")
+    parser.add_argument("--shown", type=int, default=40, help="solutions that train_sft sees")
+    parser.add_argument("--sft-steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=90, help="steps of GRPO")
+    parser.add_argument("--learning-rate", type=float, default=8e-4, help="of GRPO")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rows, aside = world(arguments.seed, arguments.constants), arguments.held_out
