@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -12,6 +13,9 @@ from typing import Any
 
 import pytest
 from whitenoise.middleware import WhiteNoiseMiddleware
+
+# What is imported lives as long as the tests: looking through it for garbage again and again took a quarter of their time.
+gc.disable()
 
 # Before Django reads its settings: the secret key and the default database lie in RATCHET_HOME. What a developer has
 # in the environment or in .env must not change what the tests see.
@@ -113,6 +117,12 @@ def nothing_remembered() -> None:
     from feedback.remembered import forget_all
 
     forget_all()
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected among what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

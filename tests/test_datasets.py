@@ -543,7 +543,7 @@ def test_preparing_asks_the_database_a_fixed_number_of_questions(
     django_assert_max_num_queries: Any,
 ) -> None:
     feed(train=40, eval=4, holdout=4)
-    with django_assert_max_num_queries(24):
+    with django_assert_max_num_queries(25):
         prepare_training_dataset("helper")
 
 
