@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from whitenoise.middleware import WhiteNoiseMiddleware
 
-# What is imported lives as long as the tests: looking through it for garbage again and again took a quarter of their time.
+# What is imported lives as long as the tests: looking through it for garbage took a quarter of their time.
 gc.disable()
 
 # Before Django reads its settings: the secret key and the default database lie in RATCHET_HOME. What a developer has
