@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +111,15 @@ def no_signs_of_life(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     marker = request.node.get_closest_marker("django_db")
     if marker is None or not marker.kwargs.get("transaction"):
         monkeypatch.setattr("rl.jobs.HEARTBEAT_S", 3600.0)
+
+
+@pytest.fixture(autouse=True)
+def the_same_salts_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who gets which arm of an experiment follows from its salt, which is drawn: of a dozen units of a test all were in
+    one arm in one run of thirty."""
+    numbers = itertools.count(1)
+    drawn = SimpleNamespace(token_hex=lambda size: f"{next(numbers):0{2 * size}x}")
+    monkeypatch.setattr("rl.models.experiments.secrets", drawn)
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from rl.training.hardware import Hardware
 from rl.training.kto import KTOTrainer
 from rl.training.labels import embeddings
 from rl.training.policy import load_policy
-from rl.training.ppo import PPOTrainer, estimate
+from rl.training.ppo import PPOTrainer
 from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModel, RewardModelTrainer
 from rl.training.scoring import score_pairs
@@ -93,16 +93,12 @@ def reward_model(base: str, folder: Path, hardware: Hardware) -> Found:
     return history(result) | {"scores": model.scores([(row["prompt"], row["chosen"]) for row in rows])}
 
 
-def ppo(base: str, folder: Path, hardware: Hardware, **knobs: Any) -> Found:
+def ppo(base: str, folder: Path, hardware: Hardware) -> Found:
     trainer = PPOTrainer(
-        test_ppo.QUICK.with_knobs(**knobs), base, output_dir=folder, hardware=hardware, agent="assistant",
+        test_ppo.QUICK, base, output_dir=folder, hardware=hardware, agent="assistant",
         rewards=[test_ppo.Length()],
     )  # fmt: skip
     return history(trainer.train(test_ppo.ROWS, test_ppo.ROWS[:3]))
-
-
-def ppo_shared(base: str, folder: Path, hardware: Hardware) -> Found:
-    return ppo(base, folder, hardware, value_backbone="shared", max_steps=1)
 
 
 def grpo(base: str, folder: Path, hardware: Hardware) -> Found:
@@ -119,17 +115,15 @@ def grpo_logged(base: str, folder: Path, hardware: Hardware) -> Found:
 
 
 def estimates(base: str, folder: Path, hardware: Hardware) -> Found:
-    """Estimates before training, of a method that reads rows and one that samples, measured on the device."""
-    told = [
-        foreseen.dpo(base, test_dpo.QUICK, test_dpo.some_pairs(12), hardware=hardware),
-        estimate.ppo(base, test_ppo.QUICK, test_ppo.ROWS, hardware=hardware),
-    ]
-    assert all(one.minutes and one.memory_gb for one in told)
-    return {"steps": [one.steps for one in told]}
+    """An estimate before training, measured on the device."""
+    told = foreseen.dpo(base, test_dpo.QUICK, test_dpo.some_pairs(12), hardware=hardware)
+    assert told.minutes
+    assert told.memory_gb
+    return {"steps": [told.steps]}
 
 
 RUNS: dict[str, Callable[[str, Path, Hardware], Found]] = {
-    run.__name__: run for run in (dpo, kto, sft, reward_model, ppo, ppo_shared, grpo, grpo_logged, estimates)
+    run.__name__: run for run in (dpo, kto, sft, reward_model, ppo, grpo, grpo_logged, estimates)
 }
 
 
