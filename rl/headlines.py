@@ -158,8 +158,8 @@ def baseline_words(figures: Mapping[str, Any]) -> str:
     if reward and reward.get("low") is not None and apart and apart.get("low") is not None:
         words += (
             f". Its answers are worth {reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}] on average (1 "
-            f"liked, 0.5 not rated, 0 disliked), the policy's {apart['value']:+.3f} from that "
-            f"[{apart['low']:+.3f}, {apart['high']:+.3f}]"
+            f"liked, 0.5 not rated, 0 disliked), the policy's {abs(apart['value']):.3f} "
+            f"{'more' if apart['value'] >= 0 else 'less'} (difference {apart['low']:+.3f} to {apart['high']:+.3f})"
         )
     return f"{words}."
 
