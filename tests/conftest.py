@@ -133,6 +133,7 @@ def nothing_remembered() -> None:
 def pytest_collection_finish() -> None:
     """From here on garbage is collected among what the tests make."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
