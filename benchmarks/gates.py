@@ -60,7 +60,8 @@ BOUNDED = 40
 
 
 def bound_above_zero(found: Outcomes, alpha: float) -> bool:
-    """Whether the accuracy rule's bound lies above 0, without which no gate opens. As `rl.gate_effects` has it."""
+    """True where the lower bound of the accuracy difference is above 0, computed as in `rl.gate_effects`; the gate
+    passes nothing else."""
     differences = found.differences
     if len(found.pairs) == 1:
         own, other = found.pairs[0]
@@ -100,7 +101,7 @@ def promoted_first(world: World, seeds: int) -> dict[str, object]:
 
 
 def promoted_in_twenty(world: World, random: np.random.Generator) -> bool:
-    """Whether any of twenty candidates, each with outcomes of its own, gets through."""
+    """True where the gate passes any of twenty candidates with independent outcomes."""
     for attempt in range(1, 21):
         found = outcomes_of(world, random)
         if (

@@ -248,7 +248,7 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
 
 
 def _by_agent(decisions: QuerySet[Decision]) -> dict[str, int]:
-    """How many of these stand, for each agent that has any."""
+    """Number of these decisions that are not withdrawn, by agent; agents without any are left out."""
     standing = decisions.filter(withdrawal=None).order_by().values("agent").annotate(n=Count("pk"))
     return dict(standing.values_list("agent", "n"))
 

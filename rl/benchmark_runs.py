@@ -136,7 +136,7 @@ def benchmarks_listed_run(
 
 
 def _spec_of(task: str) -> str:
-    """What opens a task of that name: the folder it was last run from, else the name itself."""
+    """Path or name by which the harness loads a task: the folder it was last run from, else its name."""
     newest = BenchmarkResult.objects.filter(task=task).order_by("-pk").first()
     return newest.source if newest is not None and newest.source not in (BUNDLED, HUB) else task
 

@@ -89,7 +89,7 @@ def _kind(policy: Policy) -> list[str]:
 
 
 def _whole(policy: Policy) -> bool:
-    """Whether the weights themselves were trained, and no LoRA beside them."""
+    """True after full fine-tuning: the base model's weights were trained, without LoRA."""
     return policy.run is not None and policy.run.recipe.get("lora_r") == 0
 
 

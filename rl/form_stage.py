@@ -77,7 +77,7 @@ def form_settle(run: TrainingRun, look: Callable[[], AnswerLook | None], rooms: 
 
 
 def form_order(run: TrainingRun) -> TrainOrder | None:
-    """What shows a run's base model the form; None where too few answers can.
+    """Order of the SFT stage that teaches a run's base model the form; None where too few answers can.
 
     The answers people wrote or liked, where they are enough and not all alike; else valid answers to the judged
     prompts, liked or not, drawn by lot; else what people wrote or liked, few or alike.

@@ -86,7 +86,7 @@ class Recipe(BasicRecipe):
     most_passes: ClassVar[int] = MOST_PASSES
     """Passes over the same rows that `min_steps` may ask for."""
     may_train_whole: ClassVar[bool] = False
-    """Whether `lora_r` 0, full fine-tuning, is known to its trainer."""
+    """True where its trainer can do full fine-tuning (`lora_r` 0)."""
     epochs: float = 3.0
     """Passes over the training pairs; fractions allowed."""
     max_steps: int = -1
@@ -173,7 +173,7 @@ class Recipe(BasicRecipe):
 
     @property
     def whole(self) -> bool:
-        """Whether the weights themselves are trained, and no LoRA beside them."""
+        """True for full fine-tuning: the base model's weights are trained, without LoRA."""
         return self.lora_r == 0
 
     def steps(self, rows: int) -> int:
