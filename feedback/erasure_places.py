@@ -15,11 +15,10 @@ from django.conf import settings
 from django.db import OperationalError, connection
 from django.utils.module_loading import import_string
 
-from feedback.collecting.problems import Problems
-from feedback.collecting.spool import Spool
 from feedback.erasure_marks import Marks
 from feedback.journal import journals
 from feedback.models import ProblemRow
+from feedback.outbox import Outbox
 from feedback.selectors import IDS
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -55,8 +54,7 @@ IN_HAND_S = 2.0
 def spool_erase(marks: Marks, dry_run: bool) -> int:
     """Records of every spool below RATCHET_HOME, sent, waiting or refused."""
     return sum(
-        Spool(folder, Problems()).blank(lambda record: _spooled(marks, record), dry_run=dry_run)
-        for folder in _spools()
+        Outbox(folder).blank(lambda record: _spooled(marks, record), dry_run=dry_run) for folder in _spools()
     )
 
 

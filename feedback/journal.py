@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from feedback.collecting.spool import _descriptors, _lock, _write_whole
+from backend.file_locks import descriptor_close, descriptor_keep, descriptor_lock, write_whole
 
 SUFFIX = ".journal"
 FILES = 2
@@ -30,7 +30,7 @@ class Journal:
         """Raises OSError where the disk takes nothing."""
         if not self._files:
             self._open()
-        _write_whole(self._files[self._now][1], line)
+        write_whole(self._files[self._now][1], line)
 
     def turn(self) -> int:
         """Go on in the other file; the one that was written to until now, for `empty`."""
@@ -47,12 +47,11 @@ class Journal:
         """Remove the files: nothing is in hand any more."""
         for path, descriptor in self._files:
             path.unlink(missing_ok=True)
-            _descriptors.discard(descriptor)
-            os.close(descriptor)
+            descriptor_close(descriptor)
         self._files.clear()
 
     def after_fork(self) -> None:
-        """The files are the parent's; the copies of its descriptors are closed by the spool's own hook."""
+        """The files are the parent's; the copies of its descriptors are closed by `backend.file_locks`."""
         self._files.clear()
 
     def _open(self) -> None:
@@ -61,10 +60,10 @@ class Journal:
         while len(made) < FILES:
             path = self.folder / f"{uuid.uuid4().hex}{SUFFIX}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            if not _lock(descriptor, wait=False) or not os.fstat(descriptor).st_nlink:
+            if not descriptor_lock(descriptor, wait=False) or not os.fstat(descriptor).st_nlink:
                 os.close(descriptor)  # another process took it for one that was left behind, and removed it
                 continue
-            _descriptors.add(descriptor)
+            descriptor_keep(descriptor)
             made.append((path, descriptor))
         self._files = made
 
@@ -86,7 +85,7 @@ def take_over(path: Path, keep: Callable[[bytes], bool]) -> None:
         return
     try:
         # a line without its end is of a process that was killed before it answered
-        if _lock(descriptor, wait=False) and all(
+        if descriptor_lock(descriptor, wait=False) and all(
             keep(line) for line in _read(path).splitlines(keepends=True) if line.endswith(b"\n")
         ):
             path.unlink(missing_ok=True)

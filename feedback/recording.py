@@ -2,7 +2,7 @@
 
 A decision is noted in the process's journal, which outlives the process, before its user is answered, and is in the
 database a moment later: nobody waits for that. A rating that is sent right after the answer does (`recorded_or_never`).
-Where the database is away, the decision goes to the spool (`feedback.collecting.spool`: one line, fsynced) and is
+Where the database is away, the decision goes to the spool (`feedback.outbox`: one line, fsynced) and is
 replayed when it is back. The id makes it once, however many ways it takes.
 """
 
@@ -25,12 +25,13 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connection
 
 from backend.disks import disk_state
+from backend.file_locks import file_lock, renew_after_fork
+from backend.problem_log import ProblemLog
 from feedback.checks import DecisionUnknown, FeedbackRefused
-from feedback.collecting.problems import Problems
-from feedback.collecting.spool import Progress, Spool, locked, renew_after_fork
 from feedback.ingest import MAX_BULK, Ingested, decisions_ingest
 from feedback.journal import Journal, journals, noted, take_over
 from feedback.models import Decision
+from feedback.outbox import Outbox, Progress
 from feedback.selectors import decision_get
 
 logger = logging.getLogger("feedback.recording")
@@ -60,7 +61,7 @@ class Storage(StrEnum):
     """In the journal or the spool, and soon in the database."""
     MEMORY = "memory"
     """Neither database nor disk took it. It waits in the process and is lost with it; where more than
-    `spool.MAX_WAITING` wait, or it was not to be held, it is gone already."""
+    `outbox.MAX_WAITING` wait, or it was not to be held, it is gone already."""
 
     @property
     def durable(self) -> bool:
@@ -91,8 +92,8 @@ class Recorder:
         self._queue: deque[_Waiting] = deque()
         self._signal = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._problems = Problems()
-        self._spools: dict[Path, Spool] = {}
+        self._problems = ProblemLog(logger)
+        self._spools: dict[Path, Outbox] = {}
         self._down_until = 0.0
         self._wrote = 0.0
         self._stopping = False
@@ -111,10 +112,10 @@ class Recorder:
             self._journal.after_fork()
 
     @property
-    def spool(self) -> Spool:
+    def spool(self) -> Outbox:
         folder = self._folder()
         if folder not in self._spools:
-            self._spools[folder] = Spool(folder, self._problems)
+            self._spools[folder] = Outbox(folder, self._problems)
         return self._spools[folder]
 
     def recordable(self) -> bool:
@@ -129,7 +130,7 @@ class Recorder:
                 try:
                     self._journal_open().note(line)
                 except OSError as error:
-                    self._problems.say("journal", "decisions cannot be noted on disk; users wait", error)
+                    self._problems.report("journal", "decisions cannot be noted on disk; users wait", error)
                 else:
                     self._queue.append(_Waiting(facts))
                     if len(self._queue) == 1:  # else the thread knows
@@ -198,7 +199,7 @@ class Recorder:
                     close_old_connections()
                     self.replay()
                 if failures:
-                    self._problems.over("database", "the database takes decisions again")
+                    self._problems.resolve("database", "the database takes decisions again")
                 if now >= self._down_until:
                     failures = 0
             except (OperationalError, InterfaceError) as error:
@@ -206,14 +207,14 @@ class Recorder:
                 pause = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
                 self._down_until = time.monotonic() + pause * random.uniform(0.5, 1.0)
                 said = f"the database takes no decisions; they are kept in {self.spool.folder}"
-                self._problems.say("database", said, error)
+                self._problems.report("database", said, error)
                 connection.close()
                 for waiting in batch:
                     if not waiting.done.is_set():
                         self._spool(waiting)
             except Exception as error:
                 # a fault of ours; the decisions must not be lost with it
-                self._problems.say("recorder", f"recording failed: {error!r}", error)
+                self._problems.report("recorder", f"recording failed: {error!r}", error)
                 for waiting in batch:
                     if not waiting.done.is_set():
                         self._spool(waiting)
@@ -226,7 +227,7 @@ class Recorder:
                         self._journal.empty(turned)
                     except OSError as error:
                         # its decisions are replayed once more, which changes nothing
-                        self._problems.say("journal", "the journal cannot be emptied", error)
+                        self._problems.report("journal", "the journal cannot be emptied", error)
         connection.close()
 
     def _batch(self, failures: int) -> tuple[list[_Waiting], int]:
@@ -260,7 +261,7 @@ class Recorder:
 
     def _keep_refused(self, waiting: _Waiting, reason: str) -> None:
         """A decision the database will never take is kept beside the spool, with the reason."""
-        self._problems.say("refused", f"a decision cannot be recorded: {reason}")
+        self._problems.report("refused", f"a decision cannot be recorded: {reason}")
         self.spool.put(_line_of(waiting.facts))
 
     # --- Replaying ----------------------------------------------------------------------------------------
@@ -279,7 +280,7 @@ class Recorder:
         if not spool.unhandled():
             return 0
         count = 0
-        with locked(spool.folder / "sender.lock", wait=False) as free:
+        with file_lock(spool.folder / "sender.lock", wait=False) as free:
             if not free:
                 return 0
             for day in spool.unhandled():
@@ -289,15 +290,15 @@ class Recorder:
             logger.info("%d decisions came out of the spool %s", count, spool.folder)
         return count
 
-    def _replay_memory(self, spool: Spool) -> None:
+    def _replay_memory(self, spool: Outbox) -> None:
         """Put what waits in memory straight into the database: it may be back before the disk is."""
-        while lines := [line for line in spool.waiting_lines(MAX_BULK) if isinstance(line["body"], dict)]:
+        while lines := [line for line in spool.waiting_records(MAX_BULK) if isinstance(line["body"], dict)]:
             for line, found in zip(lines, _ingested([line["body"] for line in lines]), strict=True):
                 if isinstance(found, FeedbackRefused) and found.code != "conflict":
-                    self._problems.say("refused", f"a decision cannot be recorded: {found}")
+                    self._problems.report("refused", f"a decision cannot be recorded: {found}")
                 spool.take_back(line)
 
-    def _take_over(self, spool: Spool) -> None:
+    def _take_over(self, spool: Outbox) -> None:
         """What processes that are gone had in hand goes on its way through the spool."""
 
         def keep(line: bytes) -> bool:
@@ -310,7 +311,7 @@ class Recorder:
         for path in journals(spool.folder):
             take_over(path, keep)
 
-    def _replay_day(self, spool: Spool, day: Path) -> int:
+    def _replay_day(self, spool: Outbox, day: Path) -> int:
         progress: Progress = spool.progress(day)
         count = 0
         batch: list[Any] = []

@@ -21,9 +21,8 @@ from django.utils import timezone
 from backend.disks import disk_state
 from backend.migration_state import migrations_waiting
 from backend.next_steps import MANAGE
-from feedback.collecting.problems import Problems
-from feedback.collecting.spool import Spool
 from feedback.models import Decision
+from feedback.outbox import Outbox
 from feedback.recording import spool_folder
 from rl.models import Artifact, Policy, RewardModelVersion, TrainingRun
 
@@ -266,7 +265,7 @@ def spool_faults() -> Findings:
     folder = spool_folder()
     if not folder.is_dir():
         return
-    spool = Spool(folder, Problems())
+    spool = Outbox(folder)
     if spool.unhandled():
         yield Finding(
             "spool", REMARK, f"decisions in {folder} are not in the database yet",

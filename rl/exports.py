@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from backend.disks import file_replace
-from feedback.collecting.spool import locked
+from backend.file_locks import file_lock
 from rl import registry
 from rl.checksums import sums_write
 from rl.evaluations import base_of
@@ -148,7 +148,7 @@ def base_export(
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"base-{quantization}.gguf"
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
-    with locked(folder / "making.lock"):
+    with file_lock(folder / "making.lock"):
         # whoever waited for the lock finds what it waited for: the folder is named by the hash of the weights
         if target.is_file() and base_file_is_whole(target):
             result = ExportResult("gguf", [exported_file(target)], {}, ["it was there already"])

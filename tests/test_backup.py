@@ -17,8 +17,7 @@ from django.core.management import CommandError, call_command
 
 from backend.backups import archive, databases
 from backend.backups.archive import MANIFEST, BackupRefused, verify
-from feedback.collecting.problems import Problems
-from feedback.collecting.spool import Spool
+from feedback.outbox import Outbox
 from tests.postgres import fresh_database, postgres_url  # noqa: F401
 from tests.vanishing import vanishes_when_listed
 
@@ -129,7 +128,7 @@ def test_a_decision_on_its_way_is_in_the_backup(
     lite: Path, ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between copying the spool and the database what waits is recorded: in the copied spool it waits still."""
-    spool = Spool(ratchet_home / "spool/decisions", Problems())
+    spool = Outbox(ratchet_home / "spool/decisions")
     spool.put({"kind": "decision", "body": {"id": "1"}})
     (day,) = spool.days()
     before = archive.database_copy
@@ -143,7 +142,7 @@ def test_a_decision_on_its_way_is_in_the_backup(
     monkeypatch.setattr(archive, "database_copy", sent_meanwhile)
     archive.backup(tmp_path / "b")
     assert not spool.unhandled()
-    copied = Spool(tmp_path / "b/home/spool/decisions", Problems())
+    copied = Outbox(tmp_path / "b/home/spool/decisions")
     assert len(copied.unhandled()) == 1
 
 

@@ -19,9 +19,8 @@ from django.utils import timezone
 from django_q.models import OrmQ
 
 from backend.disks import DiskState
-from feedback.collecting.problems import Problems
-from feedback.collecting.spool import Spool
 from feedback.models import Decision
+from feedback.outbox import Outbox
 from feedback.services import decision_record
 from rl import doctor
 from rl.doctor import Finding, diagnosis
@@ -153,7 +152,7 @@ def test_llama_cpp_that_is_not_there(sound: Any, settings: Any, monkeypatch: pyt
 
 
 def test_decisions_that_wait_in_the_spool_are_a_remark(sound: Any, ratchet_home: Path) -> None:
-    Spool(ratchet_home / "spool/decisions", Problems()).put({"kind": "decision", "body": {"id": "1"}})
+    Outbox(ratchet_home / "spool/decisions").put({"kind": "decision", "body": {"id": "1"}})
     assert parts(sound()) == [("spool", "remark")]
 
 

@@ -20,14 +20,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from feedback import tombstones
-from feedback.collecting.problems import Problems
-from feedback.collecting.spool import Spool
 from feedback.erasure_marks import REDACTED, marks_of, texts_of
 from feedback.erasure_places import files_erase
 from feedback.forgetting import UnitUnknown, unit_forget
 from feedback.importing import file_import
 from feedback.ingest import decisions_ingest
 from feedback.models import Comparison, Decision, ImportBatch, ProblemRow, Tombstone, Withdrawal
+from feedback.outbox import Outbox
 from feedback.recording import Recorder, spool_folder
 from feedback.services import decision_record, outcome_record, rating_submit
 from feedback.tombstones import Erased
@@ -130,9 +129,9 @@ def copies(home: Path, own: Decision) -> Snapshot:
     return snapshot
 
 
-def spooled(own: Decision) -> Spool:
+def spooled(own: Decision) -> Outbox:
     """The server's spool after a database that was away: sent, refused, and records of others."""
-    spool = Spool(spool_folder(), Problems())
+    spool = Outbox(spool_folder())
     at = (timezone.now() - timedelta(hours=1)).isoformat()
     body = {
         "agent": "helper",
@@ -367,7 +366,7 @@ def test_a_file_keeps_its_length_where_it_is_no_json() -> None:
 
 @pytest.mark.django_db
 def test_a_unit_that_is_in_the_spool_alone_is_erased_there() -> None:
-    spool = Spool(spool_folder(), Problems())
+    spool = Outbox(spool_folder())
     spool.put({"kind": "decision", "body": {"unit": UNIT, "response": "only here, nowhere else"}})
     assert unit_forget(UNIT, dry_run=True).places == {"spool records": 1}
     assert unit_forget(UNIT).places == {"spool records": 1}
@@ -378,7 +377,7 @@ def test_a_unit_that_is_in_the_spool_alone_is_erased_there() -> None:
 
 def test_the_others_of_a_spool_are_read_where_they_were(tmp_path: Path, caplog: Any) -> None:
     caplog.set_level(logging.CRITICAL)
-    spool = Spool(tmp_path / "spool", Problems())
+    spool = Outbox(tmp_path / "spool")
     for name in ("a", "b", "c"):
         spool.put({"body": {"unit": name}})
     (day,) = spool.days()
