@@ -241,7 +241,7 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
     import dataclasses
 
     from rl.recipes import DPORecipe
-    from rl.training import dpo, following, pair_trainer
+    from rl.training import callbacks, dpo, pair_trainer
     from rl.training.hardware import detect
     from rl.training.memory import allocator_settle
     from rl.training.progress import Silent
@@ -268,14 +268,14 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
         return stock_step(self, *args, **kwargs)
 
     pair_trainer.PairTrainer.training_step = step  # type: ignore[method-assign]
-    stock_end = following.Follower.on_step_end
+    stock_end = callbacks.Follower.on_step_end
 
     def end(self: Any, *args: Any, **kwargs: Any) -> None:
         _settle()
         times.append(time.perf_counter() - began[0])
         stock_end(self, *args, **kwargs)
 
-    following.Follower.on_step_end = end  # type: ignore[method-assign]
+    callbacks.Follower.on_step_end = end  # type: ignore[method-assign]
     if not vary:  # the same batches as the other sides
 
         def in_order(self: Any, train_dataset: Any = None) -> Any:

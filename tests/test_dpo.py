@@ -19,12 +19,13 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from rl.agents.base import ChoiceAgent
 from rl.recipes import DPORecipe
-from rl.training import ladder, prefix, trl_runs
+from rl.training import trl_runs
 from rl.training.dpo import DPOTrainer
 from rl.training.encoding import EncodedPairs, EncodedResponse
 from rl.training.evaluate import evaluate_policy
 from rl.training.folder import failures_explained
 from rl.training.hardware import Hardware
+from rl.training.packed import prefix_attention, selection
 from rl.training.pair_trainer import EXTRAS, install_forward, trl_losses
 from rl.training.policy import generate, load_policy
 from rl.training.progress import Silent, checkpoint_is_whole
@@ -374,7 +375,7 @@ def test_4_bit_bases_pack_their_rows_within_their_type_s_tolerance(base: str, dt
     policy = load_policy(base, hardware=hardware, quantization="4bit", trainable=True, recipe=QUICK)
     items = [EncodedResponse([7, 8, 9] * n, answer) for n in (4, 11) for answer in ([5, 6, 7], [9, 4])]
     assert policy.quantization == "4bit"
-    assert ladder.rung_choose(policy, items, gradients=True).rung is prefix.Rung.LAST_LAYER
+    assert selection.rung_choose(policy, items, gradients=True).rung is prefix_attention.Rung.LAST_LAYER
 
 
 def test_4_bit_weights_pass_gradients_on_after_they_have_been_scored_with(base: str) -> None:
@@ -549,7 +550,7 @@ def test_45_steps_over_packed_rows_have_the_losses_of_stock_rows(
     packed = a_trainer(base, tmp_path / "packed", recipe)
     losses = packed.train(some_pairs(30)).history["loss"]
     assert any("split+last_layer" in note for note in packed.notes), packed.notes
-    stock = ladder.Choice(prefix.Rung.STOCK, "of a test", {})
+    stock = selection.Choice(prefix_attention.Rung.STOCK, "of a test", {})
     monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, **__: stock)
     plain = a_trainer(base, tmp_path / "plain", recipe)
     expected = plain.train(some_pairs(30)).history["loss"]

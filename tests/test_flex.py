@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from rl.training import flex, ladder
-from rl.training.logps import causal_model
-from rl.training.packing import Packed, pack
-from rl.training.prefix import Rung
-from tests.test_prefix import a_policy, some_items
+from rl.training.packed import flex, selection
+from rl.training.packed.logps import causal_model
+from rl.training.packed.packing import Packed, pack
+from rl.training.packed.prefix_attention import Rung
+from tests.test_prefix_attention import a_policy, some_items
 
 
 def two_prompts() -> Packed:
@@ -54,20 +54,20 @@ def test_log_probabilities_are_those_of_the_split_rung(rung: Rung) -> None:
     packed = pack([i.prompt_ids for i in items], [i.response_ids for i in items], pad_token_id=0)
     model = causal_model(policy.model)
     with torch.no_grad():
-        ladder.install(policy, Rung.SPLIT)
-        expected = ladder.packed_logps(model, packed, Rung.SPLIT)[0]
-        ladder.install(policy, rung)
+        selection.install(policy, Rung.SPLIT)
+        expected = selection.packed_logps(model, packed, Rung.SPLIT)[0]
+        selection.install(policy, rung)
         laid_before = dataclasses.replace(packed, flat=flex.flatten(packed)).to("cpu")
-        found = ladder.packed_logps(model, laid_before, rung)[0]
-        assert torch.equal(ladder.packed_logps(model, packed, rung)[0], found)
+        found = selection.packed_logps(model, laid_before, rung)[0]
+        assert torch.equal(selection.packed_logps(model, packed, rung)[0], found)
     assert float((expected - found).abs().max()) < 1e-5
 
 
 def test_on_a_cpu_it_scores_but_does_not_train_and_the_record_says_why() -> None:
     policy, items = a_policy("llama"), some_items(57, 20)
-    scored = ladder.rung_choose(policy, items, gradients=False, lowest=Rung.FLEX_LAST_LAYER)
+    scored = selection.rung_choose(policy, items, gradients=False, lowest=Rung.FLEX_LAST_LAYER)
     assert scored.rung is Rung.FLEX_LAST_LAYER
-    trained = ladder.rung_choose(policy, items, gradients=True, lowest=Rung.FLEX_LAST_LAYER)
+    trained = selection.rung_choose(policy, items, gradients=True, lowest=Rung.FLEX_LAST_LAYER)
     assert trained.rung is Rung.LAST_LAYER
     assert "FlexAttention has no backward pass on a CPU" in trained.said
 
@@ -76,7 +76,7 @@ def test_a_wrong_block_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         flex, "sees", lambda row, at=None: lambda b, h, q, k: (q if at is None else at[q]) >= k
     )
-    choice = ladder.rung_choose(
+    choice = selection.rung_choose(
         a_policy("llama"), some_items(57, 20), gradients=False, lowest=Rung.FLEX_LAST_LAYER
     )
     assert choice.rung is Rung.LAST_LAYER
@@ -96,4 +96,4 @@ def test_a_wrong_block_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_prompts_on_a_card_are_tried_with_flexattention(
     attention: str, device: str, prompt: int, rung: Rung
 ) -> None:
-    assert ladder.lowest_rung(attention, device, some_items(prompt)) is rung
+    assert selection.lowest_rung(attention, device, some_items(prompt)) is rung

@@ -13,11 +13,12 @@ import trl
 
 from rl.recipes import GRPORecipe, RecipeError
 from rl.rewards.base import RewardSample, RewardValue
-from rl.training import grpo_trainer, ladder
+from rl.training import grpo_trainer
 from rl.training.grpo import GRPOTrainer
 from rl.training.hardware import Hardware
+from rl.training.packed import selection
+from rl.training.packed.prefix_attention import Rung
 from rl.training.policy import load_policy
-from rl.training.prefix import Rung
 from rl.training.result import TrainingRefused
 from rl.training.scoring import score_responses
 from tests.test_ppo import ROWS, Follower, Length, weights
@@ -109,8 +110,8 @@ def test_log_probabilities_and_gradients_are_trls(
     def both_ways(self: Any, model: Any, inputs: Any) -> torch.Tensor:
         found = []
         for rung in (self.choice.rung, Rung.STOCK):
-            ladder.install(self.policy, rung)
-            self.choice = ladder.Choice(rung, "", {})
+            selection.install(self.policy, rung)
+            self.choice = selection.Choice(rung, "", {})
             model.zero_grad()
             torch.nn.init.constant_(
                 model.base_model.model.model.layers[0].mlp.up_proj.lora_B.default.weight, 0.05

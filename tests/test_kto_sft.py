@@ -13,9 +13,9 @@ import torch
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
 from rl.training import trl_runs
 from rl.training.kto import KTOTrainer, kto_weights, likelihood_loss, logistic_loss
-from rl.training.ladder import Choice
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.selection import Choice
 from rl.training.policy import generate, load_policy
-from rl.training.prefix import Rung
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer

@@ -11,11 +11,11 @@ import torch
 from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware
-from rl.training.logps import causal_model, collate, token_logps
+from rl.training.packed.logps import causal_model, collate, token_logps
+from rl.training.packed.prefix_attention import Rung
 from rl.training.policy import load_policy
 from rl.training.ppo.rollout import Sampling, draw, generate_tokens, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase, adapter_of
-from rl.training.prefix import Rung
 from tests.tiny import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
@@ -130,7 +130,7 @@ def test_a_shared_trunk_takes_both_losses(base_path: Path) -> None:
 
 @pytest.mark.parametrize("rung", [Rung.LAST_LAYER, Rung.STOCK])
 def test_packed_and_plain_rows_say_the_same(base_path: Path, rung: Rung) -> None:
-    from rl.training.ladder import install
+    from rl.training.packed.selection import install
 
     base = shared_base(base_path)
     plain = base.micro_batch([0, 1, 2], ITEMS)

@@ -15,11 +15,11 @@ from rl.recipes import RecipeError, RewardModelRecipe
 from rl.rewards.base import RewardSample
 from rl.statistics import calibration_curve, expected_calibration_error
 from rl.training import trl_runs
-from rl.training.foretold import foretold
-from rl.training.ladder import Choice
 from rl.training.model_files import PolicyLoadError
-from rl.training.prefix import Rung
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.selection import Choice
 from rl.training.result import TrainingRefused
+from rl.training.reward_metrics import foretold
 from rl.training.reward_model import RewardModel, RewardModelTrainer, train_reward_model
 from rl.training.score_trainer import as_judged, reward_loss
 from tests.test_dpo import HARDWARE, some_pairs

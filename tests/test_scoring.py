@@ -12,9 +12,9 @@ import torch
 
 from rl.training.encoding import DEFAULT_CHAT_TEMPLATE, EncodedResponse, Encoder
 from rl.training.hardware import Hardware
-from rl.training.logps import causal_model, head_logps
+from rl.training.packed.logps import causal_model, head_logps
+from rl.training.packed.prefix_attention import Rung
 from rl.training.policy import LoadedPolicy, load_policy
-from rl.training.prefix import Rung
 from rl.training.scoring import (
     ScoringError,
     head_check,

@@ -15,11 +15,11 @@ from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedPairs, EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
+from rl.training.packed.row_cache import RowCache
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
-from rl.training.row_cache import RowCache
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     common_arguments,

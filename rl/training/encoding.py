@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from rl.agents.base import Message
-from rl.training.row_cache import RowCache, row_key
+from rl.training.packed.row_cache import RowCache, row_key
 
 DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token or '' }}"

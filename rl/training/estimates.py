@@ -13,9 +13,9 @@ from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.machine import GB
+from rl.training.profiler import Asked, Trial, trial
 from rl.training.reward_model import SCALED
 from rl.training.sampling import LengthGroupedSampler
-from rl.training.trial import Asked, Trial, trial
 
 T = TypeVar("T")
 

@@ -19,9 +19,10 @@ from trl.trainer.utils import pad, split_tensor_dict, use_adapter
 from rl.recipes import BASE
 from rl.rewards.engine import group_advantages
 from rl.training.encoding import EncodedResponse
-from rl.training.ladder import Choice
-from rl.training.logps import causal_model
-from rl.training.packing import pack
+from rl.training.packed.logps import causal_model
+from rl.training.packed.packing import pack
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.selection import Choice
 from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy
 from rl.training.ppo.formulas import kl_k3
@@ -37,7 +38,6 @@ from rl.training.ppo.rollout import (
     rollout_of,
     sample_responses,
 )
-from rl.training.prefix import Rung
 from rl.training.result import TrainingRefused
 from rl.training.scoring import kl_encoded
 from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle

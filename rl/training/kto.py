@@ -20,13 +20,13 @@ from rl.recipes import AdapterRecipe, KTORecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
-from rl.training.packing import completions_alone, pack
+from rl.training.packed.packing import completions_alone, pack
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.row_cache import RowCache
 from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, load_policy, matmul
-from rl.training.prefix import Rung
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
-from rl.training.row_cache import RowCache
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     OwnHouse,

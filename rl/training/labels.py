@@ -25,8 +25,8 @@ from sklearn.preprocessing import StandardScaler
 from rl.agents.base import Message
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.traces import share_to_raw
-from rl.training.logps import causal_model, collate
 from rl.training.model_files import base_check, base_of
+from rl.training.packed.logps import causal_model, collate
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.result import TrainingRefused
 

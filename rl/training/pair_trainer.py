@@ -20,19 +20,19 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rl.recipes import DPORecipe
-from rl.training.compile_choice import CompileChoice, compile_choose
-from rl.training.deferred import Ledger
 from rl.training.early_stopping import RANKING_LOSS, ranking_loss
 from rl.training.encoding import EncodedResponse
-from rl.training.flex import flatten
-from rl.training.ladder import Choice, lowest_rung, packed_logps
-from rl.training.logps import causal_model, head_logps, spread
-from rl.training.micro import MicroBatcher, Rows
-from rl.training.packing import Packed, completions_alone, pack
+from rl.training.packed.compile_choice import CompileChoice, compile_choose
+from rl.training.packed.flex import flatten
+from rl.training.packed.lazy_metrics import Ledger
+from rl.training.packed.logps import causal_model, head_logps, spread
+from rl.training.packed.micro_batches import MicroBatcher, Rows
+from rl.training.packed.packing import Packed, completions_alone, pack
+from rl.training.packed.prefix_attention import FLEX_RUNGS, Rung, installed
+from rl.training.packed.row_cache import RowCache, row_key
+from rl.training.packed.selection import Choice, lowest_rung, packed_logps
 from rl.training.policy import LoadedPolicy
-from rl.training.prefix import FLEX_RUNGS, Rung, installed
 from rl.training.processes import Processes
-from rl.training.row_cache import RowCache, row_key
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
 from rl.training.trl_runs import OwnHouse, head_compact, rung_settle, trainer_settle
@@ -104,9 +104,9 @@ class PairCollator(DataCollatorForPreference):
     weight_scale: float = 1.0
     rung: Rung = Rung.STOCK
     fit: Callable[[int, int], tuple[int, int]] | None = None
-    """Widths that packed rows are padded to, see `rl.training.packing.pack`."""
+    """Widths that packed rows are padded to, see `rl.training.packed.packing.pack`."""
     later: bool = False
-    """Leave the rows as they are: the trainer cuts them into micro-batches first (`rl.training.micro`)."""
+    """Leave the rows as they are: the trainer cuts them into micro-batches first (`packed.micro_batches`)."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         return {"rows": Rows(examples)} if self.later else self.batch(examples)

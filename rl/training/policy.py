@@ -36,7 +36,7 @@ from rl.training.model_files import (
     base_hash,
     model_located,
 )
-from rl.training.row_cache import RowCache
+from rl.training.packed.row_cache import RowCache
 
 
 @dataclass
@@ -57,11 +57,12 @@ class LoadedPolicy:
     adapter: str | None = None
     notes: list[str] = field(default_factory=list)
     rung: str | None = None
-    """How rows that share a prompt are computed (`rl.training.prefix.Rung`); None until it was tried."""
+    """Strategy by which rows that share a prompt are computed (`packed.prefix_attention.Rung`); None before the
+    self-test."""
     rung_longest: int = 0
     """Tokens of the longest row it was tried on."""
     findings: RowCache | None = None
-    """What earlier runs found of this model (`rl.training.findings`); None keeps nothing."""
+    """What earlier runs found of this model (`rl.training.packed.selftest_cache`); None keeps nothing."""
 
     @property
     def context(self) -> int | None:

@@ -22,16 +22,16 @@ from peft import LoraConfig, TaskType, get_peft_model
 
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
+from rl.training.callbacks import history_columns
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
-from rl.training.following import history_columns
-from rl.training.foretold import foretold
 from rl.training.hardware import Hardware, detect
-from rl.training.ladder import install
 from rl.training.model_files import model_located
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.selection import install
 from rl.training.policy import LoadedPolicy, matmul
-from rl.training.prefix import Rung
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
+from rl.training.reward_metrics import foretold
 from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
 from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions

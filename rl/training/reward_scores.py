@@ -16,11 +16,11 @@ from transformers.utils import logging as transformers_logging
 from rl.agents.base import Message
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.training.encoding import EncodedResponse
-from rl.training.foretold import sigmoid
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape, without_bars
 from rl.training.model_files import PolicyLoadError, base_check, base_hash, base_of, model_located
 from rl.training.policy import matmul
+from rl.training.reward_metrics import sigmoid
 from rl.training.score_trainer import padded
 
 FACTS = "reward_model.json"

@@ -17,10 +17,10 @@ from torch.nn import functional
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from rl.training.encoding import EncodedResponse
-from rl.training.logps import causal_model
-from rl.training.packing import Packed, ended, pack
+from rl.training.packed.logps import causal_model
+from rl.training.packed.packing import Packed, ended, pack
+from rl.training.packed.prefix_attention import Rung, installed, packed_hidden
 from rl.training.policy import LoadedPolicy
-from rl.training.prefix import Rung, installed, packed_hidden
 from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import torch
 
 from rl.agents.base import Message
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
-from rl.training.ladder import packed_logps, rung_choose
-from rl.training.logps import causal_model, collate, token_logps
-from rl.training.packing import pack
+from rl.training.packed.logps import causal_model, collate, token_logps
+from rl.training.packed.packing import pack
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.selection import packed_logps, rung_choose
 from rl.training.policy import LoadedPolicy, matmul
-from rl.training.prefix import Rung
 
 
 class ScoringError(RuntimeError):

@@ -15,11 +15,11 @@ from rl.recipes import SFTRecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
+from rl.training.packed.row_cache import RowCache
 from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
-from rl.training.row_cache import RowCache
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     OwnHouse,

@@ -19,15 +19,15 @@ from transformers import PrinterCallback, TrainerCallback
 
 from rl.curriculum import curriculum_order
 from rl.recipes import BASE, AdapterRecipe, Recipe
-from rl.training.deferred import Later, Ledger
+from rl.training.callbacks import Follower, history_columns
 from rl.training.early_stopping import EarlyStopping, best_evaluation, stopping_arguments
 from rl.training.encoding import EncodedResponse
-from rl.training.following import Follower, history_columns
 from rl.training.hardware import Hardware
-from rl.training.ladder import Choice, Head, install, rung_choose
 from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
+from rl.training.packed.lazy_metrics import Later, Ledger
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.selection import Choice, Head, install, rung_choose
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
-from rl.training.prefix import Rung
 from rl.training.progress import checkpoint_last, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 

@@ -28,11 +28,11 @@ from rl.training.estimates import (
 )
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
-from rl.training.logps import causal_model
+from rl.training.packed.logps import causal_model
 from rl.training.policy import load_policy, lora_config, matmul
 from rl.training.ppo.rollout import Sampling, sample_responses
 from rl.training.preflight import ASKABLE
-from rl.training.trial import Asked
+from rl.training.profiler import Asked
 
 ANSWER_SHARE = 0.5
 """Share of `max_new_tokens` that an answer of a model too large to ask is taken to use."""

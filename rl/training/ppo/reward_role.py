@@ -11,7 +11,7 @@ from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
 
 from rl.training.encoding import EncodedResponse
-from rl.training.logps import collate
+from rl.training.packed.logps import collate
 from rl.training.policy import matmul
 from rl.training.ppo.shared_base import REWARD, SharedBase
 from rl.training.result import TrainingRefused

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rl.training.decoding import SharedPrompt, rows_left
 from rl.training.encoding import EncodedResponse
+from rl.training.packed.prefix_attention import ATTENTION
+from rl.training.packed.shared_prompt import SharedPrompt, rows_left
 from rl.training.ppo.formulas import truncate_at_stop
-from rl.training.prefix import ATTENTION
 from rl.training.result import TrainingRefused
 
 
@@ -97,7 +97,7 @@ def generate_tokens(
 ) -> Tensor:
     """Tokens [prompts * samples, at most max_new_tokens], int64; what follows a row's first stop token is padding.
 
-    The prompts are computed once. A model whose attention is ours (`rl.training.prefix`, by its self-test) reads their
+    The prompts are computed once. A model with our attention (`packed.prefix_attention`, by its self-test) reads their
     keys and values where they are, all samples together; for others they are repeated for the samples. Rows that have
     ended leave the batch when they are half of it, so that one long answer does not make all others wait.
     """

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.ladder import rung_choose
-from rl.training.logps import causal_model, collate, head_logps, spread
-from rl.training.packing import Packed, pack
+from rl.training.packed.logps import causal_model, collate, head_logps, spread
+from rl.training.packed.packing import Packed, pack
+from rl.training.packed.prefix_attention import Rung, packed_hidden
+from rl.training.packed.selection import rung_choose
 from rl.training.policy import LoadedPolicy, lora_config
-from rl.training.prefix import Rung, packed_hidden
 from rl.training.trl_runs import REFERENCE, lora_begun, reference_add, weights_begin
 
 POLICY = "default"

@@ -19,8 +19,8 @@ from transformers import get_scheduler
 
 from rl.recipes import BASE, PPORecipe
 from rl.rewards.base import RewardFunction
+from rl.training.callbacks import history_columns
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
-from rl.training.following import history_columns
 from rl.training.hardware import Hardware, detect
 from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
 from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write

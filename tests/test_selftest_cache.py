@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from rl.training import findings, ladder
+from rl.training.packed import selection, selftest_cache
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.row_cache import RowCache
 from rl.training.policy import LoadedPolicy
-from rl.training.prefix import Rung
-from rl.training.row_cache import RowCache
-from tests.test_prefix import a_policy, some_items
+from tests.test_prefix_attention import a_policy, some_items
 
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A name per self-test that really ran."""
     ran: list[str] = []
-    stock = ladder._stock
+    stock = selection._stock
 
     def counted(policy: LoadedPolicy, *args: Any, **kwargs: Any) -> Any:
         ran.append(policy.base_model)
         return stock(policy, *args, **kwargs)
 
-    monkeypatch.setattr(ladder, "_stock", counted)
+    monkeypatch.setattr(selection, "_stock", counted)
     return ran
 
 
@@ -35,9 +35,9 @@ def kept(shape: str, folder: Path) -> LoadedPolicy:
 
 
 def test_a_later_run_takes_what_an_earlier_one_found_and_says_so(tmp_path: Path, tried: list[str]) -> None:
-    first = ladder.rung_choose(kept("llama", tmp_path), some_items(40, 20), gradients=True)
+    first = selection.rung_choose(kept("llama", tmp_path), some_items(40, 20), gradients=True)
     policy = kept("llama", tmp_path)
-    second = ladder.rung_choose(policy, some_items(30, 10, seed=2), gradients=True)
+    second = selection.rung_choose(policy, some_items(30, 10, seed=2), gradients=True)
     assert tried == ["llama"]
     assert second.rung is first.rung is Rung.LAST_LAYER
     assert second.reason == f"{first.reason}; found by an earlier run"
@@ -49,14 +49,14 @@ def test_a_later_run_takes_what_an_earlier_one_found_and_says_so(tmp_path: Path,
 def test_what_is_new_is_tried(
     tmp_path: Path, tried: list[str], new: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ladder.rung_choose(kept("llama", tmp_path), some_items(40), gradients=True)
+    selection.rung_choose(kept("llama", tmp_path), some_items(40), gradients=True)
     policy = kept("llama", tmp_path)
     if new == "code":
-        monkeypatch.setattr(findings, "_code", lambda: "of another version")
+        monkeypatch.setattr(selftest_cache, "_code", lambda: "of another version")
     if new == "adapter":
         next(p for name, p in policy.model.named_parameters() if "lora_A" in name).requires_grad_(False)
     items = some_items(41 if new == "longer rows" else 40)
-    ladder.rung_choose(policy, items, gradients=new != "gradients")
+    selection.rung_choose(policy, items, gradients=new != "gradients")
     assert len(tried) == 2
 
 
@@ -67,7 +67,11 @@ def test_what_no_rung_could_do_and_what_failed_is_tried_again(
         raise RuntimeError("can't allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ladder, "_packed", no_memory)
-        assert ladder.rung_choose(kept("llama", tmp_path), some_items(40), gradients=True).rung is Rung.STOCK
-    assert ladder.rung_choose(kept("llama", tmp_path), some_items(40), gradients=True).rung is Rung.LAST_LAYER
+        patch.setattr(selection, "_packed", no_memory)
+        assert (
+            selection.rung_choose(kept("llama", tmp_path), some_items(40), gradients=True).rung is Rung.STOCK
+        )
+    assert (
+        selection.rung_choose(kept("llama", tmp_path), some_items(40), gradients=True).rung is Rung.LAST_LAYER
+    )
     assert len(tried) == 2

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from rl.training import compile_choice, compiling, ladder, prefix
-from rl.training.compiling import Buckets, widths_fit
-from rl.training.logps import causal_model
-from rl.training.packing import pack
-from rl.training.prefix import Rung
+from rl.training.packed import compile_choice, layer_compilation, prefix_attention, selection
+from rl.training.packed.layer_compilation import Buckets, widths_fit
+from rl.training.packed.logps import causal_model
+from rl.training.packed.packing import pack
+from rl.training.packed.prefix_attention import Rung
 from tests.test_dpo import QUICK, a_trainer, some_pairs
-from tests.test_prefix import a_policy, some_items
+from tests.test_prefix_attention import a_policy, some_items
 from tests.tiny import tiny_model
 
 
@@ -37,9 +37,9 @@ def found(policy: Any, rung: Rung, sizes: tuple[int, ...], buckets: Buckets | No
         fit=buckets.fit if buckets else None,
     )  # fmt: skip
     policy.model.zero_grad(set_to_none=True)
-    logps = ladder.packed_logps(causal_model(policy.model), packed, rung)[0]
+    logps = selection.packed_logps(causal_model(policy.model), packed, rung)[0]
     logps.sum().backward()
-    return logps.detach(), ladder._gradients(policy)
+    return logps.detach(), selection._gradients(policy)
 
 
 # --- Widths -------------------------------------------------------------------------------------------------
@@ -83,11 +83,11 @@ def test_compiled_layers_agree_and_are_compiled_once_for_each_width() -> None:
     policy, buckets = a_policy("llama"), Buckets((32, 64), (24,))
     model = causal_model(policy.model)
     forms = []
-    with ladder._as_tested(policy, True):
+    with selection._as_tested(policy, True):
         for sizes in ((57, 20), (60, 33, 20), (20, 21), (22, 25, 30)):
-            ladder.install(policy, rung)
+            selection.install(policy, rung)
             logps, gradients = found(policy, rung, sizes, None)
-            compiling.compile_layers(model, "aot_eager")
+            layer_compilation.compile_layers(model, "aot_eager")
             compiled, theirs = found(policy, rung, sizes, buckets)
             assert torch.allclose(logps, compiled, atol=1e-5)
             assert gradients.keys() == theirs.keys()
@@ -104,14 +104,14 @@ def test_compiled_layers_agree_and_are_compiled_once_for_each_width() -> None:
 def test_another_rung_is_not_compiled_any_more() -> None:
     policy = a_policy("llama")
     layers = causal_model(policy.model).base_model.layers
-    ladder.install(policy, Rung.LAST_LAYER)
+    selection.install(policy, Rung.LAST_LAYER)
     cut = layers[-1].forward
-    compiling.compile_layers(causal_model(policy.model), "aot_eager")
+    layer_compilation.compile_layers(causal_model(policy.model), "aot_eager")
     assert layers[-1].forward != cut
-    compiling.uncompile_layers(causal_model(policy.model))
+    layer_compilation.uncompile_layers(causal_model(policy.model))
     assert layers[-1].forward == cut
-    compiling.compile_layers(causal_model(policy.model), "aot_eager")
-    ladder.install(policy, Rung.STOCK)
+    layer_compilation.compile_layers(causal_model(policy.model), "aot_eager")
+    selection.install(policy, Rung.STOCK)
     assert all("forward" not in vars(layer) for layer in layers)
 
 
@@ -136,14 +136,14 @@ def test_compiled_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPa
 
         return forward
 
-    monkeypatch.setattr(compiling, "_compiled", badly)
+    monkeypatch.setattr(layer_compilation, "_compiled", badly)
     policy = a_policy("llama")
     choice = choose(policy, "on")
     assert choice.buckets is None
     assert "do not agree with the stock forward" in choice.said
     assert not hasattr(causal_model(policy.model).base_model.layers[0], "ratchet_compiled")
-    with ladder._as_tested(policy, False):  # and the rung is as right as it was
-        assert prefix.installed(causal_model(policy.model)) is Rung.LAST_LAYER
+    with selection._as_tested(policy, False):  # and the rung is as right as it was
+        assert prefix_attention.installed(causal_model(policy.model)) is Rung.LAST_LAYER
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_on_a_card_a_short_run_is_not_compiled(monkeypatch: pytest.MonkeyPatch) 
 def test_a_compiled_run_has_the_losses_of_an_uncompiled_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock = compiling.compile_layers
-    monkeypatch.setattr(compiling, "compile_layers", lambda model: stock(model, "eager"))
+    stock = layer_compilation.compile_layers
+    monkeypatch.setattr(layer_compilation, "compile_layers", lambda model: stock(model, "eager"))
     base = str(tiny_model(tmp_path / "base"))
     recipe = dataclasses.replace(QUICK, max_steps=6)
     plain = a_trainer(base, tmp_path / "plain", recipe).train(some_pairs(12))

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rl.recipes import Recipe
-from rl.training import ladder, lean, prefix
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware
-from rl.training.packing import Packed, pack
+from rl.training.packed import fused_layers, prefix_attention, selection
+from rl.training.packed.packing import Packed, pack
+from rl.training.packed.prefix_attention import Rung
 from rl.training.policy import LoadedPolicy, lora_config
-from rl.training.prefix import Rung
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 VOCABULARY = 200
@@ -113,10 +113,10 @@ def some_items(*prompts: int, seed: int = 1) -> list[EncodedResponse]:
 
 def compare(policy: LoadedPolicy, items: list[EncodedResponse], rung: Rung) -> tuple[float, float]:
     """Largest difference of a token's log-probability, and largest relative difference of a gradient, to stock rows."""
-    with ladder._as_tested(policy, True):
-        expected, wanted = ladder._stock(policy, items, True)
-        ladder.install(policy, rung)
-        found, gradients = ladder._packed(policy, items, rung, True)
+    with selection._as_tested(policy, True):
+        expected, wanted = selection._stock(policy, items, True)
+        selection.install(policy, rung)
+        found, gradients = selection._packed(policy, items, rung, True)
     largest = max(float(gradient.norm()) for gradient in wanted.values())
     off = max(
         float((gradients[name] - gradient).norm()) / max(float(gradient.norm()), 0.01 * largest)
@@ -168,7 +168,7 @@ def test_an_empty_completion_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_a_model_ends_on_the_quickest_rung_that_is_right(shape: str) -> None:
-    choice = ladder.rung_choose(a_policy(shape), some_items(57, 20), gradients=True)
+    choice = selection.rung_choose(a_policy(shape), some_items(57, 20), gradients=True)
     assert choice.rung == SHAPES[shape][2], choice
 
 
@@ -190,8 +190,8 @@ def test_log_probabilities_and_gradients_are_those_of_the_stock_forward(shape: s
 
 def test_a_window_is_found_on_the_longest_row_only() -> None:
     policy = a_policy("mistral, windowed")
-    assert ladder.rung_choose(policy, some_items(4), gradients=False).rung is Rung.LAST_LAYER
-    assert ladder.rung_choose(policy, some_items(4, 40, 4), gradients=False).rung is Rung.STOCK
+    assert selection.rung_choose(policy, some_items(4), gradients=False).rung is Rung.LAST_LAYER
+    assert selection.rung_choose(policy, some_items(4, 40, 4), gradients=False).rung is Rung.STOCK
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -204,13 +204,13 @@ def test_a_mask_that_lets_completions_see_each_other_is_caught(
         return mask[None, None].expand(self.prompt_ids.shape[0], 1, -1, -1)
 
     monkeypatch.setattr(Packed, "suffix_mask", plainly_causal)
-    choice = ladder.rung_choose(a_policy("llama", dtype), some_items(57, 20), gradients=False)
+    choice = selection.rung_choose(a_policy("llama", dtype), some_items(57, 20), gradients=False)
     assert choice.rung is Rung.STOCK
     assert "no packed forward agrees" in choice.reason
 
 
 def test_bfloat16_differs_by_its_rounding_alone() -> None:
-    choice = ladder.rung_choose(a_policy("llama", torch.bfloat16), some_items(57, 20), gradients=True)
+    choice = selection.rung_choose(a_policy("llama", torch.bfloat16), some_items(57, 20), gradients=True)
     assert choice.rung is Rung.LAST_LAYER
 
 
@@ -219,11 +219,11 @@ def test_half_precision_is_held_to_no_more_than_it_knows_itself() -> None:
     logps = torch.zeros(3)
     expected = logps, {name: torch.full((4,), 1.0) for name in "abc"}
     found = logps, {"a": torch.full((4,), 1.4), "b": torch.full((4,), 1.01), "c": torch.full((4,), 1.01)}
-    assert not ladder._compare(expected, found, torch.bfloat16)[0]
-    assert ladder._compare(expected, found, torch.bfloat16, {"a": 0.25, "b": 0.0, "c": 0.0})[0]
-    assert not ladder._compare(expected, found, torch.bfloat16, {"a": 0.15, "b": 0.0, "c": 0.0})[0]
+    assert not selection._compare(expected, found, torch.bfloat16)[0]
+    assert selection._compare(expected, found, torch.bfloat16, {"a": 0.25, "b": 0.0, "c": 0.0})[0]
+    assert not selection._compare(expected, found, torch.bfloat16, {"a": 0.15, "b": 0.0, "c": 0.0})[0]
     missing = logps, {"a": torch.full((4,), 1.4), "b": torch.full((4,), 1.4), "c": torch.full((4,), 1.01)}
-    assert not ladder._compare(expected, missing, torch.bfloat16, dict.fromkeys("abc", 9.0))[0]
+    assert not selection._compare(expected, missing, torch.bfloat16, dict.fromkeys("abc", 9.0))[0]
 
 
 def test_a_row_that_half_precision_cannot_tell_is_packed_all_the_same(
@@ -231,29 +231,29 @@ def test_a_row_that_half_precision_cannot_tell_is_packed_all_the_same(
 ) -> None:
     """As if two right ways differed by more than the tolerance: what the stock forward moves by itself is allowed."""
     policy, items = a_policy("llama", torch.bfloat16), some_items(57, 20)
-    with ladder._as_tested(policy, True):
-        expected = ladder._stock(policy, ladder._probe(items), True)
-        ladder.install(policy, Rung.LAST_LAYER)
-        found = ladder._packed(policy, ladder._probe(items), Rung.LAST_LAYER, True)
-    apart = sorted(ladder._differences(expected, found).values())
-    monkeypatch.setitem(ladder.TOLERANCE, torch.bfloat16, (0.08, (apart[len(apart) // 2] + apart[-1]) / 2))
-    choice = ladder.rung_choose(policy, items, gradients=True)
+    with selection._as_tested(policy, True):
+        expected = selection._stock(policy, selection._probe(items), True)
+        selection.install(policy, Rung.LAST_LAYER)
+        found = selection._packed(policy, selection._probe(items), Rung.LAST_LAYER, True)
+    apart = sorted(selection._differences(expected, found).values())
+    monkeypatch.setitem(selection.TOLERANCE, torch.bfloat16, (0.08, (apart[len(apart) // 2] + apart[-1]) / 2))
+    choice = selection.rung_choose(policy, items, gradients=True)
     assert choice.rung is Rung.LAST_LAYER
     assert "of rounding alone" in choice.reason
-    assert policy.model.get_base_model().config._attn_implementation == prefix.ATTENTION
+    assert policy.model.get_base_model().config._attn_implementation == prefix_attention.ATTENTION
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_backward_pass_that_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    right = prefix.BlockAttention.backward
+    right = prefix_attention.BlockAttention.backward
 
     def wrong(ctx: Any, *grads: torch.Tensor) -> Any:
         query, key, *others = right(ctx, *grads)
         assert key is not None
         return query, 2 * key, *others
 
-    monkeypatch.setattr(prefix.BlockAttention, "backward", staticmethod(wrong))
-    choice = ladder.rung_choose(a_policy("llama", dtype), some_items(57, 20), gradients=True)
+    monkeypatch.setattr(prefix_attention.BlockAttention, "backward", staticmethod(wrong))
+    choice = selection.rung_choose(a_policy("llama", dtype), some_items(57, 20), gradients=True)
     assert choice.rung is Rung.DENSE
 
 
@@ -261,7 +261,7 @@ def test_the_test_leaves_the_policy_as_it_was() -> None:
     policy = a_policy("llama")
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
     policy.model.train()
-    ladder.rung_choose(policy, some_items(20), gradients=True)
+    selection.rung_choose(policy, some_items(20), gradients=True)
     assert policy.model.training
     assert all(torch.equal(value, before[name]) for name, value in policy.model.state_dict().items())
     assert all(parameter.grad is None for parameter in policy.model.parameters())
@@ -269,8 +269,8 @@ def test_the_test_leaves_the_policy_as_it_was() -> None:
 
 def test_stock_restores_the_stock_forward() -> None:
     policy = a_policy("llama")
-    ladder.install(policy, Rung.LAST_LAYER)
-    ladder.install(policy, Rung.STOCK)
+    selection.install(policy, Rung.LAST_LAYER)
+    selection.install(policy, Rung.STOCK)
     model = policy.model.get_base_model()
     assert model.config._attn_implementation == "sdpa"
     assert "forward" not in vars(model.base_model.layers[-1].self_attn.q_proj)
@@ -282,7 +282,7 @@ def test_stock_restores_the_stock_forward() -> None:
 def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefix.BlockAttention, "WIDTH", 4)  # 4, 4 and 3 of 11
+    monkeypatch.setattr(prefix_attention.BlockAttention, "WIDTH", 4)  # 4, 4 and 3 of 11
     packed = pack([[5] * 11, [6] * 9], [[1, 2, 3, 4], [4, 9]], pad_token_id=0)
     length, generator = 11 + packed.suffix_ids.shape[1], torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, length, 8, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -292,7 +292,7 @@ def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients(
     )
 
     def blocks(*states: torch.Tensor) -> Any:
-        return prefix.BlockAttention.apply(*states, 11, packed.suffix_mask(), 0.3)
+        return prefix_attention.BlockAttention.apply(*states, 11, packed.suffix_mask(), 0.3)
 
     mask = torch.cat([packed.prompt_mask(), packed.suffix_mask()], 2)
     whole = torch.nn.functional.scaled_dot_product_attention(
@@ -306,9 +306,9 @@ def test_a_root_mean_square_norm_has_the_gradient_of_its_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 7, generator=generator, requires_grad=True)
     weight, grad = torch.randn(2, 7, generator=generator)
-    found = torch.autograd.grad(lean.RmsNormFunction.apply(x, weight, 1e-5), x, grad.expand(3, 7))[0]
+    found = torch.autograd.grad(fused_layers.RmsNormFunction.apply(x, weight, 1e-5), x, grad.expand(3, 7))[0]
     plain = weight * x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5)
-    assert torch.allclose(lean.RmsNormFunction.apply(x, weight, 1e-5), plain, atol=1e-6)
+    assert torch.allclose(fused_layers.RmsNormFunction.apply(x, weight, 1e-5), plain, atol=1e-6)
     assert torch.allclose(found, torch.autograd.grad(plain, x, grad.expand(3, 7))[0], atol=1e-6)
 
 
@@ -326,7 +326,7 @@ def test_a_gated_mlp_has_the_gradients_of_its_formula() -> None:
 
     def mlp(x: torch.Tensor, *lora: torch.Tensor) -> Any:
         parts = [p for i in range(3) for p in (frozen[i], lora[2 * i], lora[2 * i + 1])]
-        return lean.GatedMlpFunction.apply(x, *parts, 0.5, 1.0, 2.0)
+        return fused_layers.GatedMlpFunction.apply(x, *parts, 0.5, 1.0, 2.0)
 
     gate, up, down = (
         frozen[i] + scale * lora[2 * i + 1] @ lora[2 * i] for i, scale in enumerate((0.5, 1.0, 2.0))
@@ -339,10 +339,10 @@ def test_a_gated_mlp_has_the_gradients_of_its_formula() -> None:
 def test_a_fused_lora_layer_has_pefts_output_and_gradients() -> None:
     policy = a_policy("llama")
     ids = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
-    with ladder._as_tested(policy, True):
+    with selection._as_tested(policy, True):
         grads = []
         for fused in (False, True):
-            lean.lighten(policy.model) if fused else lean.restore(policy.model)
+            fused_layers.lighten(policy.model) if fused else fused_layers.restore(policy.model)
             policy.model.zero_grad()
             out = policy.model(input_ids=ids).logits
             out.square().mean().backward()
@@ -364,7 +364,7 @@ def test_a_layer_that_is_more_than_plain_lora_goes_back_to_peft(what: str) -> No
     policy = a_policy("llama")
     layer = policy.model.get_base_model().base_model.layers[0].self_attn.q_proj
     x = torch.zeros(1, 64)
-    assert lean.plain_adapter(layer, x) == "default"
+    assert fused_layers.plain_adapter(layer, x) == "default"
     if what == "dropout":
         layer.lora_dropout["default"] = torch.nn.Dropout(0.1)
     elif what == "adapter off":
@@ -372,7 +372,7 @@ def test_a_layer_that_is_more_than_plain_lora_goes_back_to_peft(what: str) -> No
     else:
         policy.model.add_adapter("second", LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
         policy.model.base_model.set_adapter(["default", "second"])
-    assert lean.plain_adapter(layer, x) is None
+    assert fused_layers.plain_adapter(layer, x) is None
 
 
 def test_autocast_to_the_type_of_the_base_leaves_the_fused_layers_in_place() -> None:
@@ -381,7 +381,7 @@ def test_autocast_to_the_type_of_the_base_leaves_the_fused_layers_in_place() -> 
     layer = policy.model.get_base_model().base_model.layers[0].self_attn.q_proj
     x = torch.zeros(1, 64, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        assert lean.plain_adapter(layer, x) == "default"
-        assert ladder.rung_choose(policy, items, gradients=True).rung is Rung.LAST_LAYER
+        assert fused_layers.plain_adapter(layer, x) == "default"
+        assert selection.rung_choose(policy, items, gradients=True).rung is Rung.LAST_LAYER
     with torch.autocast("cpu", torch.float16):
-        assert lean.plain_adapter(layer, x) is None
+        assert fused_layers.plain_adapter(layer, x) is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rl.training import pair_trainer
-from rl.training.micro import MicroBatcher, micro_batches
+from rl.training.packed.micro_batches import MicroBatcher, micro_batches
 from tests.test_dpo import QUICK, a_trainer, some_pairs
 from tests.tiny import tiny_model
 

@@ -1,8 +1,8 @@
 """LoRA layers, gated MLPs and RMS norms in as few passes over memory as there can be, forward and backward.
 
 peft's and transformers' own forwards cast, scale, add and square in passes of their own; on short rows these cost as
-much as the products. Nothing here approximates: the self-test in `rl.training.ladder` compares each model with its
-stock forward.
+much as the products. Nothing here approximates: the self-test in `packed.selection` compares each model with its stock
+forward.
 """
 
 from __future__ import annotations

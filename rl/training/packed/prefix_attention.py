@@ -1,5 +1,5 @@
 """The forward over packed rows, as a ladder of ways from the quickest to the plainest; which one is right for a
-model is found by `rl.training.ladder`, never assumed.
+model is found by `rl.training.packed.selection`, never assumed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from rl.training import flex
-from rl.training.decoding import SharedPrompt
-from rl.training.packing import Packed
+from rl.training.packed import flex
+from rl.training.packed.packing import Packed
+from rl.training.packed.shared_prompt import SharedPrompt
 
 ATTENTION = "ratchet_prefix"
 """Name under which transformers finds `prefix_attention`."""

@@ -11,15 +11,15 @@ import torch
 import trl
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl.training import ladder
-from rl.training.deferred import Kept, Later, Ledger
-from rl.training.logps import causal_model
-from rl.training.packing import pack
+from rl.training.packed import selection
+from rl.training.packed.lazy_metrics import Kept, Later, Ledger
+from rl.training.packed.logps import causal_model
+from rl.training.packed.packing import pack
+from rl.training.packed.prefix_attention import Rung
 from rl.training.pair_trainer import EXTRAS, PairTrainer
-from rl.training.prefix import Rung
 from rl.training.result import TrainingFailed
 from tests.test_dpo import QUICK, a_trainer, some_pairs
-from tests.test_prefix import a_policy, some_items
+from tests.test_prefix_attention import a_policy, some_items
 from tests.tiny import tiny_model
 
 
@@ -141,10 +141,10 @@ def test_packed_rows_are_computed_where_they_lie_and_nothing_is_read(
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # it does not know this device
     policy, items = a_policy("llama"), some_items(20, 31)
     packed = pack([i.prompt_ids for i in items], [i.response_ids for i in items], pad_token_id=0)
-    ladder.install(policy, rung)
+    selection.install(policy, rung)
     model = causal_model(policy.model.to("meta"))
     with Reads() as seen:
-        logps = ladder.packed_logps(model, packed.to("meta"), rung, EXTRAS)[0]
+        logps = selection.packed_logps(model, packed.to("meta"), rung, EXTRAS)[0]
         logps.sum().backward()
     assert logps.device.type == "meta"
     assert logps.shape == packed.targets.shape

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 
 from rl.training.machine import cpu_model
+from rl.training.packed.prefix_attention import ATTENTION
+from rl.training.packed.row_cache import row_key
 from rl.training.policy import LoadedPolicy
-from rl.training.prefix import ATTENTION
-from rl.training.row_cache import row_key
 
 LIBRARIES = ("torch", "transformers", "peft", "trl")
 
 SOURCES = (
-    "compiling.py", "flex.py", "frozen_head.py", "ladder.py", "lean.py", "logps.py", "packing.py", "prefix.py",
+    "layer_compilation.py", "flex.py", "frozen_head.py", "selection.py", "fused_layers.py", "logps.py", "packing.py",
+    "prefix_attention.py",
 )  # fmt: skip
 """Files beside this one that decide how a packed row is computed."""
 

@@ -9,7 +9,7 @@ import torch
 from trl.kernels import ChunkedLogProbFunction
 
 from rl.training.encoding import EncodedResponse
-from rl.training.frozen_head import FrozenHeadLogProb
+from rl.training.packed.frozen_head import FrozenHeadLogProb
 
 TILE = 32768
 """Widest slice of the vocabulary projected at once, so that no [tokens, vocabulary] tensor is ever held."""

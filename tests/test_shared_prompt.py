@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl.training import ladder
-from rl.training.decoding import SharedPrompt, rows_left
-from rl.training.logps import causal_model
+from rl.training.packed import selection
+from rl.training.packed.logps import causal_model
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.shared_prompt import SharedPrompt, rows_left
 from rl.training.ppo.rollout import Sampling, generate_tokens
-from rl.training.prefix import Rung
-from tests.test_prefix import SHAPES, a_policy
+from tests.test_prefix_attention import SHAPES, a_policy
 
 PROMPTS = [[5, 9, 40, 7, 13, 28, 61, 17], [33, 4, 19], [70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80]]
 OURS = [shape for shape, (_, _, rung) in SHAPES.items() if rung in (Rung.LAST_LAYER, Rung.SPLIT)]
@@ -18,7 +18,7 @@ OURS = [shape for shape, (_, _, rung) in SHAPES.items() if rung in (Rung.LAST_LA
 
 def drawn(shape: str, rung: Rung, stops: list[int], temperature: float, asked: list[int]) -> torch.Tensor:
     policy = a_policy(shape)
-    ladder.install(policy, rung)
+    selection.install(policy, rung)
     policy.model.eval()
     sampling = Sampling(12, temperature)
     return generate_tokens(

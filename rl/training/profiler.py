@@ -18,12 +18,12 @@ from transformers import AutoModel, AutoModelForCausalLM
 from rl.recipes import Recipe
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
-from rl.training.ladder import packed_logps, rung_choose
-from rl.training.logps import causal_model, collate, token_logps
-from rl.training.packing import pack
+from rl.training.packed.logps import causal_model, collate, token_logps
+from rl.training.packed.packing import pack
+from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.selection import packed_logps, rung_choose
 from rl.training.policy import LoadedPolicy, lora_config, matmul
 from rl.training.ppo.rollout import Sampling, generate_tokens
-from rl.training.prefix import Rung
 
 WHOLE_LAYERS = 4
 """A model of at most so many layers is tried whole; a deeper one through one and three, and the rest is multiplied."""

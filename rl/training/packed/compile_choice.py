@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from rl.training import compiling
-from rl.training.compiling import Buckets, buckets_fit, compiling_pays
 from rl.training.encoding import EncodedResponse
-from rl.training.ladder import compiled_agrees
-from rl.training.logps import causal_model
+from rl.training.packed import layer_compilation
+from rl.training.packed.layer_compilation import Buckets, buckets_fit, compiling_pays
+from rl.training.packed.logps import causal_model
+from rl.training.packed.prefix_attention import FLEX_RUNGS, Rung
+from rl.training.packed.selection import compiled_agrees
 from rl.training.policy import LoadedPolicy
-from rl.training.prefix import FLEX_RUNGS, Rung
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _impossible(policy: LoadedPolicy, rung: Rung, wish: str) -> str:
         return "FlexAttention compiles its own kernel, and its rows have no few widths"
     if rung is Rung.CACHE:
         return "two passes over a key-value cache are not one form of a layer"
-    if not compiling.compilable(causal_model(policy.model)):
+    if not layer_compilation.compilable(causal_model(policy.model)):
         return "its layers are not where they are looked for"
     if wish == "auto" and policy.device.type != "cuda":
         return "only on CUDA, unless asked for with compile=on"

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from rl.training.packing import Packed
+from rl.training.packed.packing import Packed
 
 BLOCK = 128
 """Tokens on a side of one tile of the mask; rows are filled up to a multiple of it."""

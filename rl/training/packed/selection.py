@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from rl.training import compiling, lean, prefix
 from rl.training.encoding import EncodedResponse
-from rl.training.findings import finding_keep, finding_key, finding_read
-from rl.training.logps import causal_model, collate, head_logps, spread_at
-from rl.training.packing import Packed, ended, pack
+from rl.training.packed import fused_layers, layer_compilation, prefix_attention
+from rl.training.packed.logps import causal_model, collate, head_logps, spread_at
+from rl.training.packed.packing import Packed, ended, pack
+from rl.training.packed.prefix_attention import Rung, packed_hidden
+from rl.training.packed.selftest_cache import finding_keep, finding_key, finding_read
 from rl.training.policy import LoadedPolicy
-from rl.training.prefix import Rung, packed_hidden
 
-logger = logging.getLogger("rl.training.ladder")
+logger = logging.getLogger("rl.training.packed.selection")
 
 TOLERANCE = {torch.float32: (1e-3, 2e-3), torch.bfloat16: (0.08, 0.15), torch.float16: (0.01, 0.1)}
 """dtype -> (root mean square difference of a token's log-probability in nats, relative difference of a gradient). A
@@ -133,8 +133,8 @@ def _rung_tried(
             agreement[rung] = said
             if agrees:
                 why = f"agrees with the stock forward: {said}"
-                asked = agreement.get(lowest, "") if lowest in prefix.FLEX_RUNGS else ""
-                if rung not in prefix.FLEX_RUNGS and asked:
+                asked = agreement.get(lowest, "") if lowest in prefix_attention.FLEX_RUNGS else ""
+                if rung not in prefix_attention.FLEX_RUNGS and asked:
                     why += f" (FlexAttention was asked for; {lowest}: {asked})"
                 return Choice(rung, why, agreement, raised)
         install(policy, Rung.STOCK)
@@ -145,12 +145,12 @@ def _rung_tried(
 
 def install(policy: LoadedPolicy, rung: Rung) -> None:
     """Prepare a policy's model for a rung; STOCK restores what transformers and peft made of it."""
-    compiling.uncompile_layers(causal_model(policy.model))
-    prefix.install(causal_model(policy.model), rung)
+    layer_compilation.uncompile_layers(causal_model(policy.model))
+    prefix_attention.install(causal_model(policy.model), rung)
     if rung is Rung.STOCK:
-        lean.restore(policy.model)
+        fused_layers.restore(policy.model)
     else:
-        lean.lighten(policy.model)
+        fused_layers.lighten(policy.model)
 
 
 def compiled_agrees(
@@ -172,7 +172,7 @@ def compiled_agrees(
             half = causal_model(model).dtype != torch.float32
             doubt = _doubt(policy, probe, expected) if half else {}
             install(policy, rung)
-            compiling.compile_layers(causal_model(model))
+            layer_compilation.compile_layers(causal_model(model))
             model.train(not drops)  # a layer is compiled for training or for the rest
             found = _packed(policy, probe, rung, True, fit=fit)
         agrees, said = _compare(expected, found, causal_model(model).dtype, doubt)
@@ -221,11 +221,14 @@ def lowest_rung(attention: str, device: str, items: Sequence[EncodedResponse]) -
 def _refused(policy: LoadedPolicy, rung: Rung, gradients: bool) -> str:
     """Why a rung need not be tried, or nothing."""
     model = causal_model(policy.model)
-    if rung in prefix.FLEX_RUNGS and gradients and policy.device.type == "cpu":
+    if rung in prefix_attention.FLEX_RUNGS and gradients and policy.device.type == "cpu":
         return "FlexAttention has no backward pass on a CPU"
-    if rung in prefix.LAST_LAYER_RUNGS and not prefix.last_layer_known(model):
+    if rung in prefix_attention.LAST_LAYER_RUNGS and not prefix_attention.last_layer_known(model):
         return "the last layer has parts of its own"
-    if rung in prefix.OWN_ATTENTION and model.config._attn_implementation not in ("sdpa", prefix.ATTENTION):
+    if rung in prefix_attention.OWN_ATTENTION and model.config._attn_implementation not in (
+        "sdpa",
+        prefix_attention.ATTENTION,
+    ):
         return f"its attention is {model.config._attn_implementation}, not sdpa"
     return ""
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from rl.training.flex import Flat
+    from rl.training.packed.flex import Flat
 
 
 @dataclass(frozen=True)
