@@ -1,30 +1,7 @@
 #!/usr/bin/env python
-"""Django's command line."""
+"""Django's command line, in a checkout; `ratchet` is the same one where the project was installed by pip."""
 
-import os
-import sys
-
-
-def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "backend.settings")
-    # Threads that wait for each other busily make training seven times slower on a machine that does other work too;
-    # OpenMP reads this once, before torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        from django.core.exceptions import ImproperlyConfigured
-        from django.core.management import execute_from_command_line
-    except ImportError as error:
-        sys.exit(
-            f"Django is not installed in this Python ({error}). Run `make demo` once, then use .venv/bin/python."
-        )
-    try:
-        execute_from_command_line(sys.argv)
-    except ImproperlyConfigured as error:
-        # a setting that cannot be used is for the person who set it: its message is written for them
-        if "--traceback" in sys.argv:
-            raise
-        sys.exit(f"CommandError: {error}")
-
+from backend.console import main
 
 if __name__ == "__main__":
     main()

@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from backend.disks import disk_fault
+from backend.installation import PROGRAM, as_typed
 from backend.migration_state import migrations_waiting
 
 logger = logging.getLogger("rl.command")
@@ -88,9 +89,7 @@ class Bar:
 def migrations_applied() -> None:
     """Raise CommandError where the database lacks tables, and DatabaseError where there is none."""
     if waiting := migrations_waiting():
-        raise CommandError(
-            f"the database is {waiting} migrations behind: run `python manage.py migrate` first"
-        )
+        raise CommandError(f"the database is {waiting} migrations behind: run `{PROGRAM} migrate` first")
 
 
 class RatchetCommand(BaseCommand):
@@ -121,6 +120,11 @@ class RatchetCommand(BaseCommand):
         """Next step after this command: the last line printed, `next` in JSON. Empty: nothing follows."""
         return ""
 
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.description = as_typed(parser.description or "")
+        return parser
+
     def handle(self, *args: Any, **options: Any) -> None:
         # advice to the authors of the libraries below us, which their users cannot act on
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -135,10 +139,10 @@ class RatchetCommand(BaseCommand):
         except Exception as error:
             if options.get("traceback"):
                 raise
-            raise CommandError(self._one_line(error)) from error
+            raise CommandError(as_typed(self._one_line(error))) from error
         if result is None:
             return
-        step = self.next_step(result)
+        step = as_typed(self.next_step(result))
         if options["json"]:
             found = {**result, "next": step} if step else result
             self.stdout.write(json.dumps(found, ensure_ascii=False, default=str))
@@ -155,7 +159,7 @@ class RatchetCommand(BaseCommand):
         without: names of options left out; those of every Django command and --json always are.
         """
         name = type(self).__module__.rpartition(".")[2]
-        words, seen = ["python", "manage.py", name], {*without, *UNTYPED}
+        words, seen = [*PROGRAM.split(), name], {*without, *UNTYPED}
         for action in self.create_parser("manage.py", name)._actions:
             value = options.get(action.dest, action.default)
             if action.dest in seen or not action.option_strings or value == action.default:

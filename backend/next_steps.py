@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MANAGE = "python manage.py"
+from backend.installation import PROGRAM as MANAGE
 
 
 def after_training(policy: str, champion: str = "") -> str:

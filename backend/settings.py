@@ -17,12 +17,13 @@ from django.templatetags.static import static
 from django.urls import reverse_lazy
 from dotenv import load_dotenv
 
-from backend import limits
+from backend import VERSION, limits
 from backend.home import home_private
+from backend.installation import ROOT, bundled_folder, default_home, dotenv_file
 from backend.operator_file import OperatorFileError, operator_file
 
-BASE_DIR = Path(__file__).resolve().parent.parent
-load_dotenv(BASE_DIR / ".env")
+BASE_DIR = ROOT
+load_dotenv(dotenv_file(os.environ))
 
 
 def _flag(name: str, default: bool) -> bool:
@@ -44,7 +45,7 @@ def _number(name: str, default: float, low: float, high: float) -> float:
 
 
 # --- Where things lie -------------------------------------------------------------------------------------
-RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or BASE_DIR / "var").expanduser().resolve()
+RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or default_home(os.environ)).expanduser().resolve()
 home_private(RATCHET_HOME)
 # Where Hugging Face's libraries keep what they fetched, so that a plan can look at a model's shape without them
 HF_HUB_CACHE = Path(
@@ -62,15 +63,7 @@ RATCHET_BASE_MODELS = _operator.base_models
 RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or _operator.base_model or "bundled"
 
 
-def _version() -> str:
-    """The newest version in CHANGELOG.md: the one place where it stands."""
-    for line in (BASE_DIR / "CHANGELOG.md").read_text("utf-8").splitlines():
-        if line.startswith("## "):
-            return line.removeprefix("## ").split()[0]
-    raise ImproperlyConfigured("CHANGELOG.md must have a heading such as `## 0.1.0`")
-
-
-RATCHET_VERSION = _version()
+RATCHET_VERSION = VERSION
 LLAMA_CPP_PATH = os.environ.get("LLAMA_CPP_PATH") or ""
 OLLAMA_HOST = os.environ.get("OLLAMA_HOST") or ""
 OLLAMA_MODEL_FAST = os.environ.get("OLLAMA_MODEL_FAST") or ""
@@ -199,7 +192,7 @@ ASGI_APPLICATION = "backend.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [bundled_folder("templates")],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -267,7 +260,7 @@ LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
-STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_DIRS = [bundled_folder("static")]
 # Served straight from the source folders: a clone works without collectstatic, and no folder has to be there for it
 WHITENOISE_USE_FINDERS = True
 

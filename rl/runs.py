@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection
 
+from backend.installation import INSTALLED
 from feedback.selectors import prompts_of_feedback
 from rl import linear_runs, registry
 from rl.agent_definitions import agent_served
@@ -574,6 +575,8 @@ def _named(path: str) -> Any:
 
 def code_version() -> str:
     """The version of this code, with the commit where it is a git checkout."""
+    if INSTALLED:  # git would answer with the commit of whatever checkout site-packages lies in
+        return settings.RATCHET_VERSION
     try:
         found = subprocess.run(  # noqa: S603
             ["git", "-C", str(settings.BASE_DIR), "rev-parse", "--short=12", "HEAD"],  # noqa: S607

@@ -17,6 +17,7 @@ from functools import partial
 import psutil
 from django.conf import settings
 
+from backend.installation import PROGRAM, command_words
 from rl.workers import dies_with_parent
 
 logger = logging.getLogger("rl.supervisor")
@@ -87,7 +88,7 @@ def port_wait(host: str, port: int) -> None:
             if time.monotonic() > deadline:
                 raise PortTaken(
                     f"cannot listen at {host}:{port} ({os.strerror(error.errno or 0)}): end what is served there, or "
-                    f"take another port: make serve PORT={port + 1}, or manage.py serve --port {port + 1}"
+                    f"take another port: {PROGRAM} serve --port {port + 1}"
                 ) from None
         time.sleep(0.1)
 
@@ -105,7 +106,7 @@ def services(
     port: int, host: str, web_workers: int, every_s: float, web_threads: int = WEB_THREADS
 ) -> list[Service]:
     """gunicorn, the cluster that does what is short, the cluster that trains, and the clock."""
-    python, manage = sys.executable, str(settings.BASE_DIR / "manage.py")
+    python, cluster = sys.executable, command_words("qcluster")
     return [
         Service(
             "web",
@@ -116,11 +117,11 @@ def services(
                 "--no-control-socket", "--log-level", "warning",
             ],
         ),
-        Service("workers", [python, manage, "qcluster"], at_once=True),
+        Service("workers", [python, *cluster], at_once=True),
         Service(
-            "training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", python, manage, "qcluster"], at_once=True
+            "training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", python, *cluster], at_once=True
         ),
-        Service("clock", [python, manage, "online_learner", "watch", "--every", str(every_s)]),
+        Service("clock", [python, *command_words("online_learner", "watch", "--every", str(every_s))]),
     ]  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from django.conf import settings
 
+from backend.installation import command_words
+
 logger = logging.getLogger("rl.workers")
 
 PR_SET_PDEATHSIG = 1
@@ -59,7 +61,7 @@ def device() -> Iterator[int]:
 def command_line(arguments: list[str]) -> list[str]:
     """The words that start a command of this project; a training goes through TRAIN_LAUNCHER where one is set."""
     launcher = settings.TRAIN_LAUNCHER if arguments[0].startswith("train_") else []
-    return [*(launcher or [sys.executable]), str(settings.BASE_DIR / "manage.py"), *arguments]
+    return [*(launcher or [sys.executable]), *command_words(*arguments)]
 
 
 def command_run(arguments: list[str], log: Path) -> int:

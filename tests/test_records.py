@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from backend import VERSION
+
 ROOT = Path(__file__).resolve().parent.parent
 
 PAGE = """# Decisions
@@ -116,3 +118,10 @@ def test_decisions_are_in_order_and_their_index_is_whole(records: ModuleType) ->
     _, found = records.read(text)
     assert records.faults(found) == []
     assert records.index(found) in text, "run: python docs/records.py"
+
+
+def test_the_changelog_has_a_section_for_this_version_below_what_is_not_released() -> None:
+    headings = [
+        line for line in (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines() if line.startswith("## ")
+    ]
+    assert [line.split()[1] for line in headings[:2]] == ["Unreleased", VERSION]

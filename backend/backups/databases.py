@@ -13,6 +13,8 @@ from pathlib import Path
 from django.db import connection, transaction
 from django.db.migrations.loader import MigrationLoader
 
+from backend.installation import PROGRAM
+
 SQLITE_FILE, POSTGRES_FILE = "database.sqlite3", "database.dump"
 
 
@@ -122,7 +124,7 @@ def _sqlite_copy(target: Path) -> tuple[Path, dict[str, int]]:
     source_file = database_file()
     if source_file is None or not source_file.is_file():
         raise BackupRefused(
-            f"expected an SQLite file, found none at {source_file}: run `manage.py migrate` first"
+            f"expected an SQLite file, found none at {source_file}: run `{PROGRAM} migrate` first"
         )
     target.touch(mode=0o600)
     with (

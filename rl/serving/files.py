@@ -13,6 +13,7 @@ from pathlib import Path
 
 from django.conf import settings
 
+from backend.installation import command_words
 from rl.bundled import base_named
 from rl.checksums import FileDamaged, file_check, sums_read
 from rl.integrity import damage_tell
@@ -145,7 +146,7 @@ def _make(*options: str) -> None:
     logger.info("made in the background: export_model %s (its log: %s)", key, log)
     with log.open("ab") as said:
         subprocess.Popen(  # noqa: S603
-            [sys.executable, str(settings.BASE_DIR / "manage.py"), "export_model", *options],
+            [sys.executable, *command_words("export_model", *options)],
             cwd=settings.BASE_DIR,
             stdin=subprocess.DEVNULL,
             stdout=said,

@@ -18,6 +18,7 @@ from typing import Any
 
 from django.conf import settings
 
+from backend.installation import command_words
 from rl.checksums import FileDamaged
 from rl.integrity import adapter_folder, weights_name
 from rl.linear.model import LinearPolicy, LinearPolicyError
@@ -118,7 +119,7 @@ def _export(options: list[str], deadline: float) -> dict[str, Any]:
     """The report of `export_model` with these options, run in a child. Raises PreparationRefused with its last line."""
     try:
         done = subprocess.run(  # noqa: S603
-            [sys.executable, str(settings.BASE_DIR / "manage.py"), "export_model", *options, "--json"],
+            [sys.executable, *command_words("export_model", *options, "--json")],
             cwd=settings.BASE_DIR,
             stdin=subprocess.DEVNULL,
             capture_output=True,

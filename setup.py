@@ -1,0 +1,34 @@
+"""What pyproject.toml cannot say: pins taken from the requirements files, and folders that lie beside the packages."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def pins(name: str) -> list[str]:
+    """Pinned requirements of a file, without those of the file that it includes by `-r`."""
+    lines = (HERE / name).read_text("utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith(("#", "-"))]
+
+
+setup(
+    install_requires=pins("requirements.txt"),
+    extras_require={"rl": pins("requirements-rl.txt")},
+    packages=[
+        # by name: what else lies here (tests, benchmarks, clients/, var/) is no part of the program
+        *find_packages(include=["backend*", "feedback*", "rl*"]),
+        "backend.templates",
+        "backend.static",
+    ],
+    package_dir={"backend.templates": "templates", "backend.static": "static"},
+    include_package_data=False,  # only what is listed; True takes each folder of data for a package
+    package_data={
+        "backend.templates": ["**/*"],
+        "backend.static": ["**/*"],
+        "rl": ["bundled_model/*", "bundled_tasks/**/*", "former_models/**/*"],
+    },
+    # messages name pages of the documentation
+    data_files=[("share/doc/ratchet", sorted(str(p.relative_to(HERE)) for p in HERE.glob("docs/*.md")))],
+)
