@@ -220,6 +220,7 @@ def test_only_settings_read_the_environment() -> None:
 
 ENVIRONMENT_READERS = {
     "backend.settings",
+    "backend.console",  # names the settings module, as manage.py does, and sets what OpenMP reads before torch
     "backend.wsgi",  # Django's own two entry points name the settings module there
     "backend.asgi",
 }

@@ -222,8 +222,9 @@ def test_every_command_of_the_docs_is_one_and_takes_its_options(line: str) -> No
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z][A-Z_]+=.*", words[0]):
         words = words[1:]  # variables set for one command
-    if words and "manage.py" in words[:2]:
-        words = words[words.index("manage.py") + 1 :]
+    program = next((word for word in words[:2] if word in ("manage.py", "ratchet")), "")
+    if program:
+        words = words[words.index(program) + 1 :]
         words = words[
             : next((at for at, word in enumerate(words) if word in ("|", ">", "&&", "&", ";")), len(words))
         ]
