@@ -182,7 +182,7 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
             "two servers on one folder and one database",
             [
                 Tests((f"{attacks}/test_servers.py",), only="two_servers"),
-                Tests(("tests/test_collector_sending.py",), only="share_a_spool or killed"),
+                Tests(("clients/python/tests/test_sender.py",), only="share_a_spool or killed"),
             ],
         ),
         "clock": (

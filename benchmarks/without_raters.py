@@ -28,9 +28,9 @@ from random import Random
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "clients" / "python" / "src")]
 
-from feedback.collector import TraceCollector  # noqa: E402
+from ratchet_client.collector import TraceCollector  # noqa: E402
 from rl.statistics import wilson_interval  # noqa: E402
 from rl.training.policy import generate, load_policy  # noqa: E402
 from tests.server import Server  # noqa: E402

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from feedback.collector import TraceCollector, hook_into_agent, records_decision
 from feedback.models import Decision
 from feedback.services import decision_record, outcome_record, rating_submit
 from feedback.traces import trace_record
+from ratchet_client.collector import TraceCollector, hook_into_agent, records_decision
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.distance import gate_distance
 from rl.models import RewardRecord, RewardSettings

@@ -1,4 +1,4 @@
-"""Execution traces over REST, as feedback/collector.py sends them."""
+"""Execution traces over REST, as the client package sends them."""
 
 from __future__ import annotations
 

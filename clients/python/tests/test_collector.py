@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from feedback.collecting import traces
-from feedback.collecting.values import plain
-from feedback.collector import (
+from fake_server import ROOT, Ratchet, spooled, steps
+from ratchet_client import traces
+from ratchet_client.collector import (
     TraceCollector,
     records_decision,
     records_tool,
     redact_keys,
 )
-from tests.listening import ROOT, Ratchet, spooled, steps
+from ratchet_client.json_values import plain
 
 
 @pytest.fixture
@@ -433,7 +433,9 @@ def test_the_documented_examples_run(
     (tmp_path / "checkpoints").mkdir()
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     (tmp_path / "checkpoints" / "1.json").write_text(json.dumps({"session_id": "s", "messages": messages}))
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "collector.md").read_text("utf-8"), re.S)
+    examples = re.findall(
+        r"```python\n(.*?)```", (ROOT.parent.parent / "docs" / "collector.md").read_text("utf-8"), re.S
+    )
     names: dict[str, Any] = {"agent": Agent(), "session": SimpleNamespace(user="u7")}
     exec("\n".join(examples).replace("http://localhost:8000", ratchet.url), names)
     names["choose_queue"](SimpleNamespace(text="refund", user="u7"))

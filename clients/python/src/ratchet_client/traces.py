@@ -15,9 +15,9 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
-from feedback.collecting.decisions import MAX_NAME, decision_facts
-from feedback.collecting.problems import Problems
-from feedback.collecting.values import cut, error_text, plain
+from ratchet_client.decisions import MAX_NAME, decision_facts
+from ratchet_client.json_values import cut, error_text, plain
+from ratchet_client.problem_log import Problems
 
 PART_SIZE = 700_000
 """Characters of steps in one part of a trace, unless one step alone is longer: a server takes 1,000,000."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
-from feedback.collecting.decisions import prompt_found, response_found
-from feedback.collecting.traces import Recorder, Span, Trace, quietly, trace_current
-from feedback.collecting.watching import Begins, is_watched, watch
-from feedback.collecting.wrapping import Begin, Call
+from ratchet_client.call_wrappers import Begin, Call
+from ratchet_client.decisions import prompt_found, response_found
+from ratchet_client.instrumentation import Begins, is_watched, watch
+from ratchet_client.traces import Recorder, Span, Trace, quietly, trace_current
 
 RUN_METHODS = (
     "run",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from feedback.collecting.values import clean
+from ratchet_client.json_values import clean
 
 MAX_NESTING = 6
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from feedback.collecting.checkpoint_reading import message_of, text_of, time_of
-from feedback.collecting.values import plain
+from ratchet_client.checkpoint_parser import message_of, text_of, time_of
+from ratchet_client.json_values import plain
 
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 

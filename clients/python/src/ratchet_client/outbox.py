@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from feedback.collecting.problems import Problems
+from ratchet_client.problem_log import Problems
 
 if sys.platform == "win32":
     import msvcrt

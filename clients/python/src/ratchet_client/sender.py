@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from feedback.collecting.problems import Problems
-from feedback.collecting.spool import Progress, Record, Spool, locked, renew_after_fork
-from feedback.collecting.values import cut
+from ratchet_client.json_values import cut
+from ratchet_client.outbox import Progress, Record, Spool, locked, renew_after_fork
+from ratchet_client.problem_log import Problems
 
 PATIENCE = 10
 """Records in a row that may fail with 500 before the whole server counts as failing."""

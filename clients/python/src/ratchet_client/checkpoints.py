@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-from feedback.collecting.checkpoint_reading import Checkpoint, Task, checkpoints_in, message_of
-from feedback.collecting.decisions import AGENT_PATTERN, MAX_NAME, agent_checked, decision_facts
-from feedback.collecting.traces import PART_SIZE
-from feedback.collecting.transcripts import Transcript
-from feedback.collecting.values import plain
+from ratchet_client.checkpoint_parser import Checkpoint, Task, checkpoints_in, message_of
+from ratchet_client.decisions import AGENT_PATTERN, MAX_NAME, agent_checked, decision_facts
+from ratchet_client.json_values import plain
+from ratchet_client.traces import PART_SIZE
+from ratchet_client.transcripts import Transcript
 
 NAMESPACE = UUID("6f5e2b0c-3c1d-5d0e-9b52-6c1f0a7d9e11")
 """Under which ids of checkpoints' traces and decisions are named; changing it would import everything twice."""

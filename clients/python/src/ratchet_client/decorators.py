@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, cast
 
-from feedback.collecting.decisions import response_text
-from feedback.collecting.hooks import Arguments, ToolCall
-from feedback.collecting.traces import Recorder, Trace, quietly, trace_current
-from feedback.collecting.wrapping import Call, observed
+from ratchet_client.call_wrappers import Call, observed
+from ratchet_client.decisions import response_text
+from ratchet_client.hooks import Arguments, ToolCall
+from ratchet_client.traces import Recorder, Trace, quietly, trace_current
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from feedback.collecting.values import plain, shown
+from ratchet_client.json_values import plain, shown
 
 AGENT_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?"
 MAX_DECISION = 900_000

@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from feedback.collecting import sending, spool
-from feedback.collecting.sending import Answer, Attempt, Fate, Server, judge
-from feedback.collector import (
+from fake_server import ROOT, Ratchet, refused
+from ratchet_client import outbox, sender
+from ratchet_client.collector import (
     TraceCollector,
 )
-from tests.listening import ROOT, Ratchet, refused
+from ratchet_client.sender import Answer, Attempt, Fate, Server, judge
 
 
 @pytest.fixture
@@ -258,9 +259,9 @@ def test_what_an_answer_means(status: int, fate: Fate) -> None:
 
 def test_delays_double_up_to_a_minute_and_heed_the_server() -> None:
     stop = Attempt(Fate.STOP)
-    assert [sending._delay(n, stop, lambda: 1.0) for n in (1, 2, 3, 8, 50)] == [0.5, 1.0, 2.0, 60.0, 60.0]
-    assert sending._delay(3, stop, lambda: 0.0) == 1.0
-    assert sending._delay(1, Attempt(Fate.STOP, "", 30.0), lambda: 1.0) == 30.0
+    assert [sender._delay(n, stop, lambda: 1.0) for n in (1, 2, 3, 8, 50)] == [0.5, 1.0, 2.0, 60.0, 60.0]
+    assert sender._delay(3, stop, lambda: 0.0) == 1.0
+    assert sender._delay(1, Attempt(Fate.STOP, "", 30.0), lambda: 1.0) == 30.0
 
 
 def test_a_servers_wish_to_wait_is_read(ratchet: Ratchet) -> None:
@@ -276,12 +277,12 @@ def test_a_servers_wish_to_wait_is_read(ratchet: Ratchet) -> None:
 CHILD = """
 import sys
 sys.path.insert(0, {root!r})
-from feedback.collector import TraceCollector
+from ratchet_client.collector import TraceCollector
 assert not [name for name in sys.modules if name.split(".")[0] in ("django", "rest_framework", "numpy")]
 """
 
 
-def child(code: str, *arguments: str, root: Path = ROOT) -> subprocess.Popen[str]:
+def child(code: str, *arguments: str, root: Path = ROOT / "src") -> subprocess.Popen[str]:
     """A Python without this project's packages: no site folder, no environment, the standard library alone."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", CHILD.format(root=str(root)) + code, *arguments],
@@ -292,8 +293,7 @@ def child(code: str, *arguments: str, root: Path = ROOT) -> subprocess.Popen[str
 
 
 def test_it_runs_without_django_from_a_copy_of_its_own_files(tmp_path: Path, ratchet: Ratchet) -> None:
-    for name in ("feedback/collector.py", "feedback/collecting"):
-        subprocess.run(["cp", "-r", "--parents", name, str(tmp_path)], cwd=ROOT, check=True)
+    shutil.copytree(ROOT / "src" / "ratchet_client", tmp_path / "ratchet_client")
     code = """
 collector = TraceCollector("support-bot", sys.argv[1], spool_dir=sys.argv[2])
 with collector.trace("alone") as trace:
@@ -307,7 +307,7 @@ assert collector.flush(10)
 
 
 def test_it_imports_the_standard_library_alone() -> None:
-    files = [ROOT / "feedback" / "collector.py", *(ROOT / "feedback" / "collecting").glob("*.py")]
+    files = [*(ROOT / "src" / "ratchet_client").glob("*.py")]
     assert len(files) > 5
     imported = {
         name
@@ -319,7 +319,7 @@ def test_it_imports_the_standard_library_alone() -> None:
         )
     }
     outside = {name for name in imported if name.split(".")[0] not in sys.stdlib_module_names}
-    assert {name for name in outside if not name.startswith("feedback.collecting")} == set()
+    assert {name for name in outside if not name.startswith("ratchet_client")} == set()
 
 
 def test_the_end_of_a_process_waits_for_what_it_has_to_send(ratchet: Ratchet, tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_pat
 import os, time
 from pathlib import Path
 from typing import Any
-from feedback.collecting.spool import locked
+from ratchet_client.outbox import locked
 with locked(Path(sys.argv[1]) / "append.lock"):
     worker = os.fork()
     if not worker:
@@ -435,11 +435,11 @@ with locked(Path(sys.argv[1]) / "append.lock"):
     process = child(code, str(tmp_path))
     assert process.stdout is not None
     worker = int(process.stdout.readline())
-    with spool.locked(tmp_path / "append.lock", wait=False) as free:
+    with outbox.locked(tmp_path / "append.lock", wait=False) as free:
         assert not free
     process.kill()
     process.wait(30)
-    with spool.locked(tmp_path / "append.lock", wait=False) as free:
+    with outbox.locked(tmp_path / "append.lock", wait=False) as free:
         assert free
     os.kill(worker, signal.SIGKILL)
     process.communicate(timeout=30)

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from typing import Any, Protocol
 
-from feedback.collecting.decisions import MAX_DECISION
-from feedback.collecting.values import MAX_ITEMS, plain
+from ratchet_client.decisions import MAX_DECISION
+from ratchet_client.json_values import MAX_ITEMS, plain
 
 
 class Call(Protocol):

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from feedback.collector import (
+from fake_server import spooled, steps
+from ratchet_client.collector import (
     Trace,
     TraceCollector,
     hook_into_agent,
 )
-from tests.listening import spooled, steps
 
 
 @pytest.fixture

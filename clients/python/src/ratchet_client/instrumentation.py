@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from feedback.collecting.wrapping import Begin, observed
+from ratchet_client.call_wrappers import Begin, observed
 
 Begins = Callable[[str, Callable[..., Any], bool], Begin]
 """A method's name, the function behind it, whether that takes the instance first -> what observes its calls."""

@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feedback.collecting.checkpoints import CheckpointLoader as CheckpointLoader
-from feedback.collecting.checkpoints import CheckpointRefused as CheckpointRefused
-from feedback.collecting.decisions import agent_checked
-from feedback.collecting.functions import records_decision as records_decision
-from feedback.collecting.functions import records_tool as records_tool
-from feedback.collecting.hooks import Hook as Hook
-from feedback.collecting.hooks import hook_into_agent as hook_into_agent
-from feedback.collecting.problems import Problems
-from feedback.collecting.sending import Sender, Server
-from feedback.collecting.spool import Spool
-from feedback.collecting.traces import Span as Span
-from feedback.collecting.traces import Trace as Trace
-from feedback.collecting.traces import last_decision, quietly, trace_current
-from feedback.collecting.values import plain
-from feedback.collecting.values import redact_keys as redact_keys
+from ratchet_client.checkpoints import CheckpointLoader as CheckpointLoader
+from ratchet_client.checkpoints import CheckpointRefused as CheckpointRefused
+from ratchet_client.decisions import agent_checked
+from ratchet_client.decorators import records_decision as records_decision
+from ratchet_client.decorators import records_tool as records_tool
+from ratchet_client.hooks import Hook as Hook
+from ratchet_client.hooks import hook_into_agent as hook_into_agent
+from ratchet_client.json_values import plain
+from ratchet_client.json_values import redact_keys as redact_keys
+from ratchet_client.outbox import Spool
+from ratchet_client.problem_log import Problems
+from ratchet_client.sender import Sender, Server
+from ratchet_client.traces import Span as Span
+from ratchet_client.traces import Trace as Trace
+from ratchet_client.traces import last_decision, quietly, trace_current
 
 _collectors: weakref.WeakSet[TraceCollector] = weakref.WeakSet()
 

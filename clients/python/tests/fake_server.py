@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from feedback.collector import (
+from ratchet_client.collector import (
     TraceCollector,
 )
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from feedback.collecting import checkpoints
-from feedback.collecting.checkpoints import _Session
-from feedback.collector import CheckpointLoader, TraceCollector
+from ratchet_client import checkpoints
+from ratchet_client.checkpoints import _Session
+from ratchet_client.collector import CheckpointLoader, TraceCollector
 
 Message = dict[str, Any]
 
