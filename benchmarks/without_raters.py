@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "clients" / "python" / "src")]
 
-from ratchet_client.collector import TraceCollector  # noqa: E402
+from ratchet_client import TraceCollector  # noqa: E402
 from rl.statistics import wilson_interval  # noqa: E402
 from rl.training.policy import generate, load_policy  # noqa: E402
 from tests.server import Server  # noqa: E402

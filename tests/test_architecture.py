@@ -119,6 +119,18 @@ def test_the_client_needs_the_standard_library_alone() -> None:
     assert outside == []
 
 
+def test_the_server_runs_without_the_client() -> None:
+    """Nothing of the server imports the client's package; `feedback.collector`, its alias, is imported by nobody."""
+    server = [file for folder in ("backend", "feedback", "rl") for file in modules(folder)]
+    assert [
+        f"{name_of(file)} imports {module}"
+        for file in server
+        if name_of(file) != "feedback.collector"
+        for module in imports(file)
+        if within(module, ["ratchet_client", "feedback.collector"])
+    ] == []
+
+
 @pytest.mark.parametrize("room", PURE)
 def test_pure_rooms_know_neither_django_nor_torch(room: str) -> None:
     assert offences(room, {*DJANGO, *TORCH, "feedback", "backend"}) == []

@@ -14,7 +14,7 @@ from django.core.management import call_command
 from feedback.models import Decision
 from feedback.services import decision_record, outcome_record, rating_submit
 from feedback.traces import trace_record
-from ratchet_client.collector import TraceCollector, hook_into_agent, records_decision
+from ratchet_client import TraceCollector, hook_into_agent, records_decision
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.distance import gate_distance
 from rl.models import RewardRecord, RewardSettings

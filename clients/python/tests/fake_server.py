@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ratchet_client.collector import (
+from ratchet_client import (
     TraceCollector,
 )
 
@@ -83,7 +83,7 @@ class Ratchet:
 
 def spooled(collector: TraceCollector) -> list[dict[str, Any]]:
     """What the spool holds, in the order it was written."""
-    lines = [line for day in collector.spool.days() for line in day.read_text().splitlines()]
+    lines = [line for day in collector.outbox.days() for line in day.read_text().splitlines()]
     return [json.loads(line)["body"] for line in lines]
 
 
@@ -94,5 +94,5 @@ def steps(collector: TraceCollector) -> list[dict[str, Any]]:
 
 
 def refused(collector: TraceCollector) -> list[dict[str, Any]]:
-    files = collector.spool.folder.glob("*.refused.jsonl")
+    files = collector.outbox.folder.glob("*.refused.jsonl")
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ratchet_client import checkpoints
+from ratchet_client import CheckpointLoader, TraceCollector, checkpoints
 from ratchet_client.checkpoints import _Session
-from ratchet_client.collector import CheckpointLoader, TraceCollector
 
 Message = dict[str, Any]
 
@@ -366,27 +365,10 @@ def test_a_path_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
         CheckpointLoader(tmp_path / "none")
 
 
-@pytest.mark.django_db
-def test_what_is_loaded_is_what_ratchet_stores(tmp_path: Path) -> None:
-    from feedback.models import Decision
-    from feedback.traces import trace_record
-
-    save(
-        tmp_path,
-        "1.json",
-        {"session_id": "s", "messages": [user("Sun?"), ANTHROPIC_CALL, ANTHROPIC_RESULT, assistant("No.")]},
-    )
-    save(tmp_path, "2.jsonl", json.dumps({"session_id": "t", "messages": chat(2), "tasks": {"a": "failed"}}))
-    for again in (False, True):
-        stored = [trace_record(**trace).created for trace in CheckpointLoader(tmp_path).traces()]
-        assert stored == [not again] * 2
-    assert Decision.objects.count() == 3
-
-
 def test_loaded_traces_go_through_a_collector(tmp_path: Path) -> None:
     save(tmp_path, "saved/1.json", {"session_id": "s", "messages": chat(1)})
     collector = TraceCollector("support-bot", spool_dir=tmp_path / "spool")
     traces = list(CheckpointLoader(tmp_path / "saved", agent="support-bot").traces())
     assert all(collector.add(trace) for trace in traces)
-    (day,) = collector.spool.days()
+    (day,) = collector.outbox.days()
     assert [json.loads(line)["body"] for line in day.read_text().splitlines()] == traces

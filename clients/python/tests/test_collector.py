@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from fake_server import ROOT, Ratchet, spooled, steps
-from ratchet_client import traces
-from ratchet_client.collector import (
+from ratchet_client import (
     TraceCollector,
     records_decision,
     records_tool,
     redact_keys,
+    traces,
 )
-from ratchet_client.json_values import plain
+from ratchet_client.json_values import to_json
 
 
 @pytest.fixture
@@ -39,13 +39,6 @@ def ratchet() -> Iterator[Ratchet]:
     server = Ratchet()
     yield server
     server.stop()
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """What the collector logs; the project's own logging keeps it from the root, where pytest listens."""
-    monkeypatch.setattr(logging.getLogger("feedback"), "propagate", True)
-    return caplog
 
 
 # --- Traces --------------------
@@ -168,7 +161,7 @@ def test_a_decision_outside_a_trace_makes_one_of_its_own(collector: TraceCollect
     ],
 )
 def test_a_decision_the_server_would_refuse_is_logged_and_not_sent(
-    collector: TraceCollector, facts: dict[str, Any], fault: str, said: pytest.LogCaptureFixture
+    collector: TraceCollector, facts: dict[str, Any], fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole: dict[str, Any] = {"messages": "Where?", "response": "There", **facts}
     with collector.trace() as trace:
@@ -177,7 +170,7 @@ def test_a_decision_the_server_would_refuse_is_logged_and_not_sent(
     before, left_out = steps(collector)
     assert (before["kind"], left_out["kind"]) == ("step", "step")
     assert fault in left_out["error"]
-    assert fault in said.text
+    assert fault in caplog.text
 
 
 def test_a_long_prompt_is_never_cut(collector: TraceCollector) -> None:
@@ -222,14 +215,14 @@ class Point:
     ],
 )
 def test_any_value_becomes_bounded_json(value: Any, expected: Any) -> None:
-    assert plain(value) == expected
-    json.dumps(plain(value), allow_nan=False)
+    assert to_json(value) == expected
+    json.dumps(to_json(value), allow_nan=False)
 
 
 def test_a_value_that_contains_itself_ends() -> None:
     value: list[Any] = []
     value.append(value)
-    assert len(json.dumps(plain(value))) < 1_000
+    assert len(json.dumps(to_json(value))) < 1_000
 
 
 @pytest.mark.parametrize("leaf", ["leaf", 1])
@@ -237,12 +230,12 @@ def test_a_value_of_many_small_parts_is_bounded(leaf: Any) -> None:
     value: Any = leaf
     for _ in range(7):
         value = [value] * 200
-    assert len(json.dumps(plain(value))) < 500_000
+    assert len(json.dumps(to_json(value))) < 500_000
 
 
 def test_an_iterator_is_not_consumed() -> None:
     numbers = iter([1, 2, 3])
-    plain({"numbers": numbers})
+    to_json({"numbers": numbers})
     assert list(numbers) == [1, 2, 3]
 
 
@@ -250,7 +243,7 @@ def test_an_iterator_is_not_consumed() -> None:
 
 
 def test_a_spool_that_cannot_be_written_raises_nothing_and_is_said_once(
-    tmp_path: Path, said: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "spool").write_text("a file where the folder should be")
     collector = TraceCollector("support-bot", spool_dir=tmp_path / "spool")
@@ -259,7 +252,7 @@ def test_a_spool_that_cannot_be_written_raises_nothing_and_is_said_once(
     assert (
         sum(
             "cannot be written" in record.message
-            for record in said.records
+            for record in caplog.records
             if record.levelno >= logging.ERROR
         )
         == 1
@@ -271,12 +264,12 @@ def test_a_spool_that_cannot_be_written_raises_nothing_and_is_said_once(
 
 
 def test_a_fault_in_recording_reaches_the_log_and_not_the_app(
-    collector: TraceCollector, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    collector: TraceCollector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traces, "plain", lambda *_: 1 / 0)
+    monkeypatch.setattr(traces, "to_json", lambda *_: 1 / 0)
     with collector.trace() as trace, trace.tool_call("search", 1) as call:
         call.result(2)
-    assert "ZeroDivisionError" in said.text
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_dead_server_does_not_hold_up_the_app(tmp_path: Path) -> None:
@@ -320,12 +313,12 @@ def test_what_the_hook_masks_is_never_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_hook_that_raises_drops_the_trace_rather_than_leak_it(
-    tmp_path: Path, said: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector = TraceCollector("support-bot", spool_dir=tmp_path, redact=lambda trace: trace["no such key"])
     collector.decision("my secret", "ok")
     assert spooled(collector) == []
-    assert "redact" in said.text
+    assert "redact" in caplog.text
 
 
 def test_a_hook_may_drop_a_trace(tmp_path: Path) -> None:
@@ -336,7 +329,7 @@ def test_a_hook_may_drop_a_trace(tmp_path: Path) -> None:
 
 def test_spooled_files_are_the_owners_alone(collector: TraceCollector) -> None:
     collector.decision("Where?", "There")
-    (day,) = collector.spool.days()
+    (day,) = collector.outbox.days()
     assert day.stat().st_mode & 0o077 == 0
     assert day.parent.stat().st_mode & 0o077 == 0
 
@@ -408,14 +401,14 @@ def test_a_decision_that_raises_is_a_failed_task(collector: TraceCollector) -> N
 
 
 def test_a_prompt_that_cannot_be_made_is_logged_and_nobody_elses_problem(
-    collector: TraceCollector, said: pytest.LogCaptureFixture
+    collector: TraceCollector, caplog: pytest.LogCaptureFixture
 ) -> None:
     @records_decision(collector, prompt=lambda x: x.missing)
     def choose(x: str) -> str:
         return "ok"
 
     assert choose("a") == "ok"
-    assert "AttributeError" in said.text
+    assert "AttributeError" in caplog.text
     assert [s for s in steps(collector) if s["kind"] == "decision"] == []
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fake_server import spooled, steps
-from ratchet_client.collector import (
+from ratchet_client import (
     Trace,
     TraceCollector,
     hook_into_agent,

@@ -1,4 +1,4 @@
-"""A function with its calls observed: sync or async, plain or generator, unchanged for whoever calls it."""
+"""Wrappers that observe the calls of a function, sync or async, plain or generator, unchanged for its callers."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from functools import partial, wraps
 from typing import Any, Protocol
 
 from ratchet_client.decisions import MAX_DECISION
-from ratchet_client.json_values import MAX_ITEMS, plain
+from ratchet_client.json_values import MAX_ITEMS, to_json
 
 
-class Call(Protocol):
-    """One call under observation. No method raises."""
+class CallObserver(Protocol):
+    """Observer of one call. No method raises."""
 
-    def inside(self) -> AbstractContextManager[None]:
-        """Around the code of the call."""
+    def context(self) -> AbstractContextManager[None]:
+        """Context that the code of the call runs in."""
         ...
 
-    def done(self, result: Any) -> None:
-        """It returned, or its stream ended."""
+    def on_result(self, result: Any) -> None:
+        """The call returned, or its stream ended."""
         ...
 
-    def failed(self, error: BaseException) -> None:
-        """It raised."""
+    def on_error(self, error: BaseException) -> None:
+        """The call raised."""
         ...
 
 
-class _Unobserved:
-    def inside(self) -> AbstractContextManager[None]:
+class _NullObserver:
+    def context(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def done(self, result: Any) -> None:
+    def on_result(self, result: Any) -> None:
         pass
 
-    def failed(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         pass
 
 
-UNOBSERVED: Call = _Unobserved()
+NULL_OBSERVER: CallObserver = _NullObserver()
 
-Begin = Callable[[tuple[Any, ...], dict[str, Any]], Call | None]
+ObserverFactory = Callable[[tuple[Any, ...], dict[str, Any]], CallObserver | None]
 """Called with a call's arguments before it runs; None leaves that call unobserved. Must not raise."""
 
 
-def observed(function: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
+def wrap_calls(function: Callable[..., Any], observer_of: ObserverFactory) -> Callable[..., Any]:
     """A function of the same kind (plain, coroutine, generator, asynchronous generator), name and signature.
 
     A generator's result is what it returned, or what it yielded: texts joined, other items listed. What a plain
     function returns as coroutine, generator or future is followed to its end.
     """
     if inspect.isasyncgenfunction(function):
-        return _async_streaming(function, begin)
+        return _async_streaming(function, observer_of)
     if inspect.isgeneratorfunction(function):
 
         @wraps(function)
         def streams(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            return (yield from _stream(begin(args, kwargs) or UNOBSERVED, function(*args, **kwargs)))
+            return (yield from _stream(observer_of(args, kwargs) or NULL_OBSERVER, function(*args, **kwargs)))
 
         return streams
 
@@ -67,122 +67,126 @@ def observed(function: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
 
         @wraps(function)
         async def awaits(*args: Any, **kwargs: Any) -> Any:
-            return await _awaited(begin(args, kwargs) or UNOBSERVED, function(*args, **kwargs))
+            return await _await_coroutine(
+                observer_of(args, kwargs) or NULL_OBSERVER, function(*args, **kwargs)
+            )
 
         return awaits
 
     @wraps(function)
     def calls(*args: Any, **kwargs: Any) -> Any:
-        call = begin(args, kwargs) or UNOBSERVED
+        observer = observer_of(args, kwargs) or NULL_OBSERVER
         try:
-            with call.inside():
+            with observer.context():
                 result = function(*args, **kwargs)
         except BaseException as error:
-            call.failed(error)
+            observer.on_error(error)
             raise
-        return _followed(call, result)
+        return _follow_result(observer, result)
 
     return calls
 
 
-def _followed(call: Call, result: Any) -> Any:
+def _follow_result(observer: CallObserver, result: Any) -> Any:
     if inspect.isgenerator(result):
-        return _stream(call, result)
+        return _stream(observer, result)
     if inspect.isasyncgen(result):
-        return _async_streaming(lambda: result, lambda args, kwargs: call)()
+        return _async_streaming(lambda: result, lambda args, kwargs: observer)()
     if inspect.iscoroutine(result):
-        return _awaited(call, result)
+        return _await_coroutine(observer, result)
     if isinstance(result, (asyncio.Future, concurrent.futures.Future)):
         # the caller may want to cancel it or hand it on, so it stays what it is
-        result.add_done_callback(partial(_settled, call))
+        result.add_done_callback(partial(_on_future_done, observer))
         return result
-    call.done(result)
+    observer.on_result(result)
     return result
 
 
-def _settled(call: Call, future: Any) -> None:
+def _on_future_done(observer: CallObserver, future: Any) -> None:
     if future.cancelled():
-        call.failed(asyncio.CancelledError())
+        observer.on_error(asyncio.CancelledError())
     elif error := future.exception():
-        call.failed(error)
+        observer.on_error(error)
     else:
-        call.done(future.result())
+        observer.on_result(future.result())
 
 
-async def _awaited(call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def _await_coroutine(observer: CallObserver, coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
-        with call.inside():
+        with observer.context():
             result = await coroutine
     except BaseException as error:
-        call.failed(error)
+        observer.on_error(error)
         raise
-    call.done(result)
+    observer.on_result(result)
     return result
 
 
-def _stream(call: Call, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    # The consumer's own code runs between two items and must not count as the agent's: hence in and out of the call.
+def _stream(observer: CallObserver, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    # The consumer's own code runs between two items and must not count as the agent's: hence in and out of the context.
     chunks = _Chunks()
     resume: Callable[[], Any] = partial(next, generator)
     try:
         while True:
-            with call.inside():
+            with observer.context():
                 item = resume()
             chunks.add(item)
             try:
                 resume = partial(generator.send, (yield item))
             except GeneratorExit:
-                with call.inside():
+                with observer.context():
                     generator.close()
-                call.done(chunks.value())
+                observer.on_result(chunks.value())
                 raise
             except BaseException as error:
                 resume = partial(generator.throw, error)
     except StopIteration as stop:
-        call.done(chunks.value() if stop.value is None else stop.value)
+        observer.on_result(chunks.value() if stop.value is None else stop.value)
         return stop.value
     except GeneratorExit:
         raise
     except BaseException as error:
-        call.failed(error)
+        observer.on_error(error)
         raise
 
 
-def _async_streaming(function: Callable[..., AsyncGenerator[Any, Any]], begin: Begin) -> Callable[..., Any]:
+def _async_streaming(
+    function: Callable[..., AsyncGenerator[Any, Any]], observer_of: ObserverFactory
+) -> Callable[..., Any]:
     # as _stream; there is no `yield from` for asynchronous generators, so the loop stands in the wrapper itself
     @wraps(function)
     async def streams(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        call = begin(args, kwargs) or UNOBSERVED
+        observer = observer_of(args, kwargs) or NULL_OBSERVER
         generator = function(*args, **kwargs)
         chunks = _Chunks()
         resume: Callable[[], Any] = generator.__anext__
         try:
             while True:
-                with call.inside():
+                with observer.context():
                     item = await resume()
                 chunks.add(item)
                 try:
                     resume = partial(generator.asend, (yield item))
                 except GeneratorExit:
-                    with call.inside():
+                    with observer.context():
                         await generator.aclose()
-                    call.done(chunks.value())
+                    observer.on_result(chunks.value())
                     raise
                 except BaseException as error:
                     resume = partial(generator.athrow, error)
         except StopAsyncIteration:
-            call.done(chunks.value())
+            observer.on_result(chunks.value())
         except GeneratorExit:
             raise
         except BaseException as error:
-            call.failed(error)
+            observer.on_error(error)
             raise
 
     return streams
 
 
 class _Chunks:
-    """What a stream yielded: texts joined whole, anything else as bounded data."""
+    """Collector of what a stream yields: texts joined whole, anything else as bounded data."""
 
     def __init__(self) -> None:
         self._texts: list[str] | None = []
@@ -192,7 +196,7 @@ class _Chunks:
     def add(self, item: Any) -> None:
         self._count += 1
         if self._texts is not None and isinstance(item, str):
-            # one text beyond what a decision may hold is kept, so that it is refused as too long and not cut
+            # one text beyond what a decision may hold is stored, so that it is refused as too long and not truncated
             if self._size <= MAX_DECISION:
                 self._texts.append(item)
                 self._size += len(item)
@@ -201,7 +205,7 @@ class _Chunks:
             self._items = [*self._texts[:MAX_ITEMS]]
             self._texts = None
         if len(self._items) < MAX_ITEMS:
-            self._items.append(plain(item))
+            self._items.append(to_json(item))
 
     def value(self) -> Any:
         if self._texts is not None:

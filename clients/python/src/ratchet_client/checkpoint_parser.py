@@ -1,4 +1,4 @@
-"""What a saved checkpoint says: sessions, messages and tasks, wherever its JSON keeps them."""
+"""Parser of saved checkpoints: sessions, messages and tasks, wherever their JSON keeps them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ratchet_client.json_values import clean
+from ratchet_client.json_values import sanitize
 
 MAX_NESTING = 6
 
@@ -54,34 +54,34 @@ class Checkpoint:
     agent: str = ""
     at: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """As the app saved them, those that are messages at all; `message_of` reads one."""
+    """As the app saved them, those that are messages at all; `parse_message` reads one."""
     tasks: list[Task] = field(default_factory=list)
 
 
-def checkpoints_in(document: Any) -> list[Checkpoint]:
+def parse_checkpoints(document: Any) -> list[Checkpoint]:
     """The checkpoints of a JSON document, one per session it names; empty where it holds nothing of the kind."""
-    found: dict[str, Checkpoint] = {}
+    checkpoints: dict[str, Checkpoint] = {}
     tasks: list[tuple[str, Task]] = []
     for part in _walk(document, Checkpoint(), MAX_NESTING):
         if isinstance(part, Checkpoint):
             # two lists of one session in one document: successive checkpoints, told apart by their place
-            key = part.session if part.session not in found else f"{part.session}\n{len(found)}"
-            found[key] = part
+            key = part.session if part.session not in checkpoints else f"{part.session}\n{len(checkpoints)}"
+            checkpoints[key] = part
         else:
             tasks.append(part)
     for session, task in tasks:
         # tasks stand beside the messages of their session; with one session in the document there is no doubt
-        key = session if session in found or len(found) != 1 else next(iter(found))
-        known = found.get(key, Checkpoint(session))
-        found[key] = replace(known, tasks=[*known.tasks, task])
-    return list(found.values())
+        key = session if session in checkpoints or len(checkpoints) != 1 else next(iter(checkpoints))
+        known = checkpoints.get(key, Checkpoint(session))
+        checkpoints[key] = replace(known, tasks=[*known.tasks, task])
+    return list(checkpoints.values())
 
 
 def _walk(value: Any, context: Checkpoint, depth: int) -> Iterator[Checkpoint | tuple[str, Task]]:
     if depth < 0:
         return
     if isinstance(value, list):
-        if messages := messages_in(value):
+        if messages := parse_messages(value):
             yield replace(context, messages=messages)
         else:
             for item in value:
@@ -91,15 +91,15 @@ def _walk(value: Any, context: Checkpoint, depth: int) -> Iterator[Checkpoint | 
     if not isinstance(value, dict):
         return
     context = _context(value, context)
-    here = next((key for key in _MESSAGE_KEYS if messages_in(value.get(key))), None)
-    if here is not None:
-        yield replace(context, messages=_with_system(value, messages_in(value[here])))
+    message_key = next((key for key in _MESSAGE_KEYS if parse_messages(value.get(key))), None)
+    if message_key is not None:
+        yield replace(context, messages=_with_system(value, parse_messages(value[message_key])))
     for key, item in value.items():
-        if key == here:
+        if key == message_key:
             continue
         if key in _TASK_KEYS and (tasks := list(_tasks(item))):
             yield from ((context.session, task) for task in tasks)
-        elif isinstance(item, (dict, list)) and not (here is not None and messages_in(item)):
+        elif isinstance(item, (dict, list)) and not (message_key is not None and parse_messages(item)):
             yield from _walk(item, context, depth - 1)
 
 
@@ -112,7 +112,11 @@ def _context(value: dict[str, Any], context: Checkpoint) -> Checkpoint:
         of_holder = (holder.get("id") for holder in holders[1:])
         session = next((str(v) for v in of_holder if isinstance(v, (str, int)) and str(v)), "")
     own = value.get("id")
-    if not session and isinstance(own, (str, int)) and any(messages_in(value.get(k)) for k in _MESSAGE_KEYS):
+    if (
+        not session
+        and isinstance(own, (str, int))
+        and any(parse_messages(value.get(k)) for k in _MESSAGE_KEYS)
+    ):
         # an id beside messages is the session's, unless it is the checkpoint's own
         is_checkpoint = _CHECKPOINT_KEYS & set(value) or re.match(
             r"(?i)(checkpoint|ckpt|cp)[-_ ]?\d*", str(own)
@@ -123,7 +127,7 @@ def _context(value: dict[str, Any], context: Checkpoint) -> Checkpoint:
         context,
         session=session or context.session,
         agent=agent if isinstance(agent, str) else context.agent,
-        at=time_of(value) or context.at,
+        at=parse_time(value) or context.at,
     )
 
 
@@ -135,36 +139,35 @@ def _with_system(value: dict[str, Any], messages: list[dict[str, Any]]) -> list[
     return [{"role": "system", "content": system}, *messages]
 
 
-def time_of(value: Mapping[str, Any]) -> str | None:
+def parse_time(value: Mapping[str, Any]) -> str | None:
     """The time a mapping states, as an ISO text; read from ISO texts (UTC where no zone is given) and Unix times."""
-    for stated in (value.get(key) for key in _TIME_KEYS):
-        if isinstance(stated, bool) or not isinstance(stated, (str, int, float)):
+    for time in (value.get(key) for key in _TIME_KEYS):
+        if isinstance(time, bool) or not isinstance(time, (str, int, float)):
             continue
         try:
-            moment = datetime.fromisoformat(stated) if isinstance(stated, str) else _since_1970(stated)
+            moment = datetime.fromisoformat(time) if isinstance(time, str) else _from_unix_time(time)
         except (ValueError, OverflowError, OSError):
             continue
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
     return None
 
 
-def _since_1970(stated: float) -> datetime:
+def _from_unix_time(time: float) -> datetime:
     # later than the year 5138 in seconds: it counts milliseconds
-    return datetime.fromtimestamp(stated / 1000 if abs(stated) > 1e11 else stated, UTC)
+    return datetime.fromtimestamp(time / 1000 if abs(time) > 1e11 else time, UTC)
 
 
 # --- Messages ---------------------------------------------------------------------------------------------
 
 
-def messages_in(value: Any) -> list[dict[str, Any]]:
+def parse_messages(value: Any) -> list[dict[str, Any]]:
     """The messages of a list that holds nothing else; empty for any other value."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return []
-    found = [message_of(item) for item in value]
-    return [item for item, read in zip(value, found, strict=True) if read is not None] if all(found) else []
+    return list(value) if all(parse_message(item) for item in value) else []
 
 
-def message_of(item: Mapping[str, Any]) -> dict[str, Any] | None:
+def parse_message(item: Mapping[str, Any]) -> dict[str, Any] | None:
     """A saved message as {role, content, ...} in the chat shape, or None for what is no message.
 
     Reads OpenAI and Anthropic messages, those wrapped in a line of a session log ({type, message}), and LangChain's
@@ -172,7 +175,7 @@ def message_of(item: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     inner = item.get("message") if isinstance(item.get("message"), Mapping) else item.get("data")
     if isinstance(inner, Mapping) and ("content" in inner or "role" in inner) and "role" not in item:
-        return message_of({"type": item.get("type"), **inner})
+        return parse_message({"type": item.get("type"), **inner})
     role = item.get("role", item.get("type"))
     if not isinstance(role, str):
         return None
@@ -190,7 +193,7 @@ def message_of(item: Mapping[str, Any]) -> dict[str, Any] | None:
     return message
 
 
-def text_of(content: Any) -> str:
+def content_text(content: Any) -> str:
     """The text of a message's content: itself, or that of its text blocks."""
     if isinstance(content, str):
         return content
@@ -237,4 +240,4 @@ def _task(value: dict[str, Any]) -> Task | None:
     name = next((str(value[key]) for key in _NAME_KEYS if isinstance(value.get(key), (str, int))), "task")
     error = value.get("error") or value.get("failure_reason") or value.get("reason")
     result = value.get("result", value.get("output"))
-    return Task(clean(name), _STATUS.get(status.lower(), clean(status)), error, result)
+    return Task(sanitize(name), _STATUS.get(status.lower(), sanitize(status)), error, result)

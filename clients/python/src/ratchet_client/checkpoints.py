@@ -1,4 +1,4 @@
-"""Traces from an agent's saved checkpoints: what each adds to the ones before it, with ids that never change."""
+"""Traces from an agent's saved checkpoints: the difference of each to the ones before, with ids that never change."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-from ratchet_client.checkpoint_parser import Checkpoint, Task, checkpoints_in, message_of
-from ratchet_client.decisions import AGENT_PATTERN, MAX_NAME, agent_checked, decision_facts
-from ratchet_client.json_values import plain
+from ratchet_client.checkpoint_parser import Checkpoint, Task, parse_checkpoints, parse_message
+from ratchet_client.decisions import AGENT_PATTERN, MAX_NAME, decision_payload, validate_agent
+from ratchet_client.json_values import to_json
 from ratchet_client.traces import PART_SIZE
 from ratchet_client.transcripts import Transcript
 
@@ -27,7 +27,7 @@ SHORTEST_OVERLAP = 2
 
 @dataclass(frozen=True)
 class CheckpointRefused:
-    """Something in the files that could not be read."""
+    """Part of the files that could not be read, and why."""
 
     path: str
     line: int | None
@@ -36,32 +36,34 @@ class CheckpointRefused:
 
 @dataclass
 class _Session:
-    """What was seen of a session: its courses of messages, as fingerprints, and how its tasks stood."""
+    """State of a session so far: its message histories, as fingerprints, and the status of its tasks."""
 
-    courses: list[list[bytes]] = field(default_factory=list)
+    histories: list[list[bytes]] = field(default_factory=list)
     tasks: dict[str, str] = field(default_factory=dict)
 
     def new_from(self, messages: list[bytes]) -> int:
-        """Index of the first message that no earlier checkpoint holds at its place; remembers the course.
+        """Index of the first message that no earlier checkpoint holds at its place; remembers the history.
 
         A checkpoint may continue an earlier one, repeat a part of it, branch off after a common beginning, or hold a
-        window that slid on (its beginning was dropped): a suffix of the earlier course is then its prefix.
+        window that slid on (its beginning was dropped): a suffix of the earlier history is then its prefix.
         """
-        best, course = max(
-            ((_common(known, messages), known) for known in self.courses),
-            key=lambda found: found[0],
+        best, history = max(
+            ((_common(known, messages), known) for known in self.histories),
+            key=lambda match: match[0],
             default=(0, []),
         )
         if best == len(messages):
             return best
-        if best and best == len(course):
-            course[:] = messages
-        elif not best and (slid := max((_overlap(known, messages) for known in self.courses), default=0)):
-            known = next(known for known in self.courses if _overlap(known, messages) == slid)
-            known.extend(messages[slid:])
-            return slid
+        if best and best == len(history):
+            history[:] = messages
+        elif not best and (
+            overlap := max((_overlap(known, messages) for known in self.histories), default=0)
+        ):
+            known = next(known for known in self.histories if _overlap(known, messages) == overlap)
+            known.extend(messages[overlap:])
+            return overlap
         else:
-            self.courses.append(messages)
+            self.histories.append(messages)
         return best
 
     def tasks_changed(self, tasks: list[Task]) -> list[Task]:
@@ -101,7 +103,7 @@ class CheckpointLoader:
 
     def __init__(self, path: str | Path, agent: str = "assistant") -> None:
         self.path = Path(path)
-        self.agent = agent_checked(agent)
+        self.agent = validate_agent(agent)
         if not self.path.exists():
             raise FileNotFoundError(
                 f"expected a checkpoint file or a folder of them, found nothing at {self.path}"
@@ -111,7 +113,7 @@ class CheckpointLoader:
         """Messages left out because an earlier checkpoint holds them."""
 
     def traces(self) -> Iterator[dict[str, Any]]:
-        """Trace payloads in the order of the checkpoints; may be asked for more than once."""
+        """Trace payloads in the order of the checkpoints; may be called more than once."""
         self.refused, self.overlapping = [], 0
         sessions: dict[tuple[str, str], _Session] = {}
         for file in self._files():
@@ -127,10 +129,10 @@ class CheckpointLoader:
     def _files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
-        found = [
+        paths = [
             path for path in self.path.rglob("*") if path.suffix.lower() in (".json", ".jsonl", ".ndjson")
         ]
-        return sorted((path for path in found if path.is_file()), key=lambda path: _natural(path.as_posix()))
+        return sorted((path for path in paths if path.is_file()), key=lambda path: _natural(path.as_posix()))
 
     def _session_of(self, file: Path) -> str:
         inside = file.relative_to(self.path) if self.path.is_dir() else Path(file.name)
@@ -141,13 +143,13 @@ class CheckpointLoader:
         """The checkpoints of a file with the line each begins at; what cannot be read goes to `refused`."""
         try:
             if file.suffix.lower() == ".json":
-                yield from self._whole(file)
+                yield from self._parse_document(file)
             else:
                 yield from self._lines(file)
         except OSError as error:
             self._refuse(file, None, f"cannot be read: {error.strerror or error}")
 
-    def _whole(self, file: Path) -> Iterator[tuple[int | None, Checkpoint]]:
+    def _parse_document(self, file: Path) -> Iterator[tuple[int | None, Checkpoint]]:
         size = file.stat().st_size
         if size > MAX_FILE_BYTES:
             self._refuse(
@@ -157,10 +159,10 @@ class CheckpointLoader:
         document = self._parsed(file, file.read_bytes(), None)
         if document is None:
             return
-        found = checkpoints_in(document)
-        if not found:
+        checkpoints = parse_checkpoints(document)
+        if not checkpoints:
             self._refuse(file, None, "expected messages or tasks, found neither")
-        yield from ((None, checkpoint) for checkpoint in found)
+        yield from ((None, checkpoint) for checkpoint in checkpoints)
 
     def _lines(self, file: Path) -> Iterator[tuple[int | None, Checkpoint]]:
         log: dict[str, tuple[int, list[dict[str, Any]]]] = {}
@@ -169,11 +171,11 @@ class CheckpointLoader:
                 document = self._parsed(file, line, number) if line.strip() else None
                 if document is None:
                     continue
-                if isinstance(document, dict) and message_of(document) is not None:
+                if isinstance(document, dict) and parse_message(document) is not None:
                     session = document.get("session_id") or document.get("sessionId") or ""
                     log.setdefault(str(session), (number, []))[1].append(document)
-                elif found := checkpoints_in(document):
-                    yield from ((number, checkpoint) for checkpoint in found)
+                elif checkpoints := parse_checkpoints(document):
+                    yield from ((number, checkpoint) for checkpoint in checkpoints)
                 else:
                     self._refuse(
                         file, number, "expected a message, a checkpoint or tasks, found none of them"
@@ -196,7 +198,7 @@ class CheckpointLoader:
     def _refuse(self, file: Path, line: int | None, reason: str) -> None:
         self.refused.append(CheckpointRefused(str(file), line, reason))
 
-    # --- What is new --------------------------------------------------------------------------------------
+    # --- Difference ---------------------------------------------------------------------------------------
 
     def _new(
         self,
@@ -208,7 +210,11 @@ class CheckpointLoader:
     ) -> Iterator[dict[str, Any]]:
         # a system prompt may hold the date; it must not make a checkpoint look like another session
         system = next(
-            (i for i, m in enumerate(checkpoint.messages) if (message_of(m) or {}).get("role") != "system"),
+            (
+                i
+                for i, m in enumerate(checkpoint.messages)
+                if (parse_message(m) or {}).get("role") != "system"
+            ),
             len(checkpoint.messages),
         )
         known = session.new_from([_fingerprint(message) for message in checkpoint.messages[system:]])
@@ -216,13 +222,13 @@ class CheckpointLoader:
         steps = []
         for step in Transcript(checkpoint.messages, system + known).steps():
             try:
-                steps.append(_decided(step, agent, name))
+                steps.append(_with_decision(step, agent, name))
             except ValueError as error:
                 self._refuse(*place, f"a decision was left out: {error}")
-                steps.append({"kind": "step", "name": "assistant", "text": plain(step["response"])})
+                steps.append({"kind": "step", "name": "assistant", "text": to_json(step["response"])})
         for task in session.tasks_changed(checkpoint.tasks):
-            found = {"error": task.error, "result": task.result}
-            more = {key: plain(value) for key, value in found.items() if value is not None}
+            results = {"error": task.error, "result": task.result}
+            more = {key: to_json(value) for key, value in results.items() if value is not None}
             steps.append({"kind": "task", "name": task.name[:MAX_NAME], "status": task.status, **more})
         for number, step in enumerate(steps):
             step |= {"n": number, "parent": None}
@@ -241,12 +247,12 @@ class CheckpointLoader:
             yield {"id": _id(body), **body}
 
 
-def _decided(step: dict[str, Any], agent: str, session: str) -> dict[str, Any]:
+def _with_decision(step: dict[str, Any], agent: str, session: str) -> dict[str, Any]:
     """A decision step checked and with its id, which the same answer to the same prompt always has."""
     if step["kind"] != "decision":
         return step
     facts = {"messages": step["messages"], "response": step["response"], "run_id": session}
-    return {**step, **decision_facts(id=_id([agent, facts]), **facts)}
+    return {**step, **decision_payload(id=_id([agent, facts]), **facts)}
 
 
 def _parts(steps: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -270,7 +276,7 @@ def _id(value: Any) -> str:
 
 def _fingerprint(message: dict[str, Any]) -> bytes:
     """Of what a message says; not of ids and times that saving it again may change."""
-    return hashlib.sha256(json.dumps(message_of(message), sort_keys=True).encode()).digest()
+    return hashlib.sha256(json.dumps(parse_message(message), sort_keys=True).encode()).digest()
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -1,13 +1,8 @@
-"""The client side: records what an agent does and decides, and sends it when it can. Standard library only.
-
-Runs inside the observed app, without Django: copy `feedback/collector.py` and `feedback/collecting/` there, or have
-this project on the path. See docs/collector.md.
-"""
+"""Collector of an agent's traces, ratings and outcomes: to the outbox at once, to the server in the background."""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,35 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet_client.checkpoints import CheckpointLoader as CheckpointLoader
-from ratchet_client.checkpoints import CheckpointRefused as CheckpointRefused
-from ratchet_client.decisions import agent_checked
-from ratchet_client.decorators import records_decision as records_decision
-from ratchet_client.decorators import records_tool as records_tool
-from ratchet_client.hooks import Hook as Hook
-from ratchet_client.hooks import hook_into_agent as hook_into_agent
-from ratchet_client.json_values import plain
-from ratchet_client.json_values import redact_keys as redact_keys
-from ratchet_client.outbox import Spool
-from ratchet_client.problem_log import Problems
-from ratchet_client.sender import Sender, Server
-from ratchet_client.traces import Span as Span
-from ratchet_client.traces import Trace as Trace
-from ratchet_client.traces import last_decision, quietly, trace_current
+from ratchet_client.decisions import validate_agent
+from ratchet_client.json_values import to_json
+from ratchet_client.outbox import Outbox
+from ratchet_client.problem_log import ProblemLog, logger
+from ratchet_client.sender import Sender
+from ratchet_client.traces import Trace, last_decision, log_errors, trace_current
+from ratchet_client.transport import HttpConnection
 
 _collectors: weakref.WeakSet[TraceCollector] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class CollectorStatus:
-    """Where what was collected lies."""
+    """Counts of what was recorded: at the server, refused, in the outbox, in memory, lost."""
 
     sent: int
-    """Records the server has, of the days still in the spool."""
+    """Records the server has, of the days still in the outbox."""
     refused: int
     """Records it will never take; they lie in `*.refused.jsonl` with the reason."""
     pending_bytes: int
-    """Bytes in the spool that the server does not have yet."""
+    """Bytes in the outbox that the server does not have yet."""
     waiting: int
     """Records in memory, because the disk takes none."""
     lost: int
@@ -53,16 +40,17 @@ class CollectorStatus:
 
 
 class TraceCollector:
-    """Records traces of one agent: to the spool at once, to the server in the background.
+    """Records traces of one agent: to the outbox at once, to the server in the background.
 
-    agent: its slug. url: of the server, such as http://localhost:8000; without one everything stays in the spool until
+    agent: its slug. url: of the server, such as http://localhost:8000; without one everything stays in the outbox until
     a collector with one opens the same folder. api_key: with the scope `ingest` (and `rate` to send ratings).
-    spool_dir: a folder for one server's records, shared by any number of processes. redact: called with each trace (or
-    rating, as a dict) before it is written; returns what to write, or None to drop it; where it raises, nothing is
-    written. metadata: goes with every trace. fsync=False trades the last moments before a power cut for speed.
+    spool_dir: folder of the outbox, for one server's records, shared by any number of processes. redact: called with
+    each trace (or rating, as a dict) before it is written; returns what to write, or None to drop it; where it raises,
+    nothing is written. metadata: goes with every trace. fsync=False trades the last moments before a power cut for
+    speed.
 
     Raises ValueError for an agent or url that cannot be. After that no method raises into the app, and none waits for
-    anything but the spool.
+    anything but the disk.
     """
 
     def __init__(
@@ -79,10 +67,12 @@ class TraceCollector:
         fsync: bool = True,
         keep_days: int | None = 30,
     ) -> None:
-        self.agent = agent_checked(agent)
-        self.problems = Problems()
-        self.spool = Spool(Path(spool_dir).absolute(), self.problems, fsync=fsync, keep_days=keep_days)
-        self._sender = Sender(self.spool, Server(url, api_key, timeout_s), self.problems) if url else None
+        self.agent = validate_agent(agent)
+        self.problems = ProblemLog()
+        self.outbox = Outbox(Path(spool_dir).absolute(), self.problems, fsync=fsync, keep_days=keep_days)
+        self._sender = (
+            Sender(self.outbox, HttpConnection(url, api_key, timeout_s), self.problems) if url else None
+        )
         self._redact = redact
         self._metadata = dict(metadata or {})
         self._exit_timeout_s = exit_timeout_s
@@ -90,10 +80,10 @@ class TraceCollector:
         if self._sender is not None:
             self._wake_if_pending(self._sender)
 
-    @quietly
+    @log_errors
     def _wake_if_pending(self, sender: Sender) -> None:
-        """What an earlier process left behind is sent without waiting for the first new record."""
-        if self.spool.unhandled():
+        """Send what an earlier process left behind without waiting for the first new record."""
+        if self.outbox.pending():
             sender.wake()
 
     # --- Recording ----------------------------------------------------------------------------------------
@@ -148,80 +138,82 @@ class TraceCollector:
         notes: str = "",
     ) -> None:
         """Send what a person thought of a decision: thumb "up" or "down", stars 1..5, score 0..1, a correction."""
-        said = {"thumb": thumb, "stars": stars, "score": score, "correction": correction, "notes": notes}
-        self._follow(
+        values = {"thumb": thumb, "stars": stars, "score": score, "correction": correction, "notes": notes}
+        self._put_about(
             "rating",
             decision,
-            {"rater": rater, **{k: v for k, v in said.items() if v not in (None, "")}, "tags": list(tags)},
+            {"rater": rater, **{k: v for k, v in values.items() if v not in (None, "")}, "tags": list(tags)},
         )
 
     def outcome(self, decision: str | uuid.UUID, name: str, value: float, *, at: str | None = None) -> None:
         """Send a measured fact about a decision, such as `ticket_reopened`; at: ISO time, now when left out."""
-        self._follow("outcome", decision, {"name": name, "value": value} | ({"at": at} if at else {}))
+        self._put_about("outcome", decision, {"name": name, "value": value} | ({"at": at} if at else {}))
 
-    @quietly
-    def _follow(self, kind: str, decision: str | uuid.UUID, body: dict[str, Any]) -> None:
-        whole = {"id": str(uuid.uuid4()), **plain(body, text=1_000_000, total=2_000_000)}
-        self._put(kind, whole, decision=str(uuid.UUID(str(decision))))
+    @log_errors
+    def _put_about(self, kind: str, decision: str | uuid.UUID, body: dict[str, Any]) -> None:
+        body = {"id": str(uuid.uuid4()), **to_json(body, text=1_000_000, total=2_000_000)}
+        self._put(kind, body, decision=str(uuid.UUID(str(decision))))
 
-    @quietly
+    @log_errors
     def _add(self, trace: dict[str, Any]) -> bool:
         return self._put("trace", trace)
 
     def add(self, trace: dict[str, Any]) -> bool:
-        """Spool a finished trace, as CheckpointLoader gives them. True when it is on disk."""
+        """Put a finished trace into the outbox, as CheckpointLoader gives them. True when it is on disk."""
         return bool(self._add(trace))
 
-    def _put(self, kind: str, body: dict[str, Any], **more: str) -> bool:
+    def _put(self, kind: str, body: dict[str, Any], **address: str) -> bool:
         if self._redact is not None:
             try:
                 redacted = self._redact(body)
             except Exception as error:
                 # what could not be redacted must not be written down
-                self.problems.say("redact", f"the redact hook raised; a {kind} was dropped: {error!r}", error)
+                self.problems.report(
+                    "redact", f"the redact hook raised; a {kind} was dropped: {error!r}", error
+                )
                 return False
             if redacted is None:
                 return False
             body = redacted
-        written = self.spool.put({"kind": kind, **more, "body": body})
+        on_disk = self.outbox.put({"kind": kind, **address, "body": body})
         if self._sender is not None:
             self._sender.wake()
-        return written
+        return on_disk
 
     # --- Sending ------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until the server has (or refused) everything in the spool; without a url, until it is on disk.
+        """Wait until the server has (or refused) everything in the outbox; without a url, until it is on disk.
 
-        False when time ran out: what is left stays in the spool and is sent later.
+        False when time ran out: what is left stays in the outbox and is sent later.
         """
         return bool(self._flush(timeout_s))
 
-    @quietly
+    @log_errors
     def _flush(self, timeout_s: float) -> bool:
-        return self.spool.write_waiting() if self._sender is None else self._sender.flush(timeout_s)
+        return self.outbox.write_waiting() if self._sender is None else self._sender.flush(timeout_s)
 
     def status(self) -> CollectorStatus:
-        """Counts over the days in the spool; zeros and the problem where it cannot be read."""
-        unread = CollectorStatus(
-            0, 0, 0, self.spool.waiting, self.spool.lost, f"{self.spool.folder} cannot be read"
+        """Counts over the days in the outbox; zeros and the problem where it cannot be read."""
+        unreadable = CollectorStatus(
+            0, 0, 0, self.outbox.waiting, self.outbox.lost, f"{self.outbox.folder} cannot be read"
         )
-        return self._status() or unread
+        return self._status() or unreadable
 
-    @quietly
+    @log_errors
     def _status(self) -> CollectorStatus:
-        days = [(self.spool.progress(day), day.stat().st_size) for day in self.spool.days()]
+        days = [(self.outbox.progress(day), day.stat().st_size) for day in self.outbox.days()]
         return CollectorStatus(
             sent=sum(progress.sent for progress, _ in days),
             refused=sum(progress.refused for progress, _ in days),
             pending_bytes=sum(size - progress.position for progress, size in days),
-            waiting=self.spool.waiting,
-            lost=self.spool.lost,
+            waiting=self.outbox.waiting,
+            lost=self.outbox.lost,
             last_problem=self._sender.last_problem if self._sender is not None else "",
         )
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Flush and end the background thread. What is recorded afterwards goes to the spool alone."""
+        """Flush and end the background thread. What is recorded afterwards goes to the outbox alone."""
         sent = self.flush(timeout_s)
         _collectors.discard(self)
         if self._sender is not None:
@@ -244,6 +236,6 @@ class TraceCollector:
 def _close_all() -> None:
     for collector in list(_collectors):
         if not collector.close(collector.exit_timeout_s):
-            logging.getLogger("feedback.collector").info(
-                "%s keeps what was not sent; the next collector on it sends it", collector.spool.folder
+            logger.info(
+                "%s keeps what was not sent; the next collector on it sends it", collector.outbox.folder
             )

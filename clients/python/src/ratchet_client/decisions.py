@@ -1,4 +1,4 @@
-"""A decision as the client reports it: read from what the app has, checked as the server checks it, never cut."""
+"""Payload of a decision: read from what the app has, validated as the server validates it, never truncated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from ratchet_client.json_values import plain, shown
+from ratchet_client.json_values import safe_repr, to_json
 
 AGENT_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?"
 MAX_DECISION = 900_000
@@ -22,14 +22,14 @@ _PROMPT_KEYS = ("input", "query", "prompt", "question", "message", "text", "task
 _RESPONSE_KEYS = ("output", "response", "answer", "content", "text", "result")
 
 
-def agent_checked(agent: str) -> str:
+def validate_agent(agent: str) -> str:
     """The slug itself; raises ValueError for one the server would not take."""
     if not isinstance(agent, str) or not re.fullmatch(AGENT_PATTERN, agent):
         raise ValueError(f"expected an agent of 1 to 64 lower-case letters, digits, - and _, found {agent!r}")
     return agent
 
 
-def decision_facts(
+def decision_payload(
     *,
     id: str,
     messages: Any,
@@ -51,7 +51,7 @@ def decision_facts(
     """
     facts: dict[str, Any] = {
         "id": str(UUID(id)),
-        "messages": messages_of(messages),
+        "messages": normalize_messages(messages),
         "response": response_text(response),
         "candidates": None if candidates is None else [_candidate(item) for item in candidates],
         "propensity": _number("propensity", propensity, above=0.0, up_to=1.0),
@@ -59,10 +59,10 @@ def decision_facts(
         "tokens_in": _count("tokens_in", tokens_in),
         "tokens_out": _count("tokens_out", tokens_out),
         "tags": _tags(tags),
-        "state": _whole(state),
-        "metadata": _whole(dict(metadata or {})),
+        "state": _complete_json(state),
+        "metadata": _complete_json(dict(metadata or {})),
     }
-    facts |= {name: _named(name, value, MAX_NAME) for name, value in names.items()}
+    facts |= {name: _bounded_text(name, value, MAX_NAME) for name, value in names.items()}
     facts = {
         name: value for name, value in facts.items() if value not in (None, "", [], {}) or name == "response"
     }
@@ -74,43 +74,43 @@ def decision_facts(
     return facts
 
 
-def messages_of(value: Any) -> list[dict[str, Any]]:
+def normalize_messages(value: Any) -> list[dict[str, Any]]:
     """Chat messages from one text, or from a list of {role, content}, (role, content) or objects with these."""
     if isinstance(value, str):
-        return [{"role": "user", "content": _whole(value)}]
+        return [{"role": "user", "content": _complete_json(value)}]
     if isinstance(value, Mapping) or not isinstance(value, Sequence) or not value:
         raise ValueError(
-            f"expected messages as a text or a list of {{role, content}}, found {shown(value)[:200]}"
+            f"expected messages as a text or a list of {{role, content}}, found {safe_repr(value)[:200]}"
         )
     return [_message(message) for message in value]
 
 
 def _message(message: Any) -> dict[str, Any]:
     if isinstance(message, Mapping):
-        found = dict(message)
+        fields = dict(message)
     elif isinstance(message, tuple) and len(message) == 2:
-        found = {"role": message[0], "content": message[1]}
+        fields = {"role": message[0], "content": message[1]}
     else:
         role = getattr(message, "role", None) or getattr(message, "type", None)
-        found = {"role": role, "content": getattr(message, "content", None)}
+        fields = {"role": role, "content": getattr(message, "content", None)}
         if calls := getattr(message, "tool_calls", None):
-            found["tool_calls"] = calls
-    role = found.get("role")
-    if not isinstance(role, str) or not isinstance(found.get("content"), (str, list, type(None))):
-        raise ValueError(f"expected a message with role and content, found {shown(message)[:200]}")
-    found["role"] = _ROLES.get(role, role)
-    found.setdefault("content", None)
-    whole: dict[str, Any] = _whole(found)
-    return whole
+            fields["tool_calls"] = calls
+    role = fields.get("role")
+    if not isinstance(role, str) or not isinstance(fields.get("content"), (str, list, type(None))):
+        raise ValueError(f"expected a message with role and content, found {safe_repr(message)[:200]}")
+    fields["role"] = _ROLES.get(role, role)
+    fields.setdefault("content", None)
+    complete: dict[str, Any] = _complete_json(fields)
+    return complete
 
 
 def _candidate(item: Any) -> Any:
     if isinstance(item, Mapping) and isinstance(item.get("response"), str):
         score = _number("score", item.get("score"), above=-math.ulp(0.0), up_to=1.0)
         return (
-            _whole(item["response"])
+            _complete_json(item["response"])
             if score is None
-            else {"response": _whole(item["response"]), "score": score}
+            else {"response": _complete_json(item["response"]), "score": score}
         )
     return response_text(item)
 
@@ -118,18 +118,18 @@ def _candidate(item: Any) -> Any:
 def response_text(value: Any) -> str:
     """A response as text: a text as it is, data as JSON. Raises ValueError for what is neither."""
     if isinstance(value, str):
-        return str(_whole(value))
+        return str(_complete_json(value))
     if isinstance(value, (Mapping, list, tuple, int, float)):
-        return json.dumps(_whole(value), ensure_ascii=False)
+        return json.dumps(_complete_json(value), ensure_ascii=False)
     content = getattr(value, "content", None)
     if isinstance(content, str):
-        return str(_whole(content))
-    raise ValueError(f"expected a response of text or JSON data, found {shown(value)[:200]}")
+        return str(_complete_json(content))
+    raise ValueError(f"expected a response of text or JSON data, found {safe_repr(value)[:200]}")
 
 
-def _whole(value: Any) -> Any:
-    """As JSON, nothing cut; what is far too large fails the check of the whole."""
-    return plain(value, text=2 * MAX_DECISION, items=MAX_DECISION, depth=40, total=4 * MAX_DECISION)
+def _complete_json(value: Any) -> Any:
+    """The value as JSON, nothing truncated; what is far too large fails the check of the decision's size."""
+    return to_json(value, text=2 * MAX_DECISION, items=MAX_DECISION, depth=40, total=4 * MAX_DECISION)
 
 
 def _number(name: str, value: Any, *, above: float, up_to: float = 1e12) -> float | None:
@@ -153,12 +153,12 @@ def _count(name: str, value: Any) -> int | None:
 
 def _tags(tags: Sequence[str]) -> list[str]:
     if isinstance(tags, str) or len(tags) > MAX_TAGS:
-        raise ValueError(f"expected a list of at most {MAX_TAGS} tags, found {shown(tags)[:200]}")
-    return [_named("tag", tag, 100) for tag in tags]
+        raise ValueError(f"expected a list of at most {MAX_TAGS} tags, found {safe_repr(tags)[:200]}")
+    return [_bounded_text("tag", tag, 100) for tag in tags]
 
 
-def _named(name: str, value: Any, limit: int) -> str:
-    text = plain("" if value is None else str(value))
+def _bounded_text(name: str, value: Any, limit: int) -> str:
+    text = to_json("" if value is None else str(value))
     if len(text) > limit:
         raise ValueError(f"expected a {name} of at most {limit} characters, found {len(text):,}")
     return str(text)
@@ -167,7 +167,7 @@ def _named(name: str, value: Any, limit: int) -> str:
 # --- Reading prompt and response from a call ---------------------------------------------------------------
 
 
-def prompt_found(arguments: Mapping[str, Any]) -> Any:
+def find_prompt(arguments: Mapping[str, Any]) -> Any:
     """The prompt among a run's arguments: the first text or list of messages, or what a mapping calls its input."""
     for value in arguments.values():
         if isinstance(value, str) and value.strip():
@@ -183,7 +183,7 @@ def prompt_found(arguments: Mapping[str, Any]) -> Any:
     return None
 
 
-def response_found(result: Any) -> str | None:
+def find_response(result: Any) -> str | None:
     """The response in a run's result: a text, what a mapping calls its output, or else the mapping as JSON."""
     if isinstance(result, str):
         return result
@@ -192,7 +192,7 @@ def response_found(result: Any) -> str | None:
         if text := next((t for t in texts if isinstance(t, str)), None):
             return text
         if _is_messages(result.get("messages")):
-            content = messages_of(result["messages"])[-1]["content"]
+            content = normalize_messages(result["messages"])[-1]["content"]
             return content if isinstance(content, str) else None
         return response_text(result)
     content = getattr(result, "content", None)
@@ -203,7 +203,7 @@ def _is_messages(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
     try:
-        messages_of(value)
+        normalize_messages(value)
     except ValueError:
         return False
     return True

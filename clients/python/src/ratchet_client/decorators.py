@@ -1,4 +1,4 @@
-"""Decorators for plain functions: one that takes a decision, one that is a tool."""
+"""Decorators that record the calls of plain functions: of one that takes a decision, of one that is a tool."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, cast
 
-from ratchet_client.call_wrappers import Call, observed
+from ratchet_client.call_wrappers import CallObserver, wrap_calls
 from ratchet_client.decisions import response_text
-from ratchet_client.hooks import Arguments, ToolCall
-from ratchet_client.traces import Recorder, Trace, quietly, trace_current
+from ratchet_client.hooks import ArgumentBinder, ToolObserver
+from ratchet_client.traces import Recorder, Trace, log_errors, trace_current
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Decider:
-    """How the calls of one function become decisions."""
+class _DecisionRecorder:
+    """Recorder of the calls of one function as decisions."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class _Decider:
         self._policy, self._candidates, self._propensity = policy, candidates, propensity
         self._completed = completed
 
-    @quietly
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        # asked before the call, which may change what it was given
-        return _DecisionCall(self, self._asked(args, kwargs))
+    @log_errors
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver:
+        # read before the call, which may change what it was given
+        return _DecisionObserver(self, self._request(args, kwargs))
 
-    @quietly
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    @log_errors
+    def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         unit = self._unit(*args, **kwargs) if callable(self._unit) else self._unit
         return {
             "messages": self._prompt(*args, **kwargs),
@@ -50,40 +50,40 @@ class _Decider:
             "candidates": None if self._candidates is None else self._candidates(*args, **kwargs),
         }
 
-    @quietly
-    def record(self, trace: Trace, asked: dict[str, Any] | None, result: Any) -> None:
-        if asked is not None:
+    @log_errors
+    def record(self, trace: Trace, request: dict[str, Any] | None, result: Any) -> None:
+        if request is not None:
             propensity = None if self._propensity is None else self._propensity(result)
-            trace.decision(response=self._response(result), name=self.name, propensity=propensity, **asked)
+            trace.decision(response=self._response(result), name=self.name, propensity=propensity, **request)
 
-    @quietly
-    def conclude(self, trace: Trace, result: Any) -> None:
-        """Record whether what was asked is done, where the app says so."""
+    @log_errors
+    def record_completion(self, trace: Trace, result: Any) -> None:
+        """Record whether the task is done, where the app says so."""
         done = None if self._completed is None else self._completed(result)
         if done is not None:
             (trace.task_completed if done else trace.task_failed)(self.name)
 
 
-class _DecisionCall:
-    """One call, in the trace it happens in or in one of its own."""
+class _DecisionObserver:
+    """Observer of one call, in the trace it happens in or in one of its own."""
 
-    def __init__(self, decider: _Decider, asked: dict[str, Any] | None) -> None:
-        current = trace_current(decider.collector)
+    def __init__(self, recorder: _DecisionRecorder, request: dict[str, Any] | None) -> None:
+        current = trace_current(recorder.collector)
         self._own = current is None
-        self._trace = decider.collector.trace() if current is None else current
-        self._decider, self._asked = decider, asked
+        self._trace = recorder.collector.trace() if current is None else current
+        self._recorder, self._request = recorder, request
 
-    def inside(self) -> AbstractContextManager[None]:
+    def context(self) -> AbstractContextManager[None]:
         return self._trace.inside()
 
-    def done(self, result: Any) -> None:
-        self._decider.record(self._trace, self._asked, result)
-        self._decider.conclude(self._trace, result)
+    def on_result(self, result: Any) -> None:
+        self._recorder.record(self._trace, self._request, result)
+        self._recorder.record_completion(self._trace, result)
         if self._own:
             self._trace.finish()
 
-    def failed(self, error: BaseException) -> None:
-        self._trace.task_failed(self._decider.name, error)
+    def on_error(self, error: BaseException) -> None:
+        self._trace.task_failed(self._recorder.name, error)
         if self._own:
             self._trace.finish(error)
 
@@ -112,8 +112,10 @@ def records_decision(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         name = getattr(function, "__name__", "decision")
-        decider = _Decider(collector, name, prompt, response, unit, policy, candidates, propensity, completed)
-        return cast(Callable[P, R], observed(function, decider.begin))
+        recorder = _DecisionRecorder(
+            collector, name, prompt, response, unit, policy, candidates, propensity, completed
+        )
+        return cast(Callable[P, R], wrap_calls(function, recorder.begin))
 
     return decorate
 
@@ -122,21 +124,23 @@ def records_tool(collector: Recorder, name: str = "") -> Callable[[Callable[P, R
     """Decorate a plain function, sync or async, that is a tool: each call is a step of the trace it happens in."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        tool = _Tool(collector, name or getattr(function, "__name__", "tool"), Arguments(function, False))
-        return cast(Callable[P, R], observed(function, tool.begin))
+        tool = _ToolRecorder(
+            collector, name or getattr(function, "__name__", "tool"), ArgumentBinder(function, False)
+        )
+        return cast(Callable[P, R], wrap_calls(function, tool.begin))
 
     return decorate
 
 
-class _Tool:
-    def __init__(self, collector: Recorder, name: str, arguments: Arguments) -> None:
+class _ToolRecorder:
+    def __init__(self, collector: Recorder, name: str, arguments: ArgumentBinder) -> None:
         self.collector, self.problems = collector, collector.problems
         self._name, self._arguments = name, arguments
 
-    @quietly
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    @log_errors
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver:
         trace: Trace | None = trace_current(self.collector)
         own = trace is None
-        return ToolCall(
-            trace or self.collector.trace(), self._name, self._arguments.of(args, kwargs), own=own
+        return ToolObserver(
+            trace or self.collector.trace(), self._name, self._arguments.bind(args, kwargs), own=own
         )

@@ -1,4 +1,4 @@
-"""Watch an agent without touching its code: its run and tool methods, on one instance, until unhooked."""
+"""Hooks into an agent whose code stays untouched: its run and tool methods, on one instance, until unhooked."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
-from ratchet_client.call_wrappers import Begin, Call
-from ratchet_client.decisions import prompt_found, response_found
-from ratchet_client.instrumentation import Begins, is_watched, watch
-from ratchet_client.traces import Recorder, Span, Trace, quietly, trace_current
+from ratchet_client.call_wrappers import CallObserver, ObserverFactory
+from ratchet_client.decisions import find_prompt, find_response
+from ratchet_client.instrumentation import MethodObserverFactory, instrument, is_instrumented
+from ratchet_client.traces import Recorder, Span, Trace, log_errors, trace_current
 
 RUN_METHODS = (
     "run",
@@ -30,29 +30,29 @@ TOOL_DISPATCHERS = ("call_tool", "use_tool", "run_tool", "execute_tool", "invoke
 """Methods whose first argument names the tool they call."""
 
 
-class ToolCall:
-    """A call of a tool: a step of the trace it happens in, or of a trace of its own."""
+class ToolObserver:
+    """Observer of a call of a tool: a step of the trace it happens in, or of a trace of its own."""
 
     def __init__(self, trace: Trace, name: str, arguments: Any, *, own: bool) -> None:
         self._trace, self._own = trace, own
         self._span: Span = trace.tool_call(name, arguments)
 
-    def inside(self) -> AbstractContextManager[None]:
+    def context(self) -> AbstractContextManager[None]:
         return self._span.inside()
 
-    def done(self, result: Any) -> None:
+    def on_result(self, result: Any) -> None:
         self._span.result(result)
         if self._own:
             self._trace.finish()
 
-    def failed(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         self._span.error(error)
         if self._own:
             self._trace.finish(error)
 
 
-class RunCall:
-    """A run of the agent: a trace with a task; a run within a run is a step of it."""
+class RunObserver:
+    """Observer of a run of the agent: a trace with a task; a run within a run is a step of it."""
 
     def __init__(self, hook: Hook, trace: Trace, name: str, arguments: dict[str, Any], *, own: bool) -> None:
         self._hook, self._trace, self._own = hook, trace, own
@@ -61,24 +61,24 @@ class RunCall:
         self._span = Span(trace, "task" if own else "step", name, {"arguments": arguments})
         self._span.start()
 
-    def inside(self) -> AbstractContextManager[None]:
+    def context(self) -> AbstractContextManager[None]:
         return self._span.inside()
 
-    def done(self, result: Any) -> None:
-        self._span.note(**({"status": self._hook.end_of(result)} if self._own else {}), result=result)
+    def on_result(self, result: Any) -> None:
+        self._span.note(**({"status": self._hook.status_of(result)} if self._own else {}), result=result)
         self._span.finish()
         if self._own:
-            self._hook.decide(self._trace, self._prompt, result)
+            self._hook.record_decision(self._trace, self._prompt, result)
             self._trace.finish()
-            self._hook.run_over(self._trace)
+            self._hook.end_run(self._trace)
 
-    def failed(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         self._span.note(**({"status": "failed"} if self._own else {}))
         self._span.error(error)
         self._span.finish()
         if self._own:
             self._trace.finish(error)
-            self._hook.run_over(self._trace)
+            self._hook.end_run(self._trace)
 
 
 class Hook:
@@ -104,44 +104,44 @@ class Hook:
         self._lock = threading.Lock()
         self._undo: list[Callable[[], bool]] = []
         self.methods: tuple[str, ...] = ()
-        """Names of the methods that are watched."""
+        """Names of the methods that are observed."""
 
     # --- Calls --------------------------------------------------------------------------------------------
 
-    def begin_run(self, name: str, function: Callable[..., Any], takes_self: bool) -> Begin:
-        named = Arguments(function, takes_self)
+    def run_observer(self, name: str, function: Callable[..., Any], takes_self: bool) -> ObserverFactory:
+        binder = ArgumentBinder(function, takes_self)
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-            return self._run_begun(name, named.of(args, kwargs))
+        def observer_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver | None:
+            return self._begin_run(name, binder.bind(args, kwargs))
 
-        return begin
+        return observer_of
 
-    def begin_tool(self, name: str, function: Callable[..., Any], takes_self: bool) -> Begin:
-        named = Arguments(function, takes_self)
+    def tool_observer(self, name: str, function: Callable[..., Any], takes_self: bool) -> ObserverFactory:
+        binder = ArgumentBinder(function, takes_self)
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-            return self._tool_begun(name, named.of(args, kwargs))
+        def observer_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver | None:
+            return self._begin_tool(name, binder.bind(args, kwargs))
 
-        return begin
+        return observer_of
 
-    @quietly
-    def _run_begun(self, name: str, arguments: dict[str, Any]) -> Call:
+    @log_errors
+    def _begin_run(self, name: str, arguments: dict[str, Any]) -> CallObserver:
         current = trace_current(self.collector)
         if current is not None:
-            return RunCall(self, current, name, arguments, own=False)
+            return RunObserver(self, current, name, arguments, own=False)
         unit = self._unit_of(arguments) if callable(self._unit) else self._unit
         trace = self.collector.trace(unit=unit or "", policy=self._policy)
         with self._lock:
             self._runs.append(trace)
-        return RunCall(self, trace, name, arguments, own=True)
+        return RunObserver(self, trace, name, arguments, own=True)
 
-    @quietly
+    @log_errors
     def _unit_of(self, arguments: dict[str, Any]) -> str:
         assert callable(self._unit)
         return str(self._unit(**arguments))
 
-    @quietly
-    def _tool_begun(self, name: str, arguments: dict[str, Any]) -> Call:
+    @log_errors
+    def _begin_tool(self, name: str, arguments: dict[str, Any]) -> CallObserver:
         first = next(iter(arguments.values()), None)
         if name in TOOL_DISPATCHERS and isinstance(first, str):
             name = first
@@ -151,53 +151,54 @@ class Hook:
             with self._lock:
                 trace = self._runs[0] if len(self._runs) == 1 else None
         if trace is not None:
-            return ToolCall(trace, name, arguments, own=False)
-        return ToolCall(self.collector.trace(policy=self._policy), name, arguments, own=True)
+            return ToolObserver(trace, name, arguments, own=False)
+        return ToolObserver(self.collector.trace(policy=self._policy), name, arguments, own=True)
 
-    @quietly
+    @log_errors
     def prompt_of(self, arguments: dict[str, Any]) -> Any:
-        """What the run was asked; read before it runs, for it may change what it was given."""
+        """The prompt of a run; read before it runs, for it may change what it was given."""
         if not self._decisions:
             return None
-        return prompt_found(arguments) if self._prompt is None else self._prompt(**arguments)
+        return find_prompt(arguments) if self._prompt is None else self._prompt(**arguments)
 
-    @quietly
-    def decide(self, trace: Trace, prompt: Any, result: Any) -> None:
+    @log_errors
+    def record_decision(self, trace: Trace, prompt: Any, result: Any) -> None:
         """Record the run as a decision, where it has a prompt and a response and recorded none itself."""
         if prompt is None or trace.has_decision:
             return
-        response = response_found(result) if self._response is None else self._response(result)
+        response = find_response(result) if self._response is None else self._response(result)
         if response is not None:
             trace.decision(prompt, response)
 
-    def end_of(self, result: Any) -> str:
-        """How the run's task ended: completed or failed where the app says so, else only that the run returned."""
-        done = None if self._completed is None else self._end_of(result)
+    def status_of(self, result: Any) -> str:
+        """Status of the run's task: completed or failed where the app says so, else only that the run returned."""
+        done = None if self._completed is None else self._completion_of(result)
         return "returned" if done is None else "completed" if done else "failed"
 
-    @quietly
-    def _end_of(self, result: Any) -> bool | None:
+    @log_errors
+    def _completion_of(self, result: Any) -> bool | None:
         assert self._completed is not None
         done = self._completed(result)
         return None if done is None else bool(done)
 
-    def run_over(self, trace: Trace) -> None:
+    def end_run(self, trace: Trace) -> None:
+        """Count a run as over, so that tool calls of other threads are no longer taken for its own."""
         with self._lock:
             self._runs = [run for run in self._runs if run is not trace]
 
     # --- The agent's methods ------------------------------------------------------------------------------
 
-    def attach(self, begins: dict[str, Begins]) -> None:
-        """Watch these methods; raises TypeError or AttributeError where the object cannot be changed."""
-        for put_back in watch(self.agent, begins):
-            self._undo.append(put_back)
-        self.methods = tuple(begins)
+    def attach(self, observers: dict[str, MethodObserverFactory]) -> None:
+        """Observe these methods; raises TypeError or AttributeError where the object cannot be changed."""
+        for restore in instrument(self.agent, observers):
+            self._undo.append(restore)
+        self.methods = tuple(observers)
 
     def unhook(self) -> None:
         """Restore the agent; runs that are going on are recorded to their end. A second call does nothing."""
         while self._undo:
             if not self._undo.pop()():
-                self.problems.say(
+                self.problems.report(
                     "unhook",
                     f"{self.agent!r} was changed by others while watched; that part is left as it is",
                 )
@@ -209,8 +210,8 @@ class Hook:
         self.unhook()
 
 
-class Arguments:
-    """Arguments by the names the function gives them, without self."""
+class ArgumentBinder:
+    """Binder of arguments to the names the function gives them, without self."""
 
     def __init__(self, function: Callable[..., Any], takes_self: bool) -> None:
         self._signature: inspect.Signature | None
@@ -220,18 +221,18 @@ class Arguments:
             self._signature = None  # some built-in callables have none
         self._first = 1 if takes_self else 0
 
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if self._signature is not None:
             try:
                 bound = self._signature.bind(*args, **kwargs)
             except TypeError:
                 pass  # the call itself is about to fail with this; show what was given
             else:
-                named: dict[str, Any] = {}
+                arguments: dict[str, Any] = {}
                 for name, value in list(bound.arguments.items())[self._first :]:
                     kind = self._signature.parameters[name].kind
-                    named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-                return named
+                    arguments |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+                return arguments
         return {**{f"argument {i + 1}": value for i, value in enumerate(args[self._first :])}, **kwargs}
 
 
@@ -264,14 +265,14 @@ def hook_into_agent(
 
     Raises ValueError where the object has none of these methods, is watched already, or cannot be changed.
     """
-    if is_watched(agent):
+    if is_instrumented(agent):
         raise ValueError(f"{agent!r} is watched already: unhook it first")
-    runs = _named(agent, run_methods) if run_methods is not None else _runs_of(agent)
-    tools = _named(agent, tool_methods) if tool_methods is not None else _tools_of(agent, runs)
+    runs = _existing_methods(agent, run_methods) if run_methods is not None else _run_methods(agent)
+    tools = _existing_methods(agent, tool_methods) if tool_methods is not None else _tool_methods(agent, runs)
     if not runs and not tools:
         raise ValueError(
             f"expected {type(agent).__name__} to have one of the methods {', '.join(RUN_METHODS)}, found "
-            f"{', '.join(_public(agent)) or 'no public method'}: name them with run_methods and tool_methods"
+            f"{', '.join(_public_methods(agent)) or 'no public method'}: name them with run_methods and tool_methods"
         )
     hook = Hook(
         agent,
@@ -284,14 +285,14 @@ def hook_into_agent(
         completed=completed,
     )
     try:
-        hook.attach({**dict.fromkeys(tools, hook.begin_tool), **dict.fromkeys(runs, hook.begin_run)})
+        hook.attach({**dict.fromkeys(tools, hook.tool_observer), **dict.fromkeys(runs, hook.run_observer)})
     except (TypeError, AttributeError) as error:
         hook.unhook()
         raise ValueError(f"the methods of {type(agent).__name__} cannot be replaced: {error}") from error
     return hook
 
 
-def _public(agent: Any) -> list[str]:
+def _public_methods(agent: Any) -> list[str]:
     return [name for name in dir(type(agent)) if not name.startswith("_") and _callable(agent, name)]
 
 
@@ -303,22 +304,22 @@ def _callable(agent: Any, name: str) -> bool:
     return callable(raw) or isinstance(raw, (staticmethod, classmethod))
 
 
-def _named(agent: Any, names: Iterable[str]) -> list[str]:
-    found = list(names)
-    if missing := [name for name in found if not callable(getattr(agent, name, None))]:
+def _existing_methods(agent: Any, names: Iterable[str]) -> list[str]:
+    methods = list(names)
+    if missing := [name for name in methods if not callable(getattr(agent, name, None))]:
         raise ValueError(
             f"expected methods of {type(agent).__name__}, found no {', '.join(missing)}; it has "
-            f"{', '.join(_public(agent)) or 'no public method'}"
+            f"{', '.join(_public_methods(agent)) or 'no public method'}"
         )
-    return found
+    return methods
 
 
-def _runs_of(agent: Any) -> list[str]:
-    found = [name for name in RUN_METHODS[:-1] if _callable(agent, name)]
-    return found or ([RUN_METHODS[-1]] if _callable(agent, RUN_METHODS[-1]) else [])
+def _run_methods(agent: Any) -> list[str]:
+    methods = [name for name in RUN_METHODS[:-1] if _callable(agent, name)]
+    return methods or ([RUN_METHODS[-1]] if _callable(agent, RUN_METHODS[-1]) else [])
 
 
-def _tools_of(agent: Any, runs: Sequence[str]) -> list[str]:
+def _tool_methods(agent: Any, runs: Sequence[str]) -> list[str]:
     names = {*dir(type(agent)), *getattr(agent, "__dict__", {})}
     return sorted(
         name

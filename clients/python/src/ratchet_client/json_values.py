@@ -1,4 +1,4 @@
-"""Any Python value as bounded JSON: what an app hands to its tools need be neither small nor JSON."""
+"""Conversion of any Python value to bounded JSON: what an app hands to its tools need be neither small nor JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AS_TEXT = (UUID, PurePath, date, time, Decimal)
 _LISTS = (list, tuple, set, frozenset, deque)
 
 
-def plain(
+def to_json(
     value: Any,
     *,
     text: int = MAX_TEXT,
@@ -34,14 +34,14 @@ def plain(
     depth: int = MAX_DEPTH,
     total: int = MAX_VALUE,
 ) -> Any:
-    """The value as JSON can hold it, cut to these limits; what is no data becomes its repr. Consumes no iterator.
+    """The value as JSON can hold it, truncated to these limits; what is no data becomes its repr. Consumes no iterator.
 
     text: characters per text; items: per list or mapping; depth: of nesting; total: characters altogether.
     """
-    return _Plain(text, items, total).of(value, depth)
+    return _Converter(text, items, total).of(value, depth)
 
 
-class _Plain:
+class _Converter:
     def __init__(self, text: int, items: int, total: int) -> None:
         self.text, self.items, self.left = text, items, total
 
@@ -61,7 +61,7 @@ class _Plain:
         if isinstance(value, enum.Enum):
             return self.of(value.value, depth)
         if isinstance(value, str):
-            return self._said(value)
+            return self._text(value)
         if isinstance(value, numbers.Integral):
             number = int(value)
             return number if abs(number) < 2**63 else f"<int of {number.bit_length()} bits>"
@@ -73,9 +73,9 @@ class _Plain:
         if isinstance(value, datetime):
             return value.isoformat()
         if isinstance(value, _AS_TEXT):
-            return self._said(str(value))
+            return self._text(str(value))
         if isinstance(value, BaseException):
-            return self._said(error_text(value))
+            return self._text(error_text(value))
         return self._contained(value, depth)
 
     def _contained(self, value: Any, depth: int) -> Any:
@@ -89,26 +89,26 @@ class _Plain:
         elif isinstance(value, _LISTS):
             if depth <= 0:
                 return f"<{type(value).__name__} of {len(value)}>"
-            kept = [self.of(item, depth - 1) for item, _ in zip(value, range(self.items), strict=False)]
-            return kept + ([f"… {len(value) - len(kept)} more"] if len(value) > len(kept) else [])
+            items = [self.of(item, depth - 1) for item, _ in zip(value, range(self.items), strict=False)]
+            return items + ([f"… {len(value) - len(items)} more"] if len(value) > len(items) else [])
         else:
-            return self._said(shown(value))
+            return self._text(safe_repr(value))
         if depth <= 0:
             return f"<{type(value).__name__} of {len(pairs)}>"
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for (name, item), _ in zip(pairs, range(self.items), strict=False):
-            found[self._said(name if isinstance(name, str) else shown(name))] = self.of(item, depth - 1)
+            mapping[self._text(name if isinstance(name, str) else safe_repr(name))] = self.of(item, depth - 1)
         if len(pairs) > self.items:
-            found["…"] = f"{len(pairs) - self.items} more"
-        return found
+            mapping["…"] = f"{len(pairs) - self.items} more"
+        return mapping
 
-    def _said(self, value: str) -> str:
-        said = cut(clean(value), min(self.text, max(self.left, 0)))
-        self.left -= len(said)
-        return said
+    def _text(self, value: str) -> str:
+        text = truncate(sanitize(value), min(self.text, max(self.left, 0)))
+        self.left -= len(text)
+        return text
 
 
-def clean(text: str) -> str:
+def sanitize(text: str) -> str:
     """The text without NUL characters and lone surrogates, which databases refuse; U+FFFD stands for them."""
     text = str.__str__(text)
     if "\x00" in text:
@@ -118,13 +118,13 @@ def clean(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def cut(text: str, limit: int) -> str:
+def truncate(text: str, limit: int) -> str:
     """At most about `limit` characters of a text, and how many were left out."""
     return text if len(text) <= limit else f"{text[:limit]}… [{len(text) - limit:,} more characters]"
 
 
-def shown(value: Any) -> str:
-    """The repr of a value, of a type and its fault where the repr itself fails."""
+def safe_repr(value: Any) -> str:
+    """The repr of a value; where that raises, the names of its type and of the error."""
     try:
         return repr(value)
     except Exception as error:
@@ -132,14 +132,14 @@ def shown(value: Any) -> str:
 
 
 def error_text(error: BaseException | str) -> str:
-    """`ValueError: what it said`, at most 2,000 characters."""
+    """Type and message of an error, such as `ValueError: no such order`, of at most 2,000 characters."""
     if isinstance(error, str):
-        return cut(clean(error), 2_000)
+        return truncate(sanitize(error), 2_000)
     try:
-        said = str(error)
+        text = str(error)
     except Exception as fault:
-        said = f"<its text raised {type(fault).__name__}>"
-    return cut(clean(f"{type(error).__name__}: {said}" if said else type(error).__name__), 2_000)
+        text = f"<its text raised {type(fault).__name__}>"
+    return truncate(sanitize(f"{type(error).__name__}: {text}" if text else type(error).__name__), 2_000)
 
 
 def redact_keys(*names: str, mask: str = "[redacted]") -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""One execution of the observed app: its steps in the order they began, gathered from any thread or task."""
+"""Trace of one execution of the app: its steps in the order they began, gathered from any thread or task."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
-from ratchet_client.decisions import MAX_NAME, decision_facts
-from ratchet_client.json_values import cut, error_text, plain
-from ratchet_client.problem_log import Problems
+from ratchet_client.decisions import MAX_NAME, decision_payload
+from ratchet_client.json_values import error_text, to_json, truncate
+from ratchet_client.problem_log import ProblemLog
 
 PART_SIZE = 700_000
 """Characters of steps in one part of a trace, unless one step alone is longer: a server takes 1,000,000."""
@@ -27,10 +27,10 @@ R = TypeVar("R")
 
 
 class Recorder(Protocol):
-    """Where traces come from, and go when they are finished: a TraceCollector."""
+    """Source of traces, and their destination when they are finished: a TraceCollector."""
 
     agent: str
-    problems: Problems
+    problems: ProblemLog
 
     def add(self, trace: dict[str, Any]) -> bool: ...
 
@@ -38,53 +38,54 @@ class Recorder(Protocol):
 
 
 @contextmanager
-def _inside(trace: Trace, step: int | None) -> Iterator[None]:
-    token = _here.set(Here(trace, step, _here.get()))
+def _at(trace: Trace, step: int | None) -> Iterator[None]:
+    token = _position.set(TracePosition(trace, step, _position.get()))
     try:
         yield
     finally:
         try:
-            _here.reset(token)
+            _position.reset(token)
         except ValueError:
             # closed by another task than the one that opened it (an abandoned generator): that context is gone
-            _here.set(None)
+            _position.set(None)
 
 
-class Here(NamedTuple):
-    """Where in a trace the running code is, and where it was before it got there."""
+class TracePosition(NamedTuple):
+    """Position of the running code in a trace, and the position it had before."""
 
     trace: Trace
     step: int | None
-    outer: Here | None
+    outer: TracePosition | None
 
 
-_here: ContextVar[Here | None] = ContextVar("ratchet_here", default=None)
+_position: ContextVar[TracePosition | None] = ContextVar("ratchet_position", default=None)
 last_decision: ContextVar[str | None] = ContextVar("ratchet_last_decision", default=None)
 """Id of the decision recorded last in this thread or task."""
 
 
 def trace_current(recorder: Recorder) -> Trace | None:
     """The innermost open trace of this recorder that the running code is in."""
-    here = _here.get()
-    while here is not None and here.trace.recorder is not recorder:
-        here = here.outer
-    return here.trace if here is not None and not here.trace.finished else None
+    position = _position.get()
+    while position is not None and position.trace.recorder is not recorder:
+        position = position.outer
+    return position.trace if position is not None and not position.trace.finished else None
 
 
-def now() -> str:
+def utc_now() -> str:
+    """The time as an ISO text, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def quietly(method: Callable[P, R]) -> Callable[P, R | None]:
-    """Never raise into the observed app: what goes wrong in recording is logged, and None returned."""
+def log_errors(method: Callable[P, R]) -> Callable[P, R | None]:
+    """Decorate a method that must not raise into the app: its errors are logged, and None returned."""
 
     @wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            problems: Problems = args[0].problems  # type: ignore[attr-defined]
-            problems.say(method.__qualname__, f"{method.__qualname__} recorded nothing: {error!r}", error)
+            problems: ProblemLog = args[0].problems  # type: ignore[attr-defined]
+            problems.report(method.__qualname__, f"{method.__qualname__} recorded nothing: {error!r}", error)
             return None
 
     return guarded
@@ -104,47 +105,52 @@ class Span:
         self._entered: list[Any] = []
         self._begin(kind, name, details)
 
-    @quietly
+    @log_errors
     def _begin(self, kind: str, name: str, details: Mapping[str, Any]) -> None:
-        kept = {key: plain(value) for key, value in details.items() if value is not None}
-        self.record = {"kind": kind, "name": cut(str(plain(name)), MAX_NAME), "at": now(), **kept}
+        values = {key: to_json(value) for key, value in details.items() if value is not None}
+        self.record = {
+            "kind": kind,
+            "name": truncate(str(to_json(name)), MAX_NAME),
+            "at": utc_now(),
+            **values,
+        }
         self.trace.append(self.record)
         if kind != "tool_call":
             self.trace.step_done(self.record, None)
 
-    @quietly
+    @log_errors
     def result(self, value: Any) -> None:
-        """What came of it."""
-        self.record["result"] = plain(value)
+        """Record the result of the step."""
+        self.record["result"] = to_json(value)
         if not self._entered:
             self.finish()
 
-    @quietly
+    @log_errors
     def error(self, error: BaseException | str) -> None:
-        """What went wrong."""
+        """Record the error the step ended with."""
         self.record["error"] = error_text(error)
         if not self._entered:
             self.finish()
 
-    @quietly
+    @log_errors
     def note(self, **details: Any) -> None:
-        """Anything else worth seeing in the timeline."""
-        self.record |= {key: plain(value) for key, value in details.items()}
+        """Add anything else worth seeing in the timeline."""
+        self.record |= {key: to_json(value) for key, value in details.items()}
 
-    @quietly
+    @log_errors
     def start(self) -> None:
-        """The time runs from now until `finish`."""
+        """Begin to measure the time, until `finish`."""
         self.trace.step_open(self.record)
         self._began = time.perf_counter()
 
-    @quietly
+    @log_errors
     def finish(self) -> None:
-        """It is over: note how long it took. Once finished it stays so."""
+        """End the step and record how long it took. Once finished it stays so."""
         self.trace.step_done(self.record, (time.perf_counter() - self._began) * 1000)
 
     def inside(self) -> AbstractContextManager[None]:
-        """What is recorded by the code within belongs to this step."""
-        return _inside(self.trace, self.record.get("n"))
+        """Context in which what is recorded belongs to this step."""
+        return _at(self.trace, self.record.get("n"))
 
     def __enter__(self) -> Self:
         self.start()
@@ -163,7 +169,7 @@ class Span:
 
 
 class Trace:
-    """One run of an agent. Use as a context manager, or call `finish`; then it goes to the spool.
+    """One run of an agent. Use as a context manager, or call `finish`; then it goes to the outbox.
 
     `run_id` is the app's own id of the run (the trace's id without one), `unit` and `policy` stand for its decisions
     where these do not say otherwise. Methods may be called from any thread; none raises.
@@ -181,11 +187,11 @@ class Trace:
         self.recorder = recorder
         self.problems = recorder.problems
         self.id = str(uuid.uuid4())
-        self.run_id = cut(str(run_id), MAX_NAME) if run_id else self.id
+        self.run_id = truncate(str(run_id), MAX_NAME) if run_id else self.id
         self.unit, self.policy = unit, policy
         self.finished = False
         self._metadata: dict[str, Any] = {}
-        self._started_at = now()
+        self._started_at = utc_now()
         self._steps: list[dict[str, Any]] = []
         self._open: set[int] = set()  # numbers of the steps that may still change
         self._size = self._parts = 0
@@ -195,28 +201,28 @@ class Trace:
         self.has_decision = False
         self.note(**({"unit": unit} if unit else {}), **dict(metadata or {}))
 
-    # --- What is recorded ---------------------------------------------------------------------------------
+    # --- Recording ----------------------------------------------------------------------------------------
 
     def step(self, name: str, **details: Any) -> Span:
-        """Something the agent did. `with trace.step("plan"):` takes its time and what happens inside."""
+        """Record something the agent did. `with trace.step("plan"):` takes its time and what happens inside."""
         return Span(self, "step", name, details)
 
     def reasoning(self, text: str, **details: Any) -> Span:
-        """What the agent thought."""
+        """Record what the agent thought."""
         return Span(self, "reasoning", "", {"text": text, **details})
 
     def tool_call(self, name: str, arguments: Any = None) -> Span:
-        """A call of a tool: `with trace.tool_call("search", {"q": 1}) as call: call.result(search(1))`."""
+        """Record a call of a tool: `with trace.tool_call("search", {"q": 1}) as call: call.result(search(1))`."""
         return Span(self, "tool_call", name, {"arguments": arguments})
 
     def task_completed(self, name: str, result: Any = None) -> None:
-        """A task the agent was given is done."""
+        """Record that a task the agent was given is done."""
         Span(self, "task", name, {"status": "completed", "result": result})
 
     def task_failed(self, name: str, error: BaseException | str | None = None) -> None:
-        """A task the agent was given failed."""
-        said = None if error is None else error_text(error)
-        Span(self, "task", name, {"status": "failed", "error": said})
+        """Record that a task the agent was given failed."""
+        text = None if error is None else error_text(error)
+        Span(self, "task", name, {"status": "failed", "error": text})
 
     def decision(
         self,
@@ -237,7 +243,7 @@ class Trace:
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """A prompt and the response given to it; returns the decision's id, to rate it by.
+        """Record a prompt and the response given to it; returns the decision's id, to rate it by.
 
         messages: one text, or a list of {role, content}. response: text; data becomes JSON. candidates: the options it
         was chosen among, texts or {response, score}; propensity in (0, 1]. One the server would refuse is not
@@ -266,47 +272,47 @@ class Trace:
         )
         return key
 
-    @quietly
+    @log_errors
     def _decide(self, name: str, facts: dict[str, Any]) -> None:
         try:
-            checked = decision_facts(**facts)
+            payload = decision_payload(**facts)
         except ValueError as error:
-            self.problems.say("decision", f"a decision of {self.recorder.agent} was not recorded: {error}")
+            self.problems.report("decision", f"a decision of {self.recorder.agent} was not recorded: {error}")
             Span(self, "step", "decision not recorded", {"error": str(error)})
             return
-        step = {"kind": "decision", "name": cut(str(name), MAX_NAME), "at": now(), **checked}
+        step = {"kind": "decision", "name": truncate(str(name), MAX_NAME), "at": utc_now(), **payload}
         self.append(step)
-        self.step_done(step, checked.get("latency_ms"))
+        self.step_done(step, payload.get("latency_ms"))
         self.has_decision = True
-        last_decision.set(checked["id"])
+        last_decision.set(payload["id"])
 
-    @quietly
+    @log_errors
     def note(self, **metadata: Any) -> None:
-        """Facts about the run as a whole."""
-        self._metadata |= {key: plain(value) for key, value in metadata.items()}
+        """Add facts about the run as a whole."""
+        self._metadata |= {key: to_json(value) for key, value in metadata.items()}
 
     # --- Steps --------------------------------------------------------------------------------------------
 
     def append(self, step: dict[str, Any]) -> None:
         """Add a step, open, under the one the running code is in; `n` numbers it within the trace."""
-        here = _here.get()
+        position = _position.get()
         with self._lock:
             step["n"] = next(self._numbers)
-            step["parent"] = here.step if here is not None and here.trace is self else None
+            step["parent"] = position.step if position is not None and position.trace is self else None
             if not self.finished:
                 self._steps.append(step)
                 self._open.add(step["n"])
             else:
-                self.problems.say("finished", f"a step {step['name']!r} came after its trace was finished")
+                self.problems.report("finished", f"a step {step['name']!r} came after its trace was finished")
 
     def step_open(self, step: dict[str, Any]) -> None:
-        """A step is going on."""
+        """Count a step as going on."""
         with self._lock:
             if any(known is step for known in reversed(self._steps)):
                 self._open.add(step["n"])
 
     def step_done(self, step: dict[str, Any], duration_ms: float | None) -> None:
-        """A step will not change any more."""
+        """Count a step as final."""
         with self._lock:
             if step.get("n") not in self._open:
                 return
@@ -334,14 +340,14 @@ class Trace:
             "agent": self.recorder.agent,
             "run_id": self.run_id,
             "started_at": self._started_at,
-            "finished_at": now(),
+            "finished_at": utc_now(),
             "steps": steps,
             "metadata": {**self._metadata, **metadata},
         }
 
-    @quietly
+    @log_errors
     def finish(self, error: BaseException | str | None = None) -> None:
-        """The run is over: to the spool with it. `error` says that it failed, and why.
+        """End the run and hand the trace to the outbox. `error` says that it failed, and why.
 
         That it did what it was asked, only `task_completed` says.
         """
@@ -360,8 +366,8 @@ class Trace:
         self.recorder.add(payload)
 
     def inside(self) -> AbstractContextManager[None]:
-        """What is recorded by the code within belongs to this trace; does not finish it."""
-        return _inside(self, None)
+        """Context in which what is recorded belongs to this trace; leaving it does not finish the trace."""
+        return _at(self, None)
 
     def __enter__(self) -> Self:
         context = self.inside()

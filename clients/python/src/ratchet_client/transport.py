@@ -1,0 +1,131 @@
+"""HTTP transport: kept-alive connections to one server, JSON in, status and text out."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ratchet_client.file_locks import renew_after_fork
+from ratchet_client.version import __version__
+
+LONGEST_RETRY_AFTER_S = 600.0
+MAX_RESPONSE_BYTES = 65_536
+"""Bytes read of a response to a record: the sender needs the status and the reason alone."""
+MAX_IDLE_CONNECTIONS = 32
+
+
+@dataclass(frozen=True)
+class HttpResponse:
+    """The response to one request: HTTP status, body text, seconds the server asked us to wait."""
+
+    status: int
+    text: str
+    retry_after_s: float | None
+
+
+class HttpConnection:
+    """One kept-alive HTTP connection to `url`. Not thread-safe.
+
+    Raises ValueError for a url that no server of Ratchet's can have.
+    """
+
+    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"expected a url such as http://localhost:8000, found {url!r}")
+        self.url = url
+        self._prefix = parts.path.rstrip("/")
+        self._secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._timeout_s = timeout_s
+        self._headers = {"Content-Type": "application/json", "User-Agent": f"ratchet-client/{__version__}"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._connection: http.client.HTTPConnection | None = None
+
+    def post(self, path: str, body: bytes, *, max_bytes: int = MAX_RESPONSE_BYTES) -> HttpResponse:
+        """POST JSON; raises OSError or http.client.HTTPException when no response comes.
+
+        max_bytes: of the response that are read; what is longer is cut off there.
+        """
+        reused = self._connection is not None
+        try:
+            return self._post(path, body, max_bytes)
+        except (ConnectionError, http.client.BadStatusLine, http.client.CannotSendRequest):
+            # a server may close a kept-alive connection at any moment; on a fresh one the same fault is real
+            self.close()
+            if not reused:
+                raise
+            return self._post(path, body, max_bytes)
+        except (OSError, http.client.HTTPException):
+            self.close()
+            raise
+
+    def _post(self, path: str, body: bytes, max_bytes: int) -> HttpResponse:
+        if self._connection is None:
+            self._connection = (
+                http.client.HTTPSConnection(
+                    self._host, self._port, timeout=self._timeout_s, context=ssl.create_default_context()
+                )
+                if self._secure
+                else http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+            )
+        self._connection.request("POST", self._prefix + path, body, self._headers)
+        response = self._connection.getresponse()
+        text = response.read(max_bytes).decode("utf-8", "replace")
+        if not response.isclosed():
+            self.close()  # a longer response would have to be read before the connection serves again
+        return HttpResponse(response.status, text, _seconds(response.getheader("Retry-After")))
+
+    def close(self) -> None:
+        """Close the socket; the next request opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def forget(self) -> None:
+        """In the child of a fork the connection is the parent's: use a new one."""
+        self._connection = None
+
+
+class HttpPool:
+    """Connections to one server for any number of threads: one per request in flight, kept alive in between."""
+
+    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+        self.url = url
+        self._api_key, self._timeout_s = api_key, timeout_s
+        self._idle = [HttpConnection(url, api_key, timeout_s)]
+        renew_after_fork(self)
+
+    def post(self, path: str, body: bytes, *, max_bytes: int) -> HttpResponse:
+        """POST JSON as HttpConnection.post does, from any thread."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = HttpConnection(self.url, self._api_key, self._timeout_s)
+        try:
+            return connection.post(path, body, max_bytes=max_bytes)
+        finally:
+            if len(self._idle) < MAX_IDLE_CONNECTIONS:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Close what is not in use."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent."""
+        for connection in self._idle:
+            connection.forget()
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    # the header may hold a date instead: our own delays do then
+    if retry_after is None or not retry_after.strip().isdigit():
+        return None
+    return min(float(retry_after), LONGEST_RETRY_AFTER_S)

@@ -1,0 +1,107 @@
+"""The client package against Ratchet's own API, and its alias `feedback.collector`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet_client import CheckpointLoader, TraceCollector
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ratchets_own_api_takes_what_a_collector_sends(live_server: Any, tmp_path: Path) -> None:
+    from feedback.keys import key_create
+    from feedback.models import Decision, Outcome, Rating, Trace
+
+    _, secret = key_create("app", ["ingest", "rate", "rate_as"])
+    with TraceCollector("support-bot", live_server.url, secret, tmp_path) as collector:
+        with collector.trace("run-7", unit="u7", policy="rules-v1") as trace:
+            trace.step("plan")
+            trace.reasoning("think")
+            with trace.tool_call("search", {"q": float("nan")}) as call:
+                call.result("nul \x00 and \ud800")
+            trace.task_failed("close", TimeoutError("busy"))
+            key = trace.decision("Where?", "There", candidates=["There", "Here"], propensity=0.5, tags=["a"])
+        collector.rate(key, rater="u7", thumb="up")
+        collector.outcome(key, "ticket_reopened", 1)
+        assert collector.flush(20)
+        assert collector.status().refused == 0
+    decision = Decision.objects.get(pk=key)
+    stored = Trace.objects.get()
+    assert decision.trace_id == stored.pk == uuid.UUID(trace.id)
+    assert (decision.unit, decision.policy, decision.propensity) == ("u7", "rules-v1", 0.5)
+    assert [step["kind"] for step in stored.steps] == ["step", "reasoning", "tool_call", "task", "decision"]
+    assert Rating.objects.get().thumb == "up"
+    assert Outcome.objects.get().name == "ticket_reopened"
+
+
+@pytest.mark.django_db
+def test_traces_of_checkpoints_are_stored_once(tmp_path: Path) -> None:
+    from feedback.models import Decision
+    from feedback.traces import trace_record
+
+    chat = [
+        {"role": role, "content": f"{role} {number}"} for number in range(2) for role in ("user", "assistant")
+    ]
+    (tmp_path / "1.json").write_text(json.dumps({"session_id": "s", "messages": chat[:2]}))
+    (tmp_path / "2.jsonl").write_text(
+        json.dumps({"session_id": "t", "messages": chat, "tasks": {"a": "failed"}})
+    )
+    for again in (False, True):
+        stored = [trace_record(**trace).created for trace in CheckpointLoader(tmp_path).traces()]
+        assert stored == [not again] * 2
+    assert Decision.objects.count() == 3
+
+
+ALIAS = """
+import logging, sys
+sys.path.insert(0, sys.argv[1])
+before = list(sys.path)
+logging.getLogger("feedback.collector").setLevel("CRITICAL")
+from feedback.collector import (
+    CheckpointLoader, CheckpointRefused, CollectorStatus, Hook, Span, Trace, TraceCollector, hook_into_agent,
+    records_decision, records_tool, redact_keys,
+)
+import ratchet_client
+assert ratchet_client.TraceCollector is TraceCollector
+assert sys.path == before
+assert logging.getLogger("ratchet_client").getEffectiveLevel() == logging.CRITICAL
+collector = TraceCollector("support-bot", None, None, sys.argv[2])
+collector.decision("Where?", "There")
+(day,) = collector.outbox.days()
+print(day.read_text())
+"""
+
+
+def alias(*arguments: Path) -> subprocess.CompletedProcess[str]:
+    """A Python with nothing installed that imports feedback.collector."""
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", ALIAS, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_alias_works_from_a_checkout_where_nothing_is_installed(tmp_path: Path) -> None:
+    process = alias(ROOT, tmp_path)
+    assert process.returncode == 0, process.stderr
+    (step,) = json.loads(process.stdout)["body"]["steps"]
+    assert (step["messages"], step["response"]) == ([{"role": "user", "content": "Where?"}], "There")
+
+
+def test_the_alias_without_the_package_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "feedback").mkdir()
+    shutil.copy(ROOT / "feedback" / "collector.py", tmp_path / "feedback")
+    process = alias(tmp_path, tmp_path)
+    assert process.returncode == 1
+    assert "pip install ratchet-client" in process.stderr.splitlines()[-1]
