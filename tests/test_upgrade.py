@@ -1,5 +1,6 @@
 """The upgrade from the first migrations, with rows in every table of that time: nothing lost, everything readable; on
-PostgreSQL too, and there a unit is forgotten in the database that was upgraded."""
+PostgreSQL too, and there a unit is forgotten in the database that was upgraded. A new database, made by the squashed
+migrations, has the same tables, indexes and rights."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.postgres import fresh_database, postgres_url  # noqa: F401
+from tests.schema import schema_facts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,10 +27,13 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.loader import MigrationLoader
 from django.test import Client
 from django.utils import timezone
 
 executor = MigrationExecutor(connection)
+# the first version had no squashed migrations
+executor.loader = MigrationLoader(connection, replace_migrations=False)
 FIRST = [("feedback", "0001_initial"), ("rl", "0001_initial"), ("auth", "0012_alter_user_first_name_max_length"),
          ("sessions", "0001_initial")]
 executor.migrate(FIRST)
@@ -75,6 +80,7 @@ from feedback.exporting import ExportReport, export_stream
 from feedback.models import Decision, Rating
 from feedback.selectors import comparisons_standing, ratings_standing
 from rl.models import Policy
+from tests.schema import schema_facts
 client = Client(HTTP_HOST="localhost")
 client.force_login(User.objects.create_superuser("ada"))
 pages = ["/", "/decisions/", f"/decisions/{left.pk}/", "/rate/?agent=shop", "/agents/shop/", "/runs/",
@@ -88,6 +94,7 @@ print(json.dumps({
     "shown": [client.get(page).status_code for page in pages],
     "exported": len([line for line in export if json.loads(line)["type"] == "decision"]),
     "found": client.get("/decisions/?q=there").text.count("there") > 0,
+    "schema": schema_facts(connection),
 }))
 """
 
@@ -126,10 +133,22 @@ print(json.dumps({"tables": len(before[0]), "files": len(before[1]), "left": mar
 """Continues UPGRADE: the world of `tests/test_erasure.py`, every table read as text and every file searched after."""
 
 
-def upgraded(home: Path, database: str, more: str = "") -> Any:
-    """What UPGRADE prints; with `more` behind it, what that prints too."""
+NEW = """
+import json
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import connection
+from tests.schema import schema_facts
+call_command("migrate", verbosity=0)
+print(json.dumps(schema_facts(connection)))
+"""
+
+
+def upgraded(home: Path, database: str, more: str = "", script: str = UPGRADE) -> Any:
+    """What the script prints; with `more` behind it, what that prints too."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", UPGRADE + more], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", "-c", script + more], cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, "RATCHET_HOME": str(home), "DATABASE_URL": database,
              "DJANGO_SETTINGS_MODULE": "backend.settings"},
     )  # fmt: skip
@@ -150,14 +169,46 @@ WHOLE = {
 }
 
 
-def test_the_first_version_upgrades_with_its_rows(tmp_path: Path) -> None:
-    assert upgraded(tmp_path / "lite", "") == WHOLE
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+
+
+@pytest.mark.django_db
+def test_the_first_version_upgrades_with_its_rows_to_the_schema_of_a_new_database(tmp_path: Path) -> None:
+    """The tests' own database was made by the squashed migrations."""
+    from django.db import connection
+
+    whole = upgraded(tmp_path / "lite", "")
+    schema = whole.pop("schema")
+    assert whole == WHOLE
+    assert len(schema) > 40, "tables and indexes"
+    assert differences(schema, schema_facts(connection)) == []
+
+
+@pytest.mark.django_db
+def test_a_squashed_migration_replaces_every_one_before_it_and_the_models_are_as_migrated() -> None:
+    from django.core.management import call_command
+    from django.db.migrations.loader import MigrationLoader
+
+    disk = MigrationLoader(None).disk_migrations
+    for app in ("feedback", "rl"):
+        (squashed,) = [migration for key, migration in disk.items() if key[0] == app and migration.replaces]
+        last = squashed.replaces[-1][1]
+        assert squashed.name == f"0001_squashed_{last}"
+        assert sorted(squashed.replaces) == sorted(
+            key for key in disk if key[0] == app and key[1] <= last and key[1] != squashed.name
+        )
+    call_command("makemigrations", check_changes=True, dry_run=True, verbosity=0)  # exits where they are not
 
 
 @pytest.mark.postgres
 def test_postgresql_upgrades_and_forgets(tmp_path: Path, postgres_url: str) -> None:  # noqa: F811
     whole, forgotten = upgraded(tmp_path / "home", fresh_database(postgres_url), FORGET)
+    new = upgraded(tmp_path / "new", fresh_database(postgres_url), script=NEW)
+    schema = whole.pop("schema")
     assert whole == WHOLE
+    assert min(len(schema[part]) for part in ("columns", "constraints", "indexes")) > 40
+    assert differences(schema, new) == []
     # ten tables and more held it, and files of six kinds
     assert forgotten["tables"] >= 10
     assert forgotten["files"] >= 6

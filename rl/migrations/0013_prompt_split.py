@@ -1,7 +1,6 @@
 """Prompts' sides are written down. What was in a dataset before keeps the side it had there.
 
-Rows of snapshots name their prompt and its side, so this is also how a lost table is made again: migrate back to 0012
-and forward. Where a snapshot's file is gone, the agent's prompts stand as the rule before had them: by their hash.
+Rows of snapshots name their prompt and its side, so `enter` is also how a lost table is filled again (docs/datasets.md). Where a snapshot's file is gone, the agent's prompts stand as the rule before had them: by their hash.
 """
 
 import json
