@@ -21,7 +21,7 @@ def _load_from_checkout() -> None:
     if spec is None or spec.loader is None or not CHECKOUT.is_dir():
         raise ModuleNotFoundError(
             f"expected the package ratchet-client, found it neither installed nor at {CHECKOUT}: "
-            "pip install ratchet-client (or its wheel, or the folder clients/python of Ratchet)",
+            "pip install the folder clients/python of Ratchet, or the wheel made of it",
             name="ratchet_client",
         )
     module = importlib.util.module_from_spec(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from ratchet_client import CheckpointLoader, TraceCollector
+from ratchet_client import CheckpointLoader, Client, RequestRefused, TraceCollector
+from tests.served import Parrot, parrot_only, policy_made  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
+KEY = "7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a001"
 
 
 @pytest.mark.django_db(transaction=True)
@@ -42,6 +45,62 @@ def test_ratchets_own_api_takes_what_a_collector_sends(live_server: Any, tmp_pat
     assert [step["kind"] for step in stored.steps] == ["step", "reasoning", "tool_call", "task", "decision"]
     assert Rating.objects.get().thumb == "up"
     assert Outcome.objects.get().name == "ticket_reopened"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_decision_taken_by_the_server_is_rated_and_followed_by_its_outcome(
+    live_server: Any, tmp_path: Path, parrot: Parrot
+) -> None:
+    from feedback.keys import key_create
+    from feedback.models import Decision, Outcome, Rating
+
+    policy_made("support-bot-v1", agent="support-bot")
+    _, secret = key_create("app", ["ingest", "rate"])
+
+    async def session(client: Client) -> str:
+        listed = await client.adecide("charged twice", candidates=["billing", "sales"], unit="u7", id=KEY)
+        assert (listed.id, listed.policy) == (KEY, "support-bot-v1")
+        assert listed.response in ("billing", "sales")
+        assert listed.propensity is not None
+        assert 0 < listed.propensity <= 1
+        again = client.decide("charged twice", candidates=["billing", "sales"], unit="u7", id=KEY)
+        assert (again.response, again.propensity) == (listed.response, listed.propensity)
+        with pytest.raises(RequestRefused) as conflict:
+            client.decide("something else", candidates=["billing", "sales"], unit="u7", id=KEY)
+        assert (conflict.value.status, conflict.value.code) == (409, "conflict")
+        assert (await client.arate(listed, thumb="up")).state == "stored"
+        assert (await client.aoutcome(listed, "ticket_reopened", 0)).state == "stored"
+        return client.decide("Where is my order?").id
+
+    with Client("support-bot", live_server.url, secret) as client:
+        written = asyncio.run(session(client))
+    with Client("support-bot", live_server.url, secret, tmp_path, fsync=False) as offline:
+        assert offline.rate(written, score=0.25, notes="too short").state == "queued"
+        assert offline.flush(20)
+        assert offline.collector.status().refused == 0
+    assert Decision.objects.get(pk=written).response == parrot.said
+    assert [(r.thumb, r.score, r.rater) for r in Rating.objects.order_by("created_at")] == [
+        ("up", None, "app"),
+        ("", 0.25, "app"),
+    ]
+    assert str(Outcome.objects.get().decision_id) == KEY
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_the_server_refuses_says_what_to_do(live_server: Any) -> None:
+    from feedback.keys import key_create
+
+    _, rates = key_create("rates", ["rate"])
+    refusals = [
+        (None, lambda client: client.rate(KEY, thumb="up"), 401, "unauthorized"),
+        (rates, lambda client: client.decide("Where?"), 403, "forbidden"),
+        (rates, lambda client: client.rate(KEY, thumb="up", rater="ada"), 403, "forbidden"),
+        (rates, lambda client: client.rate(KEY, thumb="up"), 404, "not_found"),
+    ]
+    for key, call, status, code in refusals:
+        with Client("support-bot", live_server.url, key) as client, pytest.raises(RequestRefused) as caught:
+            call(client)
+        assert (caught.value.status, caught.value.code) == (status, code)
 
 
 @pytest.mark.django_db
@@ -104,4 +163,4 @@ def test_the_alias_without_the_package_says_what_to_install(tmp_path: Path) -> N
     shutil.copy(ROOT / "feedback" / "collector.py", tmp_path / "feedback")
     process = alias(tmp_path, tmp_path)
     assert process.returncode == 1
-    assert "pip install ratchet-client" in process.stderr.splitlines()[-1]
+    assert "pip install the folder clients/python" in process.stderr.splitlines()[-1]

@@ -10,9 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ratchet_client import (
-    TraceCollector,
-)
+from ratchet_client import TraceCollector
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,6 +22,8 @@ class Ratchet:
         self.taken: dict[str, Any] = {}
         self.requests: list[tuple[str, str, Any]] = []
         self.answer: Callable[[str, dict[str, Any]], int | None] = lambda path, body: None
+        self.text: Callable[[str, dict[str, Any]], str | None] = lambda path, body: None
+        """Body of the response to a path and a body; None: the status alone."""
         self.headers: dict[str, str] = {}
         self.hang_up = False
         """Close the connection after each answer."""
@@ -41,7 +41,7 @@ class Ratchet:
                     known = ratchet.taken.get(body["id"])
                     status = 201 if known is None else 200 if known == body else 409
                     ratchet.taken.setdefault(body["id"], body)
-                text = json.dumps({"status": status}).encode()
+                text = (ratchet.text(self.path, body) or json.dumps({"status": status})).encode()
                 self.send_response(status)
                 for name, value in ratchet.headers.items():
                     self.send_header(name, value)

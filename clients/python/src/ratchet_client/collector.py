@@ -139,7 +139,7 @@ class TraceCollector:
     ) -> None:
         """Send what a person thought of a decision: thumb "up" or "down", stars 1..5, score 0..1, a correction."""
         values = {"thumb": thumb, "stars": stars, "score": score, "correction": correction, "notes": notes}
-        self._put_about(
+        self._submit(
             "rating",
             decision,
             {"rater": rater, **{k: v for k, v in values.items() if v not in (None, "")}, "tags": list(tags)},
@@ -147,12 +147,16 @@ class TraceCollector:
 
     def outcome(self, decision: str | uuid.UUID, name: str, value: float, *, at: str | None = None) -> None:
         """Send a measured fact about a decision, such as `ticket_reopened`; at: ISO time, now when left out."""
-        self._put_about("outcome", decision, {"name": name, "value": value} | ({"at": at} if at else {}))
+        self._submit("outcome", decision, {"name": name, "value": value} | ({"at": at} if at else {}))
+
+    def submit(self, kind: str, decision: str | uuid.UUID, body: dict[str, Any]) -> bool:
+        """Put a rating or an outcome, given as the API takes it, into the outbox. True when it is on disk."""
+        return bool(self._submit(kind, decision, body))
 
     @log_errors
-    def _put_about(self, kind: str, decision: str | uuid.UUID, body: dict[str, Any]) -> None:
+    def _submit(self, kind: str, decision: str | uuid.UUID, body: dict[str, Any]) -> bool:
         body = {"id": str(uuid.uuid4()), **to_json(body, text=1_000_000, total=2_000_000)}
-        self._put(kind, body, decision=str(uuid.UUID(str(decision))))
+        return self._put(kind, body, decision=str(uuid.UUID(str(decision))))
 
     @log_errors
     def _add(self, trace: dict[str, Any]) -> bool:

@@ -59,8 +59,8 @@ def decision_payload(
         "tokens_in": _count("tokens_in", tokens_in),
         "tokens_out": _count("tokens_out", tokens_out),
         "tags": _tags(tags),
-        "state": _complete_json(state),
-        "metadata": _complete_json(dict(metadata or {})),
+        "state": complete_json(state),
+        "metadata": complete_json(dict(metadata or {})),
     }
     facts |= {name: _bounded_text(name, value, MAX_NAME) for name, value in names.items()}
     facts = {
@@ -77,7 +77,7 @@ def decision_payload(
 def normalize_messages(value: Any) -> list[dict[str, Any]]:
     """Chat messages from one text, or from a list of {role, content}, (role, content) or objects with these."""
     if isinstance(value, str):
-        return [{"role": "user", "content": _complete_json(value)}]
+        return [{"role": "user", "content": complete_json(value)}]
     if isinstance(value, Mapping) or not isinstance(value, Sequence) or not value:
         raise ValueError(
             f"expected messages as a text or a list of {{role, content}}, found {safe_repr(value)[:200]}"
@@ -100,7 +100,7 @@ def _message(message: Any) -> dict[str, Any]:
         raise ValueError(f"expected a message with role and content, found {safe_repr(message)[:200]}")
     fields["role"] = _ROLES.get(role, role)
     fields.setdefault("content", None)
-    complete: dict[str, Any] = _complete_json(fields)
+    complete: dict[str, Any] = complete_json(fields)
     return complete
 
 
@@ -108,9 +108,9 @@ def _candidate(item: Any) -> Any:
     if isinstance(item, Mapping) and isinstance(item.get("response"), str):
         score = _number("score", item.get("score"), above=-math.ulp(0.0), up_to=1.0)
         return (
-            _complete_json(item["response"])
+            complete_json(item["response"])
             if score is None
-            else {"response": _complete_json(item["response"]), "score": score}
+            else {"response": complete_json(item["response"]), "score": score}
         )
     return response_text(item)
 
@@ -118,16 +118,16 @@ def _candidate(item: Any) -> Any:
 def response_text(value: Any) -> str:
     """A response as text: a text as it is, data as JSON. Raises ValueError for what is neither."""
     if isinstance(value, str):
-        return str(_complete_json(value))
+        return str(complete_json(value))
     if isinstance(value, (Mapping, list, tuple, int, float)):
-        return json.dumps(_complete_json(value), ensure_ascii=False)
+        return json.dumps(complete_json(value), ensure_ascii=False)
     content = getattr(value, "content", None)
     if isinstance(content, str):
-        return str(_complete_json(content))
+        return str(complete_json(content))
     raise ValueError(f"expected a response of text or JSON data, found {safe_repr(value)[:200]}")
 
 
-def _complete_json(value: Any) -> Any:
+def complete_json(value: Any) -> Any:
     """The value as JSON, nothing truncated; what is far too large fails the check of the decision's size."""
     return to_json(value, text=2 * MAX_DECISION, items=MAX_DECISION, depth=40, total=4 * MAX_DECISION)
 

@@ -1,0 +1,348 @@
+"""Client of the REST API: have a decision taken, rate it, report what came of it; each call with an async twin.
+
+A decision needs the server. Ratings and outcomes go through the outbox where the client has one, and then survive an
+absent server and the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import http.client
+import json
+import math
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+
+from ratchet_client.collector import TraceCollector
+from ratchet_client.decisions import complete_json, normalize_messages, validate_agent
+from ratchet_client.errors import RatchetError, RequestRefused, ServerUnavailable
+from ratchet_client.file_locks import renew_after_fork
+from ratchet_client.json_values import truncate
+from ratchet_client.transport import MAX_IDLE_CONNECTIONS, HttpPool, HttpResponse
+
+MAX_ANSWER_BYTES = 32_000_000
+"""Longest response read: a decision repeats its prompt, state and candidates of up to 10 MB."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound="Client")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision the server took: among the listed candidates, or written by the agent's policy."""
+
+    id: str
+    """To rate it by and to report outcomes for."""
+    response: str
+    """The chosen candidate, or the text that was written."""
+    action: dict[str, Any] | None
+    """What the response stands for, parsed by the agent; None where the agent cannot act on it."""
+    policy: str
+    """Name of the policy that took it."""
+    arm: str
+    """Arm of the running experiment the unit was assigned to; empty where there is none."""
+    propensity: float | None
+    """Probability in (0, 1] with which this response was chosen; None for written text."""
+    recorded: bool
+    """False: the server answered and could record the decision neither in its database nor on its disk."""
+    facts: Mapping[str, Any] = field(repr=False)
+    """All the server says of it, as `POST /api/decide/` answers."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Acknowledgement of a rating or an outcome."""
+
+    id: str
+    """The id of the rating or outcome: the same call with it is the same write."""
+    state: Literal["stored", "queued", "unsaved"]
+    """stored: the server has it. queued: it is in the outbox on disk, and is sent in the background. unsaved: neither
+    took it; it waits in memory while the disk takes nothing, or the redact hook dropped it."""
+
+
+def _async_twin(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """The method as a coroutine: it runs in a thread of the client's own, so that the event loop goes on."""
+
+    @wraps(method)
+    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        call = partial(contextvars.copy_context().run, method, self, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._executor(), call)
+
+    twin.__doc__ = f"Async twin of `{method.__name__}`: the same arguments, result and errors."
+    return twin
+
+
+class Client:
+    """Client of one server for one agent. Any number of threads and tasks may share it.
+
+    agent: slug of the agent, for `decide` and the collector. url: of the server. api_key: with the scopes `ingest`
+    (decide, outcomes), `rate` (ratings) and `rate_as` (ratings in others' names). spool_dir: folder of an outbox; with
+    it `rate` and `outcome` return as soon as the record is on disk and never fail for want of a server, and
+    `client.collector` records traces and decisions of the app's own. Without it each call waits for the server.
+    timeout_s: of one request. collector_options: further arguments of TraceCollector, such as `redact`.
+
+    Raises ValueError for an agent or url that cannot be.
+    """
+
+    def __init__(
+        self,
+        agent: str,
+        url: str,
+        api_key: str | None = None,
+        spool_dir: str | Path | None = None,
+        *,
+        timeout_s: float = 30.0,
+        **collector_options: Any,
+    ) -> None:
+        self.agent = validate_agent(agent)
+        self._pool = HttpPool(url, api_key, timeout_s)
+        self._threads: ThreadPoolExecutor | None = None
+        if collector_options and spool_dir is None:
+            raise ValueError(f"expected a spool_dir with {', '.join(sorted(collector_options))}, found none")
+        self._collector = (
+            None if spool_dir is None else TraceCollector(agent, url, api_key, spool_dir, **collector_options)
+        )
+        renew_after_fork(self)
+
+    @property
+    def collector(self) -> TraceCollector:
+        """The collector on the client's outbox: traces, hooks, decorators. Raises RatchetError without a spool_dir."""
+        if self._collector is None:
+            raise RatchetError(
+                "this client has no outbox: give it a spool_dir to record traces and decisions"
+            )
+        return self._collector
+
+    # --- Calls --------------------------------------------------------------------------------------------
+
+    def decide(
+        self,
+        messages: Any = None,
+        *,
+        state: Any = None,
+        candidates: Sequence[Any] | None = None,
+        unit: str = "",
+        run_id: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        id: str | uuid.UUID | None = None,
+    ) -> Decision:
+        """Have the agent decide: the server assigns a policy, answers and records the decision.
+
+        messages: one text, or a list of {role, content}. state: what the agent decides about, where its prompt is
+        rendered by the server. candidates: texts, or {response, score}, to choose among; without them the agent finds
+        them in the state or writes an answer. unit: user or session, which keeps its arm in an experiment. id: of the
+        decision; a call repeated with it returns the first answer.
+
+        Raises ValueError (neither messages nor state), RequestRefused, ServerUnavailable.
+        """
+        if messages is None and state is None:
+            raise ValueError("expected messages or a state to decide about, found neither")
+        body = {
+            "id": str(uuid.uuid4() if id is None else uuid.UUID(str(id))),
+            "agent": self.agent,
+            "messages": None if messages is None else normalize_messages(messages),
+            "state": complete_json(state),
+            "candidates": None if candidates is None else [complete_json(item) for item in candidates],
+            "unit": unit,
+            "run_id": run_id,
+            "metadata": complete_json(dict(metadata or {})),
+        }
+        facts = self._post(
+            "/api/decide/", {name: value for name, value in body.items() if value not in (None, "", {})}
+        )
+        try:
+            return Decision(
+                id=facts["id"],
+                response=facts["response"],
+                action=facts["action"],
+                policy=facts["policy"],
+                arm=facts["arm"],
+                propensity=facts["propensity"],
+                recorded=facts["recorded"],
+                facts=facts,
+            )
+        except KeyError as error:
+            raise ServerUnavailable(
+                f"expected a decision from {self._pool.url}/api/decide/, found JSON without {error}; check the url",
+                id=body["id"],
+            ) from error
+
+    def rate(
+        self,
+        decision: str | uuid.UUID | Decision,
+        *,
+        thumb: Literal["up", "down"] | None = None,
+        stars: int | None = None,
+        score: float | None = None,
+        correction: str | None = None,
+        tags: Sequence[str] = (),
+        notes: str = "",
+        rater: str | None = None,
+        id: str | uuid.UUID | None = None,
+    ) -> Receipt:
+        """Rate a decision: thumb, stars 1..5, score 0..1, the response it should have been, tags, notes.
+
+        rater: who rates; the key's own name without it. A later rating by the same rater supersedes the earlier one.
+        Raises ValueError for a rating that says nothing or stands outside its range; without an outbox also
+        RequestRefused and ServerUnavailable.
+        """
+        body = {
+            "thumb": thumb,
+            "stars": stars,
+            "score": score,
+            "correction": correction,
+            "tags": list(tags),
+            "notes": notes,
+        }
+        body = {name: value for name, value in body.items() if value not in (None, "", [])}
+        if not body:
+            raise ValueError(
+                "expected at least one of thumb, stars, score, correction, tags and notes, found none"
+            )
+        for name, allowed, valid in (
+            ("thumb", "up or down", thumb in (None, "up", "down")),
+            ("stars", "a whole number from 1 to 5", stars is None or stars in (1, 2, 3, 4, 5)),
+            ("score", "a number from 0 to 1", score is None or _between(score, 0, 1)),
+        ):
+            if not valid:
+                raise ValueError(f"{name}: expected {allowed}, found {body[name]!r}")
+        return self._submit("rating", decision, body | ({"rater": rater} if rater else {}), id)
+
+    def outcome(
+        self,
+        decision: str | uuid.UUID | Decision,
+        name: str,
+        value: float,
+        *,
+        at: str | None = None,
+        id: str | uuid.UUID | None = None,
+    ) -> Receipt:
+        """Report a measured fact about a decision, such as `ticket_reopened`: a slug and a number (True is 1).
+
+        at: ISO time it happened; now when left out. Raises as `rate` does.
+        """
+        if not _between(value, -math.inf, math.inf):
+            raise ValueError(f"value: expected a finite number, found {value!r}")
+        return self._submit(
+            "outcome", decision, {"name": name, "value": value} | ({"at": at} if at else {}), id
+        )
+
+    adecide = _async_twin(decide)
+    arate = _async_twin(rate)
+    aoutcome = _async_twin(outcome)
+
+    # --- Transport ----------------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        kind: Literal["rating", "outcome"],
+        decision: str | uuid.UUID | Decision,
+        body: dict[str, Any],
+        id: str | uuid.UUID | None,
+    ) -> Receipt:
+        key = str(uuid.UUID(decision.id if isinstance(decision, Decision) else str(decision)))
+        body = {"id": str(uuid.uuid4() if id is None else uuid.UUID(str(id))), **complete_json(body)}
+        if self._collector is not None:
+            queued = self._collector.submit(kind, key, body)
+            return Receipt(body["id"], "queued" if queued else "unsaved")
+        self._post(f"/api/decisions/{key}/{kind}s/", body)
+        return Receipt(body["id"], "stored")
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object a request is answered with. Raises RequestRefused, ServerUnavailable."""
+        data = json.dumps(body, allow_nan=False).encode("ascii")
+        try:
+            response = self._pool.post(path, data, max_bytes=MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerUnavailable(
+                f"no response from {self._pool.url}: {error!r}; check that it runs, or call again with the error's id",
+                id=body["id"],
+            ) from error
+        answer = _json_object(response.text)
+        if 200 <= response.status < 300 and answer is not None:
+            return answer
+        raise _error(response, answer, self._pool.url + path, body["id"])
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(MAX_IDLE_CONNECTIONS, thread_name_prefix="ratchet-client")
+        return self._threads
+
+    def after_fork(self) -> None:
+        """Start anew in the child: threads do not survive a fork."""
+        self._threads = None
+
+    # --- The end ------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until the server has, or refused, everything in the outbox; True at once without one."""
+        return self._collector is None or self._collector.flush(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Flush, and end threads and connections. Whether all was sent; what was not stays in the outbox."""
+        sent = self._collector is None or self._collector.close(timeout_s)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+        self._pool.close()
+        return sent
+
+    async def aclose(self, timeout_s: float = 5.0) -> bool:
+        """Async twin of `close`."""
+        return await asyncio.to_thread(self.close, timeout_s)
+
+    aflush = _async_twin(flush)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _between(value: Any, low: float, high: float) -> bool:
+    """Whether a value is a finite number in [low, high]."""
+    return isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _error(response: HttpResponse, answer: dict[str, Any] | None, address: str, id: str) -> RatchetError:
+    """The error a response stands for: of Ratchet's own shape, or from something else that listens at the url."""
+    status = response.status
+    error = answer.get("error") if answer is not None else None
+    if not isinstance(error, dict):
+        text = truncate(response.text.strip(), 200) or "an empty body"
+        message = f"{address}: expected JSON from Ratchet, found HTTP {status} with {text}; check the url"
+        if 400 <= status < 500 and status not in (408, 425, 429):
+            return RequestRefused(message, status=status, code="", fields={})
+        return ServerUnavailable(message, status=status, retry_after_s=response.retry_after_s, id=id)
+    code = str(error.get("code") or "")
+    message = f"{address}: HTTP {status} {code}: {error.get('message')}"
+    if status >= 500 or status in (408, 425, 429):
+        return ServerUnavailable(message, status=status, retry_after_s=response.retry_after_s, id=id)
+    fields = error.get("fields")
+    return RequestRefused(
+        message, status=status, code=code, fields=fields if isinstance(fields, dict) else {}
+    )
