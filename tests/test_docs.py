@@ -77,7 +77,11 @@ def test_every_address_is_documented() -> None:
     assert undocumented == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "clients" / "python" / "README.md"],
+    ids=lambda page: f"{page.parent.name}/{page.name}",
+)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
