@@ -87,11 +87,11 @@ def test_decide_sends_what_it_is_given_and_returns_the_decision(ratchet: Ratchet
 
 
 def test_what_is_left_out_is_not_sent(ratchet: Ratchet, client: Client) -> None:
-    client.decide(state={"ticket": 7}, id=KEY)
+    client.decide(state={}, id=KEY)
     client.rate(KEY, thumb="up")
     client.outcome(KEY, "ticket_reopened", 0)
     bodies = [body for _, _, body in ratchet.requests]
-    assert bodies[0] == {"id": KEY, "agent": "support-bot", "state": {"ticket": 7}}
+    assert bodies[0] == {"id": KEY, "agent": "support-bot", "state": {}}
     assert set(bodies[1]) == {"id", "thumb"}
     assert {k: v for k, v in bodies[2].items() if k != "id"} == {"name": "ticket_reopened", "value": 0}
 

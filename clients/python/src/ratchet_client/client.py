@@ -152,13 +152,12 @@ class Client:
             "messages": None if messages is None else normalize_messages(messages),
             "state": complete_json(state),
             "candidates": None if candidates is None else [complete_json(item) for item in candidates],
-            "unit": unit,
-            "run_id": run_id,
-            "metadata": complete_json(dict(metadata or {})),
+            "unit": unit or None,
+            "run_id": run_id or None,
+            "metadata": complete_json(dict(metadata)) if metadata else None,
         }
-        facts = self._post(
-            "/api/decide/", {name: value for name, value in body.items() if value not in (None, "", {})}
-        )
+        body = {name: value for name, value in body.items() if value is not None}
+        facts = self._post("/api/decide/", body)
         try:
             return Decision(
                 id=facts["id"],
@@ -333,7 +332,7 @@ def _error(response: HttpResponse, answer: dict[str, Any] | None, address: str, 
     status = response.status
     error = answer.get("error") if answer is not None else None
     if not isinstance(error, dict):
-        text = truncate(response.text.strip(), 200) or "an empty body"
+        text = truncate(" ".join(response.text.split()), 80) or "an empty body"
         message = f"{address}: expected JSON from Ratchet, found HTTP {status} with {text}; check the url"
         if 400 <= status < 500 and status not in (408, 425, 429):
             return RequestRefused(message, status=status, code="", fields={})
