@@ -41,7 +41,9 @@ class Ratchet:
                     known = ratchet.taken.get(body["id"])
                     status = 201 if known is None else 200 if known == body else 409
                     ratchet.taken.setdefault(body["id"], body)
-                text = (ratchet.text(self.path, body) or json.dumps({"status": status})).encode()
+                text = (
+                    ratchet.text(self.path, body) or json.dumps({"id": body["id"], "status": status})
+                ).encode()
                 self.send_response(status)
                 for name, value in ratchet.headers.items():
                     self.send_header(name, value)

@@ -122,6 +122,7 @@ def test_async_twins_send_the_same_and_run_side_by_side(ratchet: Ratchet, client
         return [decision.id for decision in decisions]
 
     ids = asyncio.run(session())
+    assert len(client._pool._idle) == 3  # a connection for each request in flight, and all of them kept
     assert len(set(ids)) == 3
     assert [path for path, _, _ in ratchet.requests[3:]] == [
         f"/api/decisions/{ids[0]}/ratings/",
@@ -199,6 +200,7 @@ def test_a_server_that_is_not_there_is_unavailable(ratchet: Ratchet, client: Cli
         (200, "<html>Log in to the Wi-Fi</html>", ServerUnavailable),
         (200, '{"hello": "world"}', ServerUnavailable),
         (302, "", ServerUnavailable),
+        (302, json.dumps({"id": KEY}), ServerUnavailable),
         (404, "<h1>Not Found</h1>", RequestRefused),
         (502, "bad gateway", ServerUnavailable),
     ],
@@ -209,6 +211,8 @@ def test_something_else_at_the_url_is_told_apart(
     ratchet.answer, ratchet.text = lambda path, body: status, lambda path, body: text or " "
     with pytest.raises(error, match="check the url"):
         client.decide("Where?")
+    with pytest.raises(error, match="check the url"):
+        client.rate(KEY, thumb="up", id=KEY)
 
 
 def test_a_long_answer_is_read_whole(ratchet: Ratchet, client: Client) -> None:

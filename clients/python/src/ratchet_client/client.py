@@ -267,7 +267,8 @@ class Client:
                 id=body["id"],
             ) from error
         answer = _json_object(response.text)
-        if 200 <= response.status < 300 and answer is not None:
+        # something else that listens there may answer any JSON: only the id says that this write arrived
+        if 200 <= response.status < 300 and answer is not None and answer.get("id") == body["id"]:
             return answer
         raise _error(response, answer, self._pool.url + path, body["id"])
 
