@@ -234,13 +234,13 @@ AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
-# The brake on sign-in, counted by django-axes (feedback/sign_in_brake.py)
+# The brake on sign-in, counted by django-axes (feedback/accounts/sign_in_brake.py)
 AXES_FAILURE_LIMIT = int(_number("SIGN_IN_FAILURES", 10, 1, 1_000_000))
 SIGN_IN_FAILURES_OF_ADDRESS = int(_number("SIGN_IN_FAILURES_OF_ADDRESS", 50, 1, 1_000_000))
 AXES_COOLOFF_TIME = timedelta(seconds=_number("SIGN_IN_WAIT_S", 900, 1, 7 * 86_400))
 AXES_LOCKOUT_PARAMETERS = ["username", "ip_address"]
-AXES_HANDLER = "feedback.sign_in_brake.BrakeHandler"
-AXES_LOCKOUT_CALLABLE = "feedback.sign_in_brake.refused_response"
+AXES_HANDLER = "feedback.accounts.sign_in_brake.BrakeHandler"
+AXES_LOCKOUT_CALLABLE = "feedback.accounts.sign_in_brake.refused_response"
 AXES_CLIENT_IP_CALLABLE = "backend.client_address.client_address"
 # who is sent away does not make it longer by trying: nobody can be kept out for ever by somebody else
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
@@ -274,8 +274,8 @@ def _rates(knobs: dict[str, Any]) -> dict[str, str]:
 
 REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "feedback.authentication.KeyAuthentication",
-        "feedback.authentication.RoleAuthentication",
+        "feedback.accounts.authentication.KeyAuthentication",
+        "feedback.accounts.authentication.RoleAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["backend.rest.access.HasScope"],
     "DEFAULT_THROTTLE_CLASSES": ["backend.rest.access.ScopeThrottle"],
@@ -333,7 +333,7 @@ Q_CLUSTER: dict[str, Any] = {
     **(
         {"redis": REDIS_URL}
         if REDIS_URL
-        else {"orm": "default", "broker_class": "rl.queue_broker.WaitingOrm"}
+        else {"orm": "default", "broker_class": "rl.jobs.queue_broker.WaitingOrm"}
     ),
 }
 
@@ -362,27 +362,27 @@ RATCHET_AGENTS = [path.strip() for path in os.environ.get("RATCHET_AGENTS", "").
 # Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).
 FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
 # Dotted path of a callable (decision id, policy name) -> its reward and its policy's page, as
-# feedback.decision_facts.DecisionFacts; empty: nothing is shown of them.
-FEEDBACK_DECISION_FACTS = "rl.decision_facts.facts_of"
+# feedback.explorer.decision_facts.DecisionFacts; empty: nothing is shown of them.
+FEEDBACK_DECISION_FACTS = "rl.views.decision_facts.facts_of"
 # Dotted path of a callable {agent: prompt hashes} -> the training snapshots that hold these prompts.
-FEEDBACK_SNAPSHOTS_CONTAINING = "rl.forgetting.snapshots_containing"
+FEEDBACK_SNAPSHOTS_CONTAINING = "rl.datasets.erasure.snapshots_containing"
 # Dotted path of a callable ({agent: prompt hashes}, since) -> what was trained on these prompts since then; empty: an
 # import is taken back without asking.
-FEEDBACK_TRAINED_ON = "rl.forgetting.trained_on"
+FEEDBACK_TRAINED_ON = "rl.datasets.erasure.trained_on"
 # Dotted path of the module that renames and deletes what else is kept of an agent, as
-# feedback.agent_changes.AgentKeeper; empty: nothing but rows is.
-FEEDBACK_AGENT_KEEPER = "rl.agent_keeper"
+# feedback.agents.changes.AgentKeeper; empty: nothing but rows is.
+FEEDBACK_AGENT_KEEPER = "rl.registry.agent_files"
 # Dotted path of a callable (decision ids): removes what else is kept of them, in the same transaction.
-FEEDBACK_FORGET = "rl.forgetting.decisions_forget"
+FEEDBACK_FORGET = "rl.datasets.erasure.decisions_forget"
 # Dotted path of a callable (marks, dry_run) -> {place: count}: erases, or counts, copies of erased decisions' text that
-# are kept elsewhere, as feedback.erasure_marks.Marks knows them.
-FEEDBACK_ERASURE = "rl.forgetting.copies_erase"
+# are kept elsewhere, as feedback.erasure.marks.Marks knows them.
+FEEDBACK_ERASURE = "rl.datasets.erasure.copies_erase"
 
 # Dotted path of a callable [decision ids] -> {id: raw reward in [-2, 2]}, for `export_training_data --min-reward`; of a
 # decision without one, and of all where this is empty, the mean of what raters said.
-FEEDBACK_REWARDS = "rl.reward_records.raw_rewards"
+FEEDBACK_REWARDS = "rl.datasets.reward_records.raw_rewards"
 # Dotted path of a callable (decisions, least raw reward) -> those of them that earned as much, for searches.
-FEEDBACK_REWARDED = "rl.reward_records.rewarded_at_least"
+FEEDBACK_REWARDED = "rl.datasets.reward_records.rewarded_at_least"
 
 # An agent's settings where it has no row in the admin: fields of feedback.models.AgentSettings.
 FEEDBACK_AGENT_DEFAULTS = {

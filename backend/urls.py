@@ -8,7 +8,7 @@ from backend.rest import errors
 
 urlpatterns = [
     # first, because it is asked most often
-    path("api/", include("feedback.api_urls")),
+    path("api/", include("feedback.api.urls")),
     path("api/", include("rl.api.urls")),
     # whatever else is asked for there gets JSON too
     path("v1/", include("rl.api.gateway_urls")),

@@ -231,8 +231,8 @@ class Bench:
             from rl.linear.fit import fit
 
             return {"adapter": str(fit([*train, *held], self.agent).policy.save(folder).parent)}
-        from rl.methods import method_named
         from rl.recipes import RECIPES
+        from rl.recipes.methods import method_named
         from rl.training.hardware import detect
         from rl.training.preflight import trained_between_looks
         from rl.training.progress import Silent

@@ -76,7 +76,7 @@ def child(path: Path) -> dict[str, Any]:
     import django
 
     django.setup()
-    from feedback.importing import file_import
+    from feedback.transfer.import_ import file_import
 
     began, before = time.perf_counter(), time.process_time()
     report = file_import(path)

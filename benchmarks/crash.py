@@ -35,7 +35,7 @@ RATINGS = 60
 PATIENCE_S = 1800.0
 """Longest wait for one retrain: on a machine that does other work too, some take ten minutes."""
 MAX_ATTEMPTS, MAX_FOLLOW_UPS = 5, 3
-"""As in `rl.jobs` and `rl.online`, which need Django."""
+"""As in `rl.jobs.lifecycle` and `rl.online.learner`, which need Django."""
 DEADLY = ("child", "worker", "connection")
 """Kinds of kills that may cost a run one of its attempts."""
 SPARED = {"attempts": MAX_ATTEMPTS - 2, "follow_ups": MAX_FOLLOW_UPS - 2}

@@ -65,8 +65,8 @@ def fill(ratings: int) -> None:
 
 def write(path: Path, name: str) -> dict[str, Any]:
     """Export into a file, in this process."""
-    from feedback.exported import Selection
-    from feedback.exporting import file_export
+    from feedback.transfer.export import file_export
+    from feedback.transfer.exported import Selection
 
     before = time.process_time()
     began = time.perf_counter()

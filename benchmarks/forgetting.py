@@ -48,11 +48,11 @@ def rate(intents: set[str], scenarios: int) -> int:
 
 def judged(policy: str, against: str) -> dict[str, Any]:
     """Accuracy on older and newer held-out prompts, and what the gate says of forgetting."""
-    from rl import evaluations
-    from rl.gate_sheets import NEWER, OLDER
-    from rl.gates import gate_judge
-    from rl.judging import evidence_of, gate_bounds
+    from rl.evaluation import service as evaluations
+    from rl.gates.report import NEWER, OLDER
+    from rl.gates.rules import gate_judge
     from rl.models import Evaluation
+    from rl.registry.gate_evidence import evidence_of, gate_bounds
 
     found = evaluations.evaluate(
         evaluations.EvaluationOrder(policy=policy, compare=against, actor="benchmark")
@@ -88,9 +88,10 @@ def main() -> None:
         django.setup()
         from django.core.management import call_command
 
-        from rl import registry, runs
         from rl.agents.widgets import AGENT
+        from rl.jobs import train as runs
         from rl.models import Learnt
+        from rl.registry import service as registry
 
         call_command("migrate", verbosity=0)
         first = set(FIRST)

@@ -17,9 +17,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rl.evidence_kinds import CORRECTIONS
-from rl.gate_answers import rule_kl, rule_reward, rule_valid
-from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Verdict
+from rl.gates.answers import rule_kl, rule_reward, rule_valid
+from rl.gates.evidence_kinds import CORRECTIONS
+from rl.gates.report import Answered, Case, Evidence, GateBounds, Verdict
 from rl.statistics import Difference, mean_interval, wilson_interval
 
 BOUNDS = GateBounds()

@@ -15,7 +15,7 @@ import scipy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rl.gates import alpha_of_attempt, gate_judge
+from rl.gates.rules import alpha_of_attempt, gate_judge
 from rl.statistics import paired_difference, wilson_interval
 from tests import gate_worlds
 from tests.gate_worlds import (
@@ -60,7 +60,7 @@ BOUNDED = 40
 
 
 def bound_above_zero(found: Outcomes, alpha: float) -> bool:
-    """True where the lower bound of the accuracy difference is above 0, computed as in `rl.gate_effects`; the gate
+    """True where the lower bound of the accuracy difference is above 0, computed as in `rl.gates.effects`; the gate
     passes nothing else."""
     differences = found.differences
     if len(found.pairs) == 1:

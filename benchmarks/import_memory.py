@@ -154,7 +154,7 @@ def child(paths: Sequence[Path]) -> dict[str, Any]:
     import django
 
     django.setup()
-    from feedback.importing import file_import
+    from feedback.transfer.import_ import file_import
 
     began = time.perf_counter()
     report = file_import(paths[0], ratings_path=paths[1] if len(paths) > 1 else None)

@@ -72,8 +72,8 @@ def files_in(paths: Sequence[Path]) -> Iterator[Path]:
 
 def detected(files: Sequence[Path]) -> dict[Path, str]:
     """File -> its format, of those that are of one."""
-    from feedback import formats
-    from feedback.formats.records import FormatRefused
+    from feedback.transfer import formats
+    from feedback.transfer.formats.records import FormatRefused
 
     found: dict[Path, str] = {}
     for path in files:
@@ -92,9 +92,9 @@ def rows_in_database() -> int:
 
 def attempt(path: Path, before: Path | None, beside: Path | None, how: dict[str, Any]) -> Result:
     """Import, import again, undo both, newest first."""
-    from feedback.formats.records import FormatRefused
-    from feedback.import_undo import import_undo
-    from feedback.importing import file_import
+    from feedback.transfer.formats.records import FormatRefused
+    from feedback.transfer.import_ import file_import
+    from feedback.transfer.import_undo import import_undo
 
     result = Result(path.name, with_file=(before or beside).name if before or beside else "")
     batches: list[int] = []
@@ -132,7 +132,7 @@ def imported(path: Path, known: dict[Path, str], how: dict[str, Any]) -> Result:
         other for other, format in known.items() if other != path and format.partition("_")[0] == family
     ]
     others.sort(key=lambda other: (other.parent != path.parent, other.name))
-    from feedback.formats import FORMATS
+    from feedback.transfer.formats import FORMATS
 
     for other in others:
         tries = [(other, None), (None, other)] if FORMATS[result.format].two_files else [(other, None)]
@@ -161,7 +161,7 @@ def main() -> int:
         django.setup()
         from django.core.management import call_command
 
-        from feedback.formats import ColumnMap
+        from feedback.transfer.formats import ColumnMap
 
         call_command("migrate", verbosity=0)
         how = {"columns": ColumnMap.parse(options.map) or None}

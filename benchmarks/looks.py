@@ -16,7 +16,7 @@ import scipy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rl.gates import alpha_of_attempt
+from rl.gates.rules import alpha_of_attempt
 from rl.statistics import mcnemar_unconditional, wilson_interval
 
 LOOKS, FIRST = 10, 40

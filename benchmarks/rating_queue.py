@@ -126,9 +126,9 @@ def measure(samples: int) -> dict[str, Any]:
     from django.test import Client
     from django.utils import timezone
 
-    from feedback.pair_queue import pairs_waiting
-    from feedback.queue import decision_take, queue_progress
-    from feedback.search import Narrowed
+    from feedback.explorer.search import Narrowed
+    from feedback.rating.pair_queue import pairs_waiting
+    from feedback.rating.queue import decision_take, queue_progress
     from feedback.services import rating_submit
 
     dice = random.Random(1)
@@ -193,8 +193,8 @@ def measure(samples: int) -> dict[str, Any]:
 
 def explained() -> None:
     """How the queue is walked, on stderr."""
-    from feedback.queue_order import in_order, stretches
-    from feedback.search import Narrowed
+    from feedback.explorer.search import Narrowed
+    from feedback.rating.queue_order import in_order, stretches
 
     for within in (Narrowed(), Narrowed(policy="filer-v2"), Narrowed(tag="billing")):
         for stretch in stretches(within):

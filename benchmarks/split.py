@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rl.gates import gate_judge
+from rl.gates.rules import gate_judge
 from rl.statistics import wilson_interval
 from tests.split_worlds import BOUNDS, Growth, forgetful, looks_at, promoted_at
 

@@ -20,12 +20,12 @@ sys.path.insert(0, str(ROOT))
 
 def measured(method: str, steps: int, rate: float, held_out: list[dict[str, Any]]) -> dict[str, Any]:
     """One training of so many steps at this peak learning rate, judged against the base model."""
-    from rl import runs
     from rl.agents import get_agent
+    from rl.jobs import train as runs
+    from rl.jobs.teachability import rate_sum
     from rl.models import TrainingRun
     from rl.recipes import RECIPES
-    from rl.registry import home_path, policy_get
-    from rl.teaching import rate_sum
+    from rl.registry.service import home_path, policy_get
     from rl.training.evaluate import evaluate_policy
     from rl.training.policy import load_policy
 
@@ -60,7 +60,7 @@ def main() -> None:
         from django.core.management import call_command
 
         from rl.datasets import prepare_training_dataset
-        from rl.simulation import simulate
+        from rl.management.simulation import simulate
 
         call_command("migrate", verbosity=0)
         simulate("widgets", scenarios=asked.scenarios, rated=True)

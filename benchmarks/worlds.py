@@ -55,7 +55,7 @@ def messages(text: str) -> list[dict[str, str]]:
 
 def rows_split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The sides the rows' prompts would stand on in a database that sees them for the first time."""
-    from rl.holdout import splits_drawn
+    from rl.datasets.holdout import splits_drawn
 
     hashes = [hashlib.sha256(row["prompt"].encode()).hexdigest() for row in rows]
     sides = splits_drawn({}, set(hashes), min_evidence=MIN_EVIDENCE)
@@ -175,8 +175,8 @@ def method_rows(rows: Sequence[dict[str, Any]], method: str) -> list[dict[str, A
 def trained_fast(
     world: World, rows: Sequence[dict[str, Any]], options: argparse.Namespace, home: Path
 ) -> dict[str, Any]:
-    from rl.methods import method_named
     from rl.recipes import RECIPES
+    from rl.recipes.methods import method_named
     from rl.training.hardware import detect
     from rl.training.progress import Silent
     from rl.training.search import SearchTrainer

@@ -70,8 +70,8 @@ def decision_shown(agent: str, response: str, **context: Any) -> str:
 
 def pair_shown(agent: str) -> str:
     """Two simulated responses to one prompt, as `?pair=` takes them; empty where there are none."""
-    from feedback.pair_queue import pairs_waiting
-    from feedback.search import Narrowed
+    from feedback.explorer.search import Narrowed
+    from feedback.rating.pair_queue import pairs_waiting
 
     pair = pairs_waiting("admin", Narrowed(agent=agent)).pair
     return f"{pair.left.pk}~{pair.right.pk}" if pair else ""
@@ -79,8 +79,8 @@ def pair_shown(agent: str) -> str:
 
 def support_recorded() -> None:
     """A decision of an agent that looks things up first, with all that can be known of one."""
+    from feedback.recording.traces import trace_record
     from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
-    from feedback.traces import trace_record
 
     prompt = [
         {"role": "system", "content": "You answer customers of a shop."},
@@ -201,10 +201,10 @@ def main() -> None:
         from django.core.management import call_command
         from playwright.sync_api import sync_playwright
 
+        from feedback.accounts.sign_in import signin_link
         from feedback.models import Decision
-        from feedback.people import signin_link
         from feedback.services import rating_submit
-        from rl import simulation
+        from rl.management import simulation
 
         call_command("migrate", verbosity=0)
         if options.home is None:

@@ -12,9 +12,11 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
-from feedback import admin_people  # noqa: F401  (Django looks for pages in this file alone)
-from feedback.collection import wanted_renew
-from feedback.import_undo import trained_words
+from feedback.accounts import admin as admin_people  # noqa: F401  (Django looks for pages in this file alone)
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.erasure.trained import trained_words
+from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw, withdrawal_restore
+from feedback.explorer.previews import turns_of
 from feedback.models import (
     AgentSettings,
     Comparison,
@@ -25,10 +27,8 @@ from feedback.models import (
     Trace,
     Withdrawal,
 )
-from feedback.previews import turns_of
-from feedback.roles import SCOPE_PERMISSIONS
 from feedback.selectors import agents_known
-from feedback.withdrawals import WithdrawalSelection, decisions_withdraw, withdrawal_restore
+from feedback.storage.sampling import wanted_renew
 
 RENEWED_AT_ONCE = 20_000
 """Decisions of an agent that follow its changed settings while a page waits."""

@@ -26,10 +26,11 @@ from django.db.models.functions import Cast, StrIndex
 from django.db.models.lookups import GreaterThan
 from django.utils import timezone
 
-from feedback.agent_names import prompt_hash as prompt_hash
+from feedback.cache import Believed
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
-from feedback.remembered import Believed
+from feedback.storage.agent_names import prompt_hash as prompt_hash
+from feedback.storage.sql import IDS
 
 
 def ratings_standing(agent: str | None = None, *, of_withdrawn: bool = False) -> QuerySet[Rating]:
@@ -257,10 +258,6 @@ def _by_agent(decisions: QuerySet[Decision]) -> dict[str, int]:
 
 CHUNK = 2000
 """Rows fetched from the database at once."""
-
-
-IDS = 900
-"""Ids named in one statement; older SQLite takes 999 values."""
 
 
 class RatingFact(NamedTuple):

@@ -11,7 +11,14 @@ from typing import Any, Literal
 
 from django.db import IntegrityError, transaction
 
-from feedback.building import (
+from feedback.models import (
+    Comparison,
+    Decision,
+    RaterKind,
+    Rating,
+)
+from feedback.storage.annotation_priority import worth_again
+from feedback.storage.factories import (
     Subject,
     comparison_build,
     decision_build,
@@ -20,18 +27,11 @@ from feedback.building import (
     rating_build,
     withdrawal_build,
 )
-from feedback.checks import DecisionUnknown as DecisionUnknown
-from feedback.checks import FeedbackConflict as FeedbackConflict
-from feedback.checks import FeedbackRefused
-from feedback.models import (
-    Comparison,
-    Decision,
-    RaterKind,
-    Rating,
-)
-from feedback.statements import NoDecision, rating_insert, ratings_human_change, row_insert
-from feedback.tombstones import decisions_erased, erased_refusal, erased_refuse
-from feedback.worth import worth_again
+from feedback.storage.sql import NoDecision, rating_insert, ratings_human_change, row_insert
+from feedback.storage.tombstones import decisions_erased, erased_refusal, erased_refuse
+from feedback.storage.validation import DecisionUnknown as DecisionUnknown
+from feedback.storage.validation import FeedbackConflict as FeedbackConflict
+from feedback.storage.validation import FeedbackRefused
 
 BULK_BATCH = 1000
 """Rows per INSERT when many decisions are written at once."""

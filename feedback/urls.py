@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from django.urls import path
 
-from feedback import (
-    agent_views,
-    agreement_views,
-    explorer_views,
-    file_views,
-    import_views,
-    pair_views,
-    problem_views,
-    views,
-)
+from feedback.agents import views as agent_views
+from feedback.agreement import views as agreement_views
+from feedback.explorer import problem_views
+from feedback.explorer import views as explorer_views
+from feedback.rating import pair_views, views
+from feedback.transfer import import_views
+from feedback.transfer import views as file_views
 
 urlpatterns = [
     path("rate/", views.rate, name="rate"),

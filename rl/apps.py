@@ -9,7 +9,9 @@ class RlConfig(AppConfig):
 
     def ready(self) -> None:
         from rl import agents
-        from rl.agent_definitions import agent_defined
+        from rl.models.agent_definitions import agent_defined
+        from rl.registry.signals import policy_promoting
+        from rl.serving.preparation import prepare_before_promotion
 
         for path in settings.RATCHET_AGENTS:
             try:
@@ -18,3 +20,4 @@ class RlConfig(AppConfig):
                 raise ImproperlyConfigured(f"RATCHET_AGENTS: {error}") from error
         if agent_defined not in agents.finders:
             agents.finders.append(agent_defined)
+        policy_promoting.connect(prepare_before_promotion, dispatch_uid="rl.serving.preparation")

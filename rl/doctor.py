@@ -22,8 +22,8 @@ from backend.disks import disk_state
 from backend.migration_state import migrations_waiting
 from backend.next_steps import MANAGE
 from feedback.models import Decision
-from feedback.outbox import Outbox
-from feedback.recording import spool_folder
+from feedback.recording.outbox import Outbox
+from feedback.recording.recorder import spool_folder
 from rl.models import Artifact, Policy, RewardModelVersion, TrainingRun
 
 WRONG, REMARK = "wrong", "remark"

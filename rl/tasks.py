@@ -8,12 +8,13 @@ from typing import Any
 
 from django.utils import timezone
 
-from rl import online
-from rl.jobs import run_failed_tell, run_folder, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
+from backend.notifications import notify
+from rl.datasets.reward_records import rewards_calculate
+from rl.jobs.child_process import command_run
+from rl.jobs.lifecycle import run_failed_tell, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
 from rl.models import TrainingRun
-from rl.notices import notify
-from rl.reward_records import rewards_calculate
-from rl.workers import command_run
+from rl.models.runs import run_folder
+from rl.online import learner as online
 
 logger = logging.getLogger("rl.tasks")
 
@@ -58,7 +59,7 @@ def follow_up(run_id: int) -> str:
 
 
 def tick() -> list[str]:
-    """What the clock does, every so often: see `rl.online.tick`."""
+    """What the clock does, every so often: see `rl.online.learner.tick`."""
     return online.tick()
 
 

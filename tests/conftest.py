@@ -91,7 +91,7 @@ def ratchet_home(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     settings.RATCHET_HOME = tmp_path / "home"
     settings.RATCHET_HOME.mkdir()
     # each test is an installation where nothing was erased before, and none waits for its first erasure
-    monkeypatch.setattr("feedback.tombstones.ABSENCE_S", 0.0)
+    monkeypatch.setattr("feedback.storage.tombstones.ABSENCE_S", 0.0)
     return settings.RATCHET_HOME
 
 
@@ -110,7 +110,7 @@ def no_signs_of_life(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     test's transaction, and the training for the thread."""
     marker = request.node.get_closest_marker("django_db")
     if marker is None or not marker.kwargs.get("transaction"):
-        monkeypatch.setattr("rl.jobs.HEARTBEAT_S", 3600.0)
+        monkeypatch.setattr("rl.jobs.lifecycle.HEARTBEAT_S", 3600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def the_same_salts_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> None:
     """What the process remembers of keys and agents' settings belongs to the test before."""
-    from feedback.remembered import forget_all
+    from feedback.cache import forget_all
 
     forget_all()
 

@@ -31,8 +31,8 @@ GateSettings.objects.create(
 """
 """A gate that a few prompts can open, so that there is a champion to compare."""
 IMPATIENT = """
-import manage, rl.supervisor
-rl.supervisor.PAUSE_S = ({pause_s},)
+import manage, rl.jobs.supervisor
+rl.jobs.supervisor.PAUSE_S = ({pause_s},)
 manage.main()
 """
 """`manage.py` with another pause before a process that died is started again."""
@@ -45,7 +45,7 @@ from collections import Counter
 from django.conf import settings
 from feedback.models import Rating
 from rl.models import Learnt, Policy, TrainingRun
-from rl.registry import home_path
+from rl.registry.service import home_path
 sums = {p.name: p.adapter_sha256 for p in Policy.objects.all()}
 def whole(p):
     file = home_path(p.adapter_path) / "adapter_model.safetensors"

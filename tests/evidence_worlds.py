@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
-from rl.gate_clusters import one_per_cluster
-from rl.gate_sheets import Case, Evidence, Item, Rated
-from rl.gates import CHAMPION, PASSED, gate_judge, rule_accuracy
-from rl.pairs import HELD_OUT_PAIRS
+from rl.datasets.pairs import HELD_OUT_PAIRS
+from rl.gates.clusters import one_per_cluster
+from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.gates.report import Case, Evidence, Item, Rated
+from rl.gates.rules import CHAMPION, PASSED, gate_judge, rule_accuracy
 from tests.gate_worlds import BOUNDS
 
 REPEATS = 0.3

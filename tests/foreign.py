@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from feedback import formats
-from feedback.formats.records import (
+from feedback.transfer import formats
+from feedback.transfer.formats.records import (
     Record,
     RowRefused,
 )

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rl.gate_clusters import one_per_prompt
-from rl.gate_sheets import Answered, Case, Evidence, GateBounds, Sheet
-from rl.gates import CHAMPION, gate_judge
+from rl.gates.clusters import one_per_prompt
+from rl.gates.report import Answered, Case, Evidence, GateBounds, Sheet
+from rl.gates.rules import CHAMPION, gate_judge
 
 BOUNDS = GateBounds()
 DISCORDANT = 0.3

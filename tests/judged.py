@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rl.models import Evaluation, Policy
-from rl.registry import policy_evaluated
+from rl.registry.service import policy_evaluated
 from rl.statistics import mcnemar_exact, paired_difference, wilson_interval
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from feedback.ingest import decision_ingest
-from feedback.recording import Recorder, Storage
+from feedback.recording.ingest import decision_ingest
+from feedback.recording.recorder import Recorder, Storage
 from rl.models import Artifact, Policy
-from rl.serving import answering
+from rl.serving import fallback as answering
 from rl.serving.base import Answer, Ask, BackendFailed, ChatMessage, Model, Piece
 
 BUNDLED = Path(__file__).resolve().parent.parent / "rl" / "bundled_model"

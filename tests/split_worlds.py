@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl.gate_clusters import one_per_cluster
-from rl.gate_sheets import Case, Evidence, GateBounds
-from rl.gates import gate_judge
-from rl.holdout import Clusters, splits_drawn
-from rl.judgements import Split
+from rl.datasets.feedback_types import Split
+from rl.datasets.holdout import Clusters, splits_drawn
+from rl.gates.clusters import one_per_cluster
+from rl.gates.report import Case, Evidence, GateBounds
+from rl.gates.rules import gate_judge
 
 BOUNDS = GateBounds()
 DISCORDANT = 0.3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from feedback.models import prompt_hash
-from rl.judgements import Split
+from rl.datasets.feedback_types import Split
 from rl.models import PromptSplit
 
 

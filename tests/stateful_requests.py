@@ -18,11 +18,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from feedback.forgetting import UnitUnknown, unit_forget
+from feedback.cache import forget_all
+from feedback.erasure.service import UnitUnknown, unit_forget
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
-from feedback.remembered import forget_all
+from rl.datasets.reward_records import rewards_calculate
 from rl.models import RewardRecord
-from rl.reward_records import rewards_calculate
 from tests.api_client import ApiClient
 from tests.stateful import Facts, Model, line_of
 

@@ -19,7 +19,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from backend.facts_admin import FactAdmin
-from feedback.keys import key_check, key_create
+from feedback.accounts.api_keys import key_check, key_create
+from feedback.accounts.roles import role_give
 from feedback.models import (
     AgentName,
     AgentSettings,
@@ -34,7 +35,6 @@ from feedback.models import (
     Tombstone,
     Trace,
 )
-from feedback.roles import role_give
 from feedback.services import (
     comparison_submit,
     decision_record,
@@ -42,7 +42,6 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from rl import registry
 from rl.models import (
     Artifact,
     Evaluation,
@@ -56,6 +55,7 @@ from rl.models import (
     TrainingRun,
 )
 from rl.models.experiments import Arm
+from rl.registry import service as registry
 from tests.judged import evidence_stored
 
 pytestmark = pytest.mark.django_db

@@ -14,10 +14,8 @@ from django.db.models import CharField
 from django.utils import timezone
 
 from feedback import selectors
-from feedback.agent_changes import AgentRefused, AgentUnknown, agent_delete, agent_rename
-from feedback.agent_names import name_hashed
-from feedback.agent_rows import agent_models, agent_path
-from feedback.importing import file_import
+from feedback.agents.changes import AgentRefused, AgentUnknown, agent_delete, agent_rename
+from feedback.agents.rows import agent_models, agent_path
 from feedback.models import (
     AgentName,
     AgentSettings,
@@ -28,9 +26,10 @@ from feedback.models import (
     Rating,
     Suggestion,
 )
+from feedback.recording.traces import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
-from feedback.traces import trace_record
-from rl import agent_keeper
+from feedback.storage.agent_names import name_hashed
+from feedback.transfer.import_ import file_import
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.models import (
     AgentDefinition,
@@ -50,6 +49,7 @@ from rl.models import (
     ServingSettings,
     TrainingRun,
 )
+from rl.registry import agent_files as agent_keeper
 from tests.api_client import person
 
 pytestmark = pytest.mark.django_db

@@ -10,7 +10,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.test import Client
 
-from feedback.remembered import forget_all
+from feedback.cache import forget_all
 from feedback.services import decision_record
 from rl.agents import AGENTS, agent_facts, agent_register, get_agent
 from rl.agents.base import InvalidResponse

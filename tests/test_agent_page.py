@@ -7,8 +7,8 @@ from django.test import Client
 from django.utils import timezone
 
 from feedback.services import decision_record, rating_submit
+from rl.datasets.reward_records import rewards_calculate
 from rl.models import LearnerSettings, Policy, RewardSettings, TrainingRun
-from rl.reward_records import rewards_calculate
 from tests.api_client import person
 
 pytestmark = pytest.mark.django_db

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedback.agreement import (
+from feedback.agreement.report import (
     AgreementReport,
     LabelAggregated,
     QuestionAgreement,
@@ -20,7 +20,7 @@ from feedback.agreement import (
     labels_aggregated,
     verdict,
 )
-from feedback.agreement_formulas import Estimate
+from feedback.agreement.statistics import Estimate
 from feedback.models import AgentSettings, Comparison, Decision, Rating
 from feedback.services import comparison_submit, decision_record, rating_submit, rating_withdraw
 
@@ -258,7 +258,7 @@ def test_dawid_skene_settles_by_reliability_where_the_agent_wants_it() -> None:
     rate(split, ada="up", eve="down")
     assert labels()[split].value == 0.5
     AgentSettings.objects.create(agent=AGENT, aggregation="dawid_skene")
-    from feedback.remembered import forget_all
+    from feedback.cache import forget_all
 
     forget_all()
     found = labels()[split]

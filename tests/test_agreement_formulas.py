@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedback import agreement_formulas
-from feedback.agreement_formulas import (
+from feedback.agreement import statistics as agreement_formulas
+from feedback.agreement.statistics import (
     cohen_kappa,
     dawid_skene,
     kappa_of_scores,

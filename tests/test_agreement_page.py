@@ -44,7 +44,7 @@ def test_the_page_shows_who_differs(rated: None) -> None:
     assert "Each two raters" in text
     shown = re.search(r"<strong>(−?\d\.\d\d)</strong>", text)
     assert shown
-    from feedback.agreement import agreement_report
+    from feedback.agreement.report import agreement_report
 
     (question,) = agreement_report("support-bot").questions
     assert question.alpha.value is not None

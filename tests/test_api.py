@@ -12,9 +12,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from backend.rest import pages
-from feedback.collection import is_collected
 from feedback.models import AgentSettings, Decision, prompt_hash
 from feedback.services import decision_record, rating_submit
+from feedback.storage.sampling import is_collected
 from tests.api_client import ApiClient, decision_body, error_of
 
 pytestmark = pytest.mark.django_db
@@ -88,7 +88,7 @@ def test_another_body_under_the_same_id_is_a_conflict(app: ApiClient) -> None:
 def test_recording_costs_an_insert_alone_where_nothing_was_erased(
     app: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedback.tombstones.ABSENCE_S", 3600.0)
+    monkeypatch.setattr("feedback.storage.tombstones.ABSENCE_S", 3600.0)
     app.post("/api/decisions/", decision_body())
     with CaptureQueriesContext(connection) as queries:
         app.post("/api/decisions/", decision_body())

@@ -11,8 +11,8 @@ from django.db import OperationalError
 from django.http import StreamingHttpResponse
 
 from backend.rest import errors
-from feedback.formats import SHAPES
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
+from feedback.transfer.formats import SHAPES
 from tests.api_client import ApiClient, error_of
 
 pytestmark = pytest.mark.django_db
@@ -97,7 +97,7 @@ def test_a_database_that_is_away_is_said_before_the_file_begins(
     def away(*_: Any) -> Any:
         raise OperationalError("connection refused to 10.0.0.7")
 
-    monkeypatch.setattr("feedback.exporting.records", away)
+    monkeypatch.setattr("feedback.transfer.export.records", away)
     errors.outage.reset()
     loggers = [logging.getLogger("backend"), logging.getLogger("django.request")]
     for logger in loggers:

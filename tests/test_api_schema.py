@@ -29,13 +29,13 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from feedback.keys import key_create
+from feedback.accounts.api_keys import key_create
 from feedback.models import ImportBatch, Withdrawal
 from feedback.services import decision_record, rating_submit
-from rl import scorer
+from rl.evaluation import scorer
 from rl.models import Experiment, RewardModelVersion, TrainingRun
-from rl.registry import policy_promote, policy_register
-from rl.serving import answering
+from rl.registry.service import policy_promote, policy_register
+from rl.serving import fallback as answering
 from tests.attempts import CAMPAIGN, scaled
 from tests.served import Parrot, written_by_the_asking_thread  # noqa: F401
 

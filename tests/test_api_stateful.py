@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rest_framework.settings import api_settings
 
-from feedback.checks import FeedbackConflict
-from feedback.ingest import decision_ingest
-from feedback.keys import key_create
-from feedback.recording import Recorder, Storage
+from feedback.accounts.api_keys import key_create
+from feedback.recording.ingest import decision_ingest
+from feedback.recording.recorder import Recorder, Storage
+from feedback.storage.validation import FeedbackConflict
 from tests.attempts import CAMPAIGN, scaled
 from tests.served import Parrot, parrot_only, support_bot_allowed  # noqa: F401
 from tests.stateful_requests import Requests

@@ -14,10 +14,16 @@ from typing import Any
 import pytest
 from backports import zstd
 
-from feedback import formats
-from feedback.formats import compression, files
-from feedback.formats.files import rows
-from feedback.formats.records import FormatRefused, ImportedComparison, ImportedDecision, Row, RowRefused
+from feedback.transfer import formats
+from feedback.transfer.formats import compression, files
+from feedback.transfer.formats.files import rows
+from feedback.transfer.formats.records import (
+    FormatRefused,
+    ImportedComparison,
+    ImportedDecision,
+    Row,
+    RowRefused,
+)
 from tests.foreign import HERE
 
 LINES = b'{"prompt": "q", "response": "a", "rating": 5}\n{"prompt": "r", "response": "b", "rating": 1}\n'
@@ -199,7 +205,7 @@ def test_links_encryption_doubles_and_crowds_are_refused(tmp_path: Path) -> None
 
 
 def test_a_zip_bomb_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from feedback.formats import archives
+    from feedback.transfer.formats import archives
 
     monkeypatch.setattr(archives, "FREE", 1 << 20)
     path = zipped(tmp_path / "bomb.zip", {f"{n}.jsonl": b" " * (1 << 20) for n in range(4)})

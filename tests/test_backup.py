@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 
 from backend.backups import archive, databases
 from backend.backups.archive import MANIFEST, BackupRefused, verify
-from feedback.outbox import Outbox
+from feedback.recording.outbox import Outbox
 from tests.postgres import fresh_database, postgres_url  # noqa: F401
 from tests.vanishing import vanishes_when_listed
 
@@ -240,10 +240,10 @@ django.setup()
 from django.conf import settings
 from django.core.management import call_command
 from feedback.models import Decision
-from feedback.people import signin_link, signin_link_check
+from feedback.accounts.sign_in import signin_link, signin_link_check
 if sys.argv[1] == "out":
     call_command("migrate", verbosity=0)
-    from rl.simulation import simulate
+    from rl.management.simulation import simulate
     simulate("widgets", scenarios=2)
     (settings.RATCHET_HOME / "policies").mkdir()
     (settings.RATCHET_HOME / "policies" / "adapter").write_bytes(b"weights")

@@ -15,15 +15,16 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 
-from rl import judging, registry
-from rl.benchmark_results import benchmarks_newest
-from rl.benchmark_runs import figures_paired
-from rl.benchmark_tasks import TaskRefused, bundled_names, listed_option, task_folder
-from rl.cards import policy_card
-from rl.gate_benchmarks import rule_benchmarks
-from rl.gate_sheets import NOT_APPLICABLE, BenchmarkCases, Case, Evidence, GateBounds, GateError, Verdict
-from rl.integrity import adapter_folder
+from rl.evaluation.benchmarks import figures_paired
+from rl.gates.benchmarks import rule_benchmarks
+from rl.gates.report import NOT_APPLICABLE, BenchmarkCases, Case, Evidence, GateBounds, GateError, Verdict
 from rl.models import BenchmarkResult, GateSettings, Policy, TrainingRun
+from rl.recipes.benchmark_tasks import TaskRefused, bundled_names, listed_option, task_folder
+from rl.registry import gate_evidence as judging
+from rl.registry import service as registry
+from rl.registry.benchmark_results import benchmarks_newest
+from rl.registry.integrity import adapter_folder
+from rl.registry.model_card import policy_card
 from tests.api_client import ApiClient
 from tests.judged import judged
 from tests.tiny import tiny_adapter, tiny_model
@@ -183,10 +184,10 @@ def test_policy_and_base_are_scored_on_the_same_items_and_kept(
 
 
 def registry_sum(policy: Policy) -> str:
-    from rl.keeping import file_sha256
-    from rl.registry import home_path
+    from rl.checksums import file_sum
+    from rl.registry.service import home_path
 
-    return file_sha256(home_path(policy.adapter_path) / "adapter_model.safetensors")
+    return file_sum(home_path(policy.adapter_path) / "adapter_model.safetensors")
 
 
 def likelier(policy: Policy, folder: Path, *, adapter: bool) -> list[float]:

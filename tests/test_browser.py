@@ -16,15 +16,15 @@ from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from feedback import views
 from feedback.models import Comparison, Decision, ImportBatch, Rating
+from feedback.rating import views
+from feedback.rating.suggestions import suggestion_counts, suggestions_record
+from feedback.recording.traces import trace_record
 from feedback.selectors import comparisons_standing, ratings_standing
 from feedback.services import decision_record, outcome_record, rating_submit
-from feedback.suggestions import suggestion_counts, suggestions_record
-from feedback.traces import trace_record
-from rl import simulation
+from rl.datasets.reward_records import rewards_calculate
+from rl.management import simulation
 from rl.models import Experiment, LabelRun
-from rl.reward_records import rewards_calculate
 from tests.exposed import expose, policy_of, running_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -468,7 +468,7 @@ def test_no_page_complains_to_the_console(opener: Opener) -> None:
 
 
 def test_a_link_opens_the_door_in_the_browser(browser: Browser, live_server: Any) -> None:
-    from feedback.people import signin_link
+    from feedback.accounts.sign_in import signin_link
 
     # somebody who is there already: the groups of new people come from a migration, which a test before has flushed
     User.objects.create_user("grace")

@@ -12,13 +12,13 @@ from django.core.management import call_command
 from django.test import Client
 
 from feedback.services import outcome_record
-from rl import runs
 from rl.agents import AGENTS
 from rl.agents.prioritizer import CHARACTERS_PER_TOKEN
 from rl.datasets import DatasetRefused, get_training_stats, prepare_training_dataset
-from rl.jobs import TrainOrder, run_epochs
+from rl.jobs import train as runs
+from rl.jobs.lifecycle import TrainOrder, run_epochs
 from rl.models import RewardRecord, TrainingRun
-from rl.pipeline import TrainingPipeline
+from rl.online.pipeline import TrainingPipeline
 from rl.recipes import RECIPES, RecipeError, recipe_named
 from tests.api_client import ApiClient
 from tests.stub_ollama import OllamaServer

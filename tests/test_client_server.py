@@ -22,7 +22,7 @@ KEY = "7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a001"
 
 @pytest.mark.django_db(transaction=True)
 def test_ratchets_own_api_takes_what_a_collector_sends(live_server: Any, tmp_path: Path) -> None:
-    from feedback.keys import key_create
+    from feedback.accounts.api_keys import key_create
     from feedback.models import Decision, Outcome, Rating, Trace
 
     _, secret = key_create("app", ["ingest", "rate", "rate_as"])
@@ -106,7 +106,7 @@ def test_what_the_server_refuses_says_what_to_do(live_server: Any) -> None:
 @pytest.mark.django_db
 def test_traces_of_checkpoints_are_stored_once(tmp_path: Path) -> None:
     from feedback.models import Decision
-    from feedback.traces import trace_record
+    from feedback.recording.traces import trace_record
 
     chat = [
         {"role": role, "content": f"{role} {number}"} for number in range(2) for role in ("user", "assistant")

@@ -12,9 +12,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import InterfaceError, OperationalError
 
-from rl import isolation, online, queue_broker, steady
-from rl.isolation import DatabaseAway, agent_isolated
+from backend import isolation
+from backend.isolation import DatabaseAway, agent_isolated
+from rl.jobs import queue_broker
+from rl.jobs import sentinel as steady
 from rl.management.commands import online_learner
+from rl.online import learner as online
 
 pytestmark = pytest.mark.django_db
 

@@ -11,8 +11,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from backend.command import Bar, RatchetCommand
+from rl.management.simulation import simulate
 from rl.models import TrainingRun
-from rl.simulation import simulate
 from tests.test_docs import reference
 
 

@@ -16,10 +16,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from feedback.accounts.sign_in import signin_link
 from feedback.models import Decision, ImportBatch
-from feedback.people import signin_link
+from rl.management.simulation import simulate
 from rl.models import Policy, TrainingRun
-from rl.simulation import simulate
 from tests.exposed import expose, policy_of, running_of
 from tests.test_admin import make
 

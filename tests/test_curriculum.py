@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rl.curriculum import curriculum_order
 from rl.recipes import DPORecipe, KTORecipe, RecipeError
+from rl.recipes.curriculum import curriculum_order
 from rl.training.result import TrainingRefused
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.trl_runs import rows_ordered

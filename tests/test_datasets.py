@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from feedback.cache import forget_all
 from feedback.models import AgentSettings, Decision, Rating, prompt_hash
-from feedback.remembered import forget_all
 from feedback.services import comparison_submit, decision_record, rating_submit, rating_withdraw
 from rl.datasets import (
     DatasetRefused,
@@ -21,8 +21,8 @@ from rl.datasets import (
     prepare_training_dataset,
     snapshot_rows,
 )
-from rl.holdout import split_by_hash
-from rl.judgements import Split
+from rl.datasets.feedback_types import Split
+from rl.datasets.holdout import split_by_hash
 from rl.models import Snapshot
 from tests.standing import stand
 

@@ -20,15 +20,16 @@ from django.utils import timezone
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from backend import migration_state
+from backend import notifications as notices
 from backend.command import RatchetCommand
 from backend.disks import disk_state, file_replace
-from feedback import recording
 from feedback.models import Decision
-from feedback.recording import Recorder, Storage
-from rl import notices
+from feedback.recording import recorder as recording
+from feedback.recording.recorder import Recorder, Storage
 from rl.api import health
 from rl.export.artifact import ExportRefused, staged_file
-from rl.serving import deciding, gateway, recording_policy
+from rl.serving import decide as deciding
+from rl.serving import gateway, recording_policy
 from rl.serving.count_files import CountFile, whole_files
 from tests.api_client import ApiClient
 from tests.disks import IN_NAMESPACE, SmallDisk, small_disk  # noqa: F401

@@ -12,15 +12,15 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from backend import next_steps
-from feedback.remembered import Unchanged, forget_all
+from feedback.cache import Unchanged, forget_all
 from feedback.selectors import feedback_counts
 from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
-from rl.distance import distance_of, gate_distance, gate_distances_lately
-from rl.holdout import Tally
+from rl.datasets.gate_distance import distance_of, gate_distance, gate_distances_lately
+from rl.datasets.holdout import Tally
+from rl.jobs.teachability import STILL, doubt, optimiser_steps, rate_sum
 from rl.models import GateSettings
 from rl.recipes import RECIPES
-from rl.teaching import STILL, doubt, optimiser_steps, rate_sum
 from tests.api_client import person
 from tests.judged import judged
 from tests.test_commands import run
@@ -102,7 +102,7 @@ def test_agents_whose_feedback_stands_are_not_counted_again(
 
 def test_what_changed_is_made_anew_unless_it_was_costly(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("feedback.remembered.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("feedback.cache.time.monotonic", lambda: clock[0])
     kept: Unchanged[int] = Unchanged()
 
     def make(value: int, seconds: float) -> Any:

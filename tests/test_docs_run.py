@@ -19,8 +19,8 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from feedback.models import Decision, ImportBatch
-from rl import registry
 from rl.models import Policy, RewardModelVersion
+from rl.registry import service as registry
 from tests.judged import judged
 from tests.test_readme import PAGES, SHELLS, blocks, shell_lines
 

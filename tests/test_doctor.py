@@ -20,7 +20,7 @@ from django_q.models import OrmQ
 
 from backend.disks import DiskState
 from feedback.models import Decision
-from feedback.outbox import Outbox
+from feedback.recording.outbox import Outbox
 from feedback.services import decision_record
 from rl import doctor
 from rl.doctor import Finding, diagnosis

@@ -19,18 +19,18 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from feedback import tombstones
-from feedback.erasure_marks import REDACTED, marks_of, texts_of
-from feedback.erasure_places import files_erase
-from feedback.forgetting import UnitUnknown, unit_forget
-from feedback.importing import file_import
-from feedback.ingest import decisions_ingest
+from feedback.erasure.marks import REDACTED, marks_of, texts_of
+from feedback.erasure.places import files_erase
+from feedback.erasure.service import UnitUnknown, unit_forget
 from feedback.models import Comparison, Decision, ImportBatch, ProblemRow, Tombstone, Withdrawal
-from feedback.outbox import Outbox
-from feedback.recording import Recorder, spool_folder
+from feedback.recording.ingest import decisions_ingest
+from feedback.recording.outbox import Outbox
+from feedback.recording.recorder import Recorder, spool_folder
+from feedback.recording.traces import trace_record
 from feedback.services import decision_record, outcome_record, rating_submit
-from feedback.tombstones import Erased
-from feedback.traces import trace_record
+from feedback.storage import tombstones
+from feedback.storage.tombstones import Erased
+from feedback.transfer.import_ import file_import
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.models import Evaluation, GoldenCase, RewardRecord, Snapshot, TrainingRun
 from tests.api_client import ApiClient

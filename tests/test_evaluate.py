@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from rl.agents.base import Agent, ChoiceAgent, InvalidResponse, State
-from rl.gate_sheets import GateBounds
-from rl.gates import gate_judge
-from rl.judging import evidence_of
+from rl.gates.report import GateBounds
+from rl.gates.rules import gate_judge
 from rl.linear.model import LinearPolicy
 from rl.models import Evaluation
+from rl.registry.gate_evidence import evidence_of
 from rl.training import evaluate, evaluate_answers, evaluate_sides
 from rl.training.evaluate import evaluate_policy
 from rl.training.hardware import Hardware

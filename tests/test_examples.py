@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rl.examples import ExampleSet, examples_sampled, prompt_examples
-from rl.examples import examples_from_evidence as examples_made
-from rl.holdout import split_by_hash
-from rl.judgements import Corrected, Demonstrated, Evidence, Judged, Rewarded
-from rl.pairs import pairs_from_evidence
+from rl.datasets.examples import ExampleSet, examples_sampled, prompt_examples
+from rl.datasets.examples import examples_from_evidence as examples_made
+from rl.datasets.feedback_types import Corrected, Demonstrated, Evidence, Judged, Rewarded
+from rl.datasets.holdout import split_by_hash
+from rl.datasets.pairs import pairs_from_evidence
 from rl.recipes import RecipeError
 
 ONE, TWO = "0" * 64, "f" * 64

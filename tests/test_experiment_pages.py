@@ -13,15 +13,15 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 
-from feedback.remembered import forget_all
-from feedback.roles import role_give
-from rl import registry
-from rl.drawings.forest import MARGIN, WIDTH, Line, forest_of, round_values
-from rl.experiments.metrics import metric_of
+from feedback.accounts.roles import role_give
+from feedback.cache import forget_all
+from rl.charts.forest import MARGIN, WIDTH, Line, forest_of, round_values
+from rl.experiments.summary import effect_interval_words, interval_words
 from rl.experiments.traffic import experiment_stop
 from rl.experiments.verdicts import Effect
-from rl.experiments.words import effect_interval_words, interval_words
 from rl.models import Experiment, Policy
+from rl.recipes.experiment_metrics import metric_of
+from rl.registry import service as registry
 from rl.statistics import Interval
 from tests.api_client import ApiClient, error_of
 from tests.exposed import draft_of, expose, policy_of, running_of

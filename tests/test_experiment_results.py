@@ -11,13 +11,13 @@ from django.utils import timezone
 
 from feedback.models import Outcome
 from feedback.services import rating_submit, rating_withdraw
-from rl import registry
-from rl.experiments.clock import arm_promote, bandit_reweight, experiment_look, tick
-from rl.experiments.metrics import Guardrail, metric_of
 from rl.experiments.results import results_of, results_shown
+from rl.experiments.schedule import arm_promote, bandit_reweight, experiment_look, tick
 from rl.experiments.traffic import ExperimentRefused, plan_of
 from rl.experiments.verdicts import Rule, effect_of, guarded
 from rl.models import Experiment, ExperimentEvent, Policy, RewardRecord
+from rl.recipes.experiment_metrics import Guardrail, metric_of
+from rl.registry import service as registry
 from rl.statistics.contrasts import Moments, bandit_chances, ratio_mismatch_anytime_p
 from tests.exposed import expose, policy_of, running_of
 from tests.judged import judged

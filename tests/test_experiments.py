@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from rl.experiments.allocation import ArmPlan, ExperimentPlan, group_place, positions
 from rl.experiments.traffic import (
     ArmOrder,
     ExperimentRefused,
@@ -22,6 +21,7 @@ from rl.experiments.traffic import (
     plan_of,
 )
 from rl.models import Experiment, ExperimentEvent, Policy
+from rl.statistics.assignment import ArmPlan, ExperimentPlan, group_place, positions
 from tests.exposed import draft_of, policy_of
 
 UNITS = [f"user-{number}" for number in range(20_000)]
@@ -93,7 +93,7 @@ def test_a_ramp_takes_its_share_and_moves_nobody_who_is_in() -> None:
 
 def test_another_process_assigns_the_same() -> None:
     code = (
-        "from rl.experiments.allocation import positions\n"
+        "from rl.statistics.assignment import positions\n"
         "print([int(positions('salt', f'user-{n}')[1] * 1000) for n in range(50)])"
     )
     root = Path(__file__).resolve().parent.parent

@@ -17,11 +17,13 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from feedback import explorer
-from feedback.decision_facts import DecisionFacts
-from feedback.explorer import decisions_page, place_of
+from feedback.explorer import listing as explorer
+from feedback.explorer.decision_facts import DecisionFacts
+from feedback.explorer.listing import decisions_page, place_of
+from feedback.explorer.search import Narrowed
+from feedback.explorer.timeline import PARTS_READ, STEPS_SHOWN, timeline_of
 from feedback.models import Decision, Trace
-from feedback.search import Narrowed
+from feedback.recording.traces import trace_record
 from feedback.services import (
     comparison_submit,
     decision_record,
@@ -29,8 +31,6 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from feedback.timeline import PARTS_READ, STEPS_SHOWN, timeline_of
-from feedback.traces import trace_record
 from tests.api_client import person
 from tests.postgres import postgres_url as postgres_url
 from tests.server import Server
@@ -313,7 +313,7 @@ FOUND = """
 import io, json
 from django.core.management import call_command
 from feedback import explorer
-from feedback.search import Narrowed
+from feedback.explorer.search import Narrowed
 from feedback.services import decision_record
 for text in ("der Schlüssel passt", 'says "key"', "hay", "hay"):
     decision_record(agent="a", messages="q", response=text)

@@ -11,9 +11,9 @@ from django.core.management import CommandError
 
 from feedback.services import decision_record, rating_submit
 from rl.datasets import get_training_stats, prepare_training_dataset
-from rl.examples import examples_balanced, examples_from_evidence
-from rl.holdout import split_by_hash
-from rl.judgements import Judged
+from rl.datasets.examples import examples_balanced, examples_from_evidence
+from rl.datasets.feedback_types import Judged
+from rl.datasets.holdout import split_by_hash
 from tests.test_commands import run
 
 pytestmark = pytest.mark.django_db

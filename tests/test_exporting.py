@@ -16,13 +16,8 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from feedback import exporting, formats
-from feedback.exported import Selection
-from feedback.exporting import ExportRefused, ExportReport, export_stream, file_export
-from feedback.formats.records import RowRefused
-from feedback.formats.writing import REASONS
-from feedback.importing import file_import
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
+from feedback.recording.traces import trace_record
 from feedback.services import (
     comparison_submit,
     comparison_withdraw,
@@ -31,7 +26,13 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from feedback.traces import trace_record
+from feedback.transfer import export as exporting
+from feedback.transfer import formats
+from feedback.transfer.export import ExportRefused, ExportReport, export_stream, file_export
+from feedback.transfer.exported import Selection
+from feedback.transfer.formats.records import RowRefused
+from feedback.transfer.formats.writing import REASONS
+from feedback.transfer.import_ import file_import
 from tests.postgres import fresh_database
 from tests.postgres import postgres_url as postgres_url
 from tests.server import ROOT, Server
@@ -451,10 +452,10 @@ django.setup()
 from django.core.management import call_command
 from django.db import connection
 from pathlib import Path
-from feedback.exported import Selection
-from feedback.exporting import ExportReport, export_stream, file_export
-from feedback.formats import SHAPES
-from feedback.importing import file_import
+from feedback.transfer.exported import Selection
+from feedback.transfer.export import ExportReport, export_stream, file_export
+from feedback.transfer.formats import SHAPES
+from feedback.transfer.import_ import file_import
 call_command("migrate", verbosity=0)
 home = Path(sys.argv[1])
 brought = [file_import(home / "first.jsonl").as_dict() for _ in range(2)]

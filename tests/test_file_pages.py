@@ -10,10 +10,10 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from feedback import uploads
-from feedback.formats import SHAPES
 from feedback.models import Comparison, Decision, ImportBatch, Rating
 from feedback.services import decision_record, rating_submit
+from feedback.transfer import uploads
+from feedback.transfer.formats import SHAPES
 from tests.api_client import person
 
 pytestmark = pytest.mark.django_db

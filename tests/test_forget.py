@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from feedback.forgetting import UnitUnknown, unit_forget
+from feedback.erasure.service import UnitUnknown, unit_forget
 from feedback.models import Comparison, Decision, Lease, Outcome, Rating, Trace
+from feedback.recording.traces import trace_record
 from feedback.services import (
     comparison_submit,
     decision_record,
@@ -18,7 +19,6 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from feedback.traces import trace_record
 from rl.datasets import prepare_training_dataset
 from rl.models import Policy, Snapshot, TrainingRun
 

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from feedback.services import decision_record, rating_submit
-from rl import form_stage, jobs, runs
 from rl.agents import get_agent
 from rl.agents.drawing import Undrawable, answers_drawn, value_drawn
 from rl.agents.template import TemplateAgent
-from rl.jobs import RunRefused, TrainOrder
+from rl.jobs import form_stage
+from rl.jobs import lifecycle as jobs
+from rl.jobs import train as runs
+from rl.jobs.lifecycle import TrainOrder
 from rl.models import Policy, TrainingRun
+from rl.models.runs import RunRefused
 from rl.rewards.named import AUTO
 from rl.training import preflight
 from rl.training.preflight import AnswerLook

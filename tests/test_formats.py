@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from feedback import formats
-from feedback.formats.files import CHUNK, Row, rows
-from feedback.formats.records import (
+from feedback.transfer import formats
+from feedback.transfer.formats.files import CHUNK, Row, rows
+from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedDecision,
     RowRefused,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from feedback import formats
-from feedback.formats.records import RowRefused
+from feedback.transfer import formats
+from feedback.transfer.formats.records import RowRefused
 from tests.foreign import ASKED, GOOD, one, refusal, written
 from tests.foreign import read as read_example
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from feedback.formats.records import ImportedDecision
-from feedback.importing import ImportRefused, file_import
 from feedback.models import Comparison, Decision, Outcome, Rating
+from feedback.transfer.formats.records import ImportedDecision
+from feedback.transfer.import_ import ImportRefused, file_import
 from tests.foreign import ASKED, BRIEF, GOOD, refusal, written
 from tests.foreign import read as read_example
 

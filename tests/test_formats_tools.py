@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from feedback import formats
-from feedback.formats.files import Row, rows
-from feedback.formats.records import ImportedDecision, RowRefused
-from feedback.import_undo import import_undo
-from feedback.importing import file_import
 from feedback.models import Comparison, Decision, ImportBatch, Outcome, Rating
+from feedback.transfer import formats
+from feedback.transfer.formats.files import Row, rows
+from feedback.transfer.formats.records import ImportedDecision, RowRefused
+from feedback.transfer.import_ import file_import
+from feedback.transfer.import_undo import import_undo
 from tests.foreign import HERE, ODD, places, put, written
 
 TOOLS = HERE / "tools"

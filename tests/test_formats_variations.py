@@ -9,12 +9,12 @@ from zipfile import ZipFile
 
 import pytest
 
-from feedback import formats
-from feedback.formats.calls import answers_of, prompt_of
-from feedback.formats.records import ImportedDecision, RowError, RowSkipped
-from feedback.formats.verdicts import NamedScore, word_thumb
-from feedback.importing import file_import
 from feedback.models import Decision, Rating
+from feedback.transfer import formats
+from feedback.transfer.formats.calls import answers_of, prompt_of
+from feedback.transfer.formats.records import ImportedDecision, RowError, RowSkipped
+from feedback.transfer.formats.verdicts import NamedScore, word_thumb
+from feedback.transfer.import_ import file_import
 from tests.foreign import ASKED, BRIEF, GOOD, QUESTION, one, written
 
 TOOLS = Path(__file__).parent / "formats" / "tools"

@@ -11,17 +11,21 @@ import torch
 from django.utils import timezone
 from safetensors.torch import load_file
 
-from rl import memory_estimate, registry, runs, starting
-from rl.cards import policy_card
 from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_lora import export_gguf_lora
 from rl.export.weights import BaseWeights, MergedWeights, adapter_open
-from rl.jobs import RunRefused, TrainOrder
-from rl.memory_estimate import SIZES
+from rl.jobs import memory_estimate
+from rl.jobs import train as runs
+from rl.jobs import warm_start as starting
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.memory_estimate import SIZES
+from rl.jobs.teachability import doubt
 from rl.models import TrainingRun
+from rl.models.runs import RunRefused
 from rl.recipes import DPO_CONFIG, GRPO_CONFIG, PPO_CONFIG, SFT_CONFIG, RecipeError, RewardModelRecipe
-from rl.teaching import doubt
+from rl.registry import service as registry
+from rl.registry.model_card import policy_card
 from rl.training.dpo import DPOTrainer
 from rl.training.hardware import Hardware
 from rl.training.policy import load_policy

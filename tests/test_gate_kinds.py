@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl import gates
-from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
-from rl.gate_effects import effect_of, items_of
-from rl.gate_sheets import OLDER, Case, Evidence, GateBounds, Item, Rated, Verdict
-from rl.gates import CHAMPION, REFUSED, gate_judge, rule_slices
+from rl.gates import rules as gates
+from rl.gates.effects import effect_of, items_of
+from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.gates.report import OLDER, Case, Evidence, GateBounds, Item, Rated, Verdict
+from rl.gates.rules import CHAMPION, REFUSED, gate_judge, rule_slices
 from tests.evidence_worlds import DRAWN, KindWorld, evidence_from, evidence_of, promoted_in
 from tests.gate_worlds import BOUNDS
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl import gate_answers, gates
-from rl.evidence_kinds import CORRECTIONS
-from rl.gate_sheets import NEWER, OLDER, Answered, Case, Evidence, GateBounds, GateError, Golden, Verdict
-from rl.gates import gate_judge
+from rl.gates import answers as gate_answers
+from rl.gates import rules as gates
+from rl.gates.evidence_kinds import CORRECTIONS
+from rl.gates.report import NEWER, OLDER, Answered, Case, Evidence, GateBounds, GateError, Golden, Verdict
+from rl.gates.rules import gate_judge
 from rl.statistics import Difference
 from tests import gate_worlds
 from tests.gate_worlds import promoted_in_a_row, refused_by, sheets

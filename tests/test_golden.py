@@ -6,9 +6,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from feedback.roles import role_give
+from feedback.accounts.roles import role_give
 from feedback.services import decision_record, rating_submit
-from rl.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
+from rl.evaluation.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
 from rl.models import GoldenCase
 
 pytestmark = pytest.mark.django_db

@@ -13,9 +13,9 @@ import pytest
 import torch
 from django.core.management import call_command
 
-from rl.memory_estimate import sizes_that_fit
-from rl.methods import METHODS
+from rl.jobs.memory_estimate import sizes_that_fit
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe, SFTRecipe
+from rl.recipes.methods import METHODS
 from rl.training import hardware, machine
 from rl.training.estimates import dpo as estimate
 from rl.training.estimates import evaluations

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rl.headlines import known_answer_of, liked_of
+from rl.gates.headlines import known_answer_of, liked_of
 from rl.training.evaluate_answers import AnswerJudge, HeldOutPrompt
 from rl.training.evaluate_liked import liked_difference, liked_share, verdicts_on
 from tests.test_evaluate import PICKER, A, M, P

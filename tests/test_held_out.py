@@ -8,9 +8,9 @@ import pytest
 
 from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
-from rl.evidence_kinds import KINDS, lead_kind
-from rl.held_out import evidence_counts, good_chars, held_out_of_database
-from rl.judgements import SPLITS
+from rl.datasets.feedback_types import SPLITS
+from rl.datasets.held_out import evidence_counts, good_chars, held_out_of_database
+from rl.gates.evidence_kinds import KINDS, lead_kind
 from tests.test_datasets import decide, prompts_in, rate
 
 

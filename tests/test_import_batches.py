@@ -21,10 +21,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from feedback import import_report
-from feedback.forgetting import unit_forget
-from feedback.import_undo import UndoRefused, import_undo
-from feedback.importing import ImportRefused, file_import
+from feedback.erasure.service import unit_forget
 from feedback.models import Comparison, Decision, ImportBatch, Outcome, Rating, Suggestion, Trace
 from feedback.services import (
     comparison_submit,
@@ -33,6 +30,9 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
+from feedback.transfer import import_report
+from feedback.transfer.import_ import ImportRefused, file_import
+from feedback.transfer.import_undo import UndoRefused, import_undo
 from rl.datasets import prepare_training_dataset
 from rl.models import LabelRun, Policy, RewardRecord, TrainingRun
 from tests.postgres import fresh_database
@@ -661,7 +661,7 @@ import json, sys
 import django
 django.setup()
 from django.core.management import call_command
-from feedback.agent_changes import agent_delete, agent_rename
+from feedback.agents.changes import agent_delete, agent_rename
 from tests.test_import_batches import consistent, import_undo, file_import, people_act, tables
 call_command("migrate", verbosity=0)
 same = []

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from feedback import formats
-from feedback.formats.records import ImportedDecision, RowRefused, RowSkipped
-from feedback.importing import file_import
 from feedback.models import Comparison, Decision, Outcome
+from feedback.transfer import formats
+from feedback.transfer.formats.records import ImportedDecision, RowRefused, RowSkipped
+from feedback.transfer.import_ import file_import
 from tests.foreign import HERE, one, outside, read, refusal, written
 
 pytestmark = pytest.mark.django_db

@@ -13,16 +13,17 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError
 
-from feedback import formats, import_batch, selectors
-from feedback.formats.files import Row, rows
-from feedback.formats.records import FormatRefused
-from feedback.importing import ImportRefused, file_import
+from feedback import selectors
 from feedback.models import Comparison, Decision, Outcome, Rating
 from feedback.services import (
     decision_record,
     rating_withdraw,
 )
-from feedback.statements import rows_insert
+from feedback.storage.sql import rows_insert
+from feedback.transfer import formats, import_batch
+from feedback.transfer.formats.files import Row, rows
+from feedback.transfer.formats.records import FormatRefused
+from feedback.transfer.import_ import ImportRefused, file_import
 from rl.datasets import prepare_training_dataset
 from tests.foreign import ODD, places, put
 

@@ -8,14 +8,14 @@ from io import StringIO
 import pytest
 from django.core.management import call_command
 
-from feedback.remembered import forget_all
+from feedback.cache import forget_all
 from feedback.services import decision_record, rating_submit
-from rl.agent_definitions import agent_served
 from rl.agents import get_agent
 from rl.agents.base import InvalidResponse
 from rl.agents.inferred import agent_inferred, closed_answers
-from rl.judging import policy_judge
 from rl.models import AgentDefinition, Evaluation, Policy
+from rl.models.agent_definitions import agent_served
+from rl.registry.gate_evidence import policy_judge
 from rl.serving.base import Ask, Model
 from rl.serving.in_process import _as_meant
 from tests.api_client import ApiClient

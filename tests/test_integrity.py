@@ -14,16 +14,21 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
-from rl import checksums, exports, integrity, notices
+from backend import notifications as notices
+from rl import checksums
 from rl.checksums import SUMS, FileDamaged, file_check, file_sum, sums_check, sums_write
-from rl.evaluations import EvaluationOrder, evaluate
+from rl.evaluation.service import EvaluationOrder, evaluate
+from rl.export import service as exports
 from rl.export.artifact import ExportedFile, ExportResult, manifest_write
+from rl.jobs.warm_start import start_located
 from rl.models import Artifact, Policy
-from rl.serving import answering, files
+from rl.registry import integrity
+from rl.registry.signals import PreparationRefused
+from rl.serving import fallback as answering
+from rl.serving import files
 from rl.serving.base import BASE, Model
 from rl.serving.in_process import InProcess
-from rl.serving.preparation import PreparationRefused, model_of, policy_prepare
-from rl.starting import start_located
+from rl.serving.preparation import model_of, policy_prepare
 from rl.training.model_files import PolicyLoadError, adapter_read, model_located
 from rl.training.progress import checkpoint_is_whole, checkpoint_last, checkpoint_seal
 from tests.api_client import ApiClient, error_of, person
@@ -241,8 +246,8 @@ def test_a_damaged_policy_is_not_judged(ratchet_home: Path, monkeypatch: pytest.
     flip(ratchet_home / row.adapter_path / "adapter_model.safetensors")
     anything = SimpleNamespace(rows={}, min_evidence=1)
     for name in ("_held_out", "_checks", "gate_bounds", "rewards_located", "barred_reason"):
-        monkeypatch.setattr(f"rl.evaluations.{name}", lambda *_, **__: anything)
-    monkeypatch.setattr("rl.evaluations.hardware_detect", lambda: None)
+        monkeypatch.setattr(f"rl.evaluation.service.{name}", lambda *_, **__: anything)
+    monkeypatch.setattr("rl.evaluation.service.hardware_detect", lambda: None)
     with pytest.raises(FileDamaged, match="is damaged"):
         evaluate(EvaluationOrder(policy=row.name, rewards="length"))
     assert not row.evaluations.exists()

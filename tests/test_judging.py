@@ -13,18 +13,18 @@ from django.utils import timezone
 
 from feedback.selectors import prompt_hash
 from feedback.services import decision_record, rating_submit
-from rl import registry
 from rl.agents import get_agent
-from rl.answer_checks import barred_reason, rewards_of_training
 from rl.checksums import file_sum
 from rl.datasets import prepare_training_dataset
-from rl.evaluations import EvaluationOrder, EvaluationRefused, evaluate
-from rl.held_out import evidence_counts
-from rl.judgements import Split
-from rl.judging import comparison_newest, policy_judge
+from rl.datasets.feedback_types import Split
+from rl.datasets.held_out import evidence_counts
+from rl.evaluation.judges import barred_reason, rewards_of_training
+from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.management.commands.evaluate_model import kind_cells
 from rl.models import AgentDefinition, Policy, PromptSplit, Snapshot, TrainingRun
 from rl.recipes import KTORecipe, SFTRecipe
+from rl.registry import service as registry
+from rl.registry.gate_evidence import comparison_newest, policy_judge
 from rl.rewards.base import RewardSample
 from rl.training.evaluate import evaluate_policy
 from rl.training.evaluate_distance import written_gain
@@ -345,7 +345,7 @@ def test_a_learnt_reward_does_not_judge_what_was_trained_on_it(monkeypatch: pyte
     assert rewards_of_training(policy) == "model:/somewhere/judge, agent"
     # by its registered name it is the same judge, and no folder of ours stands in the reason
     folders = {"model:own-bot-rm-v9": "model:/somewhere/judge"}
-    monkeypatch.setattr("rl.answer_checks.rewards_located", lambda spec, agent: folders.get(spec, spec))
+    monkeypatch.setattr("rl.evaluation.judges.rewards_located", lambda spec, agent: folders.get(spec, spec))
     assert barred_reason("model:own-bot-rm-v9", policy, "own-bot") == (
         "model:own-bot-rm-v9 is the reward that own-bot-v1 was trained on"
     )

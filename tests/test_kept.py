@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedback.formats.kept import Kept, Tally
+from feedback.transfer.formats.kept import Kept, Tally
 
 
 def test_values_under_one_key_come_back_in_the_order_they_came() -> None:

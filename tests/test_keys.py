@@ -15,10 +15,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from feedback.keys import KeyRefused, key_check, key_create, key_revoke
+from feedback.accounts.api_keys import KeyRefused, key_check, key_create, key_revoke
+from feedback.accounts.roles import RoleUnknown, role_give, user_scopes
+from feedback.cache import forget_all
 from feedback.models import ApiKey
-from feedback.remembered import forget_all
-from feedback.roles import RoleUnknown, role_give, user_scopes
 from tests.api_client import person
 
 pytestmark = pytest.mark.django_db

@@ -16,14 +16,14 @@ from django.core.management import CommandError, call_command
 from sklearn.linear_model import LogisticRegression
 
 from feedback.models import Decision, Suggestion
+from feedback.rating.suggestions import suggestion_of, suggestion_settle
 from feedback.services import decision_record, rating_submit
-from feedback.suggestions import suggestion_of, suggestion_settle
 from rl.agents import widgets
-from rl.holdout import split_by_hash
-from rl.jobs import RunRefused
-from rl.labelling import REWARD_MODEL, LabelsRefused, Row, _stacked, auto_label, rated_rows
+from rl.datasets.holdout import split_by_hash
+from rl.jobs.label import REWARD_MODEL, LabelsRefused, Row, _stacked, auto_label, rated_rows
 from rl.models import LabelRun
-from rl.reward_specs import rewards_located
+from rl.models.runs import RunRefused
+from rl.reward_models.specs import rewards_located
 from rl.rewards.base import RewardSample
 from rl.rewards.named import RewardRefused, reward_named
 from rl.training.labels import LabelModel, LearnedReward, embeddings, figures_of, label_fit, logits, margins

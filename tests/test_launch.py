@@ -16,9 +16,9 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
-from rl.jobs import RunRefused
-from rl.launching import Launch
-from rl.workers import command_line
+from rl.jobs.child_process import command_line
+from rl.jobs.distributed import Launch
+from rl.models.runs import RunRefused
 from tests.migrated import template_copy
 from tests.tiny import tiny_model
 

@@ -13,13 +13,16 @@ from django.utils import timezone
 
 from feedback.models import Comparison, Decision, Outcome, Rating
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
-from rl import jobs, online, runs, watching
-from rl.buffer import buffer_ids, buffer_size, buffer_size_fresh, buffer_sizes
-from rl.learner_config import learner_config
+from rl.datasets.buffer import buffer_ids, buffer_size, buffer_size_fresh, buffer_sizes
+from rl.datasets.reward_records import rewards_calculate
+from rl.datasets.run_feedback import run_rewards_settle
+from rl.jobs import lifecycle as jobs
+from rl.jobs import train as runs
 from rl.models import GateSettings, LearnerSettings, Learnt, RewardSettings, Snapshot, TrainingRun
+from rl.models.learner_config import learner_config
+from rl.online import champion_monitor as watching
+from rl.online import learner as online
 from rl.recipes import RecipeError, recipe_named
-from rl.reward_records import rewards_calculate
-from rl.run_feedback import run_rewards_settle
 
 pytestmark = pytest.mark.django_db
 
@@ -210,7 +213,7 @@ def test_outcomes_and_traces_count_in_the_buffer_where_they_are_worth_something(
         decision=row, name="solved", value=1, at="2026-01-02T00:00:00Z"
     )  # measured again: one fact
     assert buffer_size(AGENT) == 1
-    from feedback.traces import trace_record
+    from feedback.recording.traces import trace_record
 
     trace_record(agent=AGENT, run_id="r1", steps=[{"kind": "task", "name": "t", "status": "failed"}])
     rewards_calculate(AGENT)
@@ -229,7 +232,7 @@ def test_a_stopped_run_that_goes_on_leaves_to_others_what_they_learnt_meanwhile(
     end(stopped, "cancelled")
     other = enter("kto")
     end(other, "succeeded")
-    from rl.buffer import feedback_release
+    from rl.datasets.buffer import feedback_release
 
     feedback_release(stopped)
     assert learnt([stopped]) == set()
@@ -248,7 +251,7 @@ def test_an_unknown_method_in_one_agents_row_stops_no_other_and_is_told_once(
 ) -> None:
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        "rl.isolation.notify", lambda event, text, **facts: told.append({"event": event, **facts})
+        "backend.isolation.notify", lambda event, text, **facts: told.append({"event": event, **facts})
     )
     for agent in ("alpha", "beta"):
         feed(agent)

@@ -16,12 +16,12 @@ from backend.limits import LIMITS
 from backend.rest import reading
 from backend.rest.errors import BodyTooLarge
 from backend.rest.reading import StrictJSONParser, object_in, values_in
-from feedback import formats
-from feedback.formats import files
-from feedback.formats.columns import ColumnMap
-from feedback.formats.layouts import _surveyed
-from feedback.formats.records import FormatRefused
-from feedback.importing import file_import
+from feedback.transfer import formats
+from feedback.transfer.formats import files
+from feedback.transfer.formats.columns import ColumnMap
+from feedback.transfer.formats.layouts import _surveyed
+from feedback.transfer.formats.records import FormatRefused
+from feedback.transfer.import_ import file_import
 from rl.agents import template
 from rl.serving import chat_request
 from rl.serving.base import ServingRefused

@@ -14,23 +14,28 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
-from feedback.forgetting import unit_forget
+from feedback.erasure.service import unit_forget
 from feedback.models import Decision
 from feedback.services import decision_record, rating_submit
-from rl import evaluations, exports, integrity, judging, registry, runs
 from rl.agents import AGENTS, get_agent
 from rl.api.loop import policy_shown
 from rl.checksums import file_sum, sums_write
 from rl.datasets import prepare_training_dataset, snapshot_rows
+from rl.evaluation import service as evaluations
+from rl.evaluation.linear_baseline import baseline_of
 from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start, plan_of
-from rl.headlines import baseline_words
+from rl.export import service as exports
+from rl.gates.headlines import baseline_words
+from rl.jobs import train as runs
 from rl.linear.features import FAMILIES, fields_of, prompt_features
 from rl.linear.fit import fit
 from rl.linear.model import CLOSED, LISTED, WEIGHTS, LinearPolicy, LinearPolicyError
 from rl.linear.rows import LinearRefused
-from rl.linear_baseline import baseline_of
 from rl.models import LearnerSettings, Policy, ServingSettings, TrainingRun
-from rl.online import OnlineLearner
+from rl.online.learner import OnlineLearner
+from rl.registry import gate_evidence as judging
+from rl.registry import integrity
+from rl.registry import service as registry
 from rl.serving.base import BASE
 from rl.serving.routing import base_model, policy_model
 from rl.training import linear_side
@@ -429,7 +434,7 @@ def test_rest_plans_a_linear_training_and_the_learner_retrains_by_it(
     db: None, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     thumbs(90)
-    monkeypatch.setattr("rl.jobs.async_task", lambda *_, **__: None)
+    monkeypatch.setattr("rl.jobs.lifecycle.async_task", lambda *_, **__: None)
     plan = ApiClient("operate").post(
         "/api/policies/train_policy/tickets", {"method": "linear", "dryRun": True}
     ).json()  # fmt: skip

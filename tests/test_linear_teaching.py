@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from feedback.services import decision_record, rating_submit
-from rl import runs
-from rl.choosing import FEWEST_TAUGHT, method_chosen
 from rl.datasets import snapshot_rows
+from rl.jobs import train as runs
+from rl.jobs.estimates import order_automatic
+from rl.jobs.method_selection import FEWEST_TAUGHT, method_chosen
 from rl.linear.rows import LinearRefused
 from rl.linear.teaching import rows_taught
 from rl.models import TrainingRun
-from rl.orders import order_automatic
 from rl.training.result import TrainingRefused
 from tests.test_linear import BOT, QUEUES, rows_of, tickets
 from tests.tiny import tiny_model
@@ -54,7 +54,7 @@ def rated(count: int, *, wordings: bool = False) -> None:
 
 @pytest.mark.django_db
 def test_auto_has_a_classifier_teach_the_bundled_base_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl.choosing.FEWEST_TAUGHT", 30)
+    monkeypatch.setattr("rl.jobs.method_selection.FEWEST_TAUGHT", 30)
     rated(60)
     chosen = method_chosen("tickets", base_model="bundled")
     assert (chosen.method, chosen.knobs) == ("sft", {"feedback": "scores"})

@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from feedback.explorer.previews import preview_of
 from feedback.models import Decision
-from feedback.previews import preview_of
 from rl.agents import AGENTS
 from rl.agents.base import InvalidResponse
 from rl.agents.lists import ListAgent, f1, in_order

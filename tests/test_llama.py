@@ -13,7 +13,7 @@ import pytest
 
 from rl.agents import AGENTS
 from rl.models import ServingSettings
-from rl.serving import answering
+from rl.serving import fallback as answering
 from rl.serving.base import Answer, Ask, BackendUnable, Model, ServingRefused
 from rl.serving.llama import LlamaPolicy, _nucleus, _Text
 from rl.serving.llama_grammar import schema_grammar

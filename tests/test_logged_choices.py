@@ -14,12 +14,13 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from feedback.models import Decision, Outcome, Rating, prompt_hash
-from rl import evaluations, registry
-from rl.judgements import Split
-from rl.logged_choices import LoggedChoices, logged_choices, off_policy
+from rl.datasets.feedback_types import Split
+from rl.evaluation import service as evaluations
+from rl.evaluation.off_policy import LoggedChoices, logged_choices, off_policy
 from rl.management.commands.evaluate_model import off_policy_text
 from rl.models import Evaluation, Policy, RewardRecord, RewardSettings, ServingSettings
-from rl.serving.choosing import choice_probabilities
+from rl.registry import service as registry
+from rl.serving.candidate_selection import choice_probabilities
 from rl.statistics.offpolicy import MIN_DECISIONS
 from rl.views.off_policy import off_policy_shown
 from tests.exposed import policy_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from feedback.services import comparison_submit, decision_record, rating_submit
-from rl.choosing import method_chosen
-from rl.orders import order_automatic, order_estimate
+from rl.jobs.estimates import order_automatic, order_estimate
+from rl.jobs.method_selection import method_chosen
 
 pytestmark = pytest.mark.django_db
 

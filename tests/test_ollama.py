@@ -14,13 +14,16 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rl import deploying, exports, pipeline, registry
 from rl.checksums import file_sum
+from rl.export import deployment as deploying
 from rl.export import ollama
+from rl.export import service as exports
 from rl.export.artifact import ExportRefused
 from rl.export.chat_template import template_translated
 from rl.export.ollama import export_to_ollama, hosting_profile
 from rl.models import GateSettings, Policy, PolicyEvent, TrainingRun
+from rl.online import pipeline
+from rl.registry import service as registry
 from rl.training.hardware import Hardware
 from tests.stub_ollama import OllamaServer
 from tests.test_datasets import prompts_in, rate

@@ -13,13 +13,14 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django_q.models import OrmQ, Schedule
 
-from feedback.checks import FeedbackRefused
 from feedback.models import Rating
 from feedback.services import decision_record, rating_submit, rating_withdraw
-from rl import jobs, online
-from rl.buffer import buffer_ids, buffer_size, feedback_take
-from rl.learner_config import learner_config
+from feedback.storage.validation import FeedbackRefused
+from rl.datasets.buffer import buffer_ids, buffer_size, feedback_take
+from rl.jobs import lifecycle as jobs
 from rl.models import LearnerSettings, Learnt, TrainingRun
+from rl.models.learner_config import learner_config
+from rl.online import learner as online
 from rl.recipes import RecipeError
 
 pytestmark = pytest.mark.django_db

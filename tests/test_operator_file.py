@@ -109,7 +109,8 @@ def test_every_knob_of_a_method_lies_over_its_presets(method: str) -> None:
 
 @pytest.mark.django_db
 def test_every_knob_of_the_learner_is_what_an_agent_without_a_row_has(settings: Any) -> None:
-    from rl.learner_config import learner_config, learner_settings
+    from rl.models import learner_settings
+    from rl.models.learner_config import learner_config
 
     whole = example()["continuous_learning"]
     settings.RATCHET_CONFIG = operator_settings({"continuous_learning": whole}).sections
@@ -163,7 +164,7 @@ def test_every_knob_of_feedback_is_what_an_agent_without_a_row_has() -> None:
 
 @pytest.mark.django_db
 def test_the_collection_rate_of_the_file_leaves_decisions_out(settings: Any) -> None:
-    from feedback.collection import is_collected
+    from feedback.storage.sampling import is_collected
 
     settings.FEEDBACK_AGENT_DEFAULTS = {"collection_rate": 0.25}
     collected = sum(is_collected("someone", uuid.uuid4()) for _ in range(400))
@@ -172,7 +173,7 @@ def test_the_collection_rate_of_the_file_leaves_decisions_out(settings: Any) -> 
 
 @pytest.mark.django_db
 def test_a_method_is_trained_on_the_base_model_of_its_section(settings: Any) -> None:
-    from rl.jobs import TrainOrder, base_model_for
+    from rl.jobs.lifecycle import TrainOrder, base_model_for
 
     settings.RATCHET_BASE_MODELS = {"kto": "some/model"}
     assert base_model_for(TrainOrder("a", "kto")) == "some/model"

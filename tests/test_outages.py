@@ -9,8 +9,8 @@ from django.db import OperationalError
 
 from backend import outages
 from backend.outages import OutageLog
-from feedback import remembered
-from feedback.remembered import Remembered
+from feedback import cache as remembered
+from feedback.cache import Remembered
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from backend.file_locks import file_lock
 from backend.problem_log import ProblemLog
-from feedback.outbox import Outbox, Progress
+from feedback.recording.outbox import Outbox, Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -17,18 +17,19 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from feedback.accounts.roles import role_give
+from feedback.cache import Believed
 from feedback.models import Decision, Trace
-from feedback.remembered import Believed
-from feedback.roles import role_give
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
-from rl import registry
 from rl.agents import agent_facts
-from rl.drawings.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
+from rl.charts.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
+from rl.gates.figures import Share, share_of
 from rl.models import Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
-from rl.selectors import NO_FEEDBACK, AgentCard, Share, share_of
+from rl.registry import service as registry
+from rl.selectors import NO_FEEDBACK, AgentCard
 from rl.templatetags.ratchet import duration
-from rl.turning import stations_of, step_next
+from rl.views.next_step import stations_of, step_next
 
 pytestmark = pytest.mark.django_db
 
@@ -176,7 +177,7 @@ def test_ten_policies_take_as_many_queries_as_one(
 
 def test_what_is_costly_to_count_is_counted_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, counted = [0.0], []
-    monkeypatch.setattr("feedback.remembered.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("feedback.cache.time.monotonic", lambda: clock[0])
 
     def count(seconds: float) -> int:
         clock[0] += seconds

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rl.holdout import split_by_hash
-from rl.judgements import (
+from rl.datasets.feedback_types import (
     Compared,
     Completion,
     Corrected,
@@ -20,8 +19,9 @@ from rl.judgements import (
     completion_of,
     rating_value,
 )
-from rl.pairs import REASONS, PairSet, sampled
-from rl.pairs import pairs_from_evidence as pairs_made
+from rl.datasets.holdout import split_by_hash
+from rl.datasets.pairs import REASONS, PairSet, sampled
+from rl.datasets.pairs import pairs_from_evidence as pairs_made
 from rl.recipes import RecipeError
 
 

@@ -11,15 +11,15 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from feedback import pair_queue
+from feedback.explorer.search import Narrowed
 from feedback.models import Comparison, Decision
-from feedback.pair_queue import compared_today, pair_key, pairs_waiting, sides_of
-from feedback.search import Narrowed
+from feedback.rating import pair_queue
+from feedback.rating.pair_queue import compared_today, pair_key, pairs_waiting, sides_of
 from feedback.selectors import comparisons_standing, feedback_counts
 from feedback.services import comparison_submit, decision_record
-from rl import simulation
 from rl.datasets.evidence import DatabaseEvidence
-from rl.judgements import Compared
+from rl.datasets.feedback_types import Compared
+from rl.management import simulation
 from tests.api_client import person
 
 pytestmark = pytest.mark.django_db

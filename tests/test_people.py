@@ -18,8 +18,8 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from feedback import people
-from feedback.people import PeopleRefused, signin_link, signin_link_check, signin_link_redeem
+from feedback.accounts import sign_in as people
+from feedback.accounts.sign_in import PeopleRefused, signin_link, signin_link_check, signin_link_redeem
 
 pytestmark = pytest.mark.django_db
 
@@ -217,7 +217,7 @@ def test_the_web_process_leaves_torch_alone(tmp_path: Path) -> None:
         "call_command('migrate', verbosity=0)\n"
         "from django.contrib.auth.models import User\n"
         "from django.test import Client\n"
-        "from rl.simulation import simulate\n"
+        "from rl.management.simulation import simulate\n"
         "simulate('widgets', scenarios=2)\n"
         "client = Client(HTTP_HOST='localhost')\n"
         "client.force_login(User.objects.create_superuser('ada'))\n"

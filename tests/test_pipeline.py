@@ -11,10 +11,13 @@ import pytest
 from django.core import mail
 from django.utils import timezone
 
-from rl import benchmark_runs, notices, pipeline, registry
-from rl.benchmark_tasks import TaskRefused, task_folder
-from rl.evaluations import EvaluationRefused
+from backend import notifications as notices
+from rl.evaluation import benchmarks as benchmark_runs
+from rl.evaluation.service import EvaluationRefused
 from rl.models import Artifact, BenchmarkResult, GateSettings, LearnerSettings, Policy, TrainingRun
+from rl.online import pipeline
+from rl.recipes.benchmark_tasks import TaskRefused, task_folder
+from rl.registry import service as registry
 from tests.judged import judged
 
 pytestmark = pytest.mark.django_db

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from feedback import formats
-from feedback.checks import FeedbackRefused
-from feedback.exported import Selection
-from feedback.exporting import ExportReport, export_stream, file_export
-from feedback.importing import file_import
-from feedback.keys import key_create
+from feedback.accounts.api_keys import key_create
 from feedback.models import Decision, ProblemRow
-from feedback.problem_rows import RowReader, problems
 from feedback.services import decision_record, rating_submit
+from feedback.storage.problem_rows import RowReader, problems
+from feedback.storage.validation import FeedbackRefused
+from feedback.transfer import formats
+from feedback.transfer.export import ExportReport, export_stream, file_export
+from feedback.transfer.exported import Selection
+from feedback.transfer.import_ import file_import
 from rl.agents import AGENTS
 from rl.datasets import prepare_training_dataset
+from rl.datasets.reward_records import rewards_calculate
 from rl.models import RewardRecord
-from rl.reward_records import rewards_calculate
 from tests.api_client import ApiClient
 
 pytestmark = pytest.mark.django_db

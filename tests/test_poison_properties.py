@@ -13,20 +13,20 @@ from django.test import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feedback import formats
-from feedback.checks import FeedbackRefused
-from feedback.exported import Selection
-from feedback.exporting import ExportReport, export_stream
-from feedback.ingest import decision_ingest
 from feedback.models import Decision
+from feedback.recording.ingest import decision_ingest
+from feedback.recording.traces import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
-from feedback.traces import trace_record
+from feedback.storage.validation import FeedbackRefused
+from feedback.transfer import formats
+from feedback.transfer.export import ExportReport, export_stream
+from feedback.transfer.exported import Selection
 from rl.datasets import DatasetTooSmall, prepare_training_dataset
-from rl.held_out import evidence_counts
-from rl.labelling import rated_rows, waiting_rows
-from rl.logged_choices import logged_choices
+from rl.datasets.held_out import evidence_counts
+from rl.datasets.reward_records import rewards_calculate
+from rl.evaluation.off_policy import logged_choices
+from rl.jobs.label import rated_rows, waiting_rows
 from rl.models import RewardRecord, Snapshot
-from rl.reward_records import rewards_calculate
 from tests.api_client import person
 from tests.attempts import CAMPAIGN, scaled
 

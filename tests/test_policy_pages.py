@@ -10,17 +10,18 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from feedback.roles import role_give
-from rl import registry
+from feedback.accounts.roles import role_give
 from rl.api.loop import policy_shown
-from rl.cards import policy_card
-from rl.comparing import policy_diff
-from rl.drawings.curves import HEIGHT, TOP, versions_of
-from rl.drawings.lineage import BRANCH, TRUNK, Descent, lineage_of
-from rl.drawings.sheets import sheet_lines
-from rl.jobs import run_folder, run_log_tail
+from rl.charts.curves import HEIGHT, TOP, versions_of
+from rl.charts.gate_reports import sheet_lines
+from rl.charts.lineage import BRANCH, TRUNK, Descent, lineage_of
+from rl.jobs.lifecycle import run_log_tail
 from rl.models import Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
-from rl.retention import policies_kept, policies_prune
+from rl.models.runs import run_folder
+from rl.registry import service as registry
+from rl.registry.diff import policy_diff
+from rl.registry.model_card import policy_card
+from rl.registry.retention import policies_kept, policies_prune
 from tests.judged import evidence_stored, judged
 
 pytestmark = pytest.mark.django_db

@@ -8,10 +8,10 @@ import pytest
 from django.test import Client
 
 from feedback.models import Decision, prompt_hash
-from rl.held_out import evidence_counts, held_out_of_database
+from rl.datasets.held_out import evidence_counts, held_out_of_database
+from rl.datasets.prompt_clusters import cluster_report, cluster_words, clusters_of
 from rl.models import Snapshot
-from rl.prompt_clusters import cluster_report, cluster_words, clusters_of
-from rl.registry import policy_evaluated
+from rl.registry.service import policy_evaluated
 from tests.api_client import ApiClient
 from tests.exposed import policy_of
 from tests.judged import judged

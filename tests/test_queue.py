@@ -15,9 +15,10 @@ from django.db import connection
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from feedback import collection, queue, queue_order
+from feedback.explorer.search import Narrowed
 from feedback.models import AgentSettings, Decision, Lease, RaterKind
-from feedback.queue import (
+from feedback.rating import queue, queue_order
+from feedback.rating.queue import (
     LEASE,
     decision_take,
     lease_release,
@@ -25,9 +26,9 @@ from feedback.queue import (
     next_decision,
     queue_progress,
 )
-from feedback.queue_order import in_order, stretches
-from feedback.search import Narrowed
+from feedback.rating.queue_order import in_order, stretches
 from feedback.services import decision_record, rating_submit, rating_withdraw
+from feedback.storage import sampling as collection
 from tests.postgres import fresh_database
 from tests.postgres import postgres_url as postgres_url
 from tests.server import Server
@@ -396,9 +397,9 @@ import json
 from datetime import date
 from django.db import connection
 from feedback.models import Decision
-from feedback.queue import next_decision, queue_progress
-from feedback.queue_order import in_order, stretches
-from feedback.search import Narrowed
+from feedback.rating.queue import next_decision, queue_progress
+from feedback.rating.queue_order import in_order, stretches
+from feedback.explorer.search import Narrowed
 from feedback.services import decision_record, decisions_record
 decisions_record(
     {

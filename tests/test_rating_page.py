@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from feedback.drawings import fixture_drawing, widget_drawing
+from feedback.explorer.previews import preview_of, text_blocks, turns_of
 from feedback.models import Decision, Rating
-from feedback.previews import preview_of, text_blocks, turns_of
 from feedback.selectors import ratings_standing
 from feedback.services import decision_record, rating_submit
 from rl.agents import AGENTS

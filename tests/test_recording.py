@@ -16,12 +16,12 @@ import pytest
 from django.db import DataError, OperationalError, connection
 from django.utils import timezone
 
-from feedback import recording
-from feedback.checks import DecisionUnknown
-from feedback.journal import Journal, journals, noted
 from feedback.models import Decision
-from feedback.recording import Recorder, Storage, recorded_or_never
+from feedback.recording import recorder as recording
+from feedback.recording.journal import Journal, journals, noted
+from feedback.recording.recorder import Recorder, Storage, recorded_or_never
 from feedback.services import rating_submit
+from feedback.storage.validation import DecisionUnknown
 from tests.server import ROOT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -168,7 +168,7 @@ def test_a_process_that_is_killed_leaves_what_it_had_in_hand(recorder: Recorder,
     sent = [facts(n) for n in range(3)]
     lines = "".join(json.dumps(one) + "\n" for one in sent)
     killed = (
-        "import os, sys; from pathlib import Path; from feedback.journal import Journal; "
+        "import os, sys; from pathlib import Path; from feedback.recording.journal import Journal; "
         "Journal(Path(sys.argv[1])).note(sys.argv[2].encode()); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
@@ -300,7 +300,7 @@ def test_an_agent_that_keeps_a_share_keeps_it_here_too(recorder: Recorder) -> No
 def test_what_is_remembered_stands_in_for_a_database_that_is_away(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feedback.remembered import Remembered
+    from feedback.cache import Remembered
 
     settings.FEEDBACK_REMEMBER_S = 0.0
     memory: Remembered[str] = Remembered()
@@ -312,14 +312,14 @@ def test_what_is_remembered_stands_in_for_a_database_that_is_away(
     assert memory.get("champion", away) == "widgets-v1"
     with pytest.raises(OperationalError):
         memory.get("another", away)
-    monkeypatch.setattr("feedback.remembered.STALE_S", 0.0)
+    monkeypatch.setattr("feedback.cache.STALE_S", 0.0)
     with pytest.raises(OperationalError):
         memory.get("champion", away)
     assert connection.vendor  # the connection is as it was
 
 
 def test_what_is_asked_for_often_is_read_again_beside_the_requests(settings: Any) -> None:
-    from feedback.remembered import Remembered
+    from feedback.cache import Remembered
 
     settings.FEEDBACK_RENEW_AHEAD, settings.FEEDBACK_REMEMBER_S = True, 60.0
     memory: Remembered[str] = Remembered()
@@ -344,7 +344,7 @@ def test_what_is_asked_for_often_is_read_again_beside_the_requests(settings: Any
 
 
 def test_what_was_read_before_a_change_does_not_come_back_after_it(settings: Any) -> None:
-    from feedback.remembered import Remembered
+    from feedback.cache import Remembered
 
     settings.FEEDBACK_RENEW_AHEAD, settings.FEEDBACK_REMEMBER_S = True, 60.0
     memory: Remembered[str] = Remembered()

@@ -10,10 +10,10 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from rl import registry
-from rl.gates import alpha_of_attempt
-from rl.looks import attempt_of, holdout_prompts, order_facts
+from rl.gates.rules import alpha_of_attempt
 from rl.models import Evaluation, GateSettings, Policy, PolicyEvent, PromptSplit, TrainingRun
+from rl.registry import service as registry
+from rl.registry.looks import attempt_of, holdout_prompts, order_facts
 from tests.judged import judged
 
 pytestmark = pytest.mark.django_db

@@ -14,14 +14,15 @@ from safetensors.torch import load_file
 
 from feedback.models import Rating, prompt_hash
 from feedback.selectors import prompts_of_feedback
-from rl import registry, runs
-from rl.buffer import feedback_take
 from rl.datasets import prepare_training_dataset, snapshot_rows
+from rl.datasets.buffer import feedback_take
+from rl.datasets.pairs import Pair, PairSet
+from rl.datasets.replay import Replay
+from rl.jobs import train as runs
 from rl.models import LearnerSettings, Learnt, Policy, TrainingRun
-from rl.online import OnlineLearner
-from rl.pairs import Pair, PairSet
+from rl.online.learner import OnlineLearner
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, RecipeError
-from rl.replay import Replay
+from rl.registry import service as registry
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.kto import KTOTrainer

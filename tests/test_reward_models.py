@@ -10,10 +10,11 @@ from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rl import reward_models
-from rl.jobs import RunRefused
+from rl.checksums import file_sum
 from rl.models import RewardModelVersion, TrainingRun
-from rl.reward_models import (
+from rl.models.runs import RunRefused
+from rl.reward_models import service as reward_models
+from rl.reward_models.service import (
     RewardModelRefused,
     beats_a_coin,
     ranking_of,
@@ -23,7 +24,7 @@ from rl.reward_models import (
     reward_model_retire,
     reward_model_valid,
 )
-from rl.reward_specs import rewards_located
+from rl.reward_models.specs import rewards_located
 
 pytestmark = pytest.mark.django_db
 
@@ -38,7 +39,7 @@ def version(home: Path, name: str = "bot-rm-v20", **facts: Any) -> RewardModelVe
     return RewardModelVersion.objects.create(
         **{
             "name": name, "agent": "bot", "base_model": "bundled", "path": f"reward_models/bot/{name}",
-            "sha256": reward_models.file_sha256(folder / "adapter_model.safetensors"), "objective": "binary",
+            "sha256": file_sum(folder / "adapter_model.safetensors"), "objective": "binary",
             "feedback_count": 20, **facts,
         }
     )  # fmt: skip

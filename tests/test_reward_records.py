@@ -14,8 +14,10 @@ from django.db import IntegrityError, OperationalError, transaction
 from django.test import Client
 from django_q.models import Schedule
 
-from feedback.forgetting import unit_forget
+from feedback.erasure.service import unit_forget
 from feedback.models import Decision
+from feedback.rating.suggestions import suggestions_record
+from feedback.recording.traces import trace_record
 from feedback.services import (
     comparison_submit,
     decision_record,
@@ -23,13 +25,17 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from feedback.suggestions import suggestions_record
-from feedback.traces import trace_record
 from rl import tasks
 from rl.agents.base import OutcomeWorth, RewardFacts
 from rl.datasets import prepare_training_dataset
+from rl.datasets.reward_records import (
+    RewardsRefused,
+    pending,
+    raw_rewards,
+    rewarded_at_least,
+    rewards_calculate,
+)
 from rl.models import LabelRun, Policy, RewardRecord, RewardSettings
-from rl.reward_records import RewardsRefused, pending, raw_rewards, rewarded_at_least, rewards_calculate
 from rl.rewards.base import RewardSample
 from rl.rewards.formats import AgentReward
 from rl.rewards.horizons import Known, Plan, rewards_over_time

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from feedback.services import decision_record, rating_submit
-from rl import jobs, reward_models, reward_stage, runs
-from rl.jobs import RunRefused
+from rl.jobs import lifecycle as jobs
+from rl.jobs import reward_stage
+from rl.jobs import train as runs
 from rl.models import RewardModelVersion, TrainingRun
+from rl.models.runs import RunRefused
+from rl.reward_models import service as reward_models
 from rl.rewards.named import AUTO
 from tests.tiny import tiny_model
 

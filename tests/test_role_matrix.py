@@ -16,9 +16,9 @@ from django.urls import get_resolver
 from rest_framework.settings import api_settings
 
 from backend.rest.access import SCOPES
-from feedback.keys import key_create, key_revoke
+from feedback.accounts.api_keys import key_create, key_revoke
+from feedback.accounts.roles import role_give
 from feedback.models import Decision
-from feedback.roles import role_give
 from tests.attempts import CAMPAIGN
 from tests.test_api_access import ENDPOINTS
 from tests.test_content_security import routes, world  # noqa: F401

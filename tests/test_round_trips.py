@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from feedback import formats
-from feedback.formats.records import (
+from feedback.transfer import formats
+from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
     ImportedOutcome,
@@ -23,7 +23,7 @@ from feedback.formats.records import (
     Record,
     RowRefused,
 )
-from feedback.formats.writing import REASONS, Shape, View
+from feedback.transfer.formats.writing import REASONS, Shape, View
 
 EXAMPLES = settings(
     max_examples=25,

@@ -17,11 +17,12 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from rl import jobs, runs
 from rl.datasets import DatasetRefused
+from rl.jobs import lifecycle as jobs
+from rl.jobs import train as runs
+from rl.management.simulation import simulate
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
 from rl.recipes import RecipeError
-from rl.simulation import simulate
 from tests.migrated import template_copy
 from tests.tiny import tiny_model
 

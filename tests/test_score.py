@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rl import scorer, scorer_process
+from rl.evaluation import scorer, scorer_process
+from rl.evaluation.scorer import ScorerAway
+from rl.evaluation.scorer_process import Scorer
 from rl.models import RewardModelVersion
-from rl.reward_models import RewardModelRefused
-from rl.scorer import ScorerAway
-from rl.scorer_process import Scorer
+from rl.reward_models.service import RewardModelRefused
 from tests.api_client import ApiClient, error_of
 from tests.server import Server
 

@@ -15,7 +15,7 @@ from django.test import Client
 from django.utils import timezone
 
 from backend.command import RatchetCommand
-from rl import supervisor
+from rl.jobs import supervisor
 from rl.management.commands.serve import Command
 
 

@@ -14,7 +14,8 @@ from django.test import Client
 from feedback.models import Decision
 from rl.api import health as health
 from rl.models import Artifact, Policy
-from rl.serving import answering, files
+from rl.serving import fallback as answering
+from rl.serving import files
 from rl.serving.base import BackendFailed, Model
 from rl.serving.in_process import InProcess
 from rl.serving.llama import LlamaPolicy
@@ -168,8 +169,9 @@ def test_a_champion_without_its_file_is_stepped_in_for_while_it_is_made(
 def test_a_damaged_champion_is_replaced_by_the_last_undamaged_champion_before_the_base(
     api: ApiClient, served: None, made: list[list[str]], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl import integrity, registry
     from rl.checksums import file_sum
+    from rl.registry import integrity
+    from rl.registry import service as registry
 
     sent: list[str] = []
     monkeypatch.setattr(integrity, "_tell", lambda key, event, text, **_: sent.append(f"{event}: {text}"))
@@ -261,7 +263,7 @@ def test_who_waits_too_long_for_llama_is_sent_away(served: None) -> None:
 def test_a_promotion_writes_what_serving_needs_before_it_says_done(
     api: ApiClient, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl.registry import policy_promote
+    from rl.registry.service import policy_promote
     from rl.training.model_files import base_hash
     from tests.served import BUNDLED
     from tests.tiny import tiny_adapter
@@ -283,12 +285,13 @@ def test_a_promotion_writes_what_serving_needs_before_it_says_done(
 def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
     ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl import registry
-    from rl.gate_sheets import Sheet
+    from rl.gates.report import Sheet
+    from rl.registry import service as registry
+    from rl.registry.signals import PreparationRefused
     from rl.serving import preparation
 
     def refuse(options: list[str], deadline: float) -> dict[str, Any]:
-        raise preparation.PreparationRefused("no converter")
+        raise PreparationRefused("no converter")
 
     monkeypatch.setattr(preparation, "_export", refuse)
     monkeypatch.setattr(registry, "policy_judge", lambda policy, to: Sheet(to, "base", ()))
@@ -302,7 +305,7 @@ def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
 
 @pytest.mark.training
 def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
-    from rl import exports
+    from rl.export import service as exports
     from rl.training.model_files import base_hash
     from tests.served import BUNDLED
     from tests.tiny import tiny_adapter

@@ -15,7 +15,7 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from backend.client_address import client_address
-from feedback.people import signin_link
+from feedback.accounts.sign_in import signin_link
 
 pytestmark = pytest.mark.django_db
 

@@ -11,7 +11,7 @@ from rl.agents import AGENTS
 from rl.agents.base import Scenario
 from rl.agents.tastes import TASTES, WORLDS, scenarios_of
 from rl.agents.widgets import WIDGETS
-from rl.simulation import SimulationRefused, simulate
+from rl.management.simulation import SimulationRefused, simulate
 
 pytestmark = pytest.mark.django_db
 

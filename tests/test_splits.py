@@ -1,4 +1,4 @@
-"""How much is held out, and that a prompt never changes sides. Shares are worked by hand from what rl.holdout says."""
+"""Share held out, and that a prompt never changes sides. Shares are worked by hand from `rl.datasets.holdout`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.db import connection
 from feedback.models import prompt_hash
 from feedback.services import decision_record, rating_submit
 from rl.datasets import get_training_stats, prepare_training_dataset
-from rl.holdout import (
+from rl.datasets.holdout import (
     Tally,
     held_out_wanted,
     prompts_until,
@@ -26,8 +26,8 @@ from rl.holdout import (
     split_drawn,
     splits_drawn,
 )
+from rl.datasets.splits import splits_enter, splits_of
 from rl.models import GateSettings, PromptSplit, Snapshot
-from rl.splits import splits_enter, splits_of
 from tests.split_worlds import Growth, forgetful, looks_at, promoted_at
 
 
@@ -285,7 +285,7 @@ def test_another_agents_sides_and_settings_count_for_nothing() -> None:
 @pytest.mark.django_db
 def test_what_another_process_entered_a_moment_earlier_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = names(20)
-    import rl.splits as module
+    import rl.datasets.splits as module
 
     drawn = module.splits_drawn
 

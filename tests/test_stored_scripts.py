@@ -15,10 +15,10 @@ from django.db import IntegrityError, models, transaction
 from django.test import Client
 from django.urls import get_resolver
 
+from feedback.erasure.withdrawals import decision_withdraw
 from feedback.models import Decision, Rating
+from feedback.recording.traces import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record
-from feedback.traces import trace_record
-from feedback.withdrawals import decision_withdraw
 from tests.attempts import CAMPAIGN
 from tests.test_content_security import NO_PAGES, addresses, operator, world  # noqa: F401
 

@@ -9,10 +9,10 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.test import Client
 
-from feedback.forgetting import unit_forget
+from feedback.erasure.service import unit_forget
 from feedback.models import Decision, Rating, Suggestion
+from feedback.rating.suggestions import suggestion_counts, suggestion_of, suggestions_record
 from feedback.services import decision_record, rating_submit
-from feedback.suggestions import suggestion_counts, suggestion_of, suggestions_record
 from rl.models import LabelRun
 from tests.api_client import ApiClient, person
 

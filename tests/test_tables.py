@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from feedback import formats
-from feedback.formats import ColumnMap, files, tables
-from feedback.formats.columns import Scale, is_verdict, map_guessed, value_at
-from feedback.formats.files import rows
-from feedback.formats.records import (
+from feedback.transfer import formats
+from feedback.transfer.formats import ColumnMap, files, tables
+from feedback.transfer.formats.columns import Scale, is_verdict, map_guessed, value_at
+from feedback.transfer.formats.files import rows
+from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedComparison,
     ImportedDecision,

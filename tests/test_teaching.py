@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 
+from rl.jobs.teachability import doubt, rate_sum
+from rl.management.simulation import simulate
 from rl.models import Policy, TrainingRun
 from rl.recipes import GRPO_CONFIG, PPO_CONFIG, DPORecipe
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.named import rewards_named
 from rl.rewards.rows import rows_rewarded
 from rl.rewards.teaching import teaching_fault
-from rl.simulation import simulate
-from rl.teaching import doubt, rate_sum
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.hardware import Hardware

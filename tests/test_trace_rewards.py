@@ -12,13 +12,13 @@ import pytest
 from django.core.management import call_command
 
 from feedback.models import Decision
+from feedback.recording.traces import trace_record
 from feedback.services import decision_record, outcome_record, rating_submit
-from feedback.traces import trace_record
 from ratchet_client import TraceCollector, hook_into_agent, records_decision
 from rl.datasets import get_training_stats, prepare_training_dataset
-from rl.distance import gate_distance
+from rl.datasets.gate_distance import gate_distance
+from rl.datasets.reward_records import pending, rewards_calculate
 from rl.models import RewardRecord, RewardSettings
-from rl.reward_records import pending, rewards_calculate
 from rl.rewards.base import RewardSample
 from rl.rewards.traces import TaskCompletionReward, ToolSuccessReward
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from feedback.services import decision_record, rating_submit
+from rl.management.simulation import simulate
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
-from rl.simulation import simulate
 from tests.test_commands import run
 from tests.test_train_ppo import SHORT, base
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 
+from rl.management.simulation import simulate
 from rl.models import Policy, RunMetric, TrainingRun
 from rl.rewards.base import RewardSample
-from rl.simulation import simulate
 from tests.test_commands import run
 from tests.tiny import tiny_model
 

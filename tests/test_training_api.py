@@ -18,9 +18,9 @@ from django_q.models import OrmQ
 
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import tasks
-from rl.jobs import TrainOrder, run_dispatch, run_enqueue
+from rl.datasets.scores import score_summaries
+from rl.jobs.lifecycle import TrainOrder, run_dispatch, run_enqueue
 from rl.models import Policy, RunMetric, TrainingRun
-from rl.scores import score_summaries
 from tests.api_client import ApiClient, error_of
 from tests.server import ROOT, Server
 
@@ -338,7 +338,7 @@ def test_a_run_of_the_learner_is_followed_to_its_end(monkeypatch: pytest.MonkeyP
 def test_a_task_delivered_twice_leaves_the_run_to_the_worker_that_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from rl.jobs import run_claim
+    from rl.jobs.lifecycle import run_claim
 
     run = queued()
     run_claim(run.pk)  # by this process, which lives
@@ -350,7 +350,7 @@ def test_a_task_delivered_twice_leaves_the_run_to_the_worker_that_has_it(
 
 def test_a_dataset_that_is_too_small_when_the_worker_comes_refuses_the_run() -> None:
     from rl.datasets import DatasetRefused
-    from rl.runs import train_queued
+    from rl.jobs.train import train_queued
 
     left, right = (decision_record(agent="support-bot", messages="q", response=text).row for text in "ab")
     comparison_submit(left=left, right=right, preference="left", rater="ada")

@@ -75,8 +75,8 @@ call_command("migrate", verbosity=0)
 
 from django.contrib.auth.models import User
 from feedback.api.shown import decision_shown
-from feedback.exported import Selection
-from feedback.exporting import ExportReport, export_stream
+from feedback.transfer.exported import Selection
+from feedback.transfer.export import ExportReport, export_stream
 from feedback.models import Decision, Rating
 from feedback.selectors import comparisons_standing, ratings_standing
 from rl.models import Policy
@@ -100,9 +100,9 @@ print(json.dumps({
 
 
 FORGET = """
-from feedback.forgetting import unit_forget
-from feedback.importing import file_import
-from feedback.recording import Recorder, spool_folder
+from feedback.erasure.service import unit_forget
+from feedback.transfer.import_ import file_import
+from feedback.recording.recorder import Recorder, spool_folder
 from tests.test_erasure import SECRET, UNIT, copies, found_in, spooled, world
 
 def marked():

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from feedback import formats
-from feedback.formats.columns import ColumnMap, is_adverse, map_guessed
-from feedback.formats.records import FormatRefused, ImportedComparison, ImportedDecision, RowRefused
+from feedback.transfer import formats
+from feedback.transfer.formats.columns import ColumnMap, is_adverse, map_guessed
+from feedback.transfer.formats.records import FormatRefused, ImportedComparison, ImportedDecision, RowRefused
 from tests.foreign import HERE
 
 

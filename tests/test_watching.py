@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from backend import notifications as notices
 from feedback.services import decision_record, rating_submit
-from rl import notices, registry, watching
 from rl.models import LearnerSettings, Policy
+from rl.online import champion_monitor as watching
+from rl.registry import service as registry
 from tests.test_registry import policy
 
 pytestmark = pytest.mark.django_db

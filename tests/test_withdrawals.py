@@ -12,16 +12,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from feedback.exported import Selection
-from feedback.exporting import ExportReport, export_stream
-from feedback.importing import file_import
-from feedback.keys import key_create
-from feedback.models import Decision, ProblemRow, Withdrawal
-from feedback.pair_queue import pairs_waiting
-from feedback.queue import next_decision, queue_progress
-from feedback.selectors import feedback_counts, feedback_counts_by_agent
-from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
-from feedback.withdrawals import (
+from feedback.accounts.api_keys import key_create
+from feedback.erasure.withdrawals import (
     WithdrawalConflict,
     WithdrawalRefused,
     WithdrawalSelection,
@@ -31,10 +23,18 @@ from feedback.withdrawals import (
     decisions_withdraw,
     withdrawal_restore,
 )
-from rl.buffer import buffer_size, buffer_sizes
+from feedback.models import Decision, ProblemRow, Withdrawal
+from feedback.rating.pair_queue import pairs_waiting
+from feedback.rating.queue import next_decision, queue_progress
+from feedback.selectors import feedback_counts, feedback_counts_by_agent
+from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
+from feedback.transfer.export import ExportReport, export_stream
+from feedback.transfer.exported import Selection
+from feedback.transfer.import_ import file_import
 from rl.datasets import prepare_training_dataset
+from rl.datasets.buffer import buffer_size, buffer_sizes
+from rl.datasets.reward_records import rewards_calculate
 from rl.models import Policy, RewardRecord, Snapshot, TrainingRun
-from rl.reward_records import rewards_calculate
 from tests.api_client import ApiClient, error_of, person
 
 pytestmark = pytest.mark.django_db

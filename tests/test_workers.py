@@ -16,14 +16,14 @@ import psutil
 import pytest
 from fakeredis import TcpFakeServer
 
-from rl import workers
+from rl.jobs import child_process as workers
 from tests.postgres import NoPostgres, cluster
 from tests.server import ROOT, Server, query
 
 RUNS = 2
 
 QUEUE = f"""
-from rl.jobs import TrainOrder, run_dispatch, run_enqueue
+from rl.jobs.lifecycle import TrainOrder, run_dispatch, run_enqueue
 for _ in range({RUNS}):
     run = run_enqueue(TrainOrder("nobody", actor="test"))
     run_dispatch(run)
@@ -70,7 +70,7 @@ def test_two_clusters_on_one_postgresql_take_no_run_twice(tmp_path: Path) -> Non
 
 
 QUEUE_ONE = """
-from rl.jobs import TrainOrder, run_dispatch, run_enqueue
+from rl.jobs.lifecycle import TrainOrder, run_dispatch, run_enqueue
 run_dispatch(run_enqueue(TrainOrder("nobody", actor="test")))
 """
 
@@ -238,7 +238,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     said = tmp_path / "child"
     code = (
         "import subprocess, sys, time\n"
-        "from rl.workers import dies_with_parent\n"
+        "from rl.jobs.child_process import dies_with_parent\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True,\n"
         "                         preexec_fn=dies_with_parent())\n"
         f"open({str(said)!r}, 'w').write(str(child.pid))\n"

@@ -11,7 +11,7 @@ from backend.rest.errors import Refused
 from backend.rest.reading import parameters
 from backend.rest.schema import Schema, described, listed, parameter
 from backend.rest.views import ApiView
-from feedback.agreement import QUESTIONS, agreement_report
+from feedback.agreement.report import QUESTIONS, agreement_report
 from feedback.api.schemas import SLUG, answered, maybe
 from feedback.models import SLUG_PATTERN, Aggregation, RaterKind
 

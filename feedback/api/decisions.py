@@ -17,12 +17,12 @@ from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from feedback.api.schemas import DECISION_OPTIONAL, SLUG
 from feedback.api.shown import decision_shown, outcome_shown, rating_shown
-from feedback.checks import Check, DecisionUnknown, FeedbackRefused
-from feedback.decision_facts import reward_asked, rewarded_at_least
-from feedback.ingest import MAX_BULK, Ingested, decision_ingest, decisions_ingest
-from feedback.recording import recorded_or_never
-from feedback.search import DecisionWhole, batch_asked, decision_whole, decisions_found
-from feedback.text_index import text_looked_through
+from feedback.explorer.decision_facts import reward_asked, rewarded_at_least
+from feedback.explorer.search import DecisionWhole, batch_asked, decision_whole, decisions_found
+from feedback.explorer.text_index import text_looked_through
+from feedback.recording.ingest import MAX_BULK, Ingested, decision_ingest, decisions_ingest
+from feedback.recording.recorder import recorded_or_never
+from feedback.storage.validation import Check, DecisionUnknown, FeedbackRefused
 
 REQUIRED = ("agent", "messages", "response")
 OPTIONAL = tuple(DECISION_OPTIONAL)

@@ -12,10 +12,10 @@ from backend.rest.reading import parameters
 from backend.rest.schema import described, listed, parameter
 from backend.rest.views import ApiView
 from feedback.api.schemas import SLUG
-from feedback.exported import Selection
-from feedback.exporting import ExportReport, export_begun, filename, media_type
-from feedback.formats import SHAPES
 from feedback.models import SLUG_PATTERN
+from feedback.transfer.export import ExportReport, export_begun, filename, media_type
+from feedback.transfer.exported import Selection
+from feedback.transfer.formats import SHAPES
 
 
 class RatingsExport(ApiView):

@@ -20,17 +20,17 @@ from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.reading import object_in, parameters
 from backend.rest.schema import Schema, described, listed, paged, parameter
 from backend.rest.views import ApiView
-from feedback import formats
 from feedback.api.schemas import JSON_OBJECT, SLUG, TIME, answered, maybe, sent, text
-from feedback.checks import Check
-from feedback.formats.columns import ColumnMap
-from feedback.formats.records import FormatRefused
-from feedback.import_report import COUNTS, ROWS, next_steps
-from feedback.import_undo import import_undo
-from feedback.importing import MAX_LICENCE, ImportOrder, ImportRefused, order_import
-from feedback.imports import batch_get, batch_shown, batches
 from feedback.models import SLUG_PATTERN
-from feedback.uploads import upload_keep, uploads_sweep
+from feedback.storage.validation import Check
+from feedback.transfer import formats
+from feedback.transfer.formats.columns import ColumnMap
+from feedback.transfer.formats.records import FormatRefused
+from feedback.transfer.import_ import MAX_LICENCE, ImportOrder, ImportRefused, order_import
+from feedback.transfer.import_report import COUNTS, ROWS, next_steps
+from feedback.transfer.import_undo import import_undo
+from feedback.transfer.imports import batch_get, batch_shown, batches
+from feedback.transfer.uploads import upload_keep, uploads_sweep
 
 MAX_CONTENT = 14_000_000
 """Longest content of a file, in characters; the body has a limit of its own."""

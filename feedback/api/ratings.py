@@ -15,7 +15,7 @@ from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.api.schemas import COMPONENTS, RATING_OPTIONAL
 from feedback.api.shown import comparison_shown, outcome_shown, rating_shown
-from feedback.recording import recorded_or_never
+from feedback.recording.recorder import recorded_or_never
 from feedback.services import Written, comparison_submit, outcome_record, rating_submit
 
 COMPARISON_REQUIRED = tuple(COMPONENTS["ComparisonSent"]["required"])

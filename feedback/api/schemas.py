@@ -7,10 +7,10 @@ from typing import Any
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 
 from backend.rest.schema import Schema, add_components, listed, ref
-from feedback.checks import MAX_TAG, MAX_TAGS, MAX_TEXT
-from feedback.ingest import MAX_BULK
 from feedback.models import SLUG_PATTERN
-from feedback.traces import STEP_KINDS
+from feedback.recording.ingest import MAX_BULK
+from feedback.recording.traces import STEP_KINDS
+from feedback.storage.validation import MAX_TAG, MAX_TAGS, MAX_TEXT
 
 ID: Schema = {"type": "string", "format": "uuid"}
 SENT_ID: Schema = {
@@ -332,7 +332,7 @@ hook = add_components(COMPONENTS)
 
 
 class KeyScheme(OpenApiAuthenticationExtension):
-    target_class = "feedback.authentication.KeyAuthentication"
+    target_class = "feedback.accounts.authentication.KeyAuthentication"
     name = "key"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
@@ -344,7 +344,7 @@ class KeyScheme(OpenApiAuthenticationExtension):
 
 
 class RoleScheme(OpenApiAuthenticationExtension):
-    target_class = "feedback.authentication.RoleAuthentication"
+    target_class = "feedback.accounts.authentication.RoleAuthentication"
     name = "session"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from backend.rest.schema import described, parameter, ref
 from backend.rest.views import ApiView
 from feedback.api.ratings import rater_of
 from feedback.api.schemas import SLUG
-from feedback.ingest import scored_response_record
+from feedback.recording.ingest import scored_response_record
 
 
 class Feedback(ApiView):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from feedback.building import decision_build
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
+from feedback.storage.factories import decision_build
 
 Shown = dict[str, Any]
 

@@ -9,7 +9,7 @@ from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.api.shown import trace_shown
-from feedback.traces import trace_record
+from feedback.recording.traces import trace_record
 
 
 class Traces(ApiView):

@@ -15,9 +15,9 @@ from backend.rest.reading import object_in, parameters
 from backend.rest.schema import Schema, described, listed, paged, parameter
 from backend.rest.views import ApiView
 from feedback.api.schemas import JSON_OBJECT, SLUG, TIME, answered, sent, text
-from feedback.checks import Check
+from feedback.erasure.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
 from feedback.models import Withdrawal
-from feedback.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
+from feedback.storage.validation import Check
 
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "integer", "minimum": 1}

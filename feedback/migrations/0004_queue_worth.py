@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='decision',
             name='asking_worth',
-            field=models.FloatField(default=0.0, editable=False, help_text='0 to 2: how unsure the policy was, plus how far its raters are apart; see feedback.worth'),
+            field=models.FloatField(default=0.0, editable=False, help_text='0 to 2: how unsure the policy was, plus how far its raters are apart'),
         ),
         migrations.AddIndex(
             model_name='decision',

@@ -14,7 +14,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 
 from backend.facts_admin import AgentFilter
 from feedback.selectors import agents_known
-from rl.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
+from rl.evaluation.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
 from rl.models import GoldenCase
 
 

@@ -18,10 +18,9 @@ from django.views.decorators.http import require_POST
 from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, admin_link
-from rl import registry
 from rl.admin.shown import ByAgent, ByAgentOfPolicy
-from rl.headlines import headline
-from rl.integrity import verify
+from rl.gates.figures import headline_of
+from rl.gates.headlines import headline
 from rl.models import (
     Artifact,
     BenchmarkResult,
@@ -29,7 +28,9 @@ from rl.models import (
     Policy,
     PolicyEvent,
 )
-from rl.selectors import headline_of, policy_overview
+from rl.registry import service as registry
+from rl.registry.integrity import verify
+from rl.selectors import policy_overview
 
 
 def _headline_shown(metrics: dict[str, Any]) -> str:
@@ -51,7 +52,7 @@ STAGE_COLOURS = {
 
 @admin.register(Policy)
 class PolicyAdmin(FactAdmin):
-    """Stage, lineage, figures, files and history of a policy; the moves go through rl.registry."""
+    """Stage, lineage, figures, files and history of a policy; the moves go through rl.registry.service."""
 
     actions = ["verify_files"]
     list_display = [

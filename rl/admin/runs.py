@@ -12,6 +12,7 @@ from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, FactInline, admin_link
 from rl.admin.shown import ByAgent
+from rl.datasets.near_identical import clusters_shown
 from rl.models import (
     LabelRun,
     RewardModelEvent,
@@ -21,8 +22,7 @@ from rl.models import (
     Snapshot,
     TrainingRun,
 )
-from rl.near_identical import clusters_shown
-from rl.reward_models import ranking_words
+from rl.reward_models.service import ranking_words
 
 STATUS_COLOURS = {
     "queued": "info",

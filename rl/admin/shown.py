@@ -6,7 +6,7 @@ from typing import Any
 
 from backend.facts_admin import AgentFilter
 from feedback.selectors import agents_known
-from rl.selectors import share_of
+from rl.gates.figures import share_of
 
 
 class ByAgent(AgentFilter):

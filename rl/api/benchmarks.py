@@ -9,7 +9,7 @@ from backend.rest.reading import parameters
 from backend.rest.schema import described, listed, ref
 from backend.rest.views import ApiView
 from rl.api.loop import NAME, policy_found
-from rl.benchmark_results import benchmark_shown, benchmarks_newest
+from rl.registry.benchmark_results import benchmark_shown, benchmarks_newest
 
 
 class Benchmarks(ApiView):

@@ -13,16 +13,16 @@ from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.api.shown import decision_as_shown, decision_shown
-from feedback.building import identity_of
 from feedback.models import Decision
-from feedback.recording import Storage
+from feedback.recording.recorder import Storage
 from feedback.selectors import decision_get
+from feedback.storage.factories import identity_of
 from rl.agents import get_agent
 from rl.agents.base import Agent
 from rl.api.training import agent_checked
-from rl.serving.answering import NobodyAnswers
 from rl.serving.base import ServingRefused
-from rl.serving.deciding import ORDER, DecideOrder, action_of, decide, order_checked, order_hash
+from rl.serving.decide import ORDER, DecideOrder, action_of, decide, order_checked, order_hash
+from rl.serving.fallback import NobodyAnswers
 from rl.serving.recording_policy import HEADER as RECORDED_HEADER
 from rl.serving.recording_policy import RecordingImpossible
 from rl.serving.routing import ModelUnknown

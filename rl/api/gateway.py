@@ -22,9 +22,9 @@ from backend.rest.reading import parameters
 from backend.rest.views import ApiView
 from rl.agents import AGENTS
 from rl.serving import metrics
-from rl.serving.answering import NobodyAnswers
 from rl.serving.base import BackendFailed, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest, chat_request
+from rl.serving.fallback import NobodyAnswers
 from rl.serving.gateway import Completion, KeyReused, complete, complete_stream
 from rl.serving.recording_policy import HEADER as RECORDED_HEADER
 from rl.serving.recording_policy import RecordingImpossible

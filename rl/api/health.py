@@ -21,8 +21,8 @@ from backend.rest.reading import parameters
 from backend.rest.views import ApiView
 from rl.models import TrainingRun
 from rl.serving import metrics
-from rl.serving.answering import backends
 from rl.serving.base import BackendFailed
+from rl.serving.fallback import backends
 from rl.serving.files import files_of
 from rl.serving.gateway import recorder
 from rl.serving.openai_server import OpenAIServer

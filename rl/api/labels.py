@@ -9,7 +9,7 @@ from backend.rest.reading import parameters
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from rl.api.training import AGENT, agent_checked
-from rl.labelling import labels_shown
+from rl.jobs.label import labels_shown
 
 
 class Suggestions(ApiView):

@@ -16,13 +16,14 @@ from backend.rest.reading import object_in, parameters
 from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
-from rl import jobs, registry
 from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_found, run_shown, text
-from rl.integrity import verify
+from rl.gates.figures import share_of
+from rl.jobs import lifecycle as jobs
+from rl.jobs.estimates import order_automatic
 from rl.models import Policy, TrainingRun
-from rl.online import OnlineLearner
-from rl.orders import order_automatic
-from rl.selectors import share_of
+from rl.online.learner import OnlineLearner
+from rl.registry import service as registry
+from rl.registry.integrity import verify
 
 NAME = parameter("name", {"type": "string"}, "The policy's name, such as widgets-v480", where="path")
 RUN = parameter("id", {"type": "integer"}, "The run", where="path")

@@ -15,9 +15,9 @@ from backend.rest.schema import described, paged, ref
 from backend.rest.views import ApiView
 from rl.api.loop import OF_AGENT, PAGING
 from rl.api.training import agent_checked, text
+from rl.evaluation.scorer import MAX_CHARS, MAX_RESPONSES, ScorerAway, responses_score
 from rl.models import RewardModelVersion
-from rl.reward_models import beats_a_coin, reward_model_shown
-from rl.scorer import MAX_CHARS, MAX_RESPONSES, ScorerAway, responses_score
+from rl.reward_models.service import beats_a_coin, reward_model_shown
 from rl.serving.chat_request import ROLES
 
 

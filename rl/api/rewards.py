@@ -13,7 +13,7 @@ from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.selectors import agents_known
 from rl.api.training import agent_checked
-from rl.reward_records import RewardsRefused, rewards_calculate
+from rl.datasets.reward_records import RewardsRefused, rewards_calculate
 
 MOST = 2000
 """Rewards calculated by one call: more would keep the caller, and a worker, waiting."""

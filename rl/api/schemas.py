@@ -6,11 +6,11 @@ from backend.rest.schema import Schema, add_components, listed
 from feedback.api.schemas import DECISION, SENT_ID, sent, with_fields
 from feedback.selectors import SLUG_PATTERN
 from rl.api.experiment_schemas import EXPERIMENT_COMPONENTS
-from rl.choosing import RLHF
-from rl.methods import METHODS
-from rl.scorer import MAX_RESPONSES
+from rl.evaluation.scorer import MAX_RESPONSES
+from rl.jobs.method_selection import RLHF
+from rl.recipes.methods import METHODS
 from rl.serving.chat_request import ROLES
-from rl.serving.deciding import MAX_CANDIDATES
+from rl.serving.decide import MAX_CANDIDATES
 
 NUMBER: Schema = {"type": "number"}
 MAYBE_NUMBER: Schema = {"type": ["number", "null"]}

@@ -17,16 +17,17 @@ from backend.rest.schema import described, listed, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl.datasets import DatasetRefused
-from rl.distance import gate_distance
-from rl.jobs import TrainOrder
-from rl.methods import dataset_kind, method_named
+from rl.datasets.gate_distance import gate_distance
+from rl.datasets.scores import score_summaries
+from rl.gates.figures import share_of
+from rl.jobs.estimates import OrderEstimate, order_automatic, order_estimate, order_place
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.stages import stages_of
 from rl.models import Policy, TrainingRun
-from rl.orders import OrderEstimate, order_automatic, order_estimate, order_place
 from rl.recipes import RecipeError
-from rl.reward_specs import reward_model_of
-from rl.run_stages import stages_of
-from rl.scores import score_summaries
-from rl.selectors import run_get, run_series, share_of
+from rl.recipes.methods import dataset_kind, method_named
+from rl.reward_models.specs import reward_model_of
+from rl.selectors import run_get, run_series
 
 AGENT = parameter("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Whose", where="path")
 

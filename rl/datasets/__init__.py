@@ -1,9 +1,36 @@
-"""Feedback becomes immutable datasets: made from evidence, written once, hashed, counted, never changed."""
+"""Datasets: feedback becomes immutable snapshots, made from evidence, written once, hashed, counted, never changed.
 
-from rl.datasets.making import messages_plain as messages_plain
-from rl.datasets.preparing import Prepared as Prepared
-from rl.datasets.preparing import prepare_training_dataset as prepare_training_dataset
-from rl.datasets.snapshots import DatasetRefused as DatasetRefused
-from rl.datasets.snapshots import DatasetTooSmall as DatasetTooSmall
-from rl.datasets.snapshots import snapshot_rows as snapshot_rows
-from rl.datasets.stats import get_training_stats as get_training_stats
+The names below are imported on first use: the pure modules of this package (pairs, labels, splits' arithmetic) are read
+by the training package too, which knows no Django.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl.datasets.builder import Prepared as Prepared
+    from rl.datasets.builder import prepare_training_dataset as prepare_training_dataset
+    from rl.datasets.rows import messages_plain as messages_plain
+    from rl.datasets.snapshots import DatasetRefused as DatasetRefused
+    from rl.datasets.snapshots import DatasetTooSmall as DatasetTooSmall
+    from rl.datasets.snapshots import snapshot_rows as snapshot_rows
+    from rl.datasets.stats import get_training_stats as get_training_stats
+
+_MODULES = {
+    "Prepared": "builder",
+    "prepare_training_dataset": "builder",
+    "messages_plain": "rows",
+    "DatasetRefused": "snapshots",
+    "DatasetTooSmall": "snapshots",
+    "snapshot_rows": "snapshots",
+    "get_training_stats": "stats",
+}
+"""Public name -> module of this package that defines it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

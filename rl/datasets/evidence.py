@@ -12,17 +12,14 @@ from typing import Any, Protocol
 from django.db.models import Q
 
 from feedback import selectors
-from feedback.agreement import LabelAggregated, labels_aggregated
-from feedback.collection import agent_settings
-from feedback.formats.records import (
-    completion_read,
-)
+from feedback.agreement.report import LabelAggregated, labels_aggregated
+from feedback.explorer.outcomes import outcome_facts
 from feedback.models import Aggregation
-from feedback.outcomes import outcome_facts
-from feedback.problem_rows import RowReader
+from feedback.storage.problem_rows import RowReader
+from feedback.storage.responses import completion_read
+from feedback.storage.sampling import agent_settings
 from rl.agents import get_agent
-from rl.judgements import (
-    DEMONSTRATIONS,
+from rl.datasets.feedback_types import (
     Compared,
     Completion,
     Corrected,
@@ -33,8 +30,9 @@ from rl.judgements import (
     Rewarded,
     rating_value,
 )
+from rl.datasets.reward_records import pending_with_evidence, reward_settings
 from rl.models import RewardRecord
-from rl.reward_records import pending_with_evidence, reward_settings
+from rl.recipes.sft import DEMONSTRATIONS
 from rl.rewards.rows import facts_of
 
 logger = logging.getLogger("rl.datasets")
@@ -54,7 +52,7 @@ REASONS: dict[str, str] = {
     "repeated_prompt": "rows of a file of prompts whose prompt stands there before",
     "reward_pending": "decisions with outcomes or a trace whose reward is not calculated yet: run calculate_rewards",
 }
-"""Reasons for leaving something out beside those of rl.pairs, and what each number counts."""
+"""Reasons for leaving something out beside those of rl.datasets.pairs, and what each number counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class EvidenceSource(Protocol):
     """What of the database could not be read; of a file, whose bad rows are counted as they are read, nothing."""
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
-        """Everything known; what says nothing of preferences is counted in `left_out` (see rl.pairs.REASONS)."""
+        """Everything known; what says nothing of preferences is counted in `left_out` (rl.datasets.pairs.REASONS)."""
         ...
 
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:

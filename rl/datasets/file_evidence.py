@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feedback import formats, selectors
-from feedback.formats.records import (
+from feedback import selectors
+from feedback.storage.problem_rows import RowReader
+from feedback.storage.responses import completion_read
+from feedback.transfer import formats
+from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedComparison,
     ImportedDecision,
@@ -23,15 +26,12 @@ from feedback.formats.records import (
     OutcomeReference,
     RowRefused,
     RowSkipped,
-    completion_read,
 )
-from feedback.formats.simulation import ENTRY
-from feedback.problem_rows import RowReader
+from feedback.transfer.formats.simulation import ENTRY
 from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
 from rl.datasets.evidence import SIMULATED, Prompt, Response, candidates_read, tools_of
-from rl.judgements import (
-    DEMONSTRATIONS,
+from rl.datasets.feedback_types import (
     Compared,
     Corrected,
     Demonstrated,
@@ -41,7 +41,8 @@ from rl.judgements import (
     Rewarded,
     rating_value,
 )
-from rl.reward_records import RewardsRefused, reward_plan
+from rl.datasets.reward_records import RewardsRefused, reward_plan
+from rl.recipes.sft import DEMONSTRATIONS
 from rl.rewards.base import RewardSample
 from rl.rewards.horizons import Known, Plan, rewards_over_time
 from rl.rewards.rows import facts_of

@@ -8,13 +8,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from feedback import formats, selectors
-from feedback.formats.files import rows
-from feedback.formats.records import FormatRefused, RowError, RowRefused, check_json, messages_of
-from feedback.problem_rows import RowReader
+from feedback import selectors
+from feedback.storage.problem_rows import RowReader
+from feedback.transfer import formats
+from feedback.transfer.formats.files import rows
+from feedback.transfer.formats.records import FormatRefused, RowError, RowRefused, check_json, messages_of
 from rl.datasets.evidence import Prompt
+from rl.datasets.feedback_types import Evidence
 from rl.datasets.file_evidence import FileEvidence
-from rl.judgements import Evidence
 
 PROMPTS = ("prompt", "messages", "question", "problem", "instruction")
 """Columns that hold the prompt, the first that is there counts."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from feedback import selectors
 from rl.datasets.evidence import SIMULATED
-from rl.datasets.making import making_knobs, rows_made, rows_with_prompts, source_opened
-from rl.judgements import NEUTRAL, SOURCES, SPLITS, rating_value
+from rl.datasets.feedback_types import NEUTRAL, SOURCES, SPLITS, rating_value
+from rl.datasets.reward_records import pending_with_evidence
+from rl.datasets.rows import making_knobs, rows_made, rows_with_prompts, source_opened
 from rl.models import RewardRecord, Snapshot
-from rl.reward_records import pending_with_evidence
 from rl.statistics import wilson_interval
 
 BINS = 10

@@ -15,11 +15,11 @@ from datetime import timedelta
 
 import numpy as np
 
-from feedback.exposures import Exposure, Prompt, exposures, past_set, prompts_of
-from rl.experiments.metrics import Metric
+from feedback.explorer.exposures import Exposure, Prompt, exposures, past_set, prompts_of
 from rl.experiments.values import Values, metric_values
 from rl.linear.features import WORDS, prompt_features
 from rl.models import Experiment
+from rl.recipes.experiment_metrics import Metric
 from rl.statistics.adjustment import FOLDS, Floats, adjusted_moments
 from rl.statistics.contrasts import Moments
 

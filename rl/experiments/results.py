@@ -11,9 +11,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from feedback.exposures import Exposure, arms_set, exposures
-from feedback.remembered import Believed
-from rl.experiments.metrics import HIGHER, guardrails_of, metric_of
+from feedback.cache import Believed
+from feedback.explorer.exposures import Exposure, arms_set, exposures
 from rl.experiments.past import Adjustment, adjustment_of
 from rl.experiments.traffic import arms_of
 from rl.experiments.values import Values, metric_values
@@ -30,6 +29,7 @@ from rl.experiments.verdicts import (
     words_of,
 )
 from rl.models import Arm, Experiment
+from rl.recipes.experiment_metrics import HIGHER, guardrails_of, metric_of
 from rl.statistics import Interval
 from rl.statistics.contrasts import Moments, best_chances, ratio_mismatch_anytime_p, ratio_mismatch_p
 

@@ -18,9 +18,9 @@ from django.db import IntegrityError, transaction
 from django.db.models import Prefetch
 from django.utils import timezone
 
-from rl.experiments.allocation import BASE, RAMP, ArmPlan, Assignment, ExperimentPlan, Plan, group_place
 from rl.models import Arm, Experiment, ExperimentEvent, Policy
 from rl.recipes import AB_TESTING_KNOBS
+from rl.statistics.assignment import BASE, RAMP, ArmPlan, Assignment, ExperimentPlan, Plan, group_place
 
 Status = Experiment.Status
 Kind = ExperimentEvent.Kind

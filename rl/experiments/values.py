@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from django.db.models import Q
 
-from feedback.exposures import DecisionSet, Exposure, outcomes_of, verdicts
-from rl.experiments.metrics import Metric
-from rl.judgements import rating_value
+from feedback.explorer.exposures import DecisionSet, Exposure, outcomes_of, verdicts
+from rl.datasets.feedback_types import rating_value
 from rl.models import RewardRecord
+from rl.recipes.experiment_metrics import Metric
 
 Values: TypeAlias = Mapping[uuid.UUID, float]
 

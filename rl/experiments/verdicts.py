@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rl.experiments.metrics import LOWER, Guardrail, Metric
+from rl.recipes.experiment_metrics import LOWER, Guardrail, Metric
 from rl.statistics import Interval
 from rl.statistics.boundaries import proportion_sequence
 from rl.statistics.contrasts import (

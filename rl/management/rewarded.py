@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from rl.jobs.estimates import TrainOrder
 from rl.management.training import TrainCommand
-from rl.orders import TrainOrder
 from rl.recipes import RECIPES
 
 

@@ -11,12 +11,13 @@ from rich.table import Table
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl import registry, runs
-from rl.judging import rival_name
-from rl.launching import Beside
-from rl.methods import method_named
-from rl.orders import agent_for
+from rl.jobs import train as runs
+from rl.jobs.distributed import Beside
+from rl.jobs.estimates import agent_for
 from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
+from rl.recipes.methods import method_named
+from rl.registry import service as registry
+from rl.registry.gate_evidence import rival_name
 
 SHARED_KNOBS: dict[str, tuple[type, str]] = {
     "epochs": (float, "Passes over the training pairs. Example: --epochs 2"),
@@ -37,7 +38,7 @@ SHARED_KNOBS: dict[str, tuple[type, str]] = {
 
 
 class TrainCommand(RatchetCommand):
-    """`train_<method>`: preset and options to an order, the order to `rl.runs`."""
+    """`train_<method>`: preset and options to an order, the order to `rl.jobs.train`."""
 
     method: str
     shared_knobs: ClassVar[dict[str, tuple[type, str]]] = SHARED_KNOBS
@@ -178,7 +179,7 @@ class TrainCommand(RatchetCommand):
                 f"go on with: python manage.py train_{self.method} --resume {result['run']}"
             )
         if (options.get("export") or options.get("register_ollama")) and result["policy"]:
-            from rl import exports
+            from rl.export import service as exports
 
             with self.bar("exporting") as bar:
                 result["export"] = exports.export(
@@ -189,7 +190,7 @@ class TrainCommand(RatchetCommand):
                     bar.update,
                 )  # fmt: skip
         if options.get("register_ollama") and result["policy"]:
-            from rl import deploying
+            from rl.export import deployment as deploying
             from rl.models import Policy
 
             policy = Policy.objects.get(name=result["policy"])

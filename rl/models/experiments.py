@@ -12,8 +12,8 @@ from django.db.models import Q
 from django.utils import timezone
 
 from feedback.selectors import SLUG_PATTERN
-from rl.experiments.allocation import BASE, RAMP
-from rl.experiments.metrics import GUARDRAILS, MetricError, guardrails_checked, metric_of
+from rl.recipes.experiment_metrics import GUARDRAILS, MetricError, guardrails_checked, metric_of
+from rl.statistics.assignment import BASE, RAMP
 
 experiment_slug = RegexValidator(
     SLUG_PATTERN, "A name is a slug of 1 to 64 lower-case letters, digits, - and _, such as shorter-answers."

@@ -11,9 +11,9 @@ from django.db.models import Q
 from django.utils import timezone
 
 from feedback.selectors import SLUG_PATTERN
-from rl.gate_sheets import GateBounds, GateError
-from rl.methods import POLICY_METHODS, RLHF
+from rl.gates.report import GateBounds, GateError
 from rl.recipes import ONLINE_LEARNING_CONFIG
+from rl.recipes.methods import POLICY_METHODS, RLHF
 
 BOUNDS = GateBounds()
 
@@ -123,7 +123,7 @@ class Learnt(models.Model):
 
 
 class GateSettings(models.Model):
-    """The bounds of one agent's gate. Without a row: the defaults of `rl.gate_sheets.GateBounds`."""
+    """The bounds of one agent's gate. Without a row: the defaults of `rl.gates.report.GateBounds`."""
 
     agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
     min_evidence = models.PositiveIntegerField(default=BOUNDS.min_evidence, help_text="Held-out prompts")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from django.conf import settings
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+
+LEARNER = "online learner"
+"""Who asked for a run that the online learner started."""
 
 
 class Snapshot(models.Model):
@@ -168,3 +174,12 @@ class RunMetric(models.Model):
 
     def __str__(self) -> str:
         return f"run {self.run_id} step {self.step}"
+
+
+class RunRefused(ValueError):
+    """A run that cannot start, resume or be found; the message says why and what to do."""
+
+
+def run_folder(run: TrainingRun) -> Path:
+    """Folder of a run's checkpoints, log and result, inside RATCHET_HOME."""
+    return settings.RATCHET_HOME / "runs" / str(run.pk)

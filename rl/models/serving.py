@@ -10,6 +10,9 @@ from feedback.selectors import SLUG_PATTERN
 
 agent_slug = RegexValidator(SLUG_PATTERN)
 
+IN_PROCESS = "in-process"
+"""Name of the backend that answers with llama.cpp in the web process itself."""
+
 
 class ServingSettings(models.Model):
     """How an agent answers where a request does not say; without a row, the defaults here."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rl.curriculum import ORDERS
+from rl.recipes.curriculum import ORDERS
 
 MOST_PASSES = 12
 """Passes over the same rows that `min_steps` may ask for where they are judgements: beyond them a policy learns the

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl.judgements import SHOWN
 from rl.recipes.base import AdapterRecipe, RecipeError
+
+DEMONSTRATIONS = ("demonstration", "teacher")
+"""Tags of responses to be imitated, and what their rows name as source: brought from elsewhere, or a better model's."""
+
+SHOWN = ("correction", *DEMONSTRATIONS, "ratings", "reward")
+"""What a demonstration can come from, the one that goes before the others on the same prompt first."""
 
 FEEDBACK = ("corrections", "pairs", "scores")
 

@@ -12,9 +12,6 @@ ChatMessage = Mapping[str, Any]
 BASE = "base"
 """Names the base model wherever a policy's name could stand."""
 
-IN_PROCESS = "in-process"
-"""Name of the backend that answers with llama.cpp in the web process itself."""
-
 
 class ServingRefused(ValueError):
     """A question that no retry will get answered: the caller has to change it."""

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from backend import limits
-from feedback.building import check_reserved
-from feedback.checks import Check, shown
+from feedback.storage.factories import check_reserved
+from feedback.storage.validation import Check, shown
 from rl.serving.base import Ask, ChatMessage, ServingRefused
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

@@ -16,8 +16,9 @@ from django.conf import settings
 from backend.installation import command_words
 from rl.bundled import base_named
 from rl.checksums import FileDamaged, file_check, sums_read
-from rl.integrity import damage_tell
-from rl.serving.base import BASE, IN_PROCESS, BackendFailed, Model
+from rl.models.serving import IN_PROCESS
+from rl.registry.integrity import damage_tell
+from rl.serving.base import BASE, BackendFailed, Model
 
 logger = logging.getLogger("rl.serving")
 

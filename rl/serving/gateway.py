@@ -16,14 +16,15 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from backend.outages import OutageLog
-from feedback.recording import Recorder, decision_recorded, spool_folder
+from feedback.recording.recorder import Recorder, decision_recorded, spool_folder
 from feedback.selectors import decision_answered_lately
-from rl.agent_definitions import agent_served
 from rl.agents import get_agent
-from rl.serving import answering, metrics
-from rl.serving.answering import Served
+from rl.models.agent_definitions import agent_served
+from rl.serving import fallback as answering
+from rl.serving import metrics
 from rl.serving.base import BASE, Answer, Ask, BackendFailed, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest
+from rl.serving.fallback import Served
 from rl.serving.recording_policy import RecordingImpossible, after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rl.models.serving import IN_PROCESS
 from rl.serving.base import (
     BASE,
-    IN_PROCESS,
     Answer,
     Ask,
     BackendFailed,

@@ -7,8 +7,8 @@ import fnmatch
 
 from django.conf import settings
 
+from feedback.cache import Remembered
 from feedback.models import AgentSettings
-from feedback.remembered import Remembered
 from feedback.selectors import agent_has_decisions, agents_known
 from rl.agents import AGENTS
 from rl.models import (

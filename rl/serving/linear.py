@@ -16,10 +16,10 @@ from django.conf import settings
 from rl.agents.base import InvalidResponse
 from rl.agents.template import answer_of_schema
 from rl.checksums import FileDamaged, file_check
-from rl.integrity import damage_tell
 from rl.linear.model import LinearPolicy, LinearPolicyError
+from rl.registry.integrity import damage_tell
 from rl.serving.base import Answer, Ask, BackendFailed, BackendUnable, ChatMessage, Model, Piece
-from rl.serving.choosing import choose
+from rl.serving.candidate_selection import choose
 
 LINEAR = "linear"
 """Name of the backend, and kind of the models it answers for."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import psutil
 
 from rl.serving.base import BackendFailed, ServingRefused
-from rl.serving.put_aside import AdapterKey, PutAside, tokens_shared
+from rl.serving.kv_cache import AdapterKey, PutAside, tokens_shared
 
 FloatArray = npt.NDArray[np.float32]
 

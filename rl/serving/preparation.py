@@ -20,17 +20,15 @@ from django.conf import settings
 
 from backend.installation import command_words
 from rl.checksums import FileDamaged
-from rl.integrity import adapter_folder, weights_name
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.models import Artifact, Policy
-from rl.serving.base import BASE, IN_PROCESS, Model
+from rl.models.serving import IN_PROCESS
+from rl.registry.integrity import adapter_folder, weights_name
+from rl.registry.signals import PreparationRefused
+from rl.serving.base import BASE, Model
 from rl.serving.files import base_file, files_present
 
 logger = logging.getLogger("rl.serving")
-
-
-class PreparationRefused(RuntimeError):
-    """A policy whose files for serving cannot be written; the message says which, why and what to do."""
 
 
 def model_of(policy: Policy) -> Model:
@@ -139,7 +137,7 @@ def _export(options: list[str], deadline: float) -> dict[str, Any]:
 
 
 def _registered(policy: Policy, format: str, quantization: str, report: dict[str, Any]) -> Artifact:
-    from rl.registry import artifact_register, home_relative
+    from rl.registry.service import artifact_register, home_relative
 
     (file,) = report["files"]
     return artifact_register(
@@ -152,3 +150,8 @@ def _registered(policy: Policy, format: str, quantization: str, report: dict[str
         sha256=file["sha256"],
         checked=report["checked"],
     )
+
+
+def prepare_before_promotion(sender: object, policy: Policy, **_: Any) -> None:
+    """Receiver of `policy_promoting`. Raises PreparationRefused."""
+    policy_prepare(policy)

@@ -11,8 +11,8 @@ from typing import Any
 
 from django.conf import settings
 
-from feedback.recording import Recorder, Storage
-from rl import notices
+from backend import notifications as notices
+from feedback.recording.recorder import Recorder, Storage
 
 logger = logging.getLogger("rl.serving")
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-from feedback.remembered import Remembered
+from feedback.cache import Remembered
 from feedback.selectors import SLUG_PATTERN
-from rl.experiments.allocation import Plan
 from rl.experiments.traffic import plan_of
 from rl.models import Policy, ServingSettings
-from rl.registry import champion_of, champions_before
+from rl.registry.service import champion_of, champions_before
 from rl.serving.base import BASE, Model, ServingRefused
 from rl.serving.known_agents import AgentUnknown, agent_check, agent_names, nearest_names
 from rl.serving.preparation import model_of
+from rl.statistics.assignment import Plan
 
 Stage = Policy.Stage
 

@@ -27,7 +27,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from rl.benchmark_tasks import HUB, TaskFolder, TaskRefused, listed_option
+from rl.recipes.benchmark_tasks import HUB, TaskFolder, TaskRefused, listed_option
 from rl.rewards.base import RewardSample, normalised
 from rl.rewards.code_execution import CodeExecutionReward
 from rl.training.policy import LoadedPolicy, matmul

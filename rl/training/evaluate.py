@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rl.agents.base import Agent
-from rl.evidence_kinds import (
+from rl.gates.evidence_kinds import (
     KNOWN,
     LABELS,
     OUTCOMES,
@@ -15,7 +15,7 @@ from rl.evidence_kinds import (
     lead_kind,
     telling_counts,
 )
-from rl.gate_sheets import GateBounds
+from rl.gates.report import GateBounds
 from rl.training.evaluate_answers import (
     AnswerJudge,
     Reward,
@@ -91,7 +91,7 @@ def evaluate_policy(
     - rewards_known: answers that this says anything of; 0 where free text matched nothing that anybody judged.
     - liked: share of the answers that people would like (rl.training.evaluate_liked), or None where nobody rated one.
     - ground_truth: share of answers that are right, over the prompts whose right answer the agent knows, or None.
-    - evidence: per kind (rl.evidence_kinds.KINDS) its figures; `carried_by` names the kind that carries the
+    - evidence: per kind (rl.gates.evidence_kinds.KINDS) its figures; `carried_by` names the kind that carries the
       comparison: see `lead_kind`, with `needed` prompts and without the kinds that are `barred` (with the reason why).
 
     others: kind -> rows. labels and outcomes: {"prompt", "completion", "score"}; corrections: {"prompt", "completion"};
@@ -105,7 +105,7 @@ def evaluate_policy(
     `against` is "base" (the same model without its adapter; of a linear policy the base model has to be given, loaded)
     or another policy; both then get the same prompts, and
     `comparison` holds the other's figures and the paired difference with its p-value: of single pairs Newcombe's and
-    the exact McNemar test, else as in `rl.gate_effects`. `progress` is called with (done, total) work items. With a
+    the exact McNemar test, else as in `rl.gates.effects`. `progress` is called with (done, total) work items. With a
     comparison, `held_out` holds what a gate asks: `cases`, one per pair, `others`, the items of each other kind, and
     `answers`, one per prompt asked. Raises TrainingRefused without evidence.
     """

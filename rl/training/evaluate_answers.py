@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import Agent, InvalidResponse, Message
-from rl.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS
-from rl.judgements import NEUTRAL
+from rl.datasets.feedback_types import NEUTRAL
+from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS
 from rl.statistics import wilson_interval
 from rl.training.encoding import prompt_messages, response_text
 from rl.training.linear_side import LinearSide
@@ -23,7 +23,7 @@ MAX_ERRORS = 20
 """Sample errors kept."""
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Kind of evidence (rl.evidence_kinds.KINDS) -> its held-out rows."""
+"""Kind of evidence (rl.gates.evidence_kinds.KINDS) -> its held-out rows."""
 
 
 @dataclass

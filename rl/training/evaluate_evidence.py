@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import Agent
-from rl.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, REWARDS, TESTS
-from rl.gate_effects import ConcordanceEffect, Effect, effect_of, items_of
+from rl.gates.effects import ConcordanceEffect, Effect, effect_of, items_of
+from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, REWARDS, TESTS
 from rl.statistics import mean_interval, wilson_interval
 from rl.statistics.calibrated import Calibrated, cross_fitted
 from rl.training.encoding import prompt_messages, response_text

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
-from rl.gate_effects import TableEffect, effect_of, items_of
-from rl.gate_sheets import Case
-from rl.judgements import NEUTRAL
+from rl.datasets.feedback_types import NEUTRAL
+from rl.gates.effects import TableEffect, effect_of, items_of
+from rl.gates.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
+from rl.gates.report import Case
 from rl.statistics import mcnemar_exact, mean_interval, wilson_interval
 from rl.training.evaluate_answers import Rows, loops, slices_of
 from rl.training.evaluate_evidence import Check, OtherEvidence, hash_of, side_figure

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl.evidence_kinds import ASSUMPTIONS, RATED
+from rl.gates.evidence_kinds import ASSUMPTIONS, RATED
 from rl.statistics import mean_interval, wilson_interval
 from rl.training.evaluate_answers import AnswerJudge, HeldOutPrompt
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl.agents.base import Agent
-from rl.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, TESTS
+from rl.gates.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, TESTS
 from rl.training.evaluate_answers import (
     AnswerJudge,
     HeldOutPrompt,

@@ -315,7 +315,7 @@ def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", metho
 
     The card replaces PEFT's template; neither it nor adapter_config.json names the path of the base model on this
     machine, but the base as it was asked for. The registry writes a fuller card once the adapter is a policy
-    (`rl.cards`).
+    (`rl.registry.model_card`).
     """
     config = path / "adapter_config.json"
     if config.is_file():

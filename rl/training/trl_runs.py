@@ -17,8 +17,8 @@ from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import PrinterCallback, TrainerCallback
 
-from rl.curriculum import curriculum_order
 from rl.recipes import BASE, AdapterRecipe, Recipe
+from rl.recipes.curriculum import curriculum_order
 from rl.training.callbacks import Follower, history_columns
 from rl.training.early_stopping import EarlyStopping, best_evaluation, stopping_arguments
 from rl.training.encoding import EncodedResponse

@@ -13,17 +13,18 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.cache import Believed
 from feedback.models import AgentSettings
-from feedback.remembered import Believed
-from feedback.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN, feedback_counts_lately
-from rl.agent_definitions import agent_served
 from rl.agents import AGENTS
 from rl.agents.base import Agent
 from rl.agents.inferred import InferredAgent
-from rl.buffer import buffer_sizes_lately
-from rl.distance import gate_distances_lately
-from rl.labelling import labels_shown
+from rl.datasets.buffer import buffer_sizes_lately
+from rl.datasets.gate_distance import gate_distances_lately
+from rl.datasets.reward_records import RewardsRefused, reward_plan
+from rl.gates.figures import headline_of, share_of
+from rl.jobs.label import labels_shown
 from rl.models import (
     AgentDefinition,
     Experiment,
@@ -34,9 +35,9 @@ from rl.models import (
     RewardSettings,
     TrainingRun,
 )
-from rl.online import learner_settings
-from rl.reward_records import RewardsRefused, reward_plan
-from rl.selectors import FIGURES, NO_FEEDBACK, headline_of, policy_versions, share_of
+from rl.models.agent_definitions import agent_served
+from rl.models.learner_config import learner_settings
+from rl.selectors import FIGURES, NO_FEEDBACK, policy_versions
 
 RUNS_SHOWN = 5
 CHARTS = tuple((figure, title) for figure, title, _ in FIGURES)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl.benchmark_results import LINEAR, benchmark_command, benchmark_stale, benchmarks_newest
-from rl.drawings.forest import Forest, Line, forest_of
-from rl.judging import gate_bounds
+from rl.charts.forest import Forest, Line, forest_of
 from rl.models import BenchmarkResult, Policy
+from rl.registry.benchmark_results import LINEAR, benchmark_command, benchmark_stale, benchmarks_newest
+from rl.registry.gate_evidence import gate_bounds
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,9 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from rl import registry
-from rl.experiments.allocation import BASE, RAMP
-from rl.experiments.clock import arm_promote
-from rl.experiments.metrics import METRICS
 from rl.experiments.results import results_lately, results_of, verdict_shown
+from rl.experiments.schedule import arm_promote
+from rl.experiments.summary import VERDICTS, shown
 from rl.experiments.traffic import (
     ANSWERING,
     ArmOrder,
@@ -28,8 +26,10 @@ from rl.experiments.traffic import (
     out_of_service,
     ramps_left,
 )
-from rl.experiments.words import VERDICTS, shown
 from rl.models import Arm, Experiment, Policy
+from rl.recipes.experiment_metrics import METRICS
+from rl.registry import service as registry
+from rl.statistics.assignment import BASE, RAMP
 
 PER_PAGE = 30
 READ, CHANGE = "rl.view_experiment", "rl.change_experiment"

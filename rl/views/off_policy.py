@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rl.drawings.forest import Forest, Line, forest_of
+from rl.charts.forest import Forest, Line, forest_of
 from rl.models import Evaluation
 
 METHODS = {

@@ -11,12 +11,13 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from rl import registry
-from rl.comparing import policy_diff
-from rl.drawings.sheets import sheet_lines
+from rl.charts.gate_reports import sheet_lines
+from rl.datasets.near_identical import clusters_shown
+from rl.gates.figures import headline_of, share_of
 from rl.models import Policy, PolicyEvent
-from rl.near_identical import clusters_shown
-from rl.selectors import headline_of, policy_charts, policy_lineage, policy_overview, share_of
+from rl.registry import service as registry
+from rl.registry.diff import policy_diff
+from rl.selectors import policy_charts, policy_lineage, policy_overview
 from rl.views.benchmarks import benchmarks_shown
 from rl.views.off_policy import off_policy_shown
 

@@ -10,9 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from rl import reward_models as registry
+from rl.gates.figures import share_of
 from rl.models import RewardModelVersion, TrainingRun
-from rl.selectors import share_of
+from rl.reward_models import service as registry
 from rl.views.policies import MOVE, READ
 
 

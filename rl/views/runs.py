@@ -11,21 +11,22 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from feedback.roles import SCOPE_PERMISSIONS
+from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN
-from rl import jobs
+from rl.charts.curves import curve_of
 from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
-from rl.drawings.curves import curve_of
-from rl.examples import EXAMPLE_REASONS
-from rl.jobs import run_log_tail
+from rl.datasets.examples import EXAMPLE_REASONS
+from rl.datasets.pairs import REASONS as PAIR_REASONS
+from rl.gates.figures import headline_of
+from rl.jobs import lifecycle as jobs
+from rl.jobs.estimates import order_automatic, order_place
+from rl.jobs.lifecycle import run_log_tail
+from rl.jobs.stages import stages_of
 from rl.models import TrainingRun
-from rl.orders import order_automatic, order_place
-from rl.pairs import REASONS as PAIR_REASONS
-from rl.reward_models import ranking_words
-from rl.reward_specs import reward_model_of
-from rl.run_stages import stages_of
-from rl.selectors import agent_cards, headline_of, run_eta_s, run_get, run_series, runs_newest
-from rl.turning import stations_of, step_next
+from rl.reward_models.service import ranking_words
+from rl.reward_models.specs import reward_model_of
+from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest
+from rl.views.next_step import stations_of, step_next
 
 RUNS_PER_PAGE = 30
 

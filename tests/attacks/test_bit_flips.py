@@ -13,11 +13,11 @@ import pytest
 
 from backend.backups import archive
 from backend.backups.archive import BackupRefused
-from rl import integrity
 from rl.checksums import FileDamaged, file_sum, sums_check, sums_write
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
 from rl.models import Artifact, RewardModelVersion
-from rl.reward_models import fault_of
+from rl.registry import integrity
+from rl.reward_models.service import fault_of
 from rl.serving import files
 from rl.serving.base import BASE, Model
 from rl.serving.preparation import model_of

@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from feedback.agent_changes import agent_delete, agent_rename
-from feedback.import_undo import trained_words
+from feedback.agents.changes import agent_delete, agent_rename
+from feedback.erasure.trained import trained_words
 
 
 class Command(RatchetCommand):

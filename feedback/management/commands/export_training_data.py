@@ -10,10 +10,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from feedback import formats
-from feedback.exported import RAW_HIGH, RAW_LOW, Selection
-from feedback.exporting import ExportRefused, file_export, filename
 from feedback.selectors import agents_known
+from feedback.transfer import formats
+from feedback.transfer.export import ExportRefused, file_export, filename
+from feedback.transfer.exported import RAW_HIGH, RAW_LOW, Selection
 
 
 def _reward(text: str) -> float:

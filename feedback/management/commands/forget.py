@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from feedback.forgetting import unit_forget
+from feedback.erasure.service import unit_forget
 
 
 class Command(RatchetCommand):

@@ -9,9 +9,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from feedback import formats, importing
-from feedback.formats.columns import ColumnMap
-from feedback.import_report import ImportReport, next_steps, total_of
+from feedback.transfer import formats
+from feedback.transfer import import_ as importing
+from feedback.transfer.formats.columns import ColumnMap
+from feedback.transfer.import_report import ImportReport, next_steps, total_of
 
 
 class Command(RatchetCommand):

@@ -8,8 +8,8 @@ from django.core.management.base import CommandParser
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from feedback.import_report import counted
-from feedback.imports import batch_shown, batches
+from feedback.transfer.import_report import counted
+from feedback.transfer.imports import batch_shown, batches
 
 SHOWN = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
 

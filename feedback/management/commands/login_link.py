@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from feedback.people import signin_link
+from feedback.accounts.sign_in import signin_link
 
 
 class Command(RatchetCommand):

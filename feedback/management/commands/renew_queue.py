@@ -7,8 +7,8 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from feedback.collection import wanted_renew
 from feedback.models import Decision
+from feedback.storage.sampling import wanted_renew
 
 
 class Command(RatchetCommand):

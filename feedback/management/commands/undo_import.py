@@ -8,8 +8,9 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from feedback.import_report import counted
-from feedback.import_undo import UndoRefused, import_undo, trained_words
+from feedback.erasure.trained import trained_words
+from feedback.transfer.import_report import counted
+from feedback.transfer.import_undo import UndoRefused, import_undo
 
 COUNTS = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
 

@@ -8,9 +8,9 @@ from django.core.management.base import CommandParser
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from feedback.import_report import counted
-from feedback.import_undo import trained_words
-from feedback.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
+from feedback.erasure.trained import trained_words
+from feedback.erasure.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
+from feedback.transfer.import_report import counted
 
 SELECTION = ("ids", "batch", "agent", "unit", "source", "since", "until")
 LISTED = 50

@@ -7,8 +7,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl import labelling
-from rl.orders import agent_for
+from rl.jobs import label as labelling
+from rl.jobs.estimates import agent_for
 
 
 class Command(RatchetCommand):

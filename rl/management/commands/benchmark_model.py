@@ -9,9 +9,9 @@ from rich.table import Table
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl import benchmark_runs
-from rl.benchmark_tasks import bundled_names
-from rl.judging import gate_bounds
+from rl.evaluation import benchmarks as benchmark_runs
+from rl.recipes.benchmark_tasks import bundled_names
+from rl.registry.gate_evidence import gate_bounds
 
 
 class Command(RatchetCommand):

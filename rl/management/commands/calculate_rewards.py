@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
 from feedback.selectors import agents_known
-from rl.reward_records import (
+from rl.datasets.reward_records import (
     RewardsRefused,
     outcome_worth_set,
     outcomes_without_worth,

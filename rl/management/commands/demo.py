@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from rl import demo
+from rl.management import demo
 from rl.management.commands.evaluate_model import share_text, verdict
 
 

@@ -12,13 +12,14 @@ from rich.table import Table
 from backend import next_steps
 from backend.command import RatchetCommand
 from backend.disks import file_replace
-from rl import evaluations, judging
-from rl.distance import gate_distance
-from rl.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
-from rl.evidence_kinds import MEASURES as MEASURED
-from rl.headlines import TITLES, baseline_words, known_answer_of, liked_of
+from rl.datasets.gate_distance import gate_distance
+from rl.datasets.prompt_clusters import cluster_words
+from rl.evaluation import service as evaluations
+from rl.gates.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
+from rl.gates.evidence_kinds import MEASURES as MEASURED
+from rl.gates.headlines import TITLES, baseline_words, known_answer_of, liked_of
 from rl.models import Policy
-from rl.prompt_clusters import cluster_words
+from rl.registry import gate_evidence as judging
 
 
 class Command(RatchetCommand):

@@ -8,12 +8,10 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl import registry
 from rl.api.experiments import experiment_shown
-from rl.experiments import clock as experiment_clock
-from rl.experiments.allocation import BASE, RAMP
-from rl.experiments.metrics import METRICS
+from rl.experiments import schedule as experiment_clock
 from rl.experiments.results import results_of, results_shown
+from rl.experiments.summary import adjustment_words, effect_interval_words, interval_words
 from rl.experiments.traffic import (
     ArmOrder,
     ExperimentRefused,
@@ -24,8 +22,10 @@ from rl.experiments.traffic import (
     experiment_start,
     experiment_stop,
 )
-from rl.experiments.words import adjustment_words, effect_interval_words, interval_words
 from rl.models import Experiment
+from rl.recipes.experiment_metrics import METRICS
+from rl.registry import service as registry
+from rl.statistics.assignment import BASE, RAMP
 
 ACTOR = "experiment"
 

@@ -8,12 +8,12 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl.curriculum import ORDERS
-from rl.dataset_files import FORMATS, dataset_write
 from rl.datasets import prepare_training_dataset
+from rl.datasets.export import FORMATS, dataset_write
 from rl.datasets.stats import example_stats, pair_stats
+from rl.jobs.estimates import agent_for
 from rl.models import Snapshot
-from rl.orders import agent_for
+from rl.recipes.curriculum import ORDERS
 
 
 class Command(RatchetCommand):

@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl import exports
+from rl.export import service as exports
 
 
 class Command(RatchetCommand):

@@ -9,8 +9,8 @@ from django.core.management.base import CommandParser
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from rl import runs
-from rl.memory_estimate import sizes_that_fit
+from rl.jobs import train as runs
+from rl.jobs.memory_estimate import sizes_that_fit
 from rl.recipes import recipe_named
 
 SAID = {True: "yes", False: "no", None: "none"}

@@ -12,11 +12,12 @@ from django.db import InterfaceError, OperationalError, close_old_connections
 from backend.command import RatchetCommand
 from backend.outages import OutageLog
 from feedback.selectors import agents_known
-from rl import jobs, online
-from rl.learner_config import learner_config
+from rl.jobs import lifecycle as jobs
 from rl.models import TrainingRun
+from rl.models.learner_config import learner_config
+from rl.online import learner as online
 
-outage = OutageLog(logging.getLogger("rl.online"))
+outage = OutageLog(logging.getLogger("rl.online.learner"))
 
 
 class Command(RatchetCommand):

@@ -9,11 +9,12 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl import registry
-from rl.comparing import policy_diff
-from rl.integrity import verify
+from rl.gates.figures import headline_of, share_of
 from rl.models import Policy
-from rl.selectors import headline_of, policy_overview, share_of
+from rl.registry import service as registry
+from rl.registry.diff import policy_diff
+from rl.registry.integrity import verify
+from rl.selectors import policy_overview
 
 
 class Command(RatchetCommand):

@@ -7,7 +7,7 @@ from typing import Any
 from django_q import cluster
 from django_q.management.commands.qcluster import Command as QClusterCommand
 
-from rl.steady import SteadySentinel
+from rl.jobs.sentinel import SteadySentinel
 
 
 class Command(QClusterCommand):

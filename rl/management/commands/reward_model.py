@@ -7,9 +7,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from rl import reward_models
 from rl.models import RewardModelVersion
-from rl.reward_models import ranking_words
+from rl.reward_models import service as reward_models
+from rl.reward_models.service import ranking_words
 
 
 class Command(RatchetCommand):

@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from rl import pipeline
+from rl.jobs.estimates import agent_for
 from rl.models import Policy, TrainingRun
-from rl.orders import agent_for
+from rl.online import pipeline
 
 
 class Command(RatchetCommand):

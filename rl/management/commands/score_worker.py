@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl.scorer_process import scorer_run
+from rl.evaluation.scorer_process import scorer_run
 
 
 class Command(RatchetCommand):

@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand, migrations_applied
-from feedback.people import anybody_signed_in, signin_link
-from rl import supervisor
+from feedback.accounts.sign_in import anybody_signed_in, signin_link
+from rl.jobs import supervisor
 from rl.serving.files import base_prepare
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl import simulation
 from rl.agents.tastes import TASTES, TEAM
+from rl.management import simulation
 
 
 class Command(RatchetCommand):

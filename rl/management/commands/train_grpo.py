@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from rl.jobs.estimates import TrainOrder
 from rl.management.rewarded import RewardedCommand
-from rl.orders import TrainOrder
 
 
 class Command(RewardedCommand):

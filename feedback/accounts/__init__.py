@@ -1,0 +1,1 @@
+"""Accounts: sign-in, roles, API keys and the authentication of requests."""

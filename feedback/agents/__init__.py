@@ -1,0 +1,1 @@
+"""Agents by their rows: renamed or deleted in every table."""

@@ -1,0 +1,51 @@
+"""The page on which an agent is renamed or deleted."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.agents.changes import AgentRefused, AgentUnknown, agent_delete, agent_rename
+from feedback.erasure.trained import trained_words
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
+@require_http_methods(["GET", "HEAD", "POST"])
+def agent_change(request: HttpRequest, slug: str) -> HttpResponse:
+    """GET lists all there is of an agent; POST `action=rename&new=`, or `action=delete&name=` with its slug typed."""
+    fault, status = "", 200
+    if request.method == "POST":
+        try:
+            if request.POST.get("action") == "rename":
+                new = request.POST.get("new", "").strip()
+                agent_rename(slug, new)
+                messages.success(request, f"{slug} is called {new} now.")
+                return redirect("agent", slug=new)
+            if request.POST.get("name", "").strip() == slug:
+                force = request.POST.get("force") == "on"
+                agent_delete(slug, actor=request.user.get_username(), force=force)
+                messages.success(request, f"{slug} was deleted.")
+                return redirect("home")
+            fault, status = f"Expected the agent's name, {slug}, to be sure that this one is meant.", 400
+        except AgentUnknown as refusal:
+            raise Http404(str(refusal)) from refusal
+        except AgentRefused as refusal:
+            fault, status = str(refusal), 409
+    try:
+        found = agent_delete(slug, actor="", dry_run=True)
+    except AgentUnknown as refusal:
+        raise Http404(str(refusal)) from refusal
+    context = {
+        "slug": slug,
+        "fault": fault,
+        "rows": list(found.rows.items()),
+        "files": found.files,
+        "trained": trained_words(found.trained).replace(" on it", " for it") if found.trained else "",
+        "given": request.POST,
+    }
+    return render(request, "feedback/agent_change.html", context, status=status)

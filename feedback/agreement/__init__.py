@@ -1,0 +1,1 @@
+"""Agreement among raters: statistics, the report of an agent, its page."""

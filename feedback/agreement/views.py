@@ -1,0 +1,123 @@
+"""The page of agreement among raters."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.agreement.report import (
+    ENOUGH,
+    LOW_ALPHA,
+    PairAgreement,
+    QuestionAgreement,
+    RaterAgreement,
+    agreement_report,
+)
+from feedback.agreement.statistics import Estimate
+from feedback.models import SLUG_PATTERN, RaterKind
+from feedback.selectors import agents_known
+
+PAIRS_SHOWN = 30
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
+@require_safe
+def agreement(request: HttpRequest) -> HttpResponse:
+    """How far raters agree: `?agent=` (the first one when left out) and `?rater_kind=` human or simulated."""
+    agents = agents_known()
+    agent = request.GET.get("agent") or (agents[0] if agents else "")
+    kind = request.GET.get("rater_kind") or None
+    if (agent and not re.fullmatch(SLUG_PATTERN, agent)) or kind not in (None, *RaterKind.values):
+        raise Http404("no such agent or kind of rater")
+    report = agreement_report(agent, kind) if agent else None
+    context = {
+        "agents": agents,
+        "agent": agent,
+        "kind": kind,
+        "report": report,
+        "questions": [_question(question) for question in report.questions] if report else [],
+        "low_alpha": LOW_ALPHA,
+        "enough": ENOUGH,
+    }
+    return render(request, "feedback/agreement.html", context)
+
+
+def _question(found: QuestionAgreement) -> dict[str, Any]:
+    return {
+        "found": found,
+        "ratings": f"{found.ratings:,}",
+        "decisions": f"{found.decisions:,}",
+        "overlapping": f"{found.overlapping:,}",
+        "alpha": _coefficient(found.alpha.value),
+        "between": _between(found.alpha),
+        "range": _range(found.alpha),
+        "raters": [_rater(rater) for rater in found.raters],
+        "pairs": [_pair(pair) for pair in found.pairs[:PAIRS_SHOWN]],
+        "pairs_more": len(found.pairs[PAIRS_SHOWN:]) + found.pairs_left_out,
+        "low": [rater.rater for rater in found.raters if rater.low],
+        "all_low": all(rater.low or rater.alpha is None for rater in found.raters)
+        and any(rater.low for rater in found.raters),
+    }
+
+
+def _rater(rater: RaterAgreement) -> dict[str, Any]:
+    return {
+        "name": rater.rater,
+        "ratings": f"{rater.ratings:,}",
+        "shared": f"{rater.shared:,}",
+        "agreement": _percent(rater.agreement),
+        "alpha": _coefficient(rater.alpha),
+        "bar": _bar(rater.alpha),
+        "reliability": _percent(rater.reliability),
+        "low": rater.low,
+        "few": rater.shared < ENOUGH,
+    }
+
+
+def _pair(pair: PairAgreement) -> dict[str, Any]:
+    return {
+        "first": pair.first,
+        "second": pair.second,
+        "shared": f"{pair.shared:,}",
+        "agreement": _percent(pair.agreement),
+        "kappa": _coefficient(pair.kappa.value),
+        "between": _between(pair.kappa),
+        "bar": _bar(pair.kappa.value),
+    }
+
+
+def _coefficient(value: float | None) -> str:
+    """Two decimals with a true minus; empty where it is not defined."""
+    return "" if value is None else f"{value:.2f}".replace("-", "−")
+
+
+def _between(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{_coefficient(estimate.low)} to {_coefficient(estimate.high)}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _bar(value: float | None) -> float | None:
+    """Length in percent: nothing at 0 and below."""
+    return None if value is None else round(max(value, 0.0) * 100, 1)
+
+
+def _range(estimate: Estimate) -> dict[str, float] | None:
+    """Places on a scale of 0 to 100; what lies below 0 is drawn there."""
+    if estimate.value is None:
+        return None
+    low = estimate.value if estimate.low is None else estimate.low
+    high = estimate.value if estimate.high is None else estimate.high
+    left, right, dot = (round(max(value, 0.0) * 100, 1) for value in (low, high, estimate.value))
+    return {"left": left, "width": round(right - left, 1), "dot": dot}

@@ -1,0 +1,1 @@
+"""Erasure of a unit from every place, and withdrawal of decisions."""

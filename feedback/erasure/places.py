@@ -1,0 +1,258 @@
+"""Every place beside the rows of feedback where the text of an erased decision may have been copied to."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.db import OperationalError, connection
+from django.utils.module_loading import import_string
+
+from feedback.erasure.marks import Marks
+from feedback.models import ProblemRow
+from feedback.recording.journal import journals
+from feedback.recording.outbox import Outbox
+from feedback.storage.sql import IDS
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "feedback.ImportBatch": ("notes", "skipped_because", "options", "undone"),
+    "feedback.Withdrawal": ("selection", "reason"),
+    "admin.LogEntry": ("object_repr", "change_message"),
+}
+"""Model -> columns of words that may quote a decision; FEEDBACK_ERASURE names further ones."""
+TEXT_FILES = frozenset(
+    {
+        ".json",
+        ".jsonl",
+        ".ndjson",
+        ".log",
+        ".txt",
+        ".md",
+        ".csv",
+        ".tsv",
+        ".yaml",
+        ".yml",
+        ".html",
+        ".draft",
+        ".out",
+    }
+)
+"""Files that are searched; weights, databases and pictures hold no words of a decision."""
+OWN_FOLDERS = ("spool", "snapshots", "metrics")
+"""Folders of RATCHET_HOME that are erased record by record, or hold figures alone."""
+IN_HAND_S = 2.0
+"""How long is waited for what other processes have in hand to reach the database."""
+
+
+def spool_erase(marks: Marks, dry_run: bool) -> int:
+    """Records of every spool below RATCHET_HOME, sent, waiting or refused."""
+    return sum(
+        Outbox(folder).blank(lambda record: _spooled(marks, record), dry_run=dry_run) for folder in _spools()
+    )
+
+
+def journal_count(marks: Marks, dry_run: bool) -> int:
+    """Decisions that processes still have in hand; waited for, unless this is a dry run. Their tombstones keep them out
+    of the database, and the files are emptied once they were offered to it."""
+    deadline = time.monotonic() + (0.0 if dry_run else IN_HAND_S)
+    while True:
+        count = sum(
+            marks.owns(record)
+            for folder in _spools()
+            for path in journals(folder)
+            for record in _records(path)
+        )
+        if not count or time.monotonic() >= deadline:
+            return count
+        time.sleep(0.05)
+
+
+def problems_erase(marks: Marks, dry_run: bool) -> int:
+    """Rows of `/problems/`, whose reasons may quote the decision."""
+    count = 0
+    ids = list(marks.decisions)
+    for start in range(0, len(ids), IDS):
+        rows = ProblemRow.objects.filter(decision__in=ids[start : start + IDS])
+        count += rows.count() if dry_run else rows.delete()[0]
+    return count
+
+
+def columns_erase(marks: Marks, dry_run: bool, columns: dict[str, tuple[str, ...]]) -> dict[str, int]:
+    """Words in rows that are no feedback: model -> rows that were redacted."""
+    found: dict[str, int] = {}
+    for label, names in columns.items():
+        model = apps.get_model(label)
+        count = 0
+        for row in model._default_manager.order_by().values("pk", *names).iterator(chunk_size=200):
+            redacted = {name: marks.redacted_json(row[name]) for name in names}
+            changed = {name: value for name, value in redacted.items() if value != row[name]}
+            if changed:
+                count += 1
+                if not dry_run:
+                    model._default_manager.filter(pk=row["pk"]).update(**changed)
+        if count:
+            found[model._meta.verbose_name_plural or label] = count
+    return found
+
+
+def tasks_erase(marks: Marks, dry_run: bool) -> int:
+    """Results of the workers' finished tasks that quote a decision: a log, of which the row goes."""
+    tasks = apps.get_model("django_q.Task")._default_manager
+    rows = tasks.order_by().values_list("pk", "args", "kwargs", "result").iterator(chunk_size=200)
+    gone = [pk for pk, *words in rows if marks.in_text(repr(words))]
+    if not dry_run:
+        for start in range(0, len(gone), IDS):
+            tasks.filter(pk__in=gone[start : start + IDS]).delete()
+    return len(gone)
+
+
+def files_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
+    """Files of text below RATCHET_HOME: folder -> files that were redacted."""
+    home: Path = settings.RATCHET_HOME
+    found: dict[str, int] = {}
+    for path in _text_files(home):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            continue  # gone meanwhile, or a pipe
+        redacted = _redacted(path, data, marks)
+        if redacted == data:
+            continue
+        place = f"files in {path.relative_to(home).parts[0]}/" if path.parent != home else f"file {path.name}"
+        found[place] = found.get(place, 0) + 1
+        if not dry_run:
+            _overwrite(path, data, redacted)
+    return found
+
+
+def further_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
+    """What others keep, asked of FEEDBACK_ERASURE."""
+    if not settings.FEEDBACK_ERASURE:
+        return {}
+    found: dict[str, int] = import_string(settings.FEEDBACK_ERASURE)(marks, dry_run)
+    return found
+
+
+def places_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
+    """Erase, or count, everything outside the rows of feedback: place -> how many, places with nothing left out."""
+    found = {
+        "problems": problems_erase(marks, dry_run),
+        "task results": tasks_erase(marks, dry_run),
+        **columns_erase(marks, dry_run, COLUMNS),
+        **further_erase(marks, dry_run),
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def files_and_spool_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
+    """Erase, or count, what lies on the disk; the last step of a transaction, which cannot take it back."""
+    found = {"spool records": spool_erase(marks, dry_run), **files_erase(marks, dry_run)}
+    return {name: count for name, count in found.items() if count}
+
+
+def secure_delete() -> None:
+    """Have SQLite write zeros over what is removed on this connection, rather than leave it in free pages."""
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA secure_delete=ON")
+
+
+def database_compact() -> str:
+    """Have the database's own files hold nothing of removed rows. Returns why not, or nothing.
+
+    SQLite: the file is written anew, and the write-ahead log emptied. PostgreSQL: VACUUM makes the space free to be
+    used again; the bytes stay until they are written over, and in WAL archives and backups as long as these are kept.
+    """
+    if connection.in_atomic_block:
+        return "inside a transaction"
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("VACUUM")
+            return ""
+        for statement in ("PRAGMA wal_checkpoint(TRUNCATE)", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+            try:
+                cursor.execute(statement)
+                busy = statement.startswith("PRAGMA") and cursor.fetchone()[0]
+            except OperationalError as error:
+                return f"{statement}: {error}"
+        return "the write-ahead log is being read; run it again when nobody does" if busy else ""
+
+
+def _spools() -> Iterator[Path]:
+    folder: Path = settings.RATCHET_HOME / "spool"
+    if folder.is_dir():
+        yield from sorted(Path(place) for place, _, _ in os.walk(folder))
+
+
+def _spooled(marks: Marks, record: Any) -> bool:
+    return marks.in_text(record) if isinstance(record, str) else marks.owns(record)
+
+
+def _records(path: Path) -> Iterator[Any]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def _text_files(home: Path) -> Iterator[Path]:
+    # os.walk goes on where a folder vanishes, as a training's older checkpoints do; Path.rglob raises
+    for place, folders, names in os.walk(home):
+        if Path(place) == home:
+            folders[:] = [folder for folder in folders if folder not in OWN_FOLDERS]
+        folders.sort()
+        for path in (Path(place) / name for name in sorted(names)):
+            if path.suffix in TEXT_FILES and path.is_file() and not path.is_symlink():
+                yield path
+
+
+def _redacted(path: Path, data: bytes, marks: Marks) -> bytes:
+    if path.suffix in (".json", ".jsonl", ".ndjson"):
+        try:
+            return _redacted_json(path, data, marks)
+        except (ValueError, RecursionError):
+            pass  # no JSON after all
+    return marks.redacted_bytes(data)
+
+
+def _redacted_json(path: Path, data: bytes, marks: Marks) -> bytes:
+    def written(value: Any, indent: int | None) -> bytes:
+        return json.dumps(value, ensure_ascii=False, indent=indent).encode("utf-8", "surrogatepass")
+
+    if path.suffix == ".json":
+        value = json.loads(data)
+        redacted = marks.redacted_json(value)
+        return data if redacted == value else written(redacted, 2)
+    lines = []
+    for line in data.splitlines(keepends=True):
+        value = json.loads(line) if line.strip() else None
+        redacted = marks.redacted_json(value)
+        lines.append(line if redacted == value else written(redacted, None) + b"\n")
+    return b"".join(lines)
+
+
+def _overwrite(path: Path, data: bytes, redacted: bytes) -> None:
+    if len(redacted) == len(data):
+        # in place: a process that appends to it keeps its file
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o200)
+        with path.open("r+b") as file:
+            file.write(redacted)
+        path.chmod(mode)
+        return
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as new:
+        new.write(redacted)
+    Path(new.name).chmod(path.stat().st_mode)
+    Path(new.name).replace(path)

@@ -1,0 +1,202 @@
+"""Erasure of all that is known of one unit, a user or a session: rows, copies of their text, and the way back.
+
+Rows go in one transaction, with tombstones that keep them from returning by a replay or an import. Copies outside the
+tables of feedback are named in `feedback.erasure.places`. Only an import's undo deletes feedback besides.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils.module_loading import import_string
+
+from feedback.cache import forget_all
+from feedback.erasure.marks import Marks, marks_of
+from feedback.erasure.places import (
+    database_compact,
+    files_and_spool_erase,
+    journal_count,
+    places_erase,
+    secure_delete,
+    spool_erase,
+)
+from feedback.models import Comparison, Decision, ImportBatch, Lease, Outcome, Rating, Suggestion, Trace
+from feedback.storage.tombstones import tombstones_announce, tombstones_make
+
+CHUNK = 400
+"""Ids named in one statement; a comparison names each twice, and SQLite takes 999 values."""
+
+KEPT_OF_STEP = ("kind", "name", "at", "n", "parent", "duration_ms")
+"""What remains of a step whose content is forgotten: that it was, and when."""
+
+SnapshotFinder = Callable[[Mapping[str, set[str]]], list[dict[str, Any]]]
+"""Agent -> prompt hashes; returns what is known of each snapshot that holds one of these prompts."""
+
+
+class UnitUnknown(ValueError):
+    """Nothing is recorded of the unit."""
+
+
+@dataclass
+class Forgotten:
+    """What was removed of a unit, or with dry_run what would be."""
+
+    unit: str
+    dry_run: bool
+    decisions: int = 0
+    ratings: int = 0
+    comparisons: int = 0
+    outcomes: int = 0
+    traces: int = 0
+    traces_emptied: int = 0
+    """Traces that hold decisions of other units too: these stay, the unit's steps in them lose their content."""
+    snapshots: list[dict[str, Any]] = field(default_factory=list)
+    """Training snapshots that held the unit's prompts, and what was trained on them: weights are not erased."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Where else its text stood -> how many rows, records or files; places with nothing left out."""
+    not_compacted: str = ""
+    """Why removed rows may still stand in the database's own files; empty: they do not, or nothing was removed."""
+
+
+def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
+    """Erase a unit's decisions with everything said of them and every copy of their text; list what was trained on it.
+
+    The rows and their tombstones are one transaction, at whose end the files are erased: where that is interrupted the
+    rows stay, and the whole is run again. Raises UnitUnknown where nothing is recorded of the unit.
+    """
+    if not unit:
+        # an empty unit is that of every decision whose app named none
+        raise UnitUnknown("expected a unit, found an empty text")
+    done = Forgotten(unit, dry_run)
+    if not dry_run:
+        tombstones_announce()
+        secure_delete()
+    with transaction.atomic():
+        rows = list(Decision.objects.filter(unit=unit).values_list("pk", "agent", "prompt_hash"))
+        ids = [pk for pk, _, _ in rows]
+        traces = _traces(unit, ids)
+        marks = marks_of(unit, ids, Trace.objects.filter(pk__in=traces))
+        spooled = spool_erase(marks, dry_run=True)
+        if not rows and not traces and not spooled:
+            raise UnitUnknown(
+                f"nothing is recorded of the unit {unit!r}; units are written exactly as the app sent them"
+            )
+        done.decisions = len(ids)
+        done.snapshots = _snapshots(marks)
+        if not dry_run:
+            tombstones_make(ids, traces, unit)
+        done.places = places_erase(marks, dry_run)
+        _rows_erase(done, traces, set(ids))
+        if refused := _refused_erase(marks, dry_run):
+            done.places["refused rows of imports"] = refused
+        # before the rows are gone for certain: what a killed process left is found again by them
+        done.places |= files_and_spool_erase(marks, dry_run)
+    if in_hand := journal_count(marks, dry_run):
+        done.places["decisions in hand"] = in_hand
+    if not dry_run:
+        forget_all()
+        done.not_compacted = database_compact()
+    return done
+
+
+def _snapshots(marks: Marks) -> list[dict[str, Any]]:
+    if not settings.FEEDBACK_SNAPSHOTS_CONTAINING:
+        return []
+    find: SnapshotFinder = import_string(settings.FEEDBACK_SNAPSHOTS_CONTAINING)
+    return find({agent: set(prompts) for agent, prompts in marks.prompts.items()})
+
+
+def _rows_erase(done: Forgotten, traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> None:
+    """Remove the rows of feedback, or count them."""
+    dry_run = done.dry_run
+    for chunk in _chunks(list(ids)):
+        done.comparisons += _remove(
+            Comparison.objects.filter(Q(left__in=chunk) | Q(right__in=chunk)), dry_run
+        )
+        done.ratings += _remove(Rating.objects.filter(decision__in=chunk), dry_run)
+        done.outcomes += _remove(Outcome.objects.filter(decision__in=chunk), dry_run)
+        _remove(Lease.objects.filter(decision__in=chunk), dry_run)
+        _remove(Suggestion.objects.filter(decision__in=chunk), dry_run)
+        if settings.FEEDBACK_FORGET and not dry_run:
+            import_string(settings.FEEDBACK_FORGET)(chunk)
+        _remove(Decision.objects.filter(pk__in=chunk), dry_run)
+    # after the decisions: those that are left are others'
+    shared = _shared(traces, ids)
+    for trace in Trace.objects.filter(pk__in=shared):
+        if not dry_run:
+            trace.steps = [_emptied(trace.pk, n, step, done.unit, ids) for n, step in enumerate(trace.steps)]
+            trace.metadata = {k: v for k, v in trace.metadata.items() if v != done.unit}
+            trace.save(update_fields=["steps", "metadata"])
+    done.traces_emptied = len(shared)
+    for chunk in _chunks([pk for pk in traces if pk not in shared]):
+        done.traces += _remove(Trace.objects.filter(pk__in=chunk), dry_run)
+
+
+def _traces(unit: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
+    """Traces with a decision of the unit, or that the collector says were its."""
+    found = dict.fromkeys(Trace.objects.filter(metadata__unit=unit).values_list("pk", flat=True))
+    for chunk in _chunks(ids):
+        of = Decision.objects.filter(pk__in=chunk, trace__isnull=False).order_by()
+        found |= dict.fromkeys(of.values_list("trace_id", flat=True).distinct())
+    return list(found)
+
+
+def _shared(traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> set[uuid.UUID]:
+    """Of these traces, those that decisions of other units belong to."""
+    shared: set[uuid.UUID] = set()
+    for chunk in _chunks(traces):
+        of = Decision.objects.filter(trace__in=chunk).order_by().values_list("trace_id", "pk")
+        shared |= {trace for trace, pk in of if trace is not None and pk not in ids}
+    return shared
+
+
+def _emptied(
+    trace: uuid.UUID, index: int, step: dict[str, Any], unit: str, ids: set[uuid.UUID]
+) -> dict[str, Any]:
+    """A step of a shared trace: without its content where it is a decision of the unit."""
+    if step["kind"] != "decision":
+        return step
+    own = uuid.UUID(step["id"]) if step.get("id") else uuid.uuid5(trace, str(index))
+    if own not in ids and step.get("unit") != unit:
+        return step
+    kept: dict[str, Any] = {name: step[name] for name in KEPT_OF_STEP if name in step}
+    return kept | {"forgotten": True}
+
+
+def _refused_erase(marks: Marks, dry_run: bool) -> int:
+    """Rows that an import refused are kept with a short piece of what they say: empty those that name the unit or quote
+    its decisions. How many."""
+    count = 0
+    for batch in ImportBatch.objects.exclude(refused=[]).only("pk", "refused"):
+        rows = [
+            {"line": row["line"], "key": "", "reason": "forgotten"} if _quotes(marks, row) else row
+            for row in batch.refused
+        ]
+        changed = sum(row != before for row, before in zip(rows, batch.refused, strict=True))
+        count += changed
+        if changed and not dry_run:
+            batch.refused = rows
+            batch.save(update_fields=["refused"])
+    return count
+
+
+def _quotes(marks: Marks, row: Mapping[str, Any]) -> bool:
+    words = [str(row.get("reason", "")), str(row.get("key", ""))]
+    return any(marks.unit in word or marks.in_text(word) for word in words)
+
+
+def _remove(rows: QuerySet[Any], dry_run: bool) -> int:
+    """Delete rows, or count them. Straight in SQL: the models protect rows that others point to, and a chain of
+    ratings points to itself; whoever calls this removes all that points here."""
+    return rows.count() if dry_run else rows._raw_delete(rows.db)
+
+
+def _chunks(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]

@@ -1,0 +1,234 @@
+"""Withdrawal of decisions: out of datasets, queues and counts, still on record, and restored by number.
+
+For what should not have been recorded or cannot be read. What a person has the right to have removed is erased by
+`feedback.erasure.service`; a file that should not have been imported is undone by `feedback.transfer.import_undo`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from feedback.erasure.trained import prompts_trained_on
+from feedback.models import Decision, Lease, Withdrawal
+from feedback.storage.problem_rows import problems_remove
+from feedback.storage.sampling import ratings_wanted
+from feedback.storage.sql import IDS, among
+from feedback.storage.validation import Check, FeedbackRefused
+
+SHOWN_IDS = 100
+"""Ids of decisions that an answer lists."""
+
+
+class WithdrawalRefused(FeedbackRefused):
+    """Nothing is selected, or what is named does not exist; the message says what to do."""
+
+
+class WithdrawalUnknown(WithdrawalRefused):
+    """There is no withdrawal of that number."""
+
+    code = "not_found"
+
+
+class WithdrawalConflict(WithdrawalRefused):
+    """It was restored already."""
+
+    code = "conflict"
+
+
+@dataclass(frozen=True)
+class WithdrawalSelection:
+    """Which decisions: those that meet everything given."""
+
+    ids: tuple[uuid.UUID, ...] = ()
+    batch: int | None = None
+    """Number of the import that brought them."""
+    agent: str = ""
+    unit: str = ""
+    source: str = ""
+    since: datetime | None = None
+    """Recorded at or after."""
+    until: datetime | None = None
+    """Recorded before."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was asked for, as JSON."""
+        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        if self.ids:
+            said["ids"] = [str(pk) for pk in self.ids]
+        for name in ("since", "until"):
+            said[name] = said[name].isoformat() if said[name] else None
+        return {name: value for name, value in said.items() if value}
+
+    def decisions(self) -> QuerySet[Decision]:
+        """Those of them that are not withdrawn yet. Raises WithdrawalRefused where nothing narrows them down."""
+        given = self.given
+        if not given:
+            raise WithdrawalRefused(
+                "expected at least one of ids, batch, agent, unit, source, since and until: without them every "
+                "decision would be withdrawn"
+            )
+        found = Decision.objects.order_by().filter(withdrawal=None)
+        if self.ids:
+            found = among(found, "id", list(self.ids))
+        columns = {"batch": "import_batch", "since": "created_at__gte", "until": "created_at__lt"}
+        for name in given:
+            if name != "ids":
+                found = found.filter(**{columns.get(name, name): getattr(self, name)})
+        return found
+
+
+def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
+    """A selection from what was sent. Raises FeedbackRefused with a fault per field."""
+    check, ids = Check(), []
+    stated = {name: value for name, value in given.items() if value not in (None, "")}
+    for value in given.get("ids") or ():
+        try:
+            ids.append(value if isinstance(value, uuid.UUID) else uuid.UUID(value))
+        except (ValueError, AttributeError, TypeError):
+            check.fields["ids"] = f"expected UUIDs of decisions, found {value!r:.80}"
+    found = WithdrawalSelection(
+        ids=tuple(dict.fromkeys(ids)),
+        batch=check.whole("batch", given.get("batch"), 1, 2**63 - 1),
+        agent=check.agent(stated["agent"]) if "agent" in stated else "",
+        unit=check.text("unit", stated.get("unit", ""), limit=200),
+        source=check.text("source", stated.get("source", ""), limit=40),
+        since=check.time("since", stated.get("since")),
+        until=check.time("until", stated.get("until")),
+    )
+    check.done("selection")
+    return found
+
+
+@dataclass
+class Withdrawn:
+    """What was withdrawn, or with dry_run what would be."""
+
+    withdrawal: int | None
+    """Its number; None for a dry run, or where nothing was selected."""
+    dry_run: bool
+    decisions: int
+    ids: list[str]
+    """The first SHOWN_IDS of them."""
+    agents: dict[str, int] = field(default_factory=dict)
+    """Agent -> how many."""
+    trained_on: dict[str, list[Any]] = field(default_factory=dict)
+    """What read them: {runs, policies, labels, snapshots, evaluations}; empty lists are left out."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def decision_withdraw(
+    decision: uuid.UUID, *, actor: str, reason: str = "", dry_run: bool = False
+) -> Withdrawn:
+    """Withdraw one decision. Raises WithdrawalUnknown where there is none of that id."""
+    if not Decision.objects.filter(pk=decision).exists():
+        raise WithdrawalUnknown(f"no decision {decision}", {"ids": "does not exist"})
+    return decisions_withdraw(
+        WithdrawalSelection(ids=(decision,)), actor=actor, reason=reason, dry_run=dry_run
+    )
+
+
+def decisions_withdraw(
+    selection: WithdrawalSelection, *, actor: str, reason: str = "", dry_run: bool = False
+) -> Withdrawn:
+    """Take decisions out of what is learnt from, counted and asked about, all or none. Those withdrawn before stay so.
+
+    What was trained on them stays trained: it is listed. Raises WithdrawalRefused for a selection of everything.
+    """
+    with transaction.atomic():
+        rows = list(selection.decisions().values_list("pk", "agent", "prompt_hash", "created_at"))
+        ids = [row[0] for row in rows]
+        done = Withdrawn(None, dry_run, len(ids), [str(pk) for pk in ids[:SHOWN_IDS]])
+        prompts: dict[str, set[str]] = {}
+        for _, agent, prompt, _ in rows:
+            done.agents[agent] = done.agents.get(agent, 0) + 1
+            prompts.setdefault(agent, set()).add(prompt)
+        if not rows:
+            return done
+        # a decision may say when it was taken long before it was recorded: everything that read its prompt counts
+        done.trained_on = prompts_trained_on(prompts, min(row[3] for row in rows))
+        if dry_run:
+            return done
+        made = Withdrawal.objects.create(
+            selection=selection.given,
+            reason=reason[:500],
+            actor=actor[:200],
+            decisions_count=len(ids),
+            trained_on=done.trained_on,
+        )
+        done.withdrawal = made.pk
+        for chunk in _chunks(ids):
+            Decision.objects.filter(pk__in=chunk).update(withdrawal=made, ratings_wanted=0)
+            Lease.objects.filter(decision__in=chunk).delete()
+            if settings.FEEDBACK_FORGET:
+                # rewards are made again from the facts when the decisions are restored
+                import_string(settings.FEEDBACK_FORGET)(chunk)
+        problems_remove(ids)
+    return done
+
+
+def withdrawal_restore(number: int, *, actor: str, dry_run: bool = False) -> int:
+    """Put the decisions of a withdrawal back; how many. Raises WithdrawalUnknown, WithdrawalConflict."""
+    with transaction.atomic():
+        made = Withdrawal.objects.select_for_update().filter(pk=number).first()
+        if made is None:
+            raise WithdrawalUnknown(
+                f"there is no withdrawal {number}; `manage.py withdraw_decisions --list` lists them"
+            )
+        if made.restored_at is not None:
+            raise WithdrawalConflict(
+                f"withdrawal {number} was restored on {made.restored_at:%Y-%m-%d %H:%M} by {made.restored_by}"
+            )
+        rows = list(Decision.objects.filter(withdrawal=made).order_by().values_list("pk", "agent"))
+        if not dry_run:
+            _restore(rows)
+            made.restored_at, made.restored_by = timezone.now(), actor[:200]
+            made.save(update_fields=["restored_at", "restored_by"])
+    return len(rows)
+
+
+def decision_restore(decision: uuid.UUID, *, actor: str) -> bool:
+    """Put one decision back; whether it was withdrawn. The last one of a withdrawal restores that as a whole."""
+    with transaction.atomic():
+        row = Decision.objects.select_for_update(of=("self",)).filter(pk=decision).first()
+        if row is None:
+            raise WithdrawalUnknown(f"no decision {decision}", {"ids": "does not exist"})
+        made = row.withdrawal
+        if made is None:
+            return False
+        _restore([(row.pk, row.agent)])
+        if not made.decisions.exists():
+            made.restored_at, made.restored_by = timezone.now(), actor[:200]
+            made.save(update_fields=["restored_at", "restored_by"])
+    return True
+
+
+def _restore(rows: Sequence[tuple[uuid.UUID, str]]) -> None:
+    by_wanted: dict[int, list[uuid.UUID]] = {}
+    for pk, agent in rows:
+        by_wanted.setdefault(ratings_wanted(agent, pk), []).append(pk)
+    for wanted, ids in by_wanted.items():
+        for chunk in _chunks(ids):
+            Decision.objects.filter(pk__in=chunk).update(withdrawal=None, ratings_wanted=wanted)
+
+
+def withdrawals() -> QuerySet[Withdrawal]:
+    """Every withdrawal, newest first."""
+    return Withdrawal.objects.order_by("-pk")
+
+
+def _chunks(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
+    for start in range(0, len(ids), IDS):
+        yield ids[start : start + IDS]

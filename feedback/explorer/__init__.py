@@ -1,0 +1,1 @@
+"""Explorer of decisions: search, timelines, previews, bulk readers and pages."""

@@ -1,0 +1,55 @@
+"""Template context that pages of decisions share: the decision as it is shown, and the filters above a list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest
+
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.explorer.previews import agent_facts, conversation_of, preview_of, turns_of
+from feedback.explorer.search import Narrowed
+from feedback.models import Decision
+from feedback.selectors import agents_known, policies_known
+
+
+def shown_context(decision: Decision) -> dict[str, Any]:
+    """What the preview templates show of a decision."""
+    facts = agent_facts(decision.agent)
+    return {
+        "decision": decision,
+        "facts": facts,
+        "preview": preview_of(
+            decision,
+            facts.preview,
+            (getattr(facts, "asked_key", ""), getattr(facts, "listed_key", "")),
+        ),
+        "turns": turns_of(decision.messages),
+        "conversation": conversation_of(decision.messages),
+    }
+
+
+def filter_context(
+    request: HttpRequest, within: Narrowed, more: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What the filters above a queue or a list offer: the agents as links, the rest as a form.
+
+    more: what else stands in the address and is to stay there.
+    """
+
+    def query(narrowed: Narrowed) -> str:
+        return urlencode({**narrowed.parts, **(more or {})})
+
+    reads = request.user.has_perm(SCOPE_PERMISSIONS["read"])
+    return {
+        "agents": [(slug, query(within.but(agent=slug))) for slug in agents_known()],
+        "all_agents": query(within.but(agent="")),
+        "policies": policies_known() if reads else None,
+        "narrowed": [
+            (name, value, query(within.but(**{name: "" if name in ("policy", "tag") else None})))
+            for name, value in within.parts.items()
+            if name != "agent"
+        ],
+    }

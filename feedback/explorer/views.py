@@ -1,0 +1,183 @@
+"""Pages of the explorer: decisions found, and everything known of one."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.explorer.decision_facts import Reward, decision_facts, reward_asked
+from feedback.explorer.listing import LOOK, RATED, decisions_page, history_of, place_of, rated_asked
+from feedback.explorer.page_context import filter_context, shown_context
+from feedback.explorer.previews import glimpse_of
+from feedback.explorer.search import narrowed_of
+from feedback.explorer.timeline import timeline_of
+from feedback.models import Decision, Rating
+from feedback.storage.validation import Check, FeedbackRefused
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
+@require_safe
+def decisions(request: HttpRequest) -> HttpResponse:
+    """Decisions, newest first: `?q=&agent=&policy=&rated=&min_reward=&tag=&since=&until=`; `before=` where another page
+    ended."""
+    fault, found = "", None
+    given = request.GET
+    try:
+        within = narrowed_of(given)
+        rated = rated_asked(given.get("rated", ""))
+        check = Check()
+        q = check.text("q", given.get("q", "").strip(), limit=200)
+        check.done("search")
+        least = reward_asked(given.get("min_reward", ""))
+        before = place_of(given.get("before", ""))
+    except FeedbackRefused as refusal:
+        fault = "; ".join(f"{name}: {said}" for name, said in refusal.fields.items()) or str(refusal)
+        within, rated, q, least, before = narrowed_of({}), "", "", None, None
+    else:
+        found = decisions_page(within, q=q, rated=rated, min_reward=least, before=before)
+    floor = "" if least is None else f"{least:g}"
+    more = {name: value for name, value in (("q", q), ("rated", rated), ("min_reward", floor)) if value}
+    asked = {**within.parts, **more}
+    context = {
+        **filter_context(request, within, more),
+        "within": within,
+        "q": q,
+        "rated": rated,
+        "min_reward": floor,
+        "kinds": [(name, words) for name, (words, _) in RATED.items()],
+        "asked": asked,
+        "fault": fault,
+        "found": found,
+        "rows": [_row(row) for row in found.decisions] if found else [],
+        "look": f"{LOOK:,}",
+        "first_page": before is None,
+        "newest": urlencode(asked),
+        "older": urlencode({**asked, "before": str(found.older)}) if found and found.older else "",
+    }
+    return render(request, "feedback/decisions.html", context, status=400 if fault else 200)
+
+
+def _row(decision: Decision) -> dict[str, Any]:
+    asked, answered = glimpse_of(decision)
+    ratings: list[Rating] = decision.standing  # type: ignore[attr-defined]
+    return {
+        "decision": decision,
+        "asked": asked,
+        "answered": answered,
+        "verdicts": [verdict_shown(rating) for rating in ratings[:5]],
+        "more": max(0, len(ratings) - 5),
+    }
+
+
+def verdict_shown(rating: Rating) -> dict[str, Any]:
+    """What a rating says: its tone (good, bad, middling), a mark and words."""
+    if rating.withdrawn:
+        return {"tone": "off", "text": "taken back", "words": "taken back"}
+    if rating.score is not None:
+        share, text, words = rating.score, f"{rating.score:.2f}", f"{rating.score:.2f} of 1"
+    elif rating.stars is not None:
+        share, text, words = (rating.stars - 1) / 4, f"{rating.stars}★", f"{rating.stars} of 5 stars"
+    elif rating.thumb:
+        share, text = float(rating.thumb == "up"), "good" if rating.thumb == "up" else "bad"
+        words = text
+    elif rating.correction is not None:
+        return {"tone": "off", "text": "corrected", "words": "corrected"}
+    else:
+        return {"tone": "off", "text": "noted", "words": "tags or notes"}
+    tone = "good" if share > 0.5 else "bad" if share < 0.5 else "middling"
+    return {"tone": tone, "text": text, "words": words, "simulated": rating.rater_kind == "simulated"}
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
+@require_safe
+def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
+    """One decision with everything known of it; `?part=` of a long trace."""
+    row = Decision.objects.select_related("trace", "withdrawal").filter(pk=pk).first()
+    if row is None:
+        raise Http404(f"no decision {pk}")
+    part = request.GET.get("part", "")
+    facts = decision_facts(row.pk, row.policy)
+    history = history_of(row)
+    context = {
+        **shown_context(row),
+        "glimpse": glimpse_of(row),
+        "candidates": _candidates(row),
+        "timeline": timeline_of(row.trace, row.pk, int(part) if part.isdecimal() else None)
+        if row.trace
+        else None,
+        "ratings": [(rating, stands, verdict_shown(rating)) for rating, stands in history.ratings],
+        "history": history,
+        "siblings": [(other, glimpse_of(other)[1]) for other in history.siblings],
+        "reward": _reward(facts.get("reward")),
+        "policy_url": facts.get("policy_url", ""),
+        "links": [link for link in facts.get("links", ()) if request.user.has_perm(link["permission"])],
+        "made_by": _made_by(row),
+        "state_text": json.dumps(row.state, ensure_ascii=False, indent=2),
+        "metadata": sorted(row.metadata.items()) if isinstance(row.metadata, Mapping) else [],
+    }
+    return render(request, "feedback/decision.html", context)
+
+
+def _candidates(row: Decision) -> list[dict[str, Any]]:
+    found = []
+    for candidate in row.candidates or []:
+        text = candidate if isinstance(candidate, str) else str(candidate.get("response", ""))
+        score = None if isinstance(candidate, str) else candidate.get("score")
+        found.append(
+            {
+                "text": text,
+                "score": score,
+                "bar": None if score is None else round(100 * float(score), 1),
+                "chosen": text == row.response,
+            }
+        )
+    return found
+
+
+def _made_by(row: Decision) -> list[tuple[str, str]]:
+    facts: list[tuple[str, Any]] = [
+        ("arm", row.arm),
+        ("propensity", "" if row.propensity is None else f"{row.propensity:.3g}"),
+        ("unit", row.unit),
+        ("run", row.run_id),
+        ("took", "" if row.latency_ms is None else f"{row.latency_ms:,.0f} ms"),
+        ("tokens in", "" if row.tokens_in is None else f"{row.tokens_in:,}"),
+        ("tokens out", "" if row.tokens_out is None else f"{row.tokens_out:,}"),
+        ("came from", row.source),
+        ("ratings by people", f"{row.ratings_human} of {row.ratings_wanted} wanted"),
+    ]
+    return [(name, str(value)) for name, value in facts if value]
+
+
+def _reward(reward: Reward | None) -> dict[str, Any] | None:
+    """Drawn on a scale from -2 to 2: bars from the middle, in hundredths of the width."""
+    if reward is None:
+        return None
+    return {
+        "value": f"{reward['value']:.3f}",
+        "raw": f"{reward['raw']:+.2f}",
+        "calculated_at": reward.get("calculated_at"),
+        "components": [
+            {
+                "name": part["name"],
+                "raw": None if (raw := part["raw"]) is None else f"{raw:+.2f}",
+                "weight": f"{part['weight']:g}",
+                "left": 0 if raw is None else round(50 + min(raw, 0.0) * 25, 1),
+                "width": 0 if raw is None else round(abs(raw) * 25, 1),
+                "tone": "bad" if raw is not None and raw < 0 else "good",
+                "detail": [(str(key), str(value)) for key, value in part["detail"].items()],
+            }
+            for part in reward["components"]
+        ],
+    }

@@ -1,8 +1,0 @@
-"""What an export is made from: views of everything that was said, read piece by piece, never all at once."""
-
-from feedback.exported.selecting import MORE as MORE
-from feedback.exported.selecting import RAW_HIGH as RAW_HIGH
-from feedback.exported.selecting import RAW_LOW as RAW_LOW
-from feedback.exported.selecting import Selection as Selection
-from feedback.exported.selecting import one_moment as one_moment
-from feedback.exported.views import records as records

@@ -1,0 +1,23 @@
+"""Tables of feedback: append-only facts, the imports they came by, and the tables of their upkeep."""
+
+from feedback.models.facts import SLUG_PATTERN as SLUG_PATTERN
+from feedback.models.facts import AgentName as AgentName
+from feedback.models.facts import AgentSettings as AgentSettings
+from feedback.models.facts import Aggregation as Aggregation
+from feedback.models.facts import ApiKey as ApiKey
+from feedback.models.facts import Comparison as Comparison
+from feedback.models.facts import Decision as Decision
+from feedback.models.facts import Lease as Lease
+from feedback.models.facts import Outcome as Outcome
+from feedback.models.facts import Preference as Preference
+from feedback.models.facts import RaterKind as RaterKind
+from feedback.models.facts import Rating as Rating
+from feedback.models.facts import Suggestion as Suggestion
+from feedback.models.facts import Thumb as Thumb
+from feedback.models.facts import Trace as Trace
+from feedback.models.facts import agent_slug as agent_slug
+from feedback.models.facts import prompt_hash as prompt_hash
+from feedback.models.imports import ImportBatch as ImportBatch
+from feedback.models.upkeep import ProblemRow as ProblemRow
+from feedback.models.upkeep import Tombstone as Tombstone
+from feedback.models.upkeep import Withdrawal as Withdrawal

@@ -1,0 +1,179 @@
+"""Which two responses to one prompt a rater compares next, and on which side each is shown."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import OuterRef
+from django.utils import timezone
+
+from feedback.explorer.search import Narrowed, one_of
+from feedback.models import Comparison, Decision, RaterKind
+from feedback.selectors import comparisons_standing
+
+LOOK = 5_000
+"""Decisions looked through at a time for prompts that were answered in more than one way."""
+LOOKS = 4
+"""How often, further back each time, before there is nothing to compare."""
+PROMPTS = 60
+"""Prompts taken from one look, the newest first."""
+RESPONSES = 6
+"""Different responses to one prompt that are compared with each other, the newest ones."""
+
+Key = frozenset[uuid.UUID]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two decisions on the same prompt, on the sides on which this rater sees them."""
+
+    left: Decision
+    right: Decision
+
+    @property
+    def key(self) -> str:
+        """The same whichever side they are on."""
+        return pair_key(self.left.pk, self.right.pk)
+
+
+@dataclass(frozen=True)
+class PairsWaiting:
+    """The pair to show, and how many wait for this rater."""
+
+    pair: Pair | None
+    waiting: int
+    """Among the decisions looked through; there may be more further back."""
+
+
+@dataclass(frozen=True)
+class _Response:
+    pk: uuid.UUID
+    policy: str
+    wanted: int
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    first: _Response
+    second: _Response
+    compared: int
+    """By how many people, this rater not among them."""
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """Fewest comparisons first, then those between policies: they say which of the two is better."""
+        return self.compared, self.first.policy == self.second.policy
+
+    @property
+    def key(self) -> str:
+        return pair_key(self.first.pk, self.second.pk)
+
+
+def pair_key(one: uuid.UUID, other: uuid.UUID) -> str:
+    return "~".join(sorted((str(one), str(other))))
+
+
+def sides_of(rater: str, one: uuid.UUID, other: uuid.UUID) -> tuple[uuid.UUID, uuid.UUID]:
+    """Left and right for this rater: by hash, so that no policy keeps a side and a reload does not swap them."""
+    first, second = sorted((one, other))
+    swapped = _number("side", rater, pair_key(one, other)) % 2 == 1
+    return (second, first) if swapped else (first, second)
+
+
+def pairs_waiting(rater: str, within: Narrowed | None = None, skip: Collection[str] = ()) -> PairsWaiting:
+    """The next pair for this rater: never one this rater compared, on whichever sides, nor one that as many people
+    compared as its decisions want ratings.
+
+    Of those that rank alike each rater starts at another one (by hash), so that two raters seldom compare the same
+    pair at once. skip: keys of pairs put aside.
+    """
+    within = within or Narrowed()
+    passed = set(skip)
+    for prompts in _looks(within):
+        candidates = [c for c in _candidates(rater, within, prompts) if c.key not in passed]
+        if not candidates:
+            continue
+        foremost = min(c.rank for c in candidates)
+        alike = [c for c in candidates if c.rank == foremost]
+        chosen = min(alike, key=lambda c: _number("turn", rater, c.key))
+        left, right = sides_of(rater, chosen.first.pk, chosen.second.pk)
+        rows = Decision.objects.in_bulk([left, right])
+        return PairsWaiting(Pair(rows[left], rows[right]), len(candidates))
+    return PairsWaiting(None, 0)
+
+
+def compared_today(rater: str, agent: str = "") -> int:
+    """Pairs this rater compared since midnight (TIME_ZONE)."""
+    midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
+    mine = comparisons_standing(agent or None).filter(rater=rater, created_at__gte=midnight)
+    return mine.order_by().count()
+
+
+def _looks(within: Narrowed) -> Iterator[list[tuple[str, str]]]:
+    """Agent and prompt hash of prompts with different responses, the newest first, look after look."""
+    another = Decision.objects.filter(agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"))
+    another = another.filter(withdrawal=None).exclude(response=OuterRef("response")).order_by()
+    end: datetime | None = None
+    for _ in range(LOOKS):
+        base = within.decisions().filter(withdrawal=None).order_by("-created_at", "-id")
+        if end is not None:
+            base = base.filter(created_at__lte=end)
+        start, end = end, None
+        for created_at in base.values_list("created_at", flat=True)[LOOK - 1 : LOOK]:
+            end = created_at
+        rows = base.alias(another=one_of(another)).exclude(another=None)
+        if end is not None:
+            rows = rows.filter(created_at__gte=end)
+        found = rows.values_list("agent", "prompt_hash")[: PROMPTS * RESPONSES]
+        yield list(dict.fromkeys(found))[:PROMPTS]
+        if end is None or end == start:
+            return
+
+
+def _candidates(rater: str, within: Narrowed, prompts: list[tuple[str, str]]) -> list[_Candidate]:
+    if not prompts:
+        return []
+    responses: dict[tuple[str, str], dict[str, _Response]] = defaultdict(dict)
+    rows = (
+        within.decisions()
+        .filter(withdrawal=None)
+        .filter(agent__in={agent for agent, _ in prompts}, prompt_hash__in=[hash for _, hash in prompts])
+        .order_by("-created_at", "-id")
+        .values_list("agent", "prompt_hash", "response", "pk", "policy", "ratings_wanted")
+    )
+    for agent, prompt, response, pk, policy, wanted in rows[: PROMPTS * RESPONSES * 4]:
+        known = responses[agent, prompt]
+        if response not in known and len(known) < RESPONSES:
+            known[response] = _Response(pk, policy, wanted)
+    everyone = [response for known in responses.values() for response in known.values()]
+    mine, counts = _said(rater, [response.pk for response in everyone])
+    found = []
+    for asked in prompts:
+        for first, second in itertools.combinations(responses[asked].values(), 2):
+            key = frozenset((first.pk, second.pk))
+            if key not in mine and counts[key] < max(first.wanted, second.wanted):
+                found.append(_Candidate(first, second, counts[key]))
+    return found
+
+
+def _said(rater: str, ids: list[uuid.UUID]) -> tuple[set[Key], Counter[Key]]:
+    """Pairs of these decisions that the rater compared, and how many people compared each."""
+    mine: set[Key] = set()
+    raters: set[tuple[Key, str]] = set()
+    rows = Comparison.objects.filter(left__in=ids, superseded_by__isnull=True, withdrawn=False)
+    for left, right, who, kind in rows.order_by().values_list("left_id", "right_id", "rater", "rater_kind"):
+        if who == rater:
+            mine.add(frozenset((left, right)))
+        if kind == RaterKind.HUMAN:
+            raters.add((frozenset((left, right)), who))
+    return mine, Counter(key for key, _ in raters)
+
+
+def _number(*parts: str) -> int:
+    return int.from_bytes(hashlib.sha256("\n".join(parts).encode()).digest()[:8])

@@ -1,0 +1,191 @@
+"""The page of comparisons: two responses to one prompt, side by side."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.explorer.page_context import filter_context, shown_context
+from feedback.explorer.search import Narrowed
+from feedback.models import Comparison
+from feedback.rating.forms import ComparisonForm, rating_id
+from feedback.rating.pair_queue import Pair, compared_today, pair_key, pairs_waiting
+from feedback.rating.views import NOTICES, SKIP_LIMIT, UNDO_LIMIT, wants_card, within_asked
+from feedback.selectors import decision_get
+from feedback.services import FeedbackConflict, FeedbackRefused, comparison_submit, comparison_withdraw
+
+UNDO_KEY, SKIP_KEY = "pairs_undo", "pairs_skipped"
+SAID = {
+    "left": "Saved: A is better",
+    "right": "Saved: B is better",
+    "tie": "Saved: equally good",
+    "both_bad": "Saved: both bad",
+}
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def pairs(request: HttpRequest) -> HttpResponse:
+    """Two responses at a time. GET shows them, POST stores which one is better and goes on.
+
+    Filters: `?agent=&policy=&tag=&since=&until=`. `?pair=` shows this one; `?after=`, for our script, what follows it.
+    """
+    within = within_asked(request)
+    if request.method == "POST":
+        return _store(request, within)
+    said = request.GET.get("said", "")
+    notice = SAID.get(said) or NOTICES.get(said, "")
+    if request.GET.get("pair"):
+        return _card(request, within, _pair_asked(request.GET["pair"]), said=notice)
+    if after := request.GET.get("after"):
+        waiting = pairs_waiting(request.user.get_username(), within, [*_skipped(request), after])
+        return _card(request, within, waiting.pair) if waiting.pair else HttpResponse(status=204)
+    return _card(request, within, said=notice)
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@require_POST
+def pairs_undo(request: HttpRequest) -> HttpResponse:
+    """Take the last comparison of this session back, and show its pair again."""
+    within = within_asked(request)
+    done = list(request.session.get(UNDO_KEY, []))
+    rater = request.user.get_username()
+    while done:
+        said = Comparison.objects.filter(pk=done.pop(), rater=rater).select_related("left", "right").first()
+        request.session[UNDO_KEY] = done
+        if said is None:
+            continue
+        try:
+            comparison_withdraw(said)
+        except FeedbackConflict:
+            continue  # replaced or taken back in another window: the one before it is meant
+        pair = Pair(said.left, said.right)
+        if wants_card(request):
+            return _card(request, within, pair, said=NOTICES["undone"], notes=said.notes)
+        return _to_page(within, pair=f"{said.left_id}~{said.right_id}", said="undone")
+    return _next(request, within, "nothing")
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@require_POST
+def pairs_skip(request: HttpRequest) -> HttpResponse:
+    """Put a pair aside for this session, or (`all=1`) bring back those put aside."""
+    within = within_asked(request)
+    if request.POST.get("all"):
+        request.session[SKIP_KEY] = []
+        return _next(request, within, "")
+    key = _pair_asked(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}").key
+    request.session[SKIP_KEY] = [*(k for k in _skipped(request) if k != key), key][-SKIP_LIMIT:]
+    return _next(request, within, "skipped")
+
+
+def _store(request: HttpRequest, within: Narrowed) -> HttpResponse:
+    pair = _pair_asked(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}")
+    form = ComparisonForm(request.POST)
+    notes = request.POST.get("notes", "")
+    if not form.is_valid():
+        return _card(request, within, pair, fault=form.fault(), notes=notes, status=400)
+    try:
+        written = comparison_submit(
+            left=pair.left, right=pair.right, rater=request.user.get_username(), **form.facts()
+        )
+    except FeedbackConflict:
+        fault = "You compared these already; compare them again here to replace that"
+        return _card(request, within, pair, fault=fault, status=409)
+    except FeedbackRefused as refusal:
+        return _card(request, within, pair, fault=str(refusal), notes=notes, status=400)
+    if written.created:
+        done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
+        request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
+    return _next(request, within, form.cleaned_data["preference"])
+
+
+def _skipped(request: HttpRequest) -> list[str]:
+    skipped: list[str] = request.session.get(SKIP_KEY, [])
+    return skipped
+
+
+def _pair_asked(text: str) -> Pair:
+    """Two ids with ~ between, left and right as they are shown; both decisions answer the same prompt."""
+    left, _, right = text.partition("~")
+    try:
+        first, second = decision_get(uuid.UUID(left)), decision_get(uuid.UUID(right))
+    except ValueError:
+        first = second = None
+    if first is None or second is None or first.prompt_hash != second.prompt_hash or first == second:
+        raise Http404("no such pair of decisions")
+    return Pair(first, second)
+
+
+def _next(request: HttpRequest, within: Narrowed, said: str) -> HttpResponse:
+    if not wants_card(request):
+        return _to_page(within, said=said)
+    pair = None
+    if shown := request.headers.get("X-Ratchet-Shown"):
+        # our script had the next pair already and shows it
+        pair = _pair_asked(shown)
+    return _card(request, within, pair, said=SAID.get(said) or NOTICES.get(said, ""))
+
+
+def _to_page(within: Narrowed, **query: str) -> HttpResponseRedirect:
+    words = urlencode({**within.parts, **{name: value for name, value in query.items() if value}})
+    return redirect(f"{reverse('pairs')}?{words}" if words else reverse("pairs"))
+
+
+def _card(
+    request: HttpRequest,
+    within: Narrowed,
+    pair: Pair | None = None,
+    *,
+    said: str = "",
+    fault: str = "",
+    notes: str = "",
+    status: int = 200,
+) -> HttpResponse:
+    """The page, or its card alone; without a pair the next one that waits."""
+    rater = request.user.get_username()
+    waiting = pairs_waiting(rater, within, _skipped(request))
+    pair = pair or waiting.pair
+    today = compared_today(rater, within.agent)
+    context: dict[str, Any] = {
+        "within": within,
+        "pair": pair,
+        "today": today,
+        "waiting": waiting.waiting,
+        "total": max(1, today + waiting.waiting),
+        "skipped": len(_skipped(request)),
+        "undo": len(request.session.get(UNDO_KEY, [])),
+        "said": said,
+        "fault": fault,
+        "notes": notes,
+        **filter_context(request, within),
+    }
+    if pair is not None:
+        sides = [shown_context(pair.left), shown_context(pair.right)]
+        context |= {
+            "rating_id": rating_id(),
+            "shown": f"{pair.left.pk}~{pair.right.pk}",
+            "after": pair_key(pair.left.pk, pair.right.pk),
+            "sides": [("A", "left", sides[0]), ("B", "right", sides[1])],
+            "top": sides[0],
+            "as_text": sides[0]["preview"].template.endswith("/text.html"),
+        }
+    alone = wants_card(request)
+    template = "feedback/_pair.html" if alone else "feedback/pairs.html"
+    response = render(request, template, context, status=status)
+    if alone:
+        response["X-Ratchet-Card"] = "1"
+    return response

@@ -1,0 +1,265 @@
+"""Which decision a rater sees next, who has it in hand meanwhile, and how far the queue has come."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db import transaction
+from django.db.models import Count, Exists, F, IntegerField, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
+from django.db.models.lookups import IsNull
+from django.utils import timezone
+
+from feedback.explorer.search import Narrowed, one_of
+from feedback.models import Decision, Lease, Rating
+from feedback.rating.queue_order import in_order, stretches, waiting, windows
+from feedback.selectors import ratings_standing
+
+COUNT_LIMIT = 2_000
+"""The queue is counted up to here; beyond it a page says "more than"."""
+
+SAME_PROMPT_RUN = 12
+"""Responses to one prompt shown in a row, before another prompt gets its turn."""
+
+SAME_PROMPT_LOOK = 500
+"""Waiting responses to one prompt among which the next is chosen."""
+
+NEW_PROMPT_LOOK = 50
+"""Decisions that are equally worth asking about, among which one on a prompt nobody rated is looked for."""
+
+LEASE = timedelta(minutes=10)
+"""How long a decision shown to a rater is kept from the others."""
+
+EVERYTHING = Narrowed()
+
+
+def decisions_queued(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Decision]:
+    """Decisions this rater has no standing rating on, and which people have not rated as often as wanted.
+
+    Simulated ratings do not count: they stand in for people who have not rated yet, and take no work off them.
+    """
+    # nobody rated it, so this rater did not either: the look at the ratings is saved for most of a long queue
+    return waiting(within.decisions()).filter(Q(ratings_human=0) | Q(IsNull(_mine(rater), True)))
+
+
+def _mine(rater: str) -> Subquery:
+    """The rating by which this rater has already had a word on a decision, or NULL."""
+    return one_of(ratings_standing(of_withdrawn=True).filter(decision=OuterRef("pk"), rater=rater).order_by())
+
+
+def _others(rater: str) -> Coalesce:
+    """How many other raters have a decision in hand."""
+    held = (
+        Lease.objects.filter(decision=OuterRef("pk"), until__gt=timezone.now())
+        .exclude(rater=rater)
+        .order_by()
+        .values("decision")
+        .annotate(n=Count("pk"))
+        .values("n")
+    )
+    return Coalesce(Subquery(held, output_field=IntegerField()), 0)
+
+
+def next_decision(
+    rater: str,
+    within: Narrowed = EVERYTHING,
+    skip: Collection[uuid.UUID | str] = (),
+    after: Decision | None = None,
+) -> Decision | None:
+    """The decision to show next, or None when there is none. The same state of the data gives the same answer.
+
+    First the other responses to the prompt rated last: a policy learns from which of two responses to one prompt
+    was liked better, so a rater who sees them one after another makes pairs at once, reads each prompt once, and
+    judges with the same eyes. After SAME_PROMPT_RUN in a row, or when there are none left: the decision with the
+    fewest ratings; of those the one most worth asking about (`feedback.storage.annotation_priority`); of those one on
+    a prompt that nobody rated; of those the oldest.
+
+    skip: ids put aside in this session, passed over. after: the decision in the rater's hand, as if it were rated.
+    """
+    passed = [*skip, after.pk] if after is not None else list(skip)
+    # straight from the index: whether each of them still stands is not worth a look at its successor
+    latest = list(
+        Rating.objects.filter(rater=rater, withdrawn=False)
+        .order_by("-created_at", "-id")
+        .values_list("decision__agent", "decision__prompt_hash")[:SAME_PROMPT_RUN]
+    )
+    if after is not None:
+        latest = [(after.agent, after.prompt_hash), *latest][:SAME_PROMPT_RUN]
+    if latest and within.agent in ("", latest[0][0]):
+        slug, prompt = latest[0]
+        if latest == [(slug, prompt)] * SAME_PROMPT_RUN:
+            others = ~Q(agent=slug, prompt_hash=prompt)
+            return _foremost(rater, within, passed, others) or _foremost(rater, within, passed)
+        # sorted here: asked to sort, SQLite walks the whole queue in the order of its index to find one prompt
+        free = decisions_queued(rater, within).alias(others=_others(rater)).exclude(pk__in=passed)
+        free = free.filter(ratings_human__lt=F("ratings_wanted") - F("others"))
+        same = free.filter(agent=slug, prompt_hash=prompt).order_by()
+        found = same.values_list("ratings_human", "asking_worth", "created_at", "pk")[:SAME_PROMPT_LOOK]
+        if ranked := sorted((ratings, -worth, at, pk) for ratings, worth, at, pk in found):
+            return Decision.objects.get(pk=ranked[0][3])
+    return _foremost(rater, within, passed)
+
+
+def _foremost(
+    rater: str, within: Narrowed, passed: Collection[uuid.UUID | str], condition: Q | None = None
+) -> Decision | None:
+    """The first in order; of the first ones that are alike in ratings and worth, one on a prompt nobody rated."""
+    for stretch in stretches(within):
+        first: list[_Free] = []
+        for lane in stretch.lanes:
+            first += _free(rater, lane.filter(condition or Q()).exclude(pk__in=passed))
+        if first:
+            first = sorted(first)[:NEW_PROMPT_LOOK]
+            alike = [row for row in first if row.place[:2] == first[0].place[:2]]
+            chosen = next((row for row in alike if not row.known), alike[0])
+            return Decision.objects.get(pk=chosen.pk)
+    return None
+
+
+class _Free(NamedTuple):
+    """A decision that may be shown to a rater."""
+
+    place: tuple[int, float, datetime]
+    """Where it stands in the queue: ratings, worth with the sign changed, time."""
+    pk: uuid.UUID
+    known: bool
+    """Whether anybody rated a response to its prompt."""
+
+
+def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
+    """The first decisions of a lane that may be shown to this rater, in no particular order; none where there are none.
+
+    Taken off the lane some at a time, and looked at then: asked in one, PostgreSQL guesses that hardly any is free and
+    reads the whole queue, to sort it.
+    """
+    siblings = Decision.objects.filter(
+        agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"), ratings_human__gt=0
+    ).order_by()
+    for window in windows(lane):
+        rows = Decision.objects.filter(pk__in=window.ids).order_by()
+        rows = rows.annotate(others=_others(rater), mine=_mine(rater), known=Exists(siblings))
+        looked = rows.values_list(
+            "pk", "ratings_human", "asking_worth", "created_at", "ratings_wanted", "others", "mine", "known"
+        )
+        free = [
+            _Free((ratings, -worth, at), pk, known)
+            for pk, ratings, worth, at, wanted, others, mine, known in looked
+            if mine is None and ratings + others < wanted
+        ]
+        if free or len(looked) < window.size:
+            return free
+    raise AssertionError("a lane has an end")
+
+
+def decision_take(
+    rater: str,
+    within: Narrowed = EVERYTHING,
+    skip: Collection[uuid.UUID | str] = (),
+    after: Decision | None = None,
+) -> Decision | None:
+    """The next decision, put into the rater's hand: nobody else is shown it for LEASE, unless more ratings are wanted.
+
+    Where another rater takes the same one at the same moment, the next after it.
+    """
+    passed = {str(pk) for pk in skip}
+    while (decision := next_decision(rater, within, passed, after)) is not None:
+        if lease_take(rater, decision.pk):
+            return decision
+        passed.add(str(decision.pk))
+    return None
+
+
+def lease_take(rater: str, decision: uuid.UUID) -> bool:
+    """Put a decision into a rater's hand for LEASE from now. False where it is rated, or in others' hands, as often
+    as is wanted."""
+    now = timezone.now()
+    with transaction.atomic():
+        # one at a time per decision: SQLite has one writer anyhow, PostgreSQL waits for this row
+        row = Decision.objects.select_for_update(no_key=True).filter(pk=decision).order_by()
+        standing = row.values_list("ratings_human", "ratings_wanted").first()
+        others = Lease.objects.filter(decision=decision, until__gt=now).exclude(rater=rater).count()
+        if standing is None or standing[0] + others >= standing[1]:
+            return False
+        Lease.objects.bulk_create(
+            [Lease(decision_id=decision, rater=rater, until=now + LEASE)],
+            update_conflicts=True,
+            unique_fields=["decision", "rater"],
+            update_fields=["until"],
+        )
+    return True
+
+
+def lease_release(rater: str, decision: uuid.UUID) -> None:
+    """Let go of a decision that was rated or put aside, and of what this rater held too long."""
+    mine = Lease.objects.filter(rater=rater)
+    mine.filter(Q(decision=decision) | Q(until__lte=timezone.now())).delete()
+
+
+def is_waiting(rater: str, decision: Decision) -> bool:
+    """Whether a decision is still in this rater's queue."""
+    return decisions_queued(rater).filter(pk=decision.pk).exists()
+
+
+@dataclass(frozen=True)
+class QueueProgress:
+    """How far one rater has come."""
+
+    today: int
+    """Decisions this rater rated since midnight (TIME_ZONE), withdrawn ones not counted."""
+    left: int
+    """Decisions in this rater's queue, counted up to COUNT_LIMIT; those in others' hands too."""
+    any_decision: bool
+    """Whether anything was ever recorded (of the agent asked for)."""
+
+    @property
+    def left_text(self) -> str:
+        return f"{COUNT_LIMIT:,}+" if self.left >= COUNT_LIMIT else f"{self.left:,}"
+
+    @property
+    def total(self) -> int:
+        return max(1, self.today + self.left)
+
+
+def queue_progress(rater: str, within: Narrowed = EVERYTHING) -> QueueProgress:
+    """Figures of the progress bar; the counts are bounded, so that the page stays quick with a long queue."""
+    midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
+    left = 0
+    for stretch in stretches(within):
+        for lane in stretch.lanes:
+            wanted = COUNT_LIMIT - left
+            # in order, though it is only counted: along the index
+            if wanted:
+                left += _left(rater, lane, wanted) if stretch.rated else in_order(lane)[:wanted].count()
+    return QueueProgress(
+        today=ratings_standing(within.agent or None)
+        .filter(rater=rater, created_at__gte=midnight)
+        .order_by()
+        .count(),
+        left=left,
+        any_decision=left > 0 or Narrowed(agent=within.agent).decisions().exists(),
+    )
+
+
+def _left(rater: str, lane: QuerySet[Decision], limit: int) -> int:
+    """Decisions of a lane, rated ones, that this rater did not rate, counted up to a limit."""
+    left = 0
+    for window in windows(lane, limit):
+        rows = Decision.objects.filter(pk__in=window.ids).order_by()
+        looked = rows.aggregate(n=Count("pk"), left=Count("pk", filter=Q(IsNull(_mine(rater), True))))
+        left += looked["left"]
+        if left >= limit or looked["n"] < window.size:
+            break
+    return min(left, limit)
+
+
+def rating_last(rater: str, decision: Decision) -> Rating | None:
+    """The newest word of a rater on a decision, also where it was a withdrawal."""
+    return (
+        Rating.objects.filter(rater=rater, decision=decision, superseded_by__isnull=True)
+        .select_related("supersedes")
+        .first()
+    )

@@ -1,0 +1,91 @@
+"""The order of the queue, and the lanes it is walked in: each of them lies along one index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from django.db import connection
+from django.db.models import F, Q, QuerySet
+from django.db.models.fields.json import KT
+from django.db.models.lookups import Exact, IsNull
+
+from feedback.explorer.search import Narrowed
+from feedback.models import Decision
+from feedback.selectors import tagged
+
+WINDOW = 100
+"""Decisions taken off a lane at first; of the ones after them more at a time."""
+WINDOW_GROWS, WINDOW_MOST = 8, 5_000
+
+TAG_LANES = 3
+"""Tags of a decision, the first ones, for which the queue has an index each (migration 0008_queue_lanes)."""
+FURTHER_MOST = 100_000
+"""Decisions in which a further tag is looked for."""
+
+
+class Stretch(NamedTuple):
+    """Some of the queue, foremost stretches first."""
+
+    rated: bool
+    """Whether somebody rated its decisions already."""
+    lanes: list[QuerySet[Decision]]
+    """Together they hold the stretch, and share nothing."""
+
+
+def waiting(decisions: QuerySet[Decision]) -> QuerySet[Decision]:
+    """Those that people have not rated as often as wanted; the condition is that of the queue's indexes."""
+    return decisions.filter(ratings_human__lt=F("ratings_wanted"))
+
+
+def in_order(queued: QuerySet[Decision]) -> QuerySet[Decision]:
+    """In the order of the queue's indexes."""
+    return queued.order_by("ratings_human", "-asking_worth", "created_at", "id")
+
+
+def stretches(within: Narrowed) -> Iterator[Stretch]:
+    """Everybody's queue.
+
+    Where days are asked for, what is worth nothing in particular, most of a queue often, is a stretch of its own: it
+    lies in the order of time, so that the days are found in the index at once.
+    """
+    unrated = Q(ratings_human=0)
+    parts = [unrated]
+    if within.since or within.until:
+        parts = [unrated & Q(asking_worth__gt=0), unrated & Q(asking_worth=0)]
+    lanes = _tagged_in_lanes(within.tag) if within.tag else [Q()]
+    everything = waiting(within.but(tag="").decisions())
+    for part in parts:
+        yield Stretch(False, [everything.filter(lane, part) for lane in lanes])
+    yield Stretch(True, [everything.filter(lane, ratings_human__gt=0) for lane in lanes])
+
+
+def _tagged_in_lanes(tag: str) -> list[Q]:
+    """`tagged` as conditions of which each is met along an index of the queue, no two of them by one decision."""
+    if connection.vendor != "postgresql":
+        return [tagged(tag)]
+    places = [KT(f"tags__{place}") for place in range(TAG_LANES + 1)]
+    first = [Q(Exact(place, tag)) for place in places[:TAG_LANES]]
+    many = waiting(Decision.objects.order_by()).filter(tagged(tag), IsNull(places[TAG_LANES], False))
+    # with a limit, and so found on its own: PostgreSQL would walk the whole queue for it
+    further = Q(pk__in=many.values("pk")[:FURTHER_MOST])
+    for condition in first:
+        further &= ~condition
+    return [*first, further]
+
+
+class Window(NamedTuple):
+    """Some of a lane."""
+
+    ids: QuerySet[Decision, Any]
+    size: int
+    """How many there are, unless the lane ends here."""
+
+
+def windows(lane: QuerySet[Decision], first: int = WINDOW) -> Iterator[Window]:
+    """A lane from its beginning on, some ids at a time; it does not end by itself."""
+    ids = in_order(lane).values("pk")
+    at, size = 0, first
+    while True:
+        yield Window(ids[at : at + size], size)
+        at, size = at + size, min(size * WINDOW_GROWS, WINDOW_MOST)

@@ -1,0 +1,298 @@
+"""Pages of feedback: the rating page and signing in by link."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib.auth import login
+from django.contrib.auth.decorators import login_required, permission_required
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_variables
+from django.views.decorators.http import require_http_methods, require_POST
+
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.accounts.sign_in import signin_link_check, signin_link_redeem
+from feedback.accounts.sign_in_brake import link_allowed, link_failed
+from feedback.explorer.page_context import filter_context, shown_context
+from feedback.explorer.search import Narrowed, narrowed_of
+from feedback.models import Decision, Rating
+from feedback.rating.forms import ACCEPTING, RatingForm, rating_id, tags_sent
+from feedback.rating.queue import (
+    LEASE,
+    decision_take,
+    is_waiting,
+    lease_release,
+    lease_take,
+    queue_progress,
+    rating_last,
+)
+from feedback.rating.suggestions import suggestion_of, suggestion_reopen, suggestion_settle
+from feedback.selectors import decision_get
+from feedback.services import FeedbackConflict, FeedbackRefused, rating_submit, rating_withdraw
+
+UNDO_KEY, SKIP_KEY = "rate_undo", "rate_skipped"
+UNDO_LIMIT = 10
+"""Ratings of a session that can be taken back one after another."""
+SKIP_LIMIT = 500
+"""Decisions a session remembers as put aside; the one put aside first comes back first."""
+
+
+def within_asked(request: HttpRequest) -> Narrowed:
+    """What the address narrows the queue down to. Raters are blind, so a policy is named by who may read it alone."""
+    try:
+        within = narrowed_of(request.GET)
+    except FeedbackRefused as refusal:
+        raise Http404(str(refusal)) from refusal
+    if within.policy and not request.user.has_perm(SCOPE_PERMISSIONS["read"]):
+        raise PermissionDenied("only operators filter by policy: raters do not see which one decided")
+    return within
+
+
+def _decision_asked(value: str) -> Decision:
+    try:
+        decision = decision_get(uuid.UUID(value))
+    except ValueError:
+        decision = None
+    if decision is None:
+        raise Http404("no such decision")
+    return decision
+
+
+def wants_card(request: HttpRequest) -> bool:
+    """Whether our script asked: it gets the card alone, to swap in."""
+    return request.headers.get("X-Ratchet-Card") == "1"
+
+
+def _card(
+    request: HttpRequest,
+    decision: Decision | None,
+    within: Narrowed,
+    *,
+    said: str = "",
+    fault: str = "",
+    kept: dict[str, Any] | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    """The rating page, or its card alone. `said`: what was done; `fault`: what went wrong; `kept`: what stood there."""
+    rater = request.user.get_username()
+    context: dict[str, Any] = {
+        "within": within,
+        "decision": decision,
+        "progress": queue_progress(rater, within),
+        "skipped": len(request.session.get(SKIP_KEY, [])),
+        "undo": len(request.session.get(UNDO_KEY, [])),
+        "said": said,
+        "fault": fault,
+        "lease_minutes": int(LEASE.total_seconds() // 60),
+        **filter_context(request, within),
+    }
+    if decision is not None:
+        kept = kept if kept is not None else _kept(rater, decision)
+        shown = shown_context(decision)
+        suggested = shown["facts"].suggested_tags
+        context |= shown | {
+            "rating_id": rating_id(),
+            "kept": kept,
+            "tags": [(tag, tag in kept["tags"]) for tag in suggested],
+            "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in suggested),
+            "suggestion": suggestion_of(decision),
+        }
+    alone = wants_card(request)
+    template = "feedback/_card.html" if alone else "feedback/rate.html"
+    response = render(request, template, context, status=status)
+    if alone:
+        response["X-Ratchet-Card"] = "1"
+    return response
+
+
+def _kept(rater: str, decision: Decision) -> dict[str, Any]:
+    """What this rater said of the decision before: what was taken back is filled in again, ready to be changed."""
+    last: Rating | None = rating_last(rater, decision)
+    withdrawn = last is not None and last.withdrawn
+    if last is not None and last.withdrawn:
+        last = last.supersedes
+    if last is None:
+        return {"tags": [], "notes": "", "correction": "", "verdict": ""}
+    return {
+        "tags": list(last.tags),
+        "notes": last.notes,
+        "correction": last.correction or "",
+        "verdict": "" if withdrawn else str(last.stars or last.thumb),
+    }
+
+
+def _next(request: HttpRequest, within: Narrowed, *, said: str = "") -> HttpResponse:
+    """Go on to the next decision: the card for our script, a redirect for a plain form (so that reload is safe)."""
+    if not wants_card(request):
+        return _to_page(within, said=said)
+    rater = request.user.get_username()
+    decision = None
+    if shown := request.headers.get("X-Ratchet-Shown"):
+        # our script had the next card already and shows it: that one it is, if it still waits for this rater
+        decision = _decision_asked(shown)
+        if not is_waiting(rater, decision) or not lease_take(rater, decision.pk):
+            decision = None
+    decision = decision or decision_take(rater, within, request.session.get(SKIP_KEY, []))
+    return _card(request, decision, within, said=said)
+
+
+def _to_page(within: Narrowed, **query: str) -> HttpResponseRedirect:
+    words = urlencode({**within.parts, **{name: value for name, value in query.items() if value}})
+    return redirect(f"{reverse('rate')}?{words}" if words else reverse("rate"))
+
+
+SAID = {
+    "up": "Saved: good",
+    "down": "Saved: bad",
+    "correct": "Saved your correction",
+    "save": "Saved",
+    "accept-up": "Accepted: good",
+    "accept-down": "Accepted: bad",
+}
+NOTICES = {"undone": "Taken back", "skipped": "Put aside", "nothing": "There is nothing to undo"}
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def rate(request: HttpRequest) -> HttpResponse:
+    """One decision at a time. GET shows it, POST stores a rating and goes on.
+
+    Filters: `?agent=&policy=&tag=&since=&until=`. `?decision=` shows this one; `?after=`, for our script, the card to
+    follow that one, or 204 where there is none.
+    """
+    within = within_asked(request)
+    if request.method == "POST":
+        return _rate_store(request, within)
+    rater = request.user.get_username()
+    skipped = request.session.get(SKIP_KEY, [])
+    if request.GET.get("after"):
+        decision = decision_take(rater, within, skipped, after=_decision_asked(request.GET["after"]))
+        return _card(request, decision, within) if decision else HttpResponse(status=204)
+    said = request.GET.get("said", "")
+    if request.GET.get("decision"):
+        decision = _decision_asked(request.GET["decision"])
+        lease_take(rater, decision.pk)  # asked for by name it is shown, whoever else has it
+    else:
+        decision = decision_take(rater, within, skipped)
+    return _card(request, decision, within, said=NOTICES.get(said) or _said(said))
+
+
+def _said(verdict: str) -> str:
+    return SAID.get(verdict) or (
+        f"Saved: {verdict} of 5 stars" if verdict in ("1", "2", "3", "4", "5") else ""
+    )
+
+
+def _rate_store(request: HttpRequest, within: Narrowed) -> HttpResponse:
+    decision = _decision_asked(request.POST.get("decision", ""))
+    form = RatingForm(request.POST)
+    kept = {
+        "tags": tags_sent(request.POST),
+        "notes": request.POST.get("notes", ""),
+        "correction": request.POST.get("correction", ""),
+        "verdict": "",
+    }
+    if not form.is_valid():
+        return _card(request, decision, within, fault=form.fault(), kept=kept, status=400)
+    verdict = form.cleaned_data["verdict"]
+    facts = form.facts(decision)
+    if verdict == "correct" and facts["correction"] is None:
+        fault = "A correction differs from the response: change it first, then save it"
+        return _card(request, decision, within, fault=fault, kept=kept, status=400)
+    accepted = verdict in ACCEPTING
+    if accepted:
+        suggested = suggestion_of(decision)
+        if suggested is None or suggested.thumb != ACCEPTING[verdict]:
+            # it was settled or made anew since the page was shown: nobody accepts what they did not see
+            fault = "The suggestion is another one now: rate it here"
+            return _card(request, decision, within, fault=fault, kept=kept, status=409)
+    try:
+        written = rating_submit(rater=request.user.get_username(), **facts)
+    except FeedbackConflict:
+        # the page was sent before with another button: what was pressed first counts
+        fault = "You rated this already; rate it again here to replace that"
+        return _card(request, decision, within, fault=fault, status=409)
+    except FeedbackRefused as refusal:
+        return _card(request, decision, within, fault=str(refusal), kept=kept, status=400)
+    lease_release(request.user.get_username(), decision.pk)
+    if written.created:
+        suggestion_settle(decision, written.row, accepted=accepted)
+        done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
+        request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
+    if wants_card(request):
+        return _next(request, within, said=_said(verdict))
+    return _to_page(within, said=verdict)
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@require_POST
+def rate_undo(request: HttpRequest) -> HttpResponse:
+    """Take the last rating of this session back, and show its decision again."""
+    within = within_asked(request)
+    done = list(request.session.get(UNDO_KEY, []))
+    rater = request.user.get_username()
+    while done:
+        rating = Rating.objects.filter(pk=done.pop(), rater=rater).select_related("decision").first()
+        request.session[UNDO_KEY] = done
+        if rating is None:
+            continue
+        try:
+            rating_withdraw(rating)
+            suggestion_reopen(rating)
+        except FeedbackConflict:
+            # replaced or taken back in another window: the one before it is meant
+            continue
+        lease_take(rater, rating.decision_id)
+        if wants_card(request):
+            return _card(request, rating.decision, within, said=NOTICES["undone"])
+        return _to_page(within, decision=str(rating.decision_id), said="undone")
+    if wants_card(request):
+        return _next(request, within, said=NOTICES["nothing"])
+    return _to_page(within, said="nothing")
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@require_POST
+def rate_skip(request: HttpRequest) -> HttpResponse:
+    """Put a decision aside for this session, or (`all=1`) bring back those put aside."""
+    within = within_asked(request)
+    if request.POST.get("all"):
+        request.session[SKIP_KEY] = []
+        return _next(request, within)
+    decision = _decision_asked(request.POST.get("decision", ""))
+    aside = [pk for pk in request.session.get(SKIP_KEY, []) if pk != str(decision.pk)]
+    request.session[SKIP_KEY] = [*aside, str(decision.pk)][-SKIP_LIMIT:]
+    lease_release(request.user.get_username(), decision.pk)
+    if wants_card(request):
+        return _next(request, within, said=NOTICES["skipped"])
+    return _to_page(within, said="skipped")
+
+
+@never_cache
+@sensitive_variables("token")
+@require_http_methods(["GET", "HEAD", "POST"])
+def link_signin(request: HttpRequest, uid: str, token: str) -> HttpResponse:
+    """Sign in by a one-time link.
+
+    GET only asks: mail programs and chats open links to preview them, and would use it up.
+    """
+    if not link_allowed(request, uid):
+        return HttpResponse(status=429)  # the middleware of the brake has the page
+    user = signin_link_redeem(uid, token) if request.method == "POST" else signin_link_check(uid, token)
+    if user is None:
+        link_failed(request, uid)
+        return render(request, "link.html", {"person": None}, status=410)
+    if request.method == "POST":
+        login(request, user, backend="django.contrib.auth.backends.ModelBackend")
+        return redirect("home")
+    return render(request, "link.html", {"person": user})

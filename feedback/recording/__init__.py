@@ -1,0 +1,1 @@
+"""Recording of decisions: ingestion, the background recorder with its journal, traces."""

@@ -1,0 +1,176 @@
+"""Decisions as apps send them: sampled by the agent's collection rate, one at a time or by the thousand."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from backend import limits
+from feedback.models import Decision
+from feedback.services import Written, rating_submit, row_write
+from feedback.storage.factories import decision_build, identity_of
+from feedback.storage.sampling import is_collected
+from feedback.storage.sql import rows_insert
+from feedback.storage.tombstones import decisions_erased, erased_refusal
+from feedback.storage.validation import Check, FeedbackConflict, FeedbackRefused
+
+MAX_BULK = limits.BULK_DECISIONS
+"""Decisions taken in one request."""
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """A decision that was accepted."""
+
+    row: Decision
+    created: bool
+    """False: the same write had arrived before, or it is left out."""
+    stored: bool
+    """False: the agent's collection rate leaves it out, now and whenever it is sent again."""
+
+
+def decision_ingest(**facts: Any) -> Ingested:
+    """Record one decision, if it is of the share that is kept; facts and refusals as of `decision_record`."""
+    row = decision_build(**facts)
+    if not is_collected(row.agent, row.pk):
+        return _left_out(row, _body_hashes([row.pk]).get(row.pk))
+    written = row_write(row)
+    return Ingested(written.row, written.created, stored=True)
+
+
+def decisions_ingest(
+    items: Sequence[Mapping[str, Any]], *, likely_new: bool = False, reserved: bool = False
+) -> list[Ingested | FeedbackRefused]:
+    """Record many decisions, each on its own: a result or a refusal per item, in their order.
+
+    Of one id sent twice in a list the first stands, as if they had come one after the other. likely_new: the ids were
+    made just now, so they are looked up only where the database refuses one. reserved: Ratchet served these decisions,
+    so their metadata may hold the keys that only Ratchet writes.
+    """
+    built: list[Decision | FeedbackRefused] = []
+    for item in items:
+        try:
+            built.append(decision_build(**item, reserved=reserved))
+        except FeedbackRefused as refusal:
+            built.append(refusal)
+    rows = [row for row in built if isinstance(row, Decision)]
+    # an id of ours is new; one that was sent may have been sent before
+    sent = [
+        row.pk
+        for row, item in zip(built, items, strict=True)
+        if isinstance(row, Decision) and item.get("id") and not likely_new
+    ]
+    before = _body_hashes(sent)
+    kept = {row.pk for row in rows if is_collected(row.agent, row.pk)}
+    first: dict[uuid.UUID, Decision] = {}
+    for row in rows:
+        first.setdefault(row.pk, row)
+    erased = decisions_erased([row for pk, row in first.items() if pk in kept and pk not in before])
+    new = [row for pk, row in first.items() if pk in kept and pk not in before and pk not in erased]
+    try:
+        with transaction.atomic():
+            rows_insert(new)
+        created = {row.pk for row in new}
+    except IntegrityError:
+        # somebody sent one of these ids at the same moment: each on its own, then
+        created = set()
+        for row in new:
+            try:
+                if row_write(row).created:
+                    created.add(row.pk)
+            except FeedbackConflict:
+                pass  # found again below, as a hash that differs
+        before |= _body_hashes([pk for pk in first if pk not in created and pk in kept])
+    return [
+        row
+        if isinstance(row, FeedbackRefused)
+        else erased_refusal("decision", row.pk)
+        if row.pk in erased
+        else _result(row, first, before, created, kept)
+        for row in built
+    ]
+
+
+def _result(
+    row: Decision,
+    first: Mapping[uuid.UUID, Decision],
+    before: Mapping[uuid.UUID, str],
+    created: set[uuid.UUID],
+    kept: set[uuid.UUID],
+) -> Ingested | FeedbackRefused:
+    try:
+        if row.pk not in kept:
+            return _left_out(row, before.get(row.pk))
+        stands = before.get(row.pk) or first[row.pk].body_hash
+        if stands != row.body_hash:
+            raise _clash(row)
+    except FeedbackConflict as clash:
+        return clash
+    return Ingested(row, row is first[row.pk] and row.pk in created, stored=True)
+
+
+def _left_out(row: Decision, before: str | None) -> Ingested:
+    """The answer for a decision outside the share that is kept; it may have been kept when the rate was higher."""
+    if before is not None and before != row.body_hash:
+        raise _clash(row)
+    return Ingested(row, created=False, stored=before is not None)
+
+
+def _clash(row: Decision) -> FeedbackConflict:
+    return FeedbackConflict(
+        f"decision {row.pk} was recorded before with a different body",
+        {"id": "already used for another write"},
+    )
+
+
+def _body_hashes(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
+    """The body hashes of the decisions that are stored under these ids."""
+    if not ids:
+        return {}
+    return dict(Decision.objects.filter(pk__in=ids).values_list("pk", "body_hash"))
+
+
+def scored_response_record(
+    *,
+    agent: str,
+    prompt: str,
+    response: str,
+    score: float,
+    rater: str,
+    id: uuid.UUID | str | None = None,
+    run_id: str = "",
+    notes: str = "",
+) -> Written:
+    """Record a response together with a score in [0, 1], for an app that has both at once. Returns the rating.
+
+    A decision that was recorded with the same prompt, response and run_id is the one that is rated; otherwise one is
+    made, with source `feedback`. The collection rate does not apply: somebody rated it. id: that of the rating.
+    Raises FeedbackRefused with a fault per field, FeedbackConflict.
+    """
+    check = Check()
+    check.text("prompt", prompt, required=True)
+    if score is None:
+        check.fields["score"] = "expected a number in [0, 1], found nothing"
+    check.number("score", score, 0.0, 1.0)
+    check.text("notes", notes, limit=20_000)
+    check.done("feedback")
+    key = identity_of(id)
+    row = decision_build(
+        id=uuid.uuid5(key, "decision"),
+        agent=agent,
+        messages=prompt,
+        response=response,
+        run_id=run_id,
+        source="feedback",
+    )
+    recorded = Decision.objects.filter(
+        agent=row.agent, prompt_hash=row.prompt_hash, run_id=row.run_id, response=row.response
+    ).exclude(source="feedback")
+    with transaction.atomic():
+        found = recorded.first() if run_id else None
+        subject = found or row_write(row).row
+        return rating_submit(decision=subject, rater=rater, id=key, score=score, notes=notes)

@@ -1,0 +1,429 @@
+"""Decisions recorded beside the answer to a user: in groups, by a thread; on disk while the database is away.
+
+A decision is noted in the process's journal, which outlives the process, before its user is answered, and is in the
+database a moment later: nobody waits for that. A rating that is sent right after the answer does (`recorded_or_never`).
+Where the database is away, the decision goes to the spool (`feedback.recording.outbox`: one line, fsynced) and is
+replayed when it is back. The id makes it once, however many ways it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connection
+
+from backend.disks import disk_state
+from backend.file_locks import file_lock, renew_after_fork
+from backend.problem_log import ProblemLog
+from feedback.models import Decision
+from feedback.recording.ingest import MAX_BULK, Ingested, decisions_ingest
+from feedback.recording.journal import Journal, journals, noted, take_over
+from feedback.recording.outbox import Outbox, Progress
+from feedback.selectors import decision_get
+from feedback.storage.validation import DecisionUnknown, FeedbackRefused
+
+logger = logging.getLogger("feedback.recording.recorder")
+
+WAIT_S = 0.25
+"""Longest anybody waits for the database: who asked to be told that a decision is there, or speaks of one just made."""
+GATHER_S = 0.03
+"""Between two writes: a transaction costs as much as ten decisions in it."""
+MOST_IN_HAND = 1_000
+"""Decisions noted and not written yet; where the database is slower than they come, the next ones go to the spool."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+"""Between two tries of a database that is away, doubled each time, by half at random."""
+IDLE_S = 5.0
+"""How often an idle recorder looks for what was spooled by others."""
+
+T = TypeVar("T")
+
+Facts = Mapping[str, Any]
+"""A decision as `feedback.services.decision_record` takes it, JSON alone, with its id and created_at."""
+
+
+class Storage(StrEnum):
+    """Where a decision lies when whoever recorded it goes on."""
+
+    DATABASE = "database"
+    DISK = "disk"
+    """In the journal or the spool, and soon in the database."""
+    MEMORY = "memory"
+    """Neither database nor disk took it. It waits in the process and is lost with it; where more than
+    `outbox.MAX_WAITING` wait, or it was not to be held, it is gone already."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether it outlives the process."""
+        return self is not Storage.MEMORY
+
+
+@dataclass(eq=False)
+class _Waiting:
+    facts: Facts
+    done: threading.Event = field(default_factory=threading.Event)
+    storage: Storage = Storage.MEMORY
+    """Set before `done`."""
+
+
+class Recorder:
+    """One per process. `note` and `record` never raise, and say where the decision lies.
+
+    `note` waits for nobody; while the database is away, or too slow, for one write to the disk. `record` waits WAIT_S
+    for the database at most. `hold`: what neither takes waits in memory until one of them does; without it the
+    decision is dropped, for a caller that refuses its request then.
+    """
+
+    def __init__(self, folder: Callable[[], Path], *, counted: Callable[[str], None] | None = None) -> None:
+        """folder: where the spool lies, asked each time it is needed first. counted: told `written` or `spooled`."""
+        self._folder = folder
+        self._counted = counted or (lambda how: None)
+        self._queue: deque[_Waiting] = deque()
+        self._signal = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._problems = ProblemLog(logger)
+        self._spools: dict[Path, Outbox] = {}
+        self._down_until = 0.0
+        self._wrote = 0.0
+        self._stopping = False
+        self._hurried = False
+        """Somebody waits for what is in the queue."""
+        self._in_hand = 0
+        self._journal: Journal | None = None
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._queue.clear()
+        self._signal = threading.Condition()
+        self._thread = None
+        self._in_hand = 0
+        if self._journal is not None:
+            self._journal.after_fork()
+
+    @property
+    def spool(self) -> Outbox:
+        folder = self._folder()
+        if folder not in self._spools:
+            self._spools[folder] = Outbox(folder, self._problems)
+        return self._spools[folder]
+
+    def recordable(self) -> bool:
+        """Whether disk or database would take a decision now, as far as is known without writing one."""
+        return time.monotonic() >= self._down_until or disk_state(self._folder()).ok
+
+    def note(self, facts: Facts, *, hold: bool = True) -> Storage:
+        """Have a decision recorded soon."""
+        line = json.dumps(facts).encode("ascii") + b"\n"
+        with self._signal:
+            if time.monotonic() >= self._down_until and len(self._queue) + self._in_hand < MOST_IN_HAND:
+                try:
+                    self._journal_open().note(line)
+                except OSError as error:
+                    self._problems.report("journal", "decisions cannot be noted on disk; users wait", error)
+                else:
+                    self._queue.append(_Waiting(facts))
+                    if len(self._queue) == 1:  # else the thread knows
+                        self._awake()
+                        self._signal.notify()
+                    return Storage.DISK
+        return self.record(facts, hold=hold)
+
+    def _journal_open(self) -> Journal:
+        folder = self._folder()
+        if self._journal is None or self._journal.folder != folder:
+            self._journal = Journal(folder)
+        return self._journal
+
+    def record(self, facts: Facts, *, hold: bool = True) -> Storage:
+        """Have a decision recorded, and wait for the database a moment."""
+        waiting = _Waiting(facts)
+        if time.monotonic() < self._down_until:
+            self._spool(waiting, hold=hold)
+            return waiting.storage
+        with self._signal:
+            self._queue.append(waiting)
+            self._hurried = True
+            self._awake()
+            self._signal.notify()
+        if not waiting.done.wait(WAIT_S):
+            # it may still get into the database: the replay of the same id then changes nothing
+            self._spool(waiting, hold=hold)
+        elif not waiting.storage.durable and not hold:
+            self._drop(waiting)
+        return waiting.storage
+
+    def _spool(self, waiting: _Waiting, *, hold: bool = True) -> None:
+        on_disk = self.spool.put(_line_of(waiting.facts), hold=hold)
+        waiting.storage = Storage.DISK if on_disk else Storage.MEMORY
+        self._counted("spooled" if on_disk else "in_memory" if hold else "dropped")
+        waiting.done.set()
+        with self._signal:
+            if not on_disk and not hold and waiting in self._queue:
+                self._queue.remove(waiting)
+            self._awake()
+
+    def _drop(self, waiting: _Waiting) -> None:
+        """Take back what the thread has put into memory meanwhile."""
+        if not self.spool.take_back(_line_of(waiting.facts)):
+            waiting.storage = Storage.DISK  # the disk took it at this very moment
+
+    def _awake(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="ratchet-recorder", daemon=True)
+            self._thread.start()
+
+    # --- The thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failures = 0
+        looked = 0.0
+        while not (self._stopping and not self._queue):
+            batch, turned = self._batch(failures)
+            now = time.monotonic()
+            try:
+                if batch:
+                    self._write(batch)
+                if (failures and now >= self._down_until) or now - looked >= IDLE_S:
+                    looked = now
+                    close_old_connections()
+                    self.replay()
+                if failures:
+                    self._problems.resolve("database", "the database takes decisions again")
+                if now >= self._down_until:
+                    failures = 0
+            except (OperationalError, InterfaceError) as error:
+                failures += 1
+                pause = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
+                self._down_until = time.monotonic() + pause * random.uniform(0.5, 1.0)
+                said = f"the database takes no decisions; they are kept in {self.spool.folder}"
+                self._problems.report("database", said, error)
+                connection.close()
+                for waiting in batch:
+                    if not waiting.done.is_set():
+                        self._spool(waiting)
+            except Exception as error:
+                # a fault of ours; the decisions must not be lost with it
+                self._problems.report("recorder", f"recording failed: {error!r}", error)
+                for waiting in batch:
+                    if not waiting.done.is_set():
+                        self._spool(waiting)
+                time.sleep(FIRST_PAUSE_S)
+            # every one of them is in the database or in the spool now
+            with self._signal:
+                self._in_hand = 0
+                if self._journal is not None and batch:
+                    try:
+                        self._journal.empty(turned)
+                    except OSError as error:
+                        # its decisions are replayed once more, which changes nothing
+                        self._problems.report("journal", "the journal cannot be emptied", error)
+        connection.close()
+
+    def _batch(self, failures: int) -> tuple[list[_Waiting], int]:
+        """All that waits, once there is something and it had time to gather; and the journal's file that it is in."""
+        with self._signal:
+            if not self._queue and not self._stopping:
+                self._signal.wait(
+                    min(IDLE_S, max(self._down_until - time.monotonic(), 0.05)) if failures else IDLE_S
+                )
+            left = self._wrote + GATHER_S - time.monotonic()
+            if self._queue and left > 0:
+                self._signal.wait_for(lambda: self._hurried or self._stopping, left)
+            batch = list(self._queue)
+            self._queue.clear()
+            self._hurried, self._in_hand = False, len(batch)
+            return batch, self._journal.turn() if self._journal is not None and batch else 0
+
+    def _write(self, batch: Sequence[_Waiting]) -> None:
+        """All of a batch in one transaction. Raises OperationalError where the database is away."""
+        if time.monotonic() - self._wrote > IDLE_S:
+            close_old_connections()  # one that the server has closed meanwhile is opened anew
+        found_all = decisions_ingest([waiting.facts for waiting in batch], likely_new=True, reserved=True)
+        self._wrote = time.monotonic()
+        for waiting, found in zip(batch, found_all, strict=True):
+            # a conflict is a retry that was answered anew under the same id: the first answer stands
+            if isinstance(found, FeedbackRefused) and found.code != "conflict":
+                self._keep_refused(waiting, str(found))
+            waiting.storage = Storage.DATABASE
+            waiting.done.set()
+            self._counted("written")
+
+    def _keep_refused(self, waiting: _Waiting, reason: str) -> None:
+        """A decision the database will never take is kept beside the spool, with the reason."""
+        self._problems.report("refused", f"a decision cannot be recorded: {reason}")
+        self.spool.put(_line_of(waiting.facts))
+
+    # --- Replaying ----------------------------------------------------------------------------------------
+
+    def replay(self) -> int:
+        """Put into the database what is in the spool; how many decisions were read. One process at a time does.
+
+        Raises OperationalError while the database is away.
+        """
+        spool = self.spool
+        if not spool.write_waiting():
+            self._replay_memory(spool)
+        if not spool.folder.is_dir():
+            return 0
+        self._take_over(spool)
+        if not spool.unhandled():
+            return 0
+        count = 0
+        with file_lock(spool.folder / "sender.lock", wait=False) as free:
+            if not free:
+                return 0
+            for day in spool.unhandled():
+                count += self._replay_day(spool, day)
+            spool.sweep()
+        if count:
+            logger.info("%d decisions came out of the spool %s", count, spool.folder)
+        return count
+
+    def _replay_memory(self, spool: Outbox) -> None:
+        """Put what waits in memory straight into the database: it may be back before the disk is."""
+        while lines := [line for line in spool.waiting_records(MAX_BULK) if isinstance(line["body"], dict)]:
+            for line, found in zip(lines, _ingested([line["body"] for line in lines]), strict=True):
+                if isinstance(found, FeedbackRefused) and found.code != "conflict":
+                    self._problems.report("refused", f"a decision cannot be recorded: {found}")
+                spool.take_back(line)
+
+    def _take_over(self, spool: Outbox) -> None:
+        """What processes that are gone had in hand goes on its way through the spool."""
+
+        def keep(line: bytes) -> bool:
+            try:
+                body = json.loads(line)
+            except ValueError:
+                body = line.decode("utf-8", "replace")  # refused further on, with its reason
+            return spool.put({"kind": "decision", "body": body})
+
+        for path in journals(spool.folder):
+            take_over(path, keep)
+
+    def _replay_day(self, spool: Outbox, day: Path) -> int:
+        progress: Progress = spool.progress(day)
+        count = 0
+        batch: list[Any] = []
+
+        def flush() -> None:
+            nonlocal count
+            for record, found in zip(
+                batch, _ingested([record.body["body"] for record in batch]), strict=True
+            ):
+                if isinstance(found, FeedbackRefused) and found.code != "conflict":
+                    spool.refuse(day, record, str(found))
+                    progress.refused += 1
+                else:
+                    progress.sent += 1
+            count += len(batch)
+            progress.position = batch[-1].end
+            spool.progress_save(day, progress)
+            batch.clear()
+
+        for record in spool.records(day, progress.position):
+            body = record.body.get("body") if record.body else None
+            if isinstance(body, dict):
+                batch.append(record)
+                if len(batch) >= MAX_BULK:
+                    flush()
+                continue
+            if batch:
+                flush()
+            if record.fault or record.body is not None:
+                spool.refuse(day, record, record.fault or "expected a decision under `body`")
+                progress.refused += 1
+            progress.position = record.end
+            spool.progress_save(day, progress)
+        if batch:
+            flush()
+        return count
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the thread, after what it has in hand."""
+        with self._signal:
+            self._stopping = True
+            self._signal.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        with self._signal:
+            if self._journal is not None and not self._queue and not self._in_hand:
+                self._journal.close()
+
+    def drained(self, timeout_s: float) -> bool:
+        """Wait until nothing is left to write or replay; False when time ran out."""
+        deadline = time.monotonic() + timeout_s
+        with self._signal:
+            self._hurried = True
+            self._signal.notify()
+        while time.monotonic() < deadline:
+            if (
+                not self._queue
+                and not self._in_hand
+                and not self.spool.unhandled()
+                and not self.spool.waiting
+            ):
+                return True
+            time.sleep(0.02)
+        return False
+
+
+def _line_of(facts: Facts) -> dict[str, Any]:
+    """A decision as the spool keeps it."""
+    return {"kind": "decision", "body": dict(facts)}
+
+
+def _ingested(bodies: Sequence[Facts]) -> list[Ingested | FeedbackRefused]:
+    """As decisions_ingest; what the database itself refuses is refused alone, and holds nothing else back."""
+    try:
+        return decisions_ingest(bodies, reserved=True)
+    except (OperationalError, InterfaceError):
+        raise
+    except DatabaseError as error:
+        if len(bodies) == 1:
+            return [FeedbackRefused(f"the database refuses it: {error}")]
+        return [found for body in bodies for found in _ingested([body])]
+
+
+def spool_folder() -> Path:
+    folder: Path = settings.RATCHET_HOME / "spool" / "decisions"
+    return folder
+
+
+def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
+    """What `then` returns; where it finds no decision that was answered a moment ago, once more when that is recorded.
+
+    Raises DecisionUnknown where no process of this machine has one of these in hand.
+    """
+    try:
+        return then()
+    except DecisionUnknown:
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline and any(noted(spool_folder(), str(id)) for id in decisions):
+            time.sleep(0.01)
+        return then()
+
+
+def decision_recorded(id: uuid.UUID) -> Decision | None:
+    """A decision by its id; where a process of this machine has it in hand, once that is written, WAIT_S at most."""
+    deadline = time.monotonic() + WAIT_S
+    while (
+        (row := decision_get(id)) is None and noted(spool_folder(), str(id)) and time.monotonic() < deadline
+    ):
+        time.sleep(0.01)
+    return row
+
+
+def spool_replay() -> int:
+    """What the clock does: decisions that no process has in hand any more still find their way. How many were read."""
+    return Recorder(spool_folder).replay()

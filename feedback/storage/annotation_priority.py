@@ -1,0 +1,61 @@
+"""How much there is to be learnt from asking about a decision: what the queue sorts by after the number of ratings."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from feedback.models import Decision, RaterKind, Rating
+from feedback.storage.sql import Standing
+
+
+def policy_doubt(candidates: Sequence[Any] | None, propensity: float | None) -> float:
+    """How unsure the policy was, 0 to 1; 0 where nothing is known of it.
+
+    With at least two scored candidates: one minus the margin between the two best scores (margin sampling, Scheffer,
+    Decomain and Wrobel 2001). Otherwise one minus the probability of the choice it made.
+    """
+    scores = sorted(
+        (
+            float(candidate["score"])
+            for candidate in candidates or ()
+            if isinstance(candidate, Mapping) and candidate.get("score") is not None
+        ),
+        reverse=True,
+    )
+    if len(scores) > 1:
+        return 1.0 - (scores[0] - scores[1])
+    return 0.0 if propensity is None else 1.0 - propensity
+
+
+def rating_share(thumb: str, stars: int | None, score: float | None) -> float | None:
+    """What a rating says on a scale from 0 (bad) to 1 (good), by its finest part; None where it has no verdict."""
+    if score is not None:
+        return score
+    if stars is not None:
+        return (stars - 1) / 4
+    return {"up": 1.0, "down": 0.0}.get(thumb)
+
+
+def raters_apart(shares: Sequence[float]) -> float:
+    """How far raters are apart, 0 to 1: the distance between the best and the worst word."""
+    return max(shares) - min(shares) if len(shares) > 1 else 0.0
+
+
+def worth_again(decision: uuid.UUID, standing: Standing | None) -> None:
+    """Work out anew what asking about a decision is worth, where two people or more said something and more are to.
+
+    Anything else costs nothing: with fewer ratings there is nobody to differ, with enough of them nobody is asked.
+    """
+    if standing is None or not 2 <= standing.ratings < standing.wanted:
+        return
+    said = Rating.objects.filter(
+        decision=decision, superseded_by__isnull=True, withdrawn=False, rater_kind=RaterKind.HUMAN
+    )
+    shares = [rating_share(*row) for row in said.order_by().values_list("thumb", "stars", "score")]
+    apart = raters_apart([share for share in shares if share is not None])
+    for candidates, propensity in Decision.objects.filter(pk=decision).values_list(
+        "candidates", "propensity"
+    ):
+        Decision.objects.filter(pk=decision).update(asking_worth=policy_doubt(candidates, propensity) + apart)

@@ -1,0 +1,8 @@
+"""What an export is made from: views of everything that was said, read piece by piece, never all at once."""
+
+from feedback.transfer.exported.selecting import MORE as MORE
+from feedback.transfer.exported.selecting import RAW_HIGH as RAW_HIGH
+from feedback.transfer.exported.selecting import RAW_LOW as RAW_LOW
+from feedback.transfer.exported.selecting import Selection as Selection
+from feedback.transfer.exported.selecting import one_moment as one_moment
+from feedback.transfer.exported.views import records as records

@@ -1,0 +1,256 @@
+"""Views of what was said, as the formats ask for it: decisions, comparisons, preferences, demonstrations, prompts."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import groupby
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from feedback.models import Decision
+from feedback.selectors import comparisons_standing, ratings_standing
+from feedback.storage.annotation_priority import rating_share
+from feedback.storage.responses import completion_read
+from feedback.transfer.exported.history import history
+from feedback.transfer.exported.rows import FETCH, only_standing, pieces, rows_of, told_of
+from feedback.transfer.exported.selecting import RAW_LOW, Selection, raw_rewards, told_selected
+from feedback.transfer.formats.base import DEMONSTRATION
+from feedback.transfer.formats.history import (
+    ComparisonRow,
+    DecisionTold,
+    RatingRow,
+)
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    ImportedOutcome,
+    ImportedRating,
+)
+from feedback.transfer.formats.writing import View
+
+
+def records(view: View, selection: Selection, left_out: Counter[str]) -> Generator[Any]:
+    """Records of a view (`transfer.formats.records`), or of View.HISTORY its rows (`transfer.formats.history`).
+
+    What the selection narrows away is counted in left_out, and MORE set where it asks for less than there is.
+    """
+    yield from _VIEWS[view](selection, left_out)
+
+
+def _decisions(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
+    for told in told_selected(selection, left_out):
+        with selection.reader.row(told.decision.id, told.decision.agent):
+            yield _record(told)
+
+
+def _rated(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
+    return (decision for decision in _decisions(selection, left_out) if decision.ratings)
+
+
+def _record(told: DecisionTold) -> ImportedDecision:
+    row = told.decision
+    metadata = json.loads(row.metadata)
+    response = completion_read(row.response, metadata)
+    metadata.pop("response_is", None)
+    return ImportedDecision(
+        line=0,
+        key=row.id,
+        id=uuid.UUID(row.id),
+        agent=row.agent,
+        messages=json.loads(row.messages),
+        response=response,
+        state=None if row.state is None else json.loads(row.state),
+        candidates=None if row.candidates is None else json.loads(row.candidates),
+        policy=row.policy,
+        unit=row.unit,
+        arm=row.arm,
+        propensity=row.propensity,
+        run_id=row.run_id,
+        latency_ms=row.latency_ms,
+        tokens_in=row.tokens_in,
+        tokens_out=row.tokens_out,
+        tags=tuple(json.loads(row.tags)),
+        metadata=metadata,
+        created_at=_time(row.created_at),
+        source=row.source,
+        trace=None if row.trace_id is None else uuid.UUID(row.trace_id),
+        ratings=tuple(
+            ImportedRating(
+                rater=rating.rater,
+                thumb=rating.thumb,
+                stars=rating.stars,
+                score=rating.score,
+                correction=rating.correction,
+                tags=tuple(json.loads(rating.tags)),
+                notes=rating.notes,
+                rater_kind=rating.rater_kind,
+                created_at=_time(rating.created_at),
+                id=uuid.UUID(rating.id),
+            )
+            for rating in only_standing(told.ratings)
+        ),
+        outcomes=tuple(
+            ImportedOutcome(
+                outcome.name,
+                outcome.value,
+                _time(outcome.at),
+                _time(outcome.created_at),
+                uuid.UUID(outcome.id),
+            )
+            for outcome in told.outcomes
+        ),
+    )
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _by_id(told: Iterable[DecisionTold], selection: Selection) -> dict[str, ImportedDecision]:
+    found: dict[str, ImportedDecision] = {}
+    for one in told:
+        with selection.reader.row(one.decision.id, one.decision.agent):
+            found[one.decision.id] = _record(one)
+    return found
+
+
+class _Pair(NamedTuple):
+    left: str
+    right: str
+    said: ComparisonRow | None
+    """None: the left one is better by what raters said of each."""
+
+
+def _paired(
+    pairs: Iterable[_Pair], selection: Selection, left_out: Counter[str]
+) -> Iterator[ImportedComparison]:
+    """Comparisons with their decisions; those left out whose better side has too small a reward."""
+    floor = selection.min_reward > RAW_LOW
+    for piece in pieces(pairs):
+        told = told_of((side for pair in piece for side in (pair.left, pair.right)), said=floor)
+        decisions, rewards = _by_id(told, selection), raw_rewards(told) if floor else {}
+        for pair in piece:
+            if not decisions.keys() >= {pair.left, pair.right}:
+                continue  # skipped as unreadable
+            preference = pair.said.preference if pair.said else "left"
+            better = pair.right if preference == "right" else pair.left
+            if floor and rewards.get(better, RAW_LOW - 1) < selection.min_reward:
+                left_out["below_min_reward"] += 1
+                continue
+            left, right = decisions[pair.left], decisions[pair.right]
+            if pair.said is None:
+                yield ImportedComparison(0, f"{pair.left}~{pair.right}", left, right, "left", ordered=False)
+            else:
+                yield ImportedComparison(
+                    line=0,
+                    key=pair.said.id,
+                    left=left,
+                    right=right,
+                    preference=preference,
+                    rater=pair.said.rater,
+                    tags=tuple(json.loads(pair.said.tags)),
+                    notes=pair.said.notes,
+                    rater_kind=pair.said.rater_kind,
+                    created_at=_time(pair.said.created_at),
+                    id=uuid.UUID(pair.said.id),
+                )
+
+
+def _comparisons(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedComparison]:
+    order = ("left_id", "right_id", "created_at", "id")
+    return _paired(_compared(selection, order), selection, left_out)
+
+
+def _compared(selection: Selection, order: Sequence[str]) -> Iterator[_Pair]:
+    rows = comparisons_standing(selection.agent).order_by(*order)
+    for row in rows_of(rows, ComparisonRow._make, ComparisonRow._fields):
+        yield _Pair(row.left_id, row.right_id, row)
+
+
+def _preferences(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedComparison]:
+    order = ("-created_at", "-id") if selection.newest_first else ("created_at", "id")
+    yield from _paired(_compared(selection, order), selection, left_out)
+    yield from _corrected(selection, order)
+    yield from _paired(_best_and_worst(selection), selection, left_out)
+
+
+def _corrected(selection: Selection, order: Sequence[str]) -> Iterator[ImportedComparison]:
+    """A correction over what it corrects."""
+    said = ratings_standing(selection.agent).filter(correction__isnull=False).order_by(*order)
+    for piece in pieces(rows_of(said, RatingRow._make, RatingRow._fields)):
+        decisions = _by_id(told_of((rating.decision_id for rating in piece), said=False), selection)
+        for rating in piece:
+            assert rating.correction is not None
+            worse = decisions.get(rating.decision_id)
+            if worse is None:
+                continue  # skipped as unreadable
+            better = replace(worse, response=rating.correction, id=None, policy="")
+            yield ImportedComparison(
+                line=0,
+                key=rating.id,
+                left=better,
+                right=worse,
+                preference="left",
+                ordered=False,
+                rater=rating.rater,
+                rater_kind=rating.rater_kind,
+                created_at=_time(rating.created_at),
+            )
+
+
+def _best_and_worst(selection: Selection) -> Iterator[_Pair]:
+    """Of each prompt the response raters like best and the one they like least, by the mean of their verdicts."""
+    said = (
+        ratings_standing(selection.agent)
+        .order_by("decision__agent", "decision__prompt_hash", "decision_id")
+        .values_list("decision__agent", "decision__prompt_hash", "decision_id", "thumb", "stars", "score")
+    )
+    for _, verdicts in groupby(said.iterator(chunk_size=FETCH), lambda row: row[:2]):
+        means: list[tuple[float, str]] = []
+        for decision, rows in groupby(verdicts, lambda row: row[2]):
+            shares = [rating_share(*row[3:]) for row in rows]
+            if known := [share for share in shares if share is not None]:
+                means.append((fmean(known), str(decision)))
+        if means and (best := max(means))[0] > (worst := min(means))[0]:
+            yield _Pair(best[1], worst[1], None)
+
+
+def _demonstrations(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
+    """Decisions with the response to imitate: the newest correction, or their own where raters call it good."""
+    for decision in _decisions(selection, left_out):
+        corrections = [r.correction for r in decision.ratings if r.correction is not None]
+        shares = [rating_share(r.thumb, r.stars, r.score) for r in decision.ratings]
+        known = [share for share in shares if share is not None]
+        if corrections:
+            yield replace(decision, response=corrections[-1])
+        elif (known and fmean(known) > 0.5) or (not known and DEMONSTRATION in decision.tags):
+            yield decision
+        else:
+            left_out["not_good"] += 1
+
+
+def _prompts(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
+    rows = Decision.objects.filter(withdrawal=None)
+    if selection.agent is not None:
+        rows = rows.filter(agent=selection.agent)
+    keys = rows.order_by("agent", "prompt_hash", "id").values_list("agent", "prompt_hash", "id")
+    first = (str(next(same)[2]) for _, same in groupby(keys.iterator(chunk_size=FETCH), lambda row: row[:2]))
+    for piece in pieces(first):
+        decisions = _by_id(told_of(piece, said=False), selection)
+        yield from (decisions[pk] for pk in piece if pk in decisions)
+
+
+_VIEWS: dict[View, Callable[[Selection, Counter[str]], Iterator[Any]]] = {
+    View.HISTORY: history,
+    View.DECISIONS: _decisions,
+    View.RATED: _rated,
+    View.COMPARISONS: _comparisons,
+    View.PREFERENCES: _preferences,
+    View.DEMONSTRATIONS: _demonstrations,
+    View.PROMPTS: _prompts,
+}

@@ -1,0 +1,267 @@
+"""Argilla records, nested (`to_list(flatten=False)`) and flattened: preferences, rankings, ratings, labels, texts.
+
+A nested record does not say whether a response was submitted: all it holds are taken. A flattened one does, and only
+submitted responses count. Suggestions are a machine's and are left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feedback.storage.responses import shown
+from feedback.transfer.formats import fields as named
+from feedback.transfer.formats import writing
+from feedback.transfer.formats.base import has, key_of, row_format, thumb_of, verdicts_read
+from feedback.transfer.formats.fields import answer_fields, is_correction, is_note, prompt_field
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    ImportedRating,
+    Record,
+    RowError,
+    RowSkipped,
+    list_of,
+    mapping_of,
+    text_of,
+)
+from feedback.transfer.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    Writer,
+    one_by_one,
+    plain,
+    sides,
+    some_words,
+    stars_of,
+)
+
+OWN = ("id", "status", "_server_id", "inserted_at", "updated_at")
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    if isinstance(row.get("fields"), Mapping) and isinstance(row.get("responses"), Mapping):
+        return True
+    # a record nobody answered has no column of responses
+    return has(row, "_server_id") and ("status" in row or any(name.endswith(".responses") for name in row))
+
+
+def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    key = key_of(row)
+    nested = "fields" in row
+    if nested:  # flattened, the names of columns are those of the questions
+        verdicts_read(row)
+    fields = mapping_of(row["fields"], "fields") if nested else _flat_fields(row)
+    said = list(_nested(row) if nested else _flat(row))
+    prompt = prompt_field(fields)
+    responses = answer_fields(fields, prompt)
+    messages = named.asked(fields, prompt)
+
+    def decision(name: str, ratings: tuple[ImportedRating, ...] = ()) -> ImportedDecision:
+        return ImportedDecision(
+            line=line,
+            key=key,
+            messages=messages,
+            response=text_of(fields[name], name),
+            ratings=ratings,
+        )
+
+    found = False
+    for _, value, rater in said:
+        for better, worse in _preferences(value, responses):
+            found = True
+            yield ImportedComparison(
+                line=line,
+                key=key,
+                left=decision(better),
+                right=decision(worse),
+                preference="left",
+                ordered=False,
+                rater=rater,
+            )
+    one = responses[0] if len(responses) == 1 else ""
+    for rater in dict.fromkeys(rater for _, _, rater in said):
+        answers = [(q, v) for q, v, who in said if who == rater and not _preferences(v, responses)]
+        if not answers:
+            continue
+        if not one:
+            names = ", ".join(question for question, _ in answers)
+            yield RowSkipped(
+                line, key, f"which of {len(responses)} responses is meant cannot be told: {names}"
+            )
+            continue
+        found = True
+        yield decision(one, (_rating(answers, rater),))
+    if not found and not said:
+        yield RowSkipped(line, key, "a record without submitted responses")
+
+
+def _nested(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """(question, value, rater) of every response."""
+    for question, answers in mapping_of(row.get("responses"), "responses").items():
+        for item in list_of(answers, f"responses.{question}"):
+            answer = mapping_of(item, f"responses.{question}")
+            if answer.get("status", "submitted") == "submitted":
+                yield question, answer.get("value"), str(answer.get("user_id") or "")
+
+
+def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    for name in row:
+        if not name.endswith(".responses") or row[name] is None:
+            continue
+        question = name.removesuffix(".responses")
+        values = list_of(row[name], name)
+        users = list_of(row.get(f"{name}.users") or [""] * len(values), f"{name}.users")
+        states = list_of(row.get(f"{name}.status") or ["submitted"] * len(values), f"{name}.status")
+        if not len(values) == len(users) == len(states):
+            raise RowError(
+                f"{name}: {len(values)} values, {len(users)} users, {len(states)} states: expected as many"
+            )
+        for value, user, state in zip(values, users, states, strict=True):
+            if state == "submitted":
+                yield question, value, str(user or "")
+
+
+def _flat_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a flattened record: what is neither its own nor of a question. Metadata stands among them, and
+    cannot be told from fields: answers that are called alike are preferred to it."""
+    return {name: value for name, value in row.items() if name not in OWN and "." not in name}
+
+
+def _preferences(value: Any, responses: list[str]) -> list[tuple[str, str]]:
+    """(better, worse) of every two responses a value puts in order: a preference names the best, a ranking several."""
+    if isinstance(value, str) and value in responses:
+        return [(value, other) for other in responses if other != value]
+    if not isinstance(value, list) or len(value) < 2:
+        return []
+    if all(isinstance(item, Mapping) and isinstance(item.get("rank"), int) for item in value):
+        # newer records rank as [{"value", "rank"}], and two may share a rank
+        ranks = [(item["rank"], item.get("value")) for item in value]
+    else:
+        ranks = list(enumerate(value))
+    if not all(name in responses for _, name in ranks):
+        return []
+    return [(one, other) for rank, one in ranks for below, other in ranks if rank < below]
+
+
+def _rating(answers: list[tuple[str, Any]], rater: str) -> ImportedRating:
+    said: dict[str, Any] = {}
+    tags: list[str] = []
+    notes: list[str] = []
+    for question, value in answers:
+        if isinstance(value, str) and is_correction(question):
+            said["correction"] = text_of(value, question)
+        elif isinstance(value, str) and is_note(question):
+            notes.append(text_of(value, question))
+        elif isinstance(value, bool) or (isinstance(value, str) and thumb_of(value)):
+            said["thumb"] = ("up" if value else "down") if isinstance(value, bool) else thumb_of(value)
+        elif isinstance(value, (int, float)):
+            if value not in (1, 2, 3, 4, 5):
+                raise RowError(f"{question}: expected 1 to 5 stars, found {shown(value)}")
+            said["stars"] = int(value)
+        elif isinstance(value, list):
+            tags += [text_of(item, question) for item in value]
+        else:
+            notes.append(text_of(value, question))
+    return ImportedRating(rater=rater, tags=tuple(tags), notes="\n".join(notes), **said)
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Said]:
+    left, right = sides(record)
+    if record.preference not in ("left", "right"):
+        raise NotSaid(record.preference)
+    if left.response == right.response:
+        raise NotSaid("same_response")
+    fields = {
+        **_asked(left),
+        "response1": some_words(left.response),
+        "response2": some_words(right.response),
+    }
+    value = "response1" if record.preference == "left" else "response2"
+    yield Said(str(record.id or record.key), fields, [("preference", value, record.rater)])
+
+
+def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Said]:
+    answers: list[tuple[str, Any, str]] = []
+    for rating in record.ratings:
+        stars = stars_of(rating)
+        said = {
+            "thumb": rating.thumb or None,
+            "rating": stars,
+            "correction": rating.correction,
+            "tags": list(rating.tags) or None,
+            "notes": rating.notes.strip() or None,
+        }
+        given = [(question, value, rating.rater) for question, value in said.items() if value is not None]
+        left_out["no_verdict"] += not given
+        answers += given
+    yield Said(str(record.id), {**_asked(record), "response": some_words(record.response)}, answers)
+
+
+def _asked(record: ImportedDecision) -> Line:
+    try:
+        return {"prompt": writing.question(record.messages)}
+    except NotSaid:
+        return {"messages": plain(record.messages)}
+
+
+@dataclass(frozen=True)
+class Said:
+    """A record's fields and what was answered of it: (question, value, rater)."""
+
+    id: str
+    fields: Line
+    answers: list[tuple[str, Any, str]]
+
+    def nested(self) -> Line:
+        responses: dict[str, list[Line]] = {}
+        for asked, value, rater in self.answers:
+            responses.setdefault(asked, []).append({"value": value, "user_id": rater})
+        return {
+            "id": self.id,
+            "fields": self.fields,
+            "metadata": {},
+            "suggestions": {},
+            "responses": responses,
+            "vectors": {},
+            "status": "completed",
+            "_server_id": None,
+        }
+
+    def flat(self) -> Line:
+        line = {"id": self.id, "status": "completed", "_server_id": None, **self.fields}
+        for asked in dict.fromkeys(asked for asked, _, _ in self.answers):
+            said = [(value, rater) for other, value, rater in self.answers if other == asked]
+            line[f"{asked}.responses"] = [value for value, _ in said]
+            line[f"{asked}.responses.users"] = [rater for _, rater in said]
+            line[f"{asked}.responses.status"] = ["submitted"] * len(said)
+        return line
+
+
+def _write(flat: bool) -> Writer:
+    def write(record: ImportedDecision | ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+        found = (
+            _rated(record, left_out)
+            if isinstance(record, ImportedDecision)
+            else _preference(record, left_out)
+        )
+        for said in found:
+            yield said.flat() if flat else said.nested()
+
+    return one_by_one(write)
+
+
+BOTH = (View.RATED, View.COMPARISONS)
+SHAPES = (
+    Shape("argilla", "records, nested: ratings, then preferences", BOTH, _write(flat=False), "array"),
+    Shape("argilla-flat", "the same, flattened", BOTH, _write(flat=True), "array"),
+)
+
+FORMAT = row_format("argilla", "Argilla records, nested and flattened", recognises, records, SHAPES)

@@ -1,0 +1,317 @@
+"""What a format is, and what reading one row after the other has in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from feedback.storage.responses import Completion, Message, shown
+from feedback.transfer.formats.cells import truth_of
+from feedback.transfer.formats.columns import IMAGES, ColumnMap, normal, verdicts_in
+from feedback.transfer.formats.files import rows
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    ImportedRating,
+    ImportedReference,
+    OutcomeReference,
+    Record,
+    RowError,
+    RowRefused,
+    RowSkipped,
+    check_json,
+    list_of,
+)
+from feedback.transfer.formats.writing import Shape
+
+RowRecords: TypeAlias = Callable[[Mapping[str, Any], int], Iterable[Record]]
+"""Reads one row, given the line it starts on. Raises RowError."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One outside format: how a row of it is recognised, and how a file of it is read."""
+
+    name: str
+    title: str
+    recognises: Callable[[Mapping[str, Any]], bool]
+    """Whether a row looks like this format; asked in the order of FORMATS."""
+    read: Callable[[Path, Path | None], Iterator[Record]]
+    """Reads a file and, where the format has two, the file with its ratings."""
+    shapes: tuple[Shape, ...]
+    """The kinds of file it is written as; the first one has the format's name. None: it is read only."""
+    two_files: bool = False
+    ratings_row: Callable[[Mapping[str, Any]], bool] = lambda row: False
+    """Whether a row can only be read with a row of the other file; of formats of two files."""
+    opened: Callable[[Path, ColumnMap | None], Opened] | None = None
+    """Looks through a whole file before it is read, with a map of its columns; of formats whose columns have no fixed
+    names."""
+    unverified: str = ""
+    """What of it was not seen in a file that the tool itself wrote, as a sentence for the report."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file whose columns are known."""
+
+    records: Callable[[], Iterator[Record]]
+    notes: tuple[str, ...]
+    """What was decided about the file as a whole, as sentences for the report."""
+    field_of: Callable[[str], str | None]
+    """What a column is taken for; None where nothing is kept of it."""
+
+
+def row_format(
+    name: str,
+    title: str,
+    recognises: Callable[[Mapping[str, Any]], bool],
+    records: RowRecords,
+    shapes: tuple[Shape, ...],
+    unverified: str = "",
+    verdicts: Collection[str] | None = None,
+) -> Format:
+    """A format of one file whose rows are read one by one; `verdicts` as `each_row` takes them."""
+    return Format(
+        name,
+        title,
+        recognises,
+        lambda path, ratings_path: each_row(path, records, verdicts),
+        shapes,
+        unverified=unverified,
+    )
+
+
+def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None = None) -> Iterator[Record]:
+    """The records of every row; a row that cannot be read is refused and the next one read.
+
+    verdicts: the format's own columns that look like a verdict; a row in which another one says something is refused.
+    None: the names are free, or the reader looks itself.
+    """
+
+    def checked(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        if verdicts is not None:
+            verdicts_read(row, used=verdicts)
+        yield from records(row, line)
+
+    for row in rows(path):
+        if isinstance(row, RowRefused):
+            yield row
+        elif not isinstance(row.value, Mapping):
+            yield RowRefused(row.line, "", f"expected an object, found {shown(row.value)}")
+        else:
+            yield from attempt(row.line, key_of(row.value), partial(checked, row.value, row.line))
+
+
+def each_item(line: int, items: Any, what: str, records: RowRecords) -> Iterator[Record]:
+    """The records of every element of a list inside a row; one that cannot be read is refused and the next one read."""
+    for index, item in enumerate(list_of(items, what)):
+        where = f"{what}[{index}]"
+        if isinstance(item, Mapping):
+            yield from attempt(line, key_of(item) or where, partial(records, item, line))
+        else:
+            yield RowRefused(line, where, f"{where}: expected an object, found {shown(item)}")
+
+
+def decisions_first(
+    path: Path, second: Path | None, records: RowRecords, verdicts: Collection[str] | None = None
+) -> Iterator[Record]:
+    """The records of one or two files, those that speak of decisions elsewhere after all others.
+
+    What a row refers to may stand in the other file, or on a later line: both are read again for such rows. `verdicts`
+    as `each_row` takes them.
+    """
+    files = [path] if second is None else [path, second]
+    referring = False
+    for file in files:
+        for record in each_row(file, records, verdicts):
+            if refers(record):
+                referring = True
+            elif isinstance(record, RowRefused) and file == second:
+                yield RowRefused(record.line, record.key, f"{second}: {record.reason}", record.broken)
+            else:
+                yield record
+    if referring:
+        for file in files:
+            yield from filter(refers, each_row(file, records, verdicts))
+
+
+def refers(record: Record) -> bool:
+    """Whether a record speaks of a decision that it does not bring."""
+    if isinstance(record, ImportedComparison):
+        return isinstance(record.left, UUID) or isinstance(record.right, UUID)
+    return isinstance(record, (ImportedReference, OutcomeReference))
+
+
+def attempt(line: int, key: str, records: Callable[[], Iterable[Record]]) -> Iterator[Record]:
+    """Records as they come, until one cannot be read: then a refusal in its place."""
+    try:
+        yield from records()
+    except RowError as error:
+        yield RowRefused(line, key, str(error))
+    except RecursionError:
+        yield RowRefused(line, key, "nested too deeply")
+
+
+KEYS = (
+    "entry_id", "id", "_server_id", "message_tree_id", "messageId", "message_id", "EventId", "idx", "question_id",
+    "post_id", "request_id", "span_id", "trace_id", "key",
+)  # fmt: skip
+"""What formats call their rows, as shown in a refusal."""
+
+
+def key_of(row: Mapping[str, Any]) -> str:
+    """What the file calls a row, or ""."""
+    for name in KEYS:
+        value = row.get(name)
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+            return str(value)[:200]
+    return ""
+
+
+def text_only(row: Mapping[str, Any]) -> None:
+    """Raises RowError for a row with a picture, sound or film beside its texts, naming the column."""
+    for name, value in row.items():
+        if value and normal(str(name)) in IMAGES:
+            raise RowError(f"{name}: holds an image, sound or film; only text can be read")
+
+
+def verdicts_read(row: Mapping[str, Any], used: Collection[str] = ()) -> None:
+    """Raises RowError for a row with a column that looks like a verdict and is not among those read, naming it."""
+    if unread := verdicts_in(row, used):
+        raise RowError(
+            f"{', '.join(unread[:10])}: looks like what somebody said of a response, and this format does not read it. "
+            "Say with --map what each column of the file holds, which reads it as a table, or leave it out with "
+            f"--map ignore={'+'.join(unread)}"
+        )
+
+
+PROMPT_ALONE = (
+    "a prompt without a response is no decision; train on the file itself: train_grpo --data-file FILE --reward "
+    "code_execution (or answer), see docs/rewards.md"
+)
+"""Why a row that asks and does not answer is left out of an import."""
+
+FACTS = ("facts", "tests", "test_list", "test", "entry_point", "expected_output", "input_output")
+"""Columns beside a prompt that say how answers to it are tested."""
+
+
+def has(row: Mapping[str, Any], *keys: str) -> bool:
+    return all(key in row for key in keys)
+
+
+# --- What several formats say in the same way --------------------------------------------------------------
+
+
+def preference(
+    line: int,
+    key: str,
+    messages: list[Message],
+    chosen: Completion,
+    rejected: Completion,
+    *,
+    metadata: dict[str, Any] | None = None,
+    tags: tuple[str, ...] = (),
+) -> Iterator[Record]:
+    """One preference by somebody the file does not name."""
+    if chosen == rejected:
+        yield RowSkipped(line, key, "chosen and rejected are the same: no preference")
+        return
+    better, worse = (
+        ImportedDecision(
+            line=line, key=key, messages=messages, response=response, metadata=dict(metadata or {}), tags=tags
+        )
+        for response in (chosen, rejected)
+    )
+    yield ImportedComparison(line=line, key=key, left=better, right=worse, preference="left", ordered=False)
+
+
+def judgement(
+    line: int,
+    key: str,
+    messages: list[Message],
+    response: Completion,
+    label: Any,
+    what: str,
+    *,
+    metadata: dict[str, Any] | None = None,
+) -> Iterator[Record]:
+    """One response called good or bad by somebody the file does not name; 1 is good and 0 bad."""
+    good = truth_of(label)
+    if good is None:
+        raise RowError(f"{what}: expected true or false (1 or 0), found {shown(label)}")
+    yield ImportedDecision(
+        line=line,
+        key=key,
+        messages=messages,
+        response=response,
+        metadata=dict(metadata or {}),
+        ratings=(ImportedRating(thumb="up" if good else "down"),),
+    )
+
+
+UP = (
+    "up",
+    "good",
+    "accept",
+    "accepted",
+    "like",
+    "liked",
+    "positive",
+    "thumbs_up",
+    "thumbsup",
+    "thumb_up",
+    "approve",
+)
+DOWN = (
+    "down", "bad", "reject", "rejected", "dislike", "disliked", "negative", "thumbs_down", "thumbsdown", "thumb_down",
+    "disapprove",
+)  # fmt: skip
+
+
+def thumb_of(word: Any) -> str:
+    """up or down, where a word says one of them in any of the usual ways; else ""."""
+    said = word.strip().lower().replace(" ", "_").replace("-", "_") if isinstance(word, str) else ""
+    return "up" if said in UP else "down" if said in DOWN else ""
+
+
+DEMONSTRATION = "demonstration"
+"""Tag of a response that was written to be imitated; nobody rated it."""
+
+
+def demonstration(
+    line: int,
+    key: str,
+    messages: list[Message],
+    response: Completion,
+    *,
+    metadata: dict[str, Any] | None = None,
+) -> ImportedDecision:
+    return ImportedDecision(
+        line=line,
+        key=key,
+        messages=messages,
+        response=response,
+        metadata=dict(metadata or {}),
+        tags=(DEMONSTRATION,),
+    )
+
+
+def tools_of(row: Mapping[str, Any], what: str = "tools") -> dict[str, Any]:
+    """Metadata that keeps a row's tools: a list of schemas, or one JSON text of it (as datasets < 4.7 stores it)."""
+    tools = row.get("tools")
+    if tools is None or tools == "":
+        return {}
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise RowError(
+                f"{what}: expected a list of schemas as JSON, found {shown(tools)}: {error}"
+            ) from None
+    tools = check_json(list(list_of(tools, what)), what)
+    return {"tools": tools} if tools else {}

@@ -1,0 +1,330 @@
+"""Which column of a table, or which path into a row of JSON, holds what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from feedback.transfer.formats.records import FormatRefused
+
+ABSENT = object()
+"""What `value_at` answers where a row has no such column."""
+
+_SCALE = re.compile(r"(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?)")
+_WORDED = ("rating", "thumb", "preferred")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The lowest and the highest value a number can have; the highest is the best where low < high, else the worst."""
+
+    low: float
+    high: float
+
+    def share(self, value: float) -> float:
+        """The value within the scale, 0 (worst) to 1 (best); outside [0, 1] where it lies outside the scale."""
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class ColumnMap:
+    """Columns by what they hold. A name with dots is a path into nested objects and lists: `choices.0.message.content`.
+
+    None: the column is looked for by its usual names.
+    """
+
+    prompt: str | None = None
+    messages: str | None = None
+    """The conversation so far; its last turn is the response where no column is one."""
+    system: str | None = None
+    """A system prompt, put before the messages."""
+    response: str | None = None
+    response_a: str | None = None
+    """The first (left) of two responses that were compared."""
+    response_b: str | None = None
+    preferred: str | None = None
+    """Which of the two was preferred."""
+    chosen: str | None = None
+    """The preferred response, where each row says it by the column it stands in."""
+    rejected: str | None = None
+    rating: str | None = None
+    """A verdict whose kind (thumb, stars, score) is decided from the values of the whole file, or by `scale`."""
+    thumb: str | None = None
+    stars: str | None = None
+    score: str | None = None
+    correction: str | None = None
+    notes: str | None = None
+    tags: str | None = None
+    rater: str | None = None
+    id: str | None = None
+    created_at: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    """The policy that answered."""
+    model_a: str | None = None
+    model_b: str | None = None
+    unit: str | None = None
+    """Whom the decision was taken for: a user, a session."""
+    run_id: str | None = None
+    state: str | None = None
+    candidates: str | None = None
+    propensity: str | None = None
+    reward: str | None = None
+    """A measured outcome named reward."""
+    outcomes: str | None = None
+    """Measured outcomes: an object of numbers by their names."""
+    rater_kind: str | None = None
+    """human or simulated."""
+    ignore: str | None = None
+    """Columns that look like a verdict and are none, with + between them: `ignore=label+score_version`."""
+    scale: Scale | None = None
+    """Of `rating` or `score`, where its values do not say it: `rating=points:0..100`."""
+    words: tuple[str, ...] = ()
+    """What good and bad are called in `rating` (`rating=verdict:ok/faulty`), or first, second and tie in `preferred`
+    (`preferred=winner:0/1`)."""
+
+    @classmethod
+    def parse(cls, text: str, rater: str | None = None) -> ColumnMap:
+        """A map written `prompt=question,response=answer,rating=stars`; `rating=points:0..100` says a scale,
+        `rating=verdict:ok/faulty` the words for good and bad, `preferred=winner:0/1` those for first and second.
+
+        rater: the column that names the rater, where it is said apart. Raises FormatRefused, naming the fields.
+        """
+        named: dict[str, Any] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            name, equals, column = (side.strip() for side in part.partition("="))
+            if not equals or not column:
+                raise FormatRefused(f"--map: expected field=column, found {part!r}, as in {EXAMPLE}")
+            if name not in FIELDS:
+                raise FormatRefused(f"--map: no field {name!r}; there are {', '.join(FIELDS)}")
+            if name in named:
+                raise FormatRefused(f"--map: {name} stands there twice")
+            column, scale, words = _column(name, column)
+            named[name] = column
+            named.update({"scale": scale} if scale else {}, **({"words": words} if words else {}))
+        if rater:
+            if named.get("rater", rater) != rater:
+                raise FormatRefused(
+                    f"--map says rater={named['rater']}, --rater says {rater}; say one of them"
+                )
+            named["rater"] = rater
+        return cls(**named)
+
+    def with_rater(self, rater: str | None) -> ColumnMap:
+        """The map with this column for the rater; unchanged where None."""
+        return replace(self, rater=rater) if rater else self
+
+    def named(self) -> dict[str, str]:
+        """Field -> column, of the fields that are mapped."""
+        return {name: column for name in FIELDS if (column := getattr(self, name)) is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self.named())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The columns that are left out."""
+        return tuple(filter(None, (self.ignore or "").split("+")))
+
+    @property
+    def only_ignores(self) -> bool:
+        """True of a map that only leaves columns out, and so goes with every format."""
+        return set(self.named()) == {"ignore"}
+
+
+FIELDS = tuple(field.name for field in fields(ColumnMap) if field.name not in ("scale", "words"))
+EXAMPLE = "--map prompt=question,response=answer,rating=stars"
+
+
+def _column(name: str, text: str) -> tuple[str, Scale | None, tuple[str, ...]]:
+    """Column, scale and words of the right side of one part of a map."""
+    column, colon, rest = text.rpartition(":")
+    if not colon or not column:
+        return text, None, ()
+    if name in ("rating", "score", "stars") and (found := _SCALE.fullmatch(rest)):
+        low, high = float(found["low"]), float(found["high"])
+        if low == high:
+            raise FormatRefused(f"--map {name}={text}: expected two different ends of the scale")
+        return column, Scale(low, high), ()
+    if name in _WORDED and "/" in rest:
+        return column, None, tuple(word.strip() for word in rest.split("/"))
+    return text, None, ()
+
+
+def value_at(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, or at the path a dotted name says; ABSENT where there is none."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return ABSENT
+    return value
+
+
+# --- Usual names --------------------------------------------------------------------------------------------
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "instruction", "question", "query", "input", "user_message", "user_input", "user", "context"),
+    "messages": ("messages", "conversation", "conversations", "chat", "dialogue"),
+    "system": ("system", "system_prompt"),
+    "response": ("response", "answer", "output", "completion", "reply", "assistant", "generation", "model_output"),
+    "chosen": ("chosen",),
+    "rejected": ("rejected",),
+    "preferred": (
+        "preferred", "preference", "winner", "choice", "better", "label", "vote", "preferred_response",
+        "which_is_better",
+    ),
+    "thumb": (
+        "thumb", "thumbs", "thumbs_up", "liked", "like", "thumbs_down", "thumb_down", "disliked", "dislike",
+        "downvoted", "unhelpful", "is_unhelpful",
+    ),
+    "stars": ("stars", "star", "star_rating", "stars_rating"),
+    "score": ("score",),
+    "rating": (
+        "rating", "feedback", "label", "vote", "verdict", "grade", "feedback_type", "kto_tag", "helpful", "is_helpful",
+        "csat",
+    ),
+    "correction": (
+        "correction", "corrected", "corrected_response", "correct_response", "edited_response", "better_response",
+        "improved_response", "rewrite",
+    ),
+    "notes": ("notes", "note", "comment", "comments", "remark", "remarks", "explanation", "rationale", "reason"),
+    "tags": ("tags", "tag"),
+    "rater": (
+        "rater", "annotator", "annotator_id", "rater_id", "evaluator", "labeler", "labeller", "reviewer", "author",
+        "user_id", "user",
+    ),
+    "id": ("id", "uuid", "decision_id", "prompt_id", "example_id", "question_id"),
+    "created_at": ("created_at", "timestamp", "created", "time", "date", "datetime"),
+    "agent": ("agent",),
+    "model": ("model", "policy", "model_name", "generator"),
+    "model_a": ("model_a", "model_1", "generator_1", "model_left"),
+    "model_b": ("model_b", "model_2", "generator_2", "model_right"),
+    "unit": ("unit", "session_id", "session"),
+    "run_id": ("run_id",),
+    "state": ("state",),
+    "candidates": ("candidates",),
+    "propensity": ("propensity", "propensity_score"),
+    "reward": ("reward",),
+    "outcomes": ("outcomes",),
+    "rater_kind": ("rater_kind",),
+}  # fmt: skip
+"""Field -> what its column is usually called, likeliest first; compared as `normal` writes them."""
+
+PAIR_STEMS = (
+    "response", "answer", "output", "completion", "reply", "generation", "assistant", "candidate", "option", "text", "",
+)  # fmt: skip
+PAIR_ENDS = (("a", "b"), ("1", "2"), ("left", "right"), ("one", "two"), ("first", "second"))
+PAIRS: tuple[tuple[str, str], ...] = tuple(
+    (f"{stem}{joint}{first}" if stem else first, f"{stem}{joint}{second}" if stem else second)
+    for stem in PAIR_STEMS
+    for joint in (("_", "") if stem else ("",))
+    for first, second in PAIR_ENDS
+    if stem or not first.isdigit()
+) + tuple((f"{first}_{stem}", f"{second}_{stem}") for stem in PAIR_STEMS[:-1] for first, second in PAIR_ENDS)
+"""What the columns of two responses are called: response_a and response_b, output_1 and output_2, left and right."""
+
+IMAGES = ("image", "images", "image_url", "image_path", "video", "videos", "audio", "audios")
+"""Columns of what is no text."""
+
+_VERDICTS = frozenset({
+    "thumb", "thumbs", "rating", "ratings", "rated", "label", "labels", "feedback", "score", "scores", "stars", "star",
+    "vote", "votes", "upvote", "upvotes", "downvote", "downvotes", "annotator", "annotators", "annotation",
+    "annotations", "rater", "raters", "verdict", "verdicts", "preference", "preferred", "winner", "grade", "grades",
+    "graded", "liked", "like", "likes", "dislike", "dislikes", "disliked", "judgment", "judgement", "approval",
+    "reward", "rewards", "correction", "corrections", "csat", "evaluation", "quality", "nps", "upvoted", "downvoted",
+    # German, Spanish, Portuguese, French, Italian
+    "bewertung", "urteil", "sterne", "puntuacion", "puntuación", "valoracion", "valoración", "calificacion",
+    "calificación", "avaliação", "évaluation", "avis", "valutazione", "voto",
+})  # fmt: skip
+_WHO = frozenset({"annotator", "annotators", "rater", "raters"})
+_TRUE_OR_FALSE = frozenset({
+    "good", "bad", "ok", "correct", "wrong", "helpful", "unhelpful", "harmful", "accepted", "rejected", "approved",
+    "passed", "success", "failed", "satisfied", "solved", "resolved", "kto", "chosen",
+})  # fmt: skip
+_ADVERSE = frozenset({
+    "bad", "dislike", "disliked", "dislikes", "downvote", "downvoted", "downvotes", "failed", "harmful", "rejected",
+    "unhelpful", "wrong",
+})  # fmt: skip
+_CLICKS = frozenset({"click", "clicked", "clicks", "conversion", "converted"})
+_WHOSE = re.compile(r"^(user|human|customer|overall|final|your|expert)_(?=.)")
+_RANGE = re.compile(r"_\d+(_to)?_\d+$")
+_STATED = re.compile(r"(?<![\d.])(\d+)\s*(?:-|–|\.\.|to)\s*(\d+)(?![\d.])")
+_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def normal(name: str) -> str:
+    """A column's name in lower case, with one underscore for spaces, dashes and dots, without a byte order mark."""
+    return re.sub(r"[\s\-./?()\[\]:]+", "_", name.lstrip("\ufeff").strip().lower()).strip("_")
+
+
+def alias(name: str) -> str:
+    """A normal name without the words that say whose it is or in which range: user_rating_1_10 is a rating."""
+    return _RANGE.sub("", _WHOSE.sub("", name)) or name
+
+
+def range_in(name: str) -> Scale | None:
+    """The scale that a column's name states, as in `Rating (1-10)`; None where it states none."""
+    found = _STATED.search(name)
+    if found is None or float(found[1]) >= float(found[2]):
+        return None
+    return Scale(float(found[1]), float(found[2]))
+
+
+def is_verdict(name: str, value: Any = None) -> bool:
+    """Whether a column's name says that it holds what somebody thought of a response, or who thought it.
+
+    value: one of its values; of true and false more names are verdicts (`helpful`, `correct`).
+    """
+    words = set(normal(_HUMPS.sub("_", name)).split("_"))
+    return bool(words & _VERDICTS) or (isinstance(value, bool) and bool(words & _TRUE_OR_FALSE))
+
+
+def is_adverse(name: str) -> bool:
+    """True of a column whose yes says that a response is bad: thumbs_down, disliked, unhelpful."""
+    words = set(normal(_HUMPS.sub("_", name)).split("_"))
+    return bool(words & _ADVERSE) or (
+        ({"thumbs", "down"} <= words or {"thumb", "down"} <= words) and "up" not in words
+    )
+
+
+def verdicts_in(row: Mapping[str, Any], used: Collection[str] = ()) -> list[str]:
+    """The columns of a row that look like a verdict, say something, and are not among those used."""
+    return [
+        name
+        for name, value in row.items()
+        if name not in used and value is not None and value != "" and is_verdict(name, value)
+    ]
+
+
+def map_guessed(names: Iterable[str]) -> str:
+    """Options of a command that map these columns, guessed from words in their names, to be checked by who brought
+    them; what cannot be guessed stays COLUMN. A log of choices with their propensities has a reward, not a rating."""
+    left, found = list(names), {}
+    chances = [name for name in left if normal(name) in NAMES["propensity"]]
+    asked = ("prompt", "response", *(("propensity", "reward") if chances else ("rating",)))
+    for field in ("propensity", "prompt", "response", "reward", "rating", "rater"):
+        if field not in (*asked, "rater") or (field == "rater" and chances):
+            continue
+        usual = {*NAMES[field], *(_VERDICTS - _WHO if field == "rating" else ())}
+        usual |= _CLICKS if field == "reward" else set()
+        whole = [name for name in left if normal(name) in usual]
+        part = [name for name in left if set(normal(_HUMPS.sub("_", name)).split("_")) & usual]
+        if guess := next(iter([*whole, *part]), None):
+            found[field] = guess
+            left.remove(guess)
+    fields = ",".join(f"{field}={found.get(field, 'COLUMN')}" for field in asked)
+    return f"--map {fields}" + (f" --rater {found['rater']}" if "rater" in found else "")
+
+
+def header_known(names: Iterable[str]) -> bool:
+    """Whether at least two of these columns have a name we know."""
+    known = {name for names in NAMES.values() for name in names} | {name for pair in PAIRS for name in pair}
+    return sum(normal(name.strip().strip('"')) in known for name in names) >= 2

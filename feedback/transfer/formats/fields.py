@@ -1,0 +1,84 @@
+"""Which of a labelling task's fields is the prompt and which are the answers: by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from feedback.storage.responses import Message
+from feedback.transfer.formats.records import RowError, messages_of
+
+PROMPTS = (
+    "prompt",
+    "instruction",
+    "question",
+    "query",
+    "input",
+    "messages",
+    "chat",
+    "conversation",
+    "context",
+    "text",
+)
+"""What a prompt is called, likeliest first."""
+
+CORRECTIONS = ("correct", "rewrite", "edit", "improved", "better")
+"""In the name of a text question: it asks for a better response, not for a remark."""
+
+NOTES = ("note", "comment", "remark")
+"""In the name of a text question: whatever is written there is no verdict."""
+
+
+def prompt_field(fields: Mapping[str, Any]) -> str:
+    """The name of the prompt. Raises RowError, naming the fields there are."""
+    named = [name for name in PROMPTS if _said(fields.get(name))]
+    if not named:
+        raise RowError(
+            f"no field is called {', '.join(PROMPTS[:5])} or the like; found {', '.join(fields) or 'none'}"
+        )
+    return named[0]
+
+
+def answer_fields(fields: Mapping[str, Any], prompt: str) -> list[str]:
+    """The names of the texts beside the prompt, in their order: those that are called alike (answer1, answer2), where
+    some are."""
+    texts = [name for name, value in fields.items() if name != prompt and isinstance(value, str)]
+    alike = [name for name in texts if any(other != name and _stem(other) == _stem(name) for other in texts)]
+    return alike or texts
+
+
+def two_answers(fields: Mapping[str, Any], prompt: str, first: str = "") -> tuple[str, str]:
+    """The names of the two answers, left one first; `first` says which that is, where anything does."""
+    names = answer_fields(fields, prompt)
+    if len(names) != 2:
+        raise RowError(f"expected two answers beside {prompt!r}, found {', '.join(names) or 'none'}")
+    if first == names[1]:
+        names.reverse()
+    return names[0], names[1]
+
+
+def one_answer(fields: Mapping[str, Any], prompt: str) -> str:
+    names = answer_fields(fields, prompt)
+    if len(names) != 1:
+        raise RowError(f"expected one answer beside {prompt!r}, found {', '.join(names) or 'none'}")
+    return names[0]
+
+
+def asked(fields: Mapping[str, Any], prompt: str) -> list[Message]:
+    return messages_of(fields[prompt], prompt)
+
+
+def is_correction(question: str) -> bool:
+    return any(word in question.lower() for word in CORRECTIONS)
+
+
+def is_note(question: str) -> bool:
+    return any(word in question.lower() for word in NOTES)
+
+
+def _stem(name: str) -> str:
+    return name.lower().rstrip("0123456789ab").rstrip("_- ")
+
+
+def _said(value: Any) -> bool:
+    return isinstance(value, (str, list)) and bool(value)

@@ -1,0 +1,301 @@
+"""Reads rows from JSON lines, JSON arrays and documents, CSV, TSV and Parquet, compressed too, in bounded memory."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO, Any
+
+from backend import limits
+from feedback.transfer.formats.columns import header_known
+from feedback.transfer.formats.compression import PARQUET, ZIP, opened, suffix_of
+from feedback.transfer.formats.parquet import parquet_rows
+from feedback.transfer.formats.records import FormatRefused, RowRefused
+from feedback.transfer.formats.records import Row as Row
+from feedback.transfer.formats.tables import SAMPLE, delimiter_of, table_rows
+
+CHUNK = 1 << 20
+"""Characters read at once from a JSON array."""
+
+MAX_ROW = limits.ROW_CHARACTERS
+"""Longest row, in characters: what is longer is no row but a file of another kind."""
+
+TABLES = {".csv": None, ".tsv": "\t", ".tab": "\t"}
+"""Endings of tables, and the delimiter where the ending says it."""
+
+JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
+
+
+MAX_REFUSED = limits.REFUSED_ROWS
+"""Refused rows of a file after which it is given up, where they are most of its rows."""
+
+_most_rows: ContextVar[int | None] = ContextVar("most_rows", default=None)
+
+
+@contextmanager
+def rows_bounded(most: int | None) -> Iterator[None]:
+    """Within the block a file of more rows is refused while it is read for the first time, not after; None: any number.
+
+    A format may read a file several times, to learn its columns before its rows; the bound holds for each.
+    """
+    token = _most_rows.set(most)
+    try:
+        yield
+    finally:
+        _most_rows.reset(token)
+
+
+_dropped: ContextVar[tuple[str, ...]] = ContextVar("dropped", default=())
+
+
+@contextmanager
+def columns_dropped(names: Collection[str]) -> Iterator[None]:
+    """Within the block rows come without these columns."""
+    token = _dropped.set(tuple(names))
+    try:
+        yield
+    finally:
+        _dropped.reset(token)
+
+
+def too_many_rows(name: str, most: int) -> str:
+    """A refusal of a file with more rows than are taken here."""
+    return (
+        f"{name}: more than {most:,} rows; split the file, or read it with `manage.py import_feedback FILE`, which "
+        "takes any number"
+    )
+
+
+def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
+    """As `_rows`, within the bounds: of rows where `rows_bounded` sets one, and of lines that cannot be read."""
+    most, dropped = _most_rows.get(), _dropped.get()
+    refused = 0
+    for number, row in enumerate(_rows(path, name), 1):
+        if most is not None and number > most:
+            raise FormatRefused(too_many_rows(name or str(path), most))
+        if isinstance(row, RowRefused):
+            refused += 1
+            if refused > MAX_REFUSED and refused * 2 > number:
+                raise FormatRefused(
+                    f"{name or path}: given up after {refused:,} refused rows of {number:,}, the last one line "
+                    f"{row.line}: {row.reason}"
+                )
+        elif dropped and isinstance(row.value, dict):
+            for column in dropped:
+                row.value.pop(column, None)
+        yield row
+
+
+def _rows(path: Path, name: str) -> Iterator[Row | RowRefused]:
+    """The rows of a file: lines of JSON lines, elements of a JSON array, the one object of a JSON document, or the rows
+    of a table (CSV, TSV, Parquet) as objects of their columns.
+
+    name: what errors call the file; its path if empty. A line that is not JSON is a refused row; the lines after it can
+    still be read. Raises FormatRefused where the file cannot be opened, is not UTF-8, is of a kind that is not read, or
+    is an array or document with a fault in it, naming line and column.
+    """
+    name = name or str(path)
+    try:
+        with opened(path, name) as file:
+            head = file.read(len(ZIP))
+            file.seek(0)
+            if head == ZIP:
+                raise FormatRefused(f"{name}: a zip archive within an archive is not read; unpack it first")
+            if head == PARQUET:
+                yield from parquet_rows(file, name)
+                return
+            start = _first_character(file)
+            if start == "":
+                raise FormatRefused(f"{name}: expected rows of JSON or a table, found an empty file")
+            if start == "[":
+                yield from _array(name, io.TextIOWrapper(file, "utf-8-sig"))
+            elif start != "{" and (suffix_of(path.name) in TABLES or _is_table(path, file)):
+                yield from table_rows(file, name, TABLES.get(suffix_of(path.name)))
+            elif start != "{" and suffix_of(path.name) not in JSON_ENDINGS:
+                raise FormatRefused(
+                    f"{name}: expected JSON, or a table whose first line names its columns (prompt, response, ...), "
+                    f"found a text that starts with {start!r}; tables of other names are called .csv or .tsv"
+                )
+            elif _is_document(path, file):
+                yield from _document(name, file)
+            else:
+                yield from _lines(name, file)
+    except UnicodeDecodeError as error:
+        raise FormatRefused(
+            f"{name}: expected UTF-8 text, found the byte 0x{error.object[error.start]:02x} ({error.reason}); "
+            "convert it to UTF-8 first"
+        ) from error
+
+
+def _first_character(file: IO[bytes]) -> str:
+    head = b""
+    while not head and (chunk := file.read(4096)):
+        head = chunk.removeprefix(b"\xef\xbb\xbf").strip()
+    file.seek(0)
+    return chr(head[0]) if head else ""
+
+
+def _is_table(path: Path, file: IO[bytes]) -> bool:
+    """Whether a file whose name does not say so starts with a header that names a prompt, a response or a verdict."""
+    if suffix_of(path.name) in JSON_ENDINGS:
+        return False
+    start = file.read(SAMPLE)
+    file.seek(0)
+    encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    first = start.decode(encoding, "replace").partition("\n")[0]
+    return header_known(first.split(delimiter_of(first)))
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_constant)
+
+
+def _lines(name: str, file: IO[bytes]) -> Iterator[Row | RowRefused]:
+    number = 0
+    while data := file.readline(MAX_ROW):
+        number += 1
+        if len(data) == MAX_ROW:
+            raise FormatRefused(
+                f"{name} line {number}: longer than {MAX_ROW >> 20} MiB; expected one row a line"
+            )
+        if number == 1:
+            data = data.removeprefix(b"\xef\xbb\xbf")
+        if not data.strip():
+            continue
+        try:
+            yield Row(number, _decoder.decode(data.decode("utf-8")))
+        except UnicodeDecodeError as error:
+            fault = f"not UTF-8: byte {error.start + 1} is 0x{data[error.start]:02x}"
+        except json.JSONDecodeError as error:
+            fault = f"not JSON: {error.msg} at column {error.colno}"
+        except (ValueError, RecursionError) as error:
+            fault = f"not JSON: {error}"
+        else:
+            continue
+        yield RowRefused(number, "", fault, broken=True)
+
+
+def _is_document(path: Path, file: IO[bytes]) -> bool:
+    """Whether a file that starts with { is one object over several lines, rather than a row a line."""
+    if suffix_of(path.name) == ".jsonl":
+        return False
+    first = b""
+    while not first.strip() and (line := file.readline(MAX_ROW)):
+        first = line.removeprefix(b"\xef\xbb\xbf")
+    rest = file.read(4096).strip()
+    file.seek(0)
+    try:
+        json.loads(first)
+    except ValueError:
+        return True
+    return not rest
+
+
+def _document(name: str, file: IO[bytes]) -> Iterator[Row]:
+    text = file.read(MAX_ROW).decode("utf-8-sig")
+    if file.read(1):
+        raise FormatRefused(f"{name}: one JSON object of more than {MAX_ROW >> 20} MiB; expected rows")
+    try:
+        yield Row(1, _decoder.decode(text))
+    except json.JSONDecodeError as error:
+        raise FormatRefused(
+            f"{name} line {error.lineno} column {error.colno}: not JSON: {error.msg}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise FormatRefused(f"{name}: not JSON: {error}") from error
+
+
+class _Window:
+    """A stretch of a long text, of which the beginning is forgotten while the line numbers go on."""
+
+    def __init__(self, name: str, file: IO[str]) -> None:
+        self.name, self.file = name, file
+        self.text, self.at, self.line, self.column = "", 0, 1, 1
+        self.ended = False
+
+    def more(self) -> None:
+        """Read on, and forget the text before `at`: indexes into the old text are void afterwards."""
+        chunk = self.file.read(max(CHUNK, len(self.text) - self.at))
+        self.ended = not chunk
+        self.text, self.at = self.text[self.at :] + chunk, 0
+
+    def advance(self, to: int) -> None:
+        """Go on to an index of the text, counting lines."""
+        newlines = self.text.count("\n", self.at, to)
+        if newlines:
+            self.line += newlines
+            self.column = to - self.text.rindex("\n", self.at, to)
+        else:
+            self.column += to - self.at
+        self.at = to
+
+    def skip_space(self) -> str:
+        """Go on to the next character that is no white space; "" at the end of the file."""
+        while True:
+            end = self.at
+            while end < len(self.text) and self.text[end] in " \t\r\n":
+                end += 1
+            self.advance(end)
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if self.ended:
+                return ""
+            self.more()
+
+    def refused(self, fault: str) -> FormatRefused:
+        return FormatRefused(f"{self.name} line {self.line} column {self.column}: not JSON: {fault}")
+
+
+def _array(name: str, file: IO[str]) -> Iterator[Row]:
+    """The elements of a JSON array one after the other; one element and a megabyte of text in memory."""
+    window = _Window(name, file)
+    window.skip_space()
+    window.advance(window.at + 1)
+    first = True
+    while True:
+        character = window.skip_space()
+        if character == "]":
+            window.advance(window.at + 1)
+            if left := window.skip_space():
+                raise window.refused(f"expected the end of the file after the array, found {left!r}")
+            return
+        if not first:
+            if character != ",":
+                found = repr(character) if character else "the end of the file"
+                raise window.refused(f"expected ',' or ']' between the rows of the array, found {found}")
+            window.advance(window.at + 1)
+            character = window.skip_space()
+        if not character:
+            raise window.refused("expected another row or ']', found the end of the file")
+        line = window.line
+        yield Row(line, _element(window))
+        first = False
+
+
+def _element(window: _Window) -> Any:
+    """The JSON value that starts at the window's place, reading on until it is whole."""
+    while True:
+        try:
+            value, end = _decoder.raw_decode(window.text, window.at)
+        except json.JSONDecodeError as error:
+            # cut off at the window's edge, or wrong? Only the first is cured by more text
+            cut = error.pos >= len(window.text) - 8 or error.msg.startswith("Unterminated string")
+            if cut and not window.ended and len(window.text) - window.at < MAX_ROW:
+                window.more()
+                continue
+            window.advance(min(error.pos, len(window.text)))
+            raise window.refused(error.msg) from error
+        except (ValueError, RecursionError) as error:
+            raise window.refused(str(error)) from error
+        if end == len(window.text) and not window.ended:
+            window.more()  # a number may go on
+            continue
+        window.advance(end)
+        return value

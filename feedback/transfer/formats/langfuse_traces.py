@@ -1,0 +1,178 @@
+"""Langfuse traces and observations, as its pages export them and as its blob storage integration writes them.
+
+Of observations the generations are decisions; a trace is one where its input and output are all there is. Bring the
+observations or the traces of a project, not both: they tell of the same calls. In exports of the pages every column
+that is none of theirs and holds a list is a score, whose author and source are lost: prefer the export of the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.calls import (
+    call_decision,
+    json_value,
+    kept_metadata,
+    object_or_empty,
+    text_or_empty,
+    whole_of,
+)
+from feedback.transfer.formats.files import rows
+from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.langfuse import number_in
+from feedback.transfer.formats.records import (
+    Record,
+    RowRefused,
+    RowSkipped,
+    list_of,
+    mapping_of,
+    number_of,
+    tags_of,
+    text_of,
+    time_of,
+)
+from feedback.transfer.formats.verdicts import NamedScore, ratings_and_outcomes
+
+TRACE = frozenset(
+    """id timestamp name userId sessionId release version environment tags bookmarked public input output metadata
+    comments createdAt updatedAt projectId htmlPath latency totalCost observations scores externalId user_id
+    session_id project_id created_at updated_at""".split()  # noqa: SIM905
+)
+"""Columns of a trace that are no scores."""
+
+OBSERVATION = frozenset(
+    """id traceId projectId environment type startTime endTime name metadata parentObservationId level
+    statusMessage version createdAt updatedAt model internalModelId modelParameters input output
+    completionStartTime promptId promptName promptVersion latency timeToFirstToken usageDetails costDetails
+    inputCost outputCost totalCost inputUsage outputUsage totalUsage traceName traceTags traceTimestamp
+    userId sessionId modelId inputPrice outputPrice totalPrice comments usagePricingTierName
+    usagePricingTierId toolCalls toolCallNames toolDefinitions usage unit""".split()  # noqa: SIM905
+)
+"""Columns of an observation that are no scores."""
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    if has(row, "input", "output", "type"):
+        return has(row, "traceId", "startTime") or has(row, "trace_id", "start_time")
+    return has(row, "id", "timestamp", "input", "output") and (
+        has(row, "bookmarked")
+        or has(row, "sessionId", "userId")
+        or has(row, "session_id", "user_id", "project_id")
+    )
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    # each period of the blob export brings rows that changed since: the latest state of one counts
+    latest = Kept()
+    for item in rows(path):
+        if not isinstance(item, RowRefused) and isinstance(item.value, Mapping) and item.value.get("id"):
+            row = item.value
+            newest = latest.last(str(row["id"]))
+            changed = str(row.get("updated_at") or row.get("updatedAt") or "")
+            if newest is None or changed >= newest[1]:
+                latest.add(str(row["id"]), [item.line, changed])
+
+    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        newest = latest.last(str(row.get("id")))
+        if newest is not None and newest[0] != line:
+            yield RowSkipped(line, key_of(row), "an older state of a row that comes again")
+        elif "type" in row and ("traceId" in row or "trace_id" in row):
+            yield from _observation(row, line)
+        else:
+            yield from _trace(row, line)
+
+    return each_row(path, records)
+
+
+def _trace(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    own = text_of(row.get("id"), "id", required=True)
+    if row.get("output") in (None, "", {}, []):
+        yield RowSkipped(line, own, "no response")
+        return
+    ratings, outcomes = ratings_and_outcomes([*_scores(row, TRACE), *_comments(row)])
+    yield from call_decision(
+        line,
+        own,
+        row.get("input"),
+        row["output"],
+        run_id=own[:200],
+        unit=text_or_empty(row.get("userId") or row.get("user_id")),
+        created_at=time_of(row.get("timestamp"), "timestamp"),
+        tags=tags_of(json_value(row.get("tags")) or None, "tags"),
+        metadata=kept_metadata(trace_id=own, name=row.get("name"), metadata=json_value(row.get("metadata"))),
+        ratings=ratings,
+        outcomes=outcomes,
+    )
+
+
+def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    own = text_of(row.get("id"), "id", required=True)
+    if row.get("type") != "GENERATION":
+        yield RowSkipped(
+            line, own, f"an observation of type {row.get('type')!s:.40}: decisions are generations"
+        )
+        return
+    if row.get("output") in (None, "", {}, []):
+        yield RowSkipped(line, own, "no response")
+        return
+    usage = json_value(row.get("usageDetails", row.get("usage_details")))
+    usage = object_or_empty(usage)
+    latency = number_in(row.get("latency"))
+    ratings, outcomes = ratings_and_outcomes(
+        [*_scores(row, OBSERVATION), *_comments(row)] if "traceId" in row else []
+    )
+    yield from call_decision(
+        line,
+        own,
+        row.get("input"),
+        row["output"],
+        run_id=own[:200],
+        policy=text_or_empty(row.get("model") or row.get("provided_model_name")),
+        tokens_in=whole_of(usage.get("input")),
+        tokens_out=whole_of(usage.get("output")),
+        latency_ms=number_of(latency, "latency") * 1000 if isinstance(latency, (int, float)) else None,
+        created_at=time_of(row.get("startTime") or row.get("start_time"), "startTime"),
+        metadata=kept_metadata(trace_id=row.get("traceId") or row.get("trace_id"), name=row.get("name")),
+        ratings=ratings,
+        outcomes=outcomes,
+    )
+
+
+def _scores(row: Mapping[str, Any], columns: frozenset[str]) -> Iterator[NamedScore]:
+    """A rating for each value of each score column; nobody knows whose they are."""
+    if "project_id" in row:  # the tables of the blob storage have no scores
+        return
+    for name, cell in row.items():
+        values = json_value(cell)
+        if name in columns or not isinstance(values, list):
+            continue
+        for number, value in enumerate(values, 1):
+            if isinstance(value, (bool, int, float, str)):
+                yield NamedScore(name, value, f"langfuse #{number}" if number > 1 else "langfuse")
+
+
+def _comments(row: Mapping[str, Any]) -> Iterator[NamedScore]:
+    comments = json_value(row.get("comments"))
+    for index, item in enumerate(list_of(comments if comments else [], "comments")):
+        comment = mapping_of(item, f"comments[{index}]")
+        if isinstance(comment.get("content"), str) and comment["content"].strip():
+            yield NamedScore(
+                "comment" if index == 0 else f"comment {index + 1}",
+                None,
+                text_or_empty(comment.get("author_email") or comment.get("author_name")) or "langfuse",
+                notes=text_of(comment["content"], "comment")[:20_000],
+                at=time_of(comment.get("created_at"), f"comments[{index}].created_at"),
+            )
+
+
+FORMAT = Format(
+    "langfuse_traces",
+    "Langfuse traces and observations",
+    recognises,
+    read,
+    (),
+    unverified="columns of observations exported from the pages are from the program's types",
+)

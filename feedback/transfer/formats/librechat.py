@@ -1,0 +1,188 @@
+"""LibreChat messages: conversations as trees, with thumbs on responses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from feedback.storage.responses import Message, shown
+from feedback.transfer.formats.base import Format, attempt, has, key_of, verdicts_read
+from feedback.transfer.formats.files import rows
+from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.records import (
+    ImportedDecision,
+    ImportedRating,
+    Record,
+    RowError,
+    RowRefused,
+    RowSkipped,
+    list_of,
+    mapping_of,
+    text_of,
+    time_of,
+)
+from feedback.transfer.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    good,
+    iso,
+    one_by_one,
+    share_of,
+    spoken,
+    words,
+)
+
+TURN = ("parentMessageId", "isCreatedByUser", "text", "content")
+"""What is kept of a message for the ones that answer it."""
+
+THUMBS = {"thumbsUp": "up", "thumbsDown": "down"}
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    return has(row, "messageId", "conversationId", "isCreatedByUser")
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    # a message may stand before the one it answers: all are read before the first is understood
+    messages = Kept()
+    for row in rows(path):
+        if isinstance(row, RowRefused):
+            yield row
+        elif not isinstance(row.value, Mapping):
+            yield RowRefused(row.line, "", f"expected an object, found {shown(row.value)}")
+        else:
+            turn = {name: row.value[name] for name in TURN if name in row.value}
+            messages.add(str(row.value.get("messageId")), turn)
+            if not row.value.get("feedback"):
+                yield from attempt(row.line, key_of(row.value), partial(_unrated, row.value, row.line))
+    for row in rows(path):
+        if not isinstance(row, RowRefused) and isinstance(row.value, Mapping) and row.value.get("feedback"):
+            yield from attempt(row.line, key_of(row.value), partial(_rated, messages, row.value, row.line))
+
+
+def _unrated(message: Mapping[str, Any], line: int) -> Iterator[Record]:
+    verdicts_read(message, used=("feedback",))
+    yield RowSkipped(line, key_of(message), "a message without feedback")
+
+
+def _rated(messages: Kept, message: Mapping[str, Any], line: int) -> Iterator[Record]:
+    verdicts_read(message, used=("feedback",))
+    feedback = mapping_of(message["feedback"], "feedback")
+    thumb = THUMBS.get(str(feedback.get("rating")))
+    if thumb is None:
+        raise RowError(
+            f"feedback.rating: expected thumbsUp or thumbsDown, found {shown(feedback.get('rating'))}"
+        )
+    tag = feedback.get("tag")
+    if isinstance(tag, Mapping):  # some deployments store the whole choice
+        tag = tag.get("key")
+    user = message.get("user")
+    yield ImportedDecision(
+        line=line,
+        key=key_of(message),
+        messages=_before(messages, message),
+        response=_text(message),
+        policy=text_of(message.get("model") or "", "model"),
+        run_id=text_of(message.get("messageId"), "messageId", required=True),
+        unit=text_of(message.get("conversationId") or "", "conversationId"),
+        created_at=time_of(message.get("createdAt"), "createdAt"),
+        ratings=(
+            ImportedRating(
+                rater=user if isinstance(user, str) else "",
+                thumb=thumb,
+                tags=(tag,) if isinstance(tag, str) and tag else (),
+                notes=text_of(feedback.get("text") or "", "feedback.text"),
+                created_at=time_of(message.get("updatedAt"), "updatedAt"),
+            ),
+        ),
+    )
+
+
+def _before(messages: Kept, message: Mapping[str, Any]) -> list[Message]:
+    """The turns that lead to a message, first one first."""
+    turns: list[Message] = []
+    seen: set[str] = set()
+    parent = str(message.get("parentMessageId"))
+    while parent not in seen and (turn := messages.last(parent)) is not None:
+        seen.add(parent)
+        turns.append({"role": "user" if turn.get("isCreatedByUser") else "assistant", "content": _text(turn)})
+        parent = str(turn.get("parentMessageId"))
+    if not turns:
+        raise RowError("the message it answers is not in the file")
+    return turns[::-1]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """A message's words: `text`, or in newer versions the text parts of `content`."""
+    if message.get("text") or not message.get("content"):
+        return text_of(message.get("text"), "text")
+    parts: list[str] = []
+    for index, item in enumerate(list_of(message["content"], "content")):
+        part = mapping_of(item, f"content[{index}]")
+        if part.get("type") == "text":
+            value = part.get("text")
+            parts.append(
+                text_of(value.get("value") if isinstance(value, Mapping) else value, f"content[{index}]")
+            )
+    return "".join(parts)
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+NO_PARENT = "00000000-0000-0000-0000-000000000000"
+
+
+def _messages(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """The conversation that leads to a response, and the response with its first verdict: a message carries one."""
+    turns = spoken(record.messages, {"user": "User", "assistant": "Assistant"})
+    verdicts = [rating for rating in record.ratings if share_of(rating) not in (None, 0.5)]
+    for rating in record.ratings:
+        if rating not in verdicts:
+            left_out["no_verdict" if share_of(rating) is None else "neutral"] += 1
+    left_out["another_rater"] += len(verdicts[1:])
+    if not verdicts:
+        return
+    rating, parent, own = verdicts[0], NO_PARENT, str(record.id)
+    answer = words(record.response)
+    if not turns or not answer:
+        raise NotSaid("empty")
+    for number, (sender, text) in enumerate([*turns, ("Assistant", answer)]):
+        last = number == len(turns)
+        key = own if last else f"{own}-{number}"
+        yield {
+            "messageId": key,
+            "conversationId": record.unit or own,
+            "parentMessageId": parent,
+            "isCreatedByUser": sender == "User",
+            "sender": sender,
+            "text": text,
+            "model": (record.policy or None) if sender == "Assistant" else None,
+            "createdAt": iso(record.created_at),
+            **(_verdict(rating) if last else {}),
+        }
+        parent = key
+
+
+def _verdict(rating: ImportedRating) -> Line:
+    return {
+        "user": rating.rater,
+        "updatedAt": iso(rating.created_at),
+        "feedback": {
+            "rating": "thumbsUp" if good(rating) else "thumbsDown",
+            "tag": rating.tags[0] if rating.tags else None,
+            "text": rating.notes,
+        },
+    }
+
+
+SHAPES = (
+    Shape("librechat", "conversations with a thumb each", (View.RATED,), one_by_one(_messages), "array"),
+)
+
+FORMAT = Format("librechat", "LibreChat messages with thumbs", recognises, read, SHAPES)

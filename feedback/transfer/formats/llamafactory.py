@@ -1,0 +1,359 @@
+"""LLaMA-Factory: alpaca and sharegpt rows, ranked pairs, kto verdicts, demonstrations.
+
+A `dataset_info.json` (or `*_dataset_info.json`) beside the file that names it says what its columns are called; without
+one the names LLaMA-Factory defaults to are expected, and the one column of true and false is the kto verdict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from feedback.storage.responses import Message, shown
+from feedback.transfer.formats.base import (
+    Format,
+    demonstration,
+    each_row,
+    has,
+    judgement,
+    key_of,
+    preference,
+    text_only,
+    tools_of,
+    verdicts_read,
+)
+from feedback.transfer.formats.cells import truth_of
+from feedback.transfer.formats.columns import is_adverse, is_verdict, verdicts_in
+from feedback.transfer.formats.records import (
+    FormatRefused,
+    ImportedComparison,
+    ImportedDecision,
+    Record,
+    RowError,
+    RowSkipped,
+    completion_of,
+    list_of,
+    mapping_of,
+    text_of,
+)
+from feedback.transfer.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    better_worse,
+    each_rating,
+    good,
+    one_by_one,
+    some_words,
+    spoken,
+    tools_text,
+    words,
+)
+
+COLUMNS = {
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "history": "history",
+    "messages": "conversations",
+    "system": "system",
+    "tools": "tools",
+    "chosen": "chosen",
+    "rejected": "rejected",
+}
+OPENAI_TAGS = {
+    "role_tag": "role",
+    "content_tag": "content",
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+    "function_tag": "function",
+    "system_tag": "system",
+}
+TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the columns and tags of one file are called, and whether its conversations are lists (sharegpt)."""
+
+    columns: Mapping[str, str]
+    tags: Mapping[str, str] = field(default_factory=lambda: TAGS)
+    sharegpt: bool = False
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The file's word for a speaker -> ours."""
+        return {
+            self.tags["user_tag"]: "user",
+            self.tags["assistant_tag"]: "assistant",
+            self.tags["observation_tag"]: "tool",
+            self.tags["function_tag"]: "assistant",
+            self.tags["system_tag"]: "system",
+        }
+
+    def get(self, row: Mapping[str, Any], column: str) -> Any:
+        name = self.columns.get(column)
+        return row.get(name) if name else None
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    verdict = _verdict_column(row)
+    verdict = verdict if isinstance(row.get(verdict or ""), bool) else None
+    if verdicts_in(row, used=("chosen", "rejected", verdict or "")):
+        return False
+    if has(row, "conversations"):
+        return True
+    if isinstance(row.get("messages"), list) and verdict is not None:
+        return not {"response", "completion", "output"} & set(row)
+    return has(row, "instruction") and (has(row, "chosen", "rejected") or "output" in row)
+
+
+def names_file(path: Path) -> bool:
+    """Whether a dataset_info.json beside the file names it."""
+    try:
+        return _entry(path) is not None
+    except FormatRefused:
+        return False
+
+
+def _entry(path: Path) -> Mapping[str, Any] | None:
+    """The entry of a dataset_info.json beside the file that names it."""
+    for info in sorted(path.parent.glob("*dataset_info.json")):
+        if info == path:
+            continue
+        try:
+            entries = json.loads(info.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise FormatRefused(f"{info}: beside the file to be read, but not JSON: {error}") from error
+        for entry in entries.values() if isinstance(entries, dict) else ():
+            if isinstance(entry, dict) and entry.get("file_name") == path.name:
+                return entry
+    return None
+
+
+def _layout(path: Path) -> Layout | None:
+    entry = _entry(path)
+    if entry is None:
+        return None
+    sharegpt = entry.get("formatting", "alpaca") in ("sharegpt", "openai")
+    tags = OPENAI_TAGS if entry.get("formatting") == "openai" else TAGS
+    return Layout(
+        # what an entry names is the whole list of its columns, unless it names none
+        columns=entry.get("columns") or COLUMNS,
+        tags={**tags, **(entry.get("tags") or {})},
+        sharegpt=sharegpt,
+    )
+
+
+def _guessed(row: Mapping[str, Any]) -> Layout:
+    """The default names, for a file nothing describes."""
+    columns = dict(COLUMNS)
+    if verdict := _verdict_column(row):
+        columns["kto_tag"] = verdict
+    if "messages" in row and "conversations" not in row:
+        columns["messages"] = "messages"
+    conversation = row.get(columns["messages"])
+    first = conversation[0] if isinstance(conversation, list) and conversation else None
+    tags = OPENAI_TAGS if isinstance(first, Mapping) and "role" in first else TAGS
+    return Layout(columns, tags, sharegpt=columns["messages"] in row)
+
+
+def _verdict_column(row: Mapping[str, Any]) -> str | None:
+    """The one column whose values are true and false, and whose name says that it is a verdict."""
+    found = [
+        key
+        for key, value in row.items()
+        if isinstance(value, bool) and is_verdict(key, value) and not is_adverse(key)
+    ]
+    # in a file of which other rows say true or false, 1 and 0 say the same
+    found = found or [key for key in ("kto_tag", "label") if truth_of(row.get(key)) is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    described = _layout(path)
+
+    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        text_only(row)
+        layout = described or _guessed(row)
+        if described is None:
+            verdicts_read(row, used=("chosen", "rejected", layout.columns.get("kto_tag", "")))
+        yield from _sharegpt(row, line, layout) if layout.sharegpt else _alpaca(row, line, layout)
+
+    yield from each_row(path, records)
+
+
+def _alpaca(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Record]:
+    prompt = text_of(layout.get(row, "prompt"), layout.columns.get("prompt", "prompt"))
+    if query := layout.get(row, "query"):
+        prompt += "\n" + text_of(query, layout.columns["query"])
+    if not prompt.strip():
+        raise RowError(f"{layout.columns.get('prompt', 'prompt')}: is empty")
+    messages = _system(row, layout)
+    history = layout.get(row, "history")
+    for index, turn in enumerate(list_of(history if history is not None else [], "history")):
+        if not isinstance(turn, list) or len(turn) != 2:
+            raise RowError(f"history[{index}]: expected [question, answer], found {shown(turn)}")
+        messages.append({"role": "user", "content": text_of(turn[0], f"history[{index}][0]")})
+        messages.append({"role": "assistant", "content": text_of(turn[1], f"history[{index}][1]")})
+    messages.append({"role": "user", "content": prompt})
+    if layout.get(row, "chosen") is not None or layout.get(row, "rejected") is not None:
+        yield from preference(
+            line,
+            key_of(row),
+            messages,
+            text_of(layout.get(row, "chosen"), "chosen", required=True),
+            text_of(layout.get(row, "rejected"), "rejected"),
+        )
+        return
+    response = layout.get(row, "response")
+    if response is None or response == "":
+        yield RowSkipped(line, key_of(row), "a prompt without a response is no decision")
+        return
+    text = text_of(response, layout.columns.get("response", "response"))
+    if "kto_tag" in layout.columns:
+        yield from judgement(
+            line, key_of(row), messages, text, layout.get(row, "kto_tag"), layout.columns["kto_tag"]
+        )
+    else:
+        yield demonstration(line, key_of(row), messages, text)
+
+
+def _sharegpt(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Record]:
+    key, name = key_of(row), layout.columns.get("messages", "conversations")
+    turns = [
+        _turn(turn, f"{name}[{index}]", layout)
+        for index, turn in enumerate(list_of(layout.get(row, "messages"), name))
+    ]
+    if not turns:
+        raise RowError(f"{name}: expected at least one turn, found none")
+    if turns[0]["role"] != "system":
+        turns = [*_system(row, layout), *turns]
+    metadata = tools_of({"tools": layout.get(row, "tools")})
+    if layout.get(row, "chosen") is not None or layout.get(row, "rejected") is not None:
+        chosen = _turn(layout.get(row, "chosen"), "chosen", layout)
+        rejected = _turn(layout.get(row, "rejected"), "rejected", layout)
+        yield from preference(
+            line,
+            key,
+            turns,
+            completion_of([chosen], "chosen", required=True),
+            completion_of([rejected], "rejected"),
+            metadata=metadata,
+        )
+        return
+    *prompt, last = turns
+    if last["role"] != "assistant" or not prompt:
+        yield RowSkipped(line, key, "the conversation does not end with a response")
+        return
+    response = completion_of([last], f"{name}[{len(turns) - 1}]", required=True)
+    if "kto_tag" in layout.columns:
+        verdict, column = layout.get(row, "kto_tag"), layout.columns["kto_tag"]
+        yield from judgement(line, key, prompt, response, verdict, column, metadata=metadata)
+    else:
+        yield demonstration(line, key, prompt, response, metadata=metadata)
+
+
+def _system(row: Mapping[str, Any], layout: Layout) -> list[Message]:
+    system = layout.get(row, "system")
+    return [{"role": "system", "content": text_of(system, "system")}] if system else []
+
+
+def _turn(value: Any, what: str, layout: Layout) -> Message:
+    turn = mapping_of(value, what)
+    speaker, content = layout.tags["role_tag"], layout.tags["content_tag"]
+    role = turn.get(speaker)
+    if not isinstance(role, str) or role not in layout.roles:
+        known = ", ".join(layout.roles)
+        raise RowError(f"{what}.{speaker}: expected one of {known}; found {shown(role)}")
+    return {"role": layout.roles[role], "content": text_of(turn.get(content), f"{what}.{content}")}
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
+
+
+def _conversation(messages: list[Message]) -> list[Line]:
+    return [{"from": speaker, "value": text} for speaker, text in spoken(messages, SPEAKERS)]
+
+
+def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    yield {
+        "conversations": _conversation(better.messages),
+        "chosen": {"from": "gpt", "value": some_words(better.response)},
+        "rejected": {"from": "gpt", "value": words(worse.response)},
+        **tools_text(better),
+    }
+
+
+def _alpaca_prompt(messages: list[Message]) -> Line:
+    """instruction and, where they are needed, system and history: question and answer by turns."""
+    turns = spoken(messages, {"system": "system", "user": "user", "assistant": "assistant"})
+    system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
+    speakers = [speaker for speaker, _ in turns]
+    if speakers != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
+        raise NotSaid("roles")
+    texts = [text for _, text in turns]
+    if not texts[-1].strip():
+        raise NotSaid("empty")
+    history = [list(pair) for pair in zip(texts[:-1:2], texts[1::2], strict=True)]
+    return {
+        "instruction": texts[-1],
+        "input": "",
+        **({"system": system} if system else {}),
+        **({"history": history} if history else {}),
+    }
+
+
+def _alpaca_pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    chosen, rejected = some_words(better.response), words(worse.response)
+    yield _alpaca_prompt(better.messages) | {"chosen": chosen, "rejected": rejected}
+
+
+def _alpaca_answer(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    yield _alpaca_prompt(record.messages) | {"output": some_words(record.response)}
+
+
+def _labels(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    answer = {"from": "gpt", "value": some_words(record.response)}
+    turns = [*_conversation(record.messages), answer]
+    tools = tools_text(record)
+    return each_rating(
+        record, left_out, lambda rating: {"conversations": turns, "kto_tag": good(rating), **tools}
+    )
+
+
+SHAPES = (
+    Shape("llamafactory", "sharegpt ranking", (View.PREFERENCES,), one_by_one(_pair), "array"),
+    Shape("llamafactory-alpaca", "alpaca ranking", (View.PREFERENCES,), one_by_one(_alpaca_pair), "array"),
+    Shape(
+        "llamafactory-kto",
+        "sharegpt kto: a label for each rating",
+        (View.RATED,),
+        one_by_one(_labels),
+        "array",
+    ),
+    Shape("llamafactory-sft", "alpaca SFT", (View.DEMONSTRATIONS,), one_by_one(_alpaca_answer), "array"),
+)
+
+FORMAT = Format(
+    "llamafactory", "LLaMA-Factory alpaca and sharegpt: ranking, kto, SFT", recognises, read, SHAPES
+)

@@ -1,0 +1,229 @@
+"""Open WebUI feedback exports: a thumb (and a 1 to 10) on one message of a chat that comes along as a snapshot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from feedback.storage.responses import Message, shown
+from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    ImportedRating,
+    ImportedReference,
+    Record,
+    RowError,
+    RowSkipped,
+    content_of,
+    mapping_of,
+    tags_of,
+    text_of,
+    time_of,
+)
+from feedback.transfer.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    each_rating,
+    good,
+    one_by_one,
+    plain,
+    share_of,
+    words,
+)
+
+THUMBS = {"1": "up", "-1": "down"}
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    return has(row, "data", "meta", "type") and isinstance(row["data"], Mapping) and "rating" in row["data"]
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    # what names a message of a chat that another row brings along can only be placed after that row: read again then
+    referring = False
+    for record in each_row(path, _records, verdicts=()):
+        if isinstance(record, ImportedReference):
+            referring = True
+        else:
+            yield record
+    if referring:
+        yield from (
+            record
+            for record in each_row(path, _records, verdicts=())
+            if isinstance(record, ImportedReference)
+        )
+
+
+def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    key = key_of(row)
+    if row.get("type") != "rating":
+        yield RowSkipped(line, key, f"feedback of type {shown(row.get('type'))}")
+        return
+    data, meta = mapping_of(row.get("data"), "data"), mapping_of(row.get("meta"), "meta")
+    rating = rating_of(row, data)
+    own = text_of(meta.get("message_id"), "meta.message_id", required=True)
+    chat = _messages(row.get("snapshot"))
+    if own not in chat:
+        # without the chat only the message's id is known: perhaps it was recorded before
+        yield ImportedReference(line, key, own, rating)
+        return
+    parent = str(chat[own].get("parentId"))
+    prompt = prompt_before(chat, parent)
+    siblings = [
+        name
+        for name, message in chat.items()
+        if name != own and str(message.get("parentId")) == parent and message.get("role") == "assistant"
+    ]
+
+    def decision(name: str, ratings: tuple[ImportedRating, ...] = ()) -> ImportedDecision:
+        return ImportedDecision(
+            line=line,
+            key=key,
+            messages=prompt,
+            response=content_of(chat[name].get("content"), "content"),
+            policy=text_of(chat[name].get("model") or "", "model"),
+            run_id=name,
+            unit=text_of(meta.get("chat_id") or "", "meta.chat_id"),
+            created_at=time_of(chat[name].get("timestamp"), "timestamp"),
+            ratings=ratings,
+        )
+
+    yield decision(own, (rating,))
+    for name in siblings:
+        yield decision(name)
+        # in the arena two models answered blindly side by side, and the thumb chose between them
+        if meta.get("arena"):
+            yield ImportedComparison(
+                line=line,
+                key=key,
+                left=decision(own),
+                right=decision(name),
+                preference="left" if rating.thumb == "up" else "right",
+                ordered=False,
+                rater=rating.rater,
+                created_at=rating.created_at,
+            )
+
+
+def rating_of(row: Mapping[str, Any], data: Mapping[str, Any]) -> ImportedRating:
+    thumb = THUMBS.get(str(data.get("rating")))
+    if thumb is None:
+        raise RowError(f"data.rating: expected 1 or -1, found {shown(data.get('rating'))}")
+    details = (data.get("details") or {}).get("rating") if isinstance(data.get("details"), Mapping) else None
+    score: float | None = None
+    if details is not None:
+        if isinstance(details, bool) or not isinstance(details, (int, float)) or not 1 <= details <= 10:
+            raise RowError(f"data.details.rating: expected 1 to 10, found {shown(details)}")
+        score = (details - 1) / 9
+    # the reason is the label of a button in the user's language: words to read, not a tag to count
+    remarks = [text_of(data.get(name) or "", f"data.{name}") for name in ("reason", "comment")]
+    return ImportedRating(
+        rater=text_of(row.get("user_id") or "", "user_id"),
+        thumb=thumb,
+        score=score,
+        tags=tags_of(data.get("tags"), "data.tags"),
+        notes="\n".join(remark for remark in remarks if remark),
+        created_at=time_of(row.get("updated_at") or row.get("created_at"), "created_at"),
+    )
+
+
+def _messages(snapshot: Any) -> dict[str, Mapping[str, Any]]:
+    """The messages of the chat by id; none where the export came without."""
+    value = snapshot
+    for key in ("chat", "chat", "history", "messages"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    messages = mapping_of(value or {}, "snapshot messages")
+    return {name: mapping_of(message, f"snapshot message {name}") for name, message in messages.items()}
+
+
+def prompt_before(chat: Mapping[str, Mapping[str, Any]], last: str) -> list[Message]:
+    """The turns up to and with the one named, first one first."""
+    turns: list[Message] = []
+    seen: set[str] = set()
+    while last in chat and last not in seen:
+        seen.add(last)
+        message = chat[last]
+        role = text_of(message.get("role"), "role", required=True)
+        turns.append({"role": role, "content": content_of(message.get("content"), "content")})
+        last = str(message.get("parentId"))
+    if not turns:
+        raise RowError("the message it answers is not in the snapshot")
+    return turns[::-1]
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _feedback(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """A feedback for each rating, with the chat it was given in."""
+    turns, answer = plain(record.messages), words(record.response)
+    if any(set(turn) - {"role", "content", "name"} for turn in turns):
+        raise NotSaid("not_text")
+    own = str(record.id)
+    said = [*((turn["role"], turn["content"]) for turn in turns), ("assistant", answer)]
+    keys = [*(f"{own}-{number}" for number in range(len(turns))), own]
+    messages = [
+        {
+            "id": key,
+            "parentId": keys[number - 1] if number else None,
+            "childrenIds": keys[number + 1 : number + 2],
+            "role": role,
+            "content": text,
+            **({"model": record.policy, "timestamp": _epoch(record.created_at)} if key == own else {}),
+        }
+        for number, (key, (role, text)) in enumerate(zip(keys, said, strict=True))
+    ]
+    history = {"messages": dict(zip(keys, messages, strict=True)), "currentId": own}
+    chat = {"id": record.unit or own, "chat": {"history": history, "messages": messages}}
+
+    def line(rating: ImportedRating) -> Line:
+        up = good(rating)
+        return {
+            "id": str(rating.id),
+            "user_id": rating.rater,
+            "version": 0,
+            "type": "rating",
+            "data": {
+                "rating": 1 if up else -1,
+                "model_id": record.policy,
+                "sibling_model_ids": None,
+                "reason": "",
+                "comment": rating.notes,
+                "tags": list(rating.tags),
+                **_details(rating),
+            },
+            "meta": {
+                "model_id": record.policy,
+                "message_id": own,
+                "message_index": len(turns),
+                "chat_id": record.unit or own,
+                "arena": False,
+            },
+            "snapshot": {"chat": chat},
+            "created_at": _epoch(rating.created_at),
+            "updated_at": _epoch(rating.created_at),
+        }
+
+    return each_rating(record, left_out, line)
+
+
+def _details(rating: ImportedRating) -> Line:
+    """1 to 10, where the rating is finer than a thumb."""
+    share = share_of(replace(rating, thumb=""))
+    return {} if share is None else {"details": {"rating": round(1 + 9 * share)}}
+
+
+def _epoch(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp())
+
+
+SHAPES = (Shape("open_webui", "feedback with its chats", (View.RATED,), one_by_one(_feedback), "array"),)
+
+FORMAT = Format("open_webui", "Open WebUI feedback export", recognises, read, SHAPES)

@@ -1,0 +1,120 @@
+"""OpenAI fine-tuning files: chat SFT (`messages`) and DPO (`input`, `preferred_output`, `non_preferred_output`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from feedback.transfer.formats.base import (
+    demonstration,
+    has,
+    key_of,
+    preference,
+    row_format,
+    text_only,
+    tools_of,
+    verdicts_read,
+)
+from feedback.transfer.formats.columns import verdicts_in
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    Record,
+    RowSkipped,
+    completion_of,
+    mapping_of,
+    messages_of,
+)
+from feedback.transfer.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    better_worse,
+    one_by_one,
+    plain,
+    some_turns,
+    turns_of,
+)
+
+ANSWERS = {"response", "completion", "answer", "output", "chosen", "rejected"}
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    if has(row, "input", "preferred_output", "non_preferred_output"):
+        return True
+    # an answer beside the messages makes them its prompt, and what looks like a verdict must not be passed over
+    return isinstance(row.get("messages"), list) and not (
+        ANSWERS & set(row) or verdicts_in(row, used=("messages",))
+    )
+
+
+def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    key = key_of(row)
+    if "preferred_output" in row:
+        asked = mapping_of(row.get("input"), "input")
+        yield from preference(
+            line,
+            key,
+            messages_of(asked.get("messages"), "input.messages"),
+            completion_of(row["preferred_output"], "preferred_output", required=True),
+            completion_of(row.get("non_preferred_output"), "non_preferred_output"),
+            metadata=tools_of(asked, "input.tools"),
+        )
+        return
+    text_only(row)
+    verdicts_read(row)
+    messages, metadata = messages_of(row.get("messages"), "messages"), tools_of(row)
+    weights = [message.pop("weight", 1) for message in messages]
+    found = False
+    for index, message in enumerate(messages):
+        # every assistant turn that counts is a response of its own to what stands before it; a weight of 0 means
+        # that it is only there to be read
+        if message["role"] == "assistant" and weights[index] and index:
+            found = True
+            response = completion_of([message], f"messages[{index}]", required=True)
+            yield demonstration(line, key, messages[:index], response, metadata=metadata)
+    if not found:
+        yield RowSkipped(line, key, "no assistant turn of weight 1 after a prompt")
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    asked: Line = {"messages": plain(better.messages), "tools": better.metadata.get("tools") or []}
+    yield {
+        "input": asked | {"parallel_tool_calls": True},
+        "preferred_output": some_turns(better.response),
+        "non_preferred_output": turns_of(worse.response),
+    }
+
+
+def _chat(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """The whole conversation, of which the response alone is to be learnt."""
+    response = some_turns(record.response)
+    if len(response) > 1:
+        raise NotSaid("not_text")  # read again, several turns would be as many responses
+    before = [{**m, "weight": 0} if m["role"] == "assistant" else m for m in plain(record.messages)]
+    tools = record.metadata.get("tools")
+    yield {
+        "messages": [*before, {**response[0], "weight": 1}],
+        **({"tools": tools} if tools else {}),
+    }
+
+
+SHAPES = (
+    Shape("openai", "DPO: preferred and non-preferred output", (View.PREFERENCES,), one_by_one(_pair)),
+    Shape("openai-sft", "SFT: chats whose last answer is learnt", (View.DEMONSTRATIONS,), one_by_one(_chat)),
+)
+
+FORMAT = row_format(
+    "openai",
+    "OpenAI chat SFT and DPO",
+    recognises,
+    records,
+    SHAPES,
+    verdicts=("preferred_output", "non_preferred_output"),
+)

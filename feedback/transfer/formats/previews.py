@@ -1,0 +1,101 @@
+"""The first rows of a file before it is imported: what it was recognised as, and what each column is taken for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from feedback.transfer.formats.archives import Member, unpacked
+from feedback.transfer.formats.columns import ColumnMap, is_verdict
+from feedback.transfer.formats.files import columns_dropped, rows
+from feedback.transfer.formats.reading import Reading, readings
+from feedback.transfer.formats.records import FormatRefused, RowRefused
+
+SHOWN = 80
+"""Characters of a value shown."""
+
+
+@dataclass(frozen=True)
+class ColumnSeen:
+    """A column of a file: its first values, what it is taken for."""
+
+    name: str
+    samples: tuple[str, ...]
+    field: str | None = None
+    """The field it is read as, or the kind of verdict (thumb, stars, score); None where the format has names of its own
+    for its columns, or nothing is kept of it."""
+    ignored: bool = False
+    """Whether nothing of it is kept."""
+    verdict: bool = False
+    """Whether its name says that it holds a verdict."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """One file before it is imported."""
+
+    name: str
+    format: str
+    """Name of the format; empty where none knows it."""
+    title: str
+    columns: tuple[ColumnSeen, ...]
+    notes: tuple[str, ...] = ()
+    """Which scale the ratings have, and whatever else was decided for the file as a whole."""
+    problem: str = ""
+    """Why it cannot be read as it is, and which map would cure it."""
+
+
+def preview(path: str | Path, columns: ColumnMap | None = None, rows_shown: int = 5) -> tuple[Preview, ...]:
+    """What each file at a path would be read as; nothing is stored.
+
+    What only a map of columns can cure is a `problem` beside the columns there are. Raises FormatRefused for a
+    file whose rows cannot be read.
+    """
+    try:
+        with readings(path, columns=columns) as files:
+            left_out = columns.ignored if columns else ()
+            return tuple(_preview(file, rows_shown, left_out) for file in files)
+    except FormatRefused as error:
+        with unpacked(Path(path)) as archive:
+            return tuple(_unread(member, str(error), rows_shown) for member in archive.members)
+
+
+def _preview(file: Reading, count: int, left_out: Collection[str] = ()) -> Preview:
+    field_of = file.opened.field_of if file.opened else None
+    seen = tuple(
+        ColumnSeen(
+            name,
+            samples,
+            field_of(name) if field_of else None,
+            name in left_out or (field_of is not None and field_of(name) is None),
+            is_verdict(name),
+        )
+        for name, samples in _samples(file.path, file.name, count).items()
+    )
+    return Preview(file.name, file.format.name, file.format.title, seen, file.notes)
+
+
+def _unread(member: Member, problem: str, count: int) -> Preview:
+    samples = _samples(member.path, member.name, count)
+    seen = tuple(ColumnSeen(name, texts, verdict=is_verdict(name)) for name, texts in samples.items())
+    return Preview(member.name, "", "", seen, problem=problem)
+
+
+def _samples(path: Path, name: str, count: int) -> dict[str, tuple[str, ...]]:
+    seen: dict[str, list[str]] = {}
+    with columns_dropped(()):  # what is left out is shown as such
+        for row in islice(rows(path, name), count):
+            if isinstance(row, RowRefused) or not isinstance(row.value, Mapping):
+                continue
+            for column, value in row.value.items():
+                seen.setdefault(str(column), []).append(_text(value))
+    return {column: tuple(texts) for column, texts in seen.items()}
+
+
+def _text(value: Any) -> str:
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

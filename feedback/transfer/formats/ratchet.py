@@ -1,0 +1,293 @@
+"""Ratchet's own format: JSON lines of traces, of decisions with all that was ever said of them, and of comparisons.
+
+A trace is a line {"type": "trace", ...its fields}; a decision a line {"type": "decision", ...its fields, "trace": id,
+"ratings": [...], "outcomes": [...]}, after its trace; a comparison a line {"type": "comparison", "left": id,
+"right": id, ...}, after its decisions. Superseded and withdrawn ratings are there too, in their order:
+what is written, read again, is the same history with the same ids and times.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from feedback.storage.responses import shown
+from feedback.transfer.formats.base import has, key_of, row_format
+from feedback.transfer.formats.history import (
+    JSON_COLUMNS,
+    ComparisonRow,
+    DecisionRow,
+    DecisionText,
+    DecisionTold,
+    OutcomeRow,
+    RatingRow,
+    TraceRow,
+)
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    ImportedOutcome,
+    ImportedRating,
+    ImportedTrace,
+    Record,
+    RowError,
+    check_json,
+    list_of,
+    mapping_of,
+    messages_of,
+    number_of,
+    tags_of,
+    text_of,
+    time_of,
+    uuid_of,
+)
+from feedback.transfer.formats.writing import Line, LineWritten, Shape, View
+
+TYPES = ("decision", "comparison", "trace")
+
+DECISION = (
+    "id", "agent", "messages", "response", "state", "candidates", "policy", "unit", "arm", "propensity", "run_id",
+    "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source", "trace", "created_at", "ratings", "outcomes",
+)  # fmt: skip
+RATING = (
+    "id", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes", "withdrawn", "created_at",
+)  # fmt: skip
+COMPARISON = (
+    "id", "left", "right", "preference", "rater", "rater_kind", "tags", "notes", "withdrawn", "created_at",
+)  # fmt: skip
+OUTCOME = ("id", "name", "value", "at", "created_at")
+TRACE = ("id", "agent", "run_id", "steps", "metadata", "started_at", "finished_at", "created_at")
+KEYS = {"decision": DECISION, "comparison": COMPARISON, "trace": TRACE}
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    if row.get("type") == "decision":
+        return has(row, "messages", "response")
+    if row.get("type") == "trace":
+        return has(row, "agent", "steps")
+    return row.get("type") == "comparison" and has(row, "left", "right", "preference")
+
+
+def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    kind = row.get("type")
+    if kind not in TYPES:
+        raise RowError(f"type: expected {', '.join(TYPES[:-1])} or {TYPES[-1]}, found {shown(kind)}")
+    _known(row, ("type", *KEYS[kind]))
+    if kind == "trace":
+        yield _trace(row, line)
+    else:
+        yield _decision(row, line) if kind == "decision" else _comparison(row, line)
+
+
+def _known(row: Mapping[str, Any], names: tuple[str, ...], where: str = "") -> None:
+    if unknown := sorted(set(row) - set(names)):
+        raise RowError(f"{where}unknown keys {', '.join(unknown)[:200]}: nothing may be lost in reading")
+
+
+def _trace(row: Mapping[str, Any], line: int) -> ImportedTrace:
+    return ImportedTrace(
+        line=line,
+        key=key_of(row),
+        id=_id(row.get("id"), "id"),
+        agent=text_of(row.get("agent"), "agent", required=True),
+        steps=list(list_of(check_json(row.get("steps"), "steps"), "steps")),
+        run_id=_text(row, "run_id"),
+        metadata=dict(mapping_of(check_json(row.get("metadata") or {}, "metadata"), "metadata")),
+        started_at=time_of(row.get("started_at"), "started_at"),
+        finished_at=time_of(row.get("finished_at"), "finished_at"),
+        created_at=time_of(row.get("created_at"), "created_at"),
+    )
+
+
+def _decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
+    candidates = row.get("candidates")
+    return ImportedDecision(
+        line=line,
+        key=key_of(row),
+        id=_id(row.get("id"), "id"),
+        agent=text_of(row.get("agent"), "agent", required=True),
+        # as they are, to the last key: their hash says on which side of the split they stand
+        messages=[
+            dict(mapping_of(m, f"messages[{i}]")) for i, m in enumerate(_messages(row.get("messages")))
+        ],
+        response=text_of(row.get("response"), "response"),
+        state=check_json(row.get("state"), "state"),
+        candidates=None if candidates is None else list(list_of(candidates, "candidates")),
+        policy=_text(row, "policy"),
+        unit=_text(row, "unit"),
+        arm=_text(row, "arm"),
+        propensity=_number(row, "propensity"),
+        run_id=_text(row, "run_id"),
+        latency_ms=_number(row, "latency_ms"),
+        tokens_in=_whole(row, "tokens_in"),
+        tokens_out=_whole(row, "tokens_out"),
+        tags=tags_of(row.get("tags"), "tags"),
+        metadata=dict(mapping_of(check_json(row.get("metadata") or {}, "metadata"), "metadata")),
+        source=_text(row, "source"),
+        trace=_id(row.get("trace"), "trace"),
+        created_at=time_of(row.get("created_at"), "created_at"),
+        ratings=tuple(
+            _rating(mapping_of(item, f"ratings[{i}]"), f"ratings[{i}].")
+            for i, item in enumerate(list_of(row.get("ratings") or [], "ratings"))
+        ),
+        outcomes=tuple(
+            _outcome(mapping_of(item, f"outcomes[{i}]"), f"outcomes[{i}].")
+            for i, item in enumerate(list_of(row.get("outcomes") or [], "outcomes"))
+        ),
+    )
+
+
+def _messages(value: Any) -> list[Any]:
+    messages_of(value, "messages")
+    return list(list_of(value, "messages"))
+
+
+def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
+    _known(row, RATING, where)
+    correction = row.get("correction")
+    return ImportedRating(
+        id=_id(row.get("id"), f"{where}id"),
+        rater=text_of(row.get("rater"), f"{where}rater", required=True),
+        rater_kind=_text(row, "rater_kind", where) or "human",
+        thumb=_text(row, "thumb", where),
+        stars=_whole(row, "stars", where),
+        score=_number(row, "score", where),
+        correction=None if correction is None else text_of(correction, f"{where}correction"),
+        tags=tags_of(row.get("tags"), f"{where}tags"),
+        notes=_text(row, "notes", where),
+        withdrawn=_flag(row, "withdrawn", where),
+        created_at=time_of(row.get("created_at"), f"{where}created_at"),
+    )
+
+
+def _outcome(row: Mapping[str, Any], where: str) -> ImportedOutcome:
+    _known(row, OUTCOME, where)
+    return ImportedOutcome(
+        id=_id(row.get("id"), f"{where}id"),
+        name=text_of(row.get("name"), f"{where}name", required=True),
+        value=number_of(row.get("value"), f"{where}value"),
+        at=time_of(row.get("at"), f"{where}at"),
+        created_at=time_of(row.get("created_at"), f"{where}created_at"),
+    )
+
+
+def _comparison(row: Mapping[str, Any], line: int) -> ImportedComparison:
+    left, right = _id(row.get("left"), "left"), _id(row.get("right"), "right")
+    if left is None or right is None:
+        raise RowError("left and right: expected the ids of two decisions")
+    return ImportedComparison(
+        line=line,
+        key=key_of(row),
+        id=_id(row.get("id"), "id"),
+        left=left,
+        right=right,
+        preference=_text(row, "preference"),
+        rater=text_of(row.get("rater"), "rater", required=True),
+        rater_kind=_text(row, "rater_kind") or "human",
+        tags=tags_of(row.get("tags"), "tags"),
+        notes=_text(row, "notes"),
+        withdrawn=_flag(row, "withdrawn"),
+        created_at=time_of(row.get("created_at"), "created_at"),
+    )
+
+
+def _id(value: Any, what: str) -> uuid.UUID | None:
+    if value is None:
+        return None
+    found = uuid_of(value)
+    if found is None:
+        raise RowError(f"{what}: expected a UUID, found {shown(value)}")
+    return found
+
+
+def _text(row: Mapping[str, Any], name: str, where: str = "") -> str:
+    value = row.get(name)
+    return "" if value is None else text_of(value, where + name)
+
+
+def _number(row: Mapping[str, Any], name: str, where: str = "") -> float | None:
+    value = row.get(name)
+    return None if value is None else number_of(value, where + name)
+
+
+def _whole(row: Mapping[str, Any], name: str, where: str = "") -> int | None:
+    value = _number(row, name, where)
+    if value is not None and value != int(value):
+        raise RowError(f"{where}{name}: expected a whole number, found {shown(value)}")
+    return None if value is None else int(value)
+
+
+def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:
+    value = row.get(name, False)
+    if not isinstance(value, bool):
+        raise RowError(f"{where}{name}: expected true or false, found {shown(value)}")
+    return value
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
+    """The rows of feedback.transfer.exported.history as lines of this format; nothing is ever left out."""
+    for row in rows:
+        line: Line
+        if isinstance(row, DecisionText):
+            line = LineWritten("decision", row.text)
+        elif isinstance(row, DecisionTold):
+            decision = row.decision
+            line = {"type": "decision", **_line(decision)}
+            line["trace"] = line.pop("trace_id")
+            line["ratings"] = [_said(rating) for rating in row.ratings]
+            line["outcomes"] = [
+                {name: value for name, value in _line(outcome).items() if name != "decision_id"}
+                for outcome in row.outcomes
+            ]
+        elif isinstance(row, ComparisonRow):
+            line = {"type": "comparison", **_line(row)}
+            line["left"], line["right"] = line.pop("left_id"), line.pop("right_id")
+            del line["supersedes_id"]
+        else:
+            line = {"type": "trace", **_line(row)}
+        yield line
+
+
+def _said(rating: RatingRow) -> Line:
+    line = _line(rating)
+    del line["decision_id"], line["supersedes_id"]
+    return line
+
+
+def _line(row: NamedTuple) -> Line:
+    line: Line = dict(zip(row._fields, row, strict=True))
+    for name in _JSON[type(row)]:
+        line[name] = _written(line[name])
+    return line
+
+
+_JSON: dict[type, list[str]] = {
+    kind: [name for name in kind._fields if name in JSON_COLUMNS]
+    for kind in (DecisionRow, RatingRow, OutcomeRow, ComparisonRow, TraceRow)
+}
+
+
+def _written(text: str | None) -> Any:
+    """JSON as it is stored; SQLite keeps it with every letter that is not ASCII escaped, which nobody can read."""
+    if text is None:
+        return None
+    if "\\u" in text:
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+    return orjson.Fragment(text)
+
+
+FORMAT = row_format(
+    "ratchet",
+    "Ratchet's own: decisions with all that was said of them, traces, comparisons",
+    recognises,
+    records,
+    (Shape("ratchet", "everything, with ids, times and superseded words", (View.HISTORY,), write),),
+)

@@ -1,0 +1,339 @@
+"""What a foreign file says, in our words: plain frozen records that importing and datasets both read."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from feedback.storage.responses import Completion, Message, shown
+from feedback.transfer.formats.cells import Cell, json_of, number_in
+
+
+class FormatRefused(ValueError):
+    """A file that cannot be read at all: not there, not JSON, of no known format. The message names file and line."""
+
+
+class RowError(ValueError):
+    """One row that cannot be read; the message says what was expected and what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRating:
+    """What one rater thought of a decision. `rater` "" where the file does not say who it was."""
+
+    rater: str = ""
+    thumb: str = ""
+    stars: int | None = None
+    score: float | None = None
+    correction: str | None = None
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+    rater_kind: str = "human"
+    withdrawn: bool = False
+    created_at: datetime | None = None
+    id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedOutcome:
+    """A measured fact about a decision."""
+
+    name: str
+    value: float
+    at: datetime | None = None
+    created_at: datetime | None = None
+    id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedDecision:
+    """A prompt and the response given to it, with what was said of it in the same row."""
+
+    line: int
+    """Line of the file it starts on, from 1."""
+    key: str
+    """What the file calls it, or ""."""
+    messages: list[Message]
+    response: Completion
+    agent: str = ""
+    """Empty where the file does not say; the importer's choice then."""
+    state: Any = None
+    candidates: list[Any] | None = None
+    policy: str = ""
+    unit: str = ""
+    arm: str = ""
+    propensity: float | None = None
+    run_id: str = ""
+    latency_ms: float | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+    created_at: datetime | None = None
+    id: uuid.UUID | None = None
+    """The file's own id where it is a UUID; None: made from the content."""
+    source: str = ""
+    """Where it was recorded; empty: the format's name."""
+    trace: uuid.UUID | None = None
+    """The trace it was taken in: one of the file's, before it, or one recorded before."""
+    ratings: tuple[ImportedRating, ...] = ()
+    outcomes: tuple[ImportedOutcome, ...] = ()
+    event: str | None = None
+    """The line (and place in it) of a log whose events have no ids: part of what the decision's id is made from, so
+    that equal events are different ones, and the same ones when the file is read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedComparison:
+    """One rater's preference between two responses to the same prompt."""
+
+    line: int
+    key: str
+    left: ImportedDecision | uuid.UUID
+    """The decision, or the id of one recorded before."""
+    right: ImportedDecision | uuid.UUID
+    preference: str
+    """left, right, tie or both_bad."""
+    ordered: bool = True
+    """Whether left and right are as the rater saw them; False where the file only says which one was better."""
+    rater: str = ""
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+    rater_kind: str = "human"
+    withdrawn: bool = False
+    created_at: datetime | None = None
+    id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTrace:
+    """What an agent did on the way; the decisions taken meanwhile are records of their own that name it."""
+
+    line: int
+    key: str
+    id: uuid.UUID | None
+    agent: str
+    steps: list[Any]
+    run_id: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedReference:
+    """A rating of a decision that stands elsewhere: in another file, or recorded before."""
+
+    line: int
+    key: str
+    reference: str
+    """A decision's id, the run_id of exactly one decision, or the trace whose last decision is meant (`trace_id` or
+    `root_id` in its metadata)."""
+    rating: ImportedRating
+    also: tuple[str, ...] = ()
+    """Where it may stand instead, when nothing has the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeReference:
+    """A measured number about a decision that stands elsewhere, named as ImportedReference names it."""
+
+    line: int
+    key: str
+    reference: str
+    outcome: ImportedOutcome
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowRefused:
+    """A row that cannot be read, and why."""
+
+    line: int
+    key: str
+    reason: str
+    broken: bool = False
+    """Not even JSON: the file is damaged, rather than one of its rows odd."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSkipped:
+    """A row that can be read and says nothing we keep: a prompt alone, a cancelled annotation."""
+
+    line: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One value of a file (JSON, or the cells of a table by their columns) and the line it starts on, from 1."""
+
+    line: int
+    value: Any
+
+
+Record: TypeAlias = (
+    ImportedDecision
+    | ImportedComparison
+    | ImportedTrace
+    | ImportedReference
+    | OutcomeReference
+    | RowRefused
+    | RowSkipped
+)
+
+
+# --- Reading values that others wrote ----------------------------------------------------------------------
+
+
+def mapping_of(value: Any, what: str) -> Mapping[str, Any]:
+    """An object, in a cell as JSON. Raises RowError."""
+    value = json_of(value) if isinstance(value, Cell) else value
+    if not isinstance(value, Mapping):
+        raise RowError(f"{what}: expected an object, found {shown(value)}")
+    return value
+
+
+def list_of(value: Any, what: str) -> Sequence[Any]:
+    """A list, in a cell as JSON. Raises RowError."""
+    value = json_of(value) if isinstance(value, Cell) else value
+    if not isinstance(value, list):
+        raise RowError(f"{what}: expected a list, found {shown(value)}")
+    return value
+
+
+def text_of(value: Any, what: str, *, required: bool = False) -> str:
+    """A text that can be stored: no NUL, no half of a surrogate pair. Raises RowError."""
+    if not isinstance(value, str):
+        raise RowError(f"{what}: expected a text, found {shown(value)}")
+    if "\x00" in value:
+        raise RowError(f"{what}: holds a NUL character")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RowError(f"{what}: holds a lone surrogate at character {error.start}") from None
+    if required and not value.strip():
+        raise RowError(f"{what}: is empty")
+    return str(value)
+
+
+def content_of(value: Any, what: str) -> str:
+    """The text of a message's content: a text, nothing, or a list of {"type": "text", "text"} parts, joined."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "".join(_part_text(part, f"{what}[{index}]") for index, part in enumerate(value))
+    return text_of(value, what)
+
+
+def _part_text(part: Any, what: str) -> str:
+    if isinstance(part, str):
+        return text_of(part, what)
+    kind = mapping_of(part, what).get("type")
+    if kind not in ("text", "input_text", "output_text"):
+        raise RowError(f"{what}: not_text: only text parts can be read, found one of type {shown(kind)}")
+    return text_of(part.get("text"), f"{what}.text")
+
+
+def messages_of(value: Any, what: str) -> list[Message]:
+    """A prompt as chat messages; a bare text is one user turn. Other keys of a message are kept. Raises RowError."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": text_of(value, what, required=True)}]
+    messages = [message_of(item, f"{what}[{index}]") for index, item in enumerate(list_of(value, what))]
+    if not messages:
+        raise RowError(f"{what}: expected at least one message, found none")
+    return messages
+
+
+def message_of(value: Any, what: str) -> Message:
+    message = dict(mapping_of(value, what))
+    message["role"] = text_of(message.get("role"), f"{what}.role", required=True)
+    message["content"] = content_of(message.get("content"), f"{what}.content")
+    for key, item in message.items():
+        if key not in ("role", "content"):
+            check_json(item, f"{what}.{key}")
+    # Arrow-made files hold every key in every message; an absent one says the same
+    return {key: item for key, item in message.items() if item is not None}
+
+
+def check_json(value: Any, what: str) -> Any:
+    """A JSON value all of whose texts can be stored."""
+    if isinstance(value, str):
+        text_of(value, what)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            text_of(key, f"{what} key")
+            check_json(item, f"{what}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            check_json(item, f"{what}[{index}]")
+    return value
+
+
+def completion_of(value: Any, what: str, *, required: bool = False) -> Completion:
+    """A response: a text; or messages, of which one plain assistant turn is its text. Raises RowError."""
+    if isinstance(value, str):
+        return text_of(value, what, required=required)
+    messages = messages_of([value] if isinstance(value, Mapping) else value, what)
+    if len(messages) == 1 and messages[0]["role"] == "assistant" and set(messages[0]) == {"role", "content"}:
+        return text_of(messages[0]["content"], what, required=required)
+    if required and not any(m["content"].strip() or m.get("tool_calls") for m in messages):
+        raise RowError(f"{what}: is empty")
+    return messages
+
+
+def number_of(value: Any, what: str) -> float:
+    """A finite number. Raises RowError."""
+    if isinstance(value, Cell):
+        value = number_in(value) if number_in(value) is not None else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RowError(f"{what}: expected a number, found {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise RowError(f"{what}: expected a number within the range of a double, found {shown(value)}")
+    return number
+
+
+def time_of(value: Any, what: str) -> datetime | None:
+    """A time: ISO 8601 (UTC where no zone is given), or seconds or milliseconds since 1970; None stays None."""
+    if value is None or value == "":
+        return None
+    try:
+        if isinstance(value, bool):
+            raise ValueError(value)
+        if isinstance(value, Cell) and (number := number_in(value)) is not None and abs(number) >= 1e8:
+            value = number  # seconds or milliseconds: 1e8 s is in 1973, and what is less may be a date without dashes
+        if isinstance(value, (int, float)):
+            # 1e11 seconds is the year 5138: whatever is above it counts milliseconds
+            return datetime.fromtimestamp(value / 1000 if abs(value) > 1e11 else value, tz=UTC)
+        parsed = datetime.fromisoformat(value)
+    except (TypeError, ValueError, OverflowError, OSError):
+        raise RowError(
+            f"{what}: expected a time such as 2025-01-02T03:04:05Z, found {shown(value)}"
+        ) from None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def uuid_of(value: Any) -> uuid.UUID | None:
+    """A UUID where the value is one, else None."""
+    try:
+        return uuid.UUID(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def tags_of(value: Any, what: str) -> tuple[str, ...]:
+    """Texts; nothing is none."""
+    return tuple(
+        text_of(item, f"{what}[{index}]")
+        for index, item in enumerate(list_of(value if value is not None else [], what))
+    )

@@ -1,0 +1,377 @@
+"""Plain rows and tables: a prompt, a response and what was said of it; or two responses and which was preferred.
+
+From JSON, JSON lines, CSV, TSV and Parquet alike. Which column holds what is decided once for a file, in
+feedback.transfer.formats.layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from feedback.storage.responses import Completion, Message, shown
+from feedback.transfer.formats import trl
+from feedback.transfer.formats.base import PROMPT_ALONE, Format, Opened, each_row, key_of, text_only
+from feedback.transfer.formats.cells import Cell, json_of
+from feedback.transfer.formats.columns import ABSENT, NAMES, PAIRS, ColumnMap, normal, value_at
+from feedback.transfer.formats.files import rows
+from feedback.transfer.formats.layouts import KNOWN, Layout, layout_of
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    ImportedOutcome,
+    ImportedRating,
+    Record,
+    RowError,
+    RowSkipped,
+    check_json,
+    completion_of,
+    list_of,
+    mapping_of,
+    messages_of,
+    number_of,
+    tags_of,
+    text_of,
+    time_of,
+    uuid_of,
+)
+
+NOTHING = ("", "nan", "none", "null", "n/a")
+"""What programs write into a cell in which nothing stands."""
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    names = {normal(str(name)) for name in row}
+    prompt = bool(names & {*NAMES["prompt"], *NAMES["messages"]})
+    if "messages" in names or "conversations" in names or ("chosen" in names and "rejected" in names):
+        return True
+    paired = any(first in names and second in names for first, second in (*PAIRS, ("model_a", "model_b")))
+    return prompt and (paired or bool(names & set(NAMES["response"])))
+
+
+def opened(path: Path, columns: ColumnMap | None, name: str = "") -> Opened:
+    """A file with its columns known. Raises FormatRefused where they cannot be told."""
+    layout = layout_of(rows(path, name), name or str(path), columns)
+    return Opened(lambda: each_row(path, partial(records, layout)), layout.notes, layout.field_of)
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    yield from opened(path, None).records()
+
+
+def records(layout: Layout, row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    """What one row says. Raises RowError."""
+    text_only(row)
+    cells = _Cells(layout, row)
+    key = str(cells.get("id") or "")[:200] or key_of(row)
+    if layout.columns.chosen is not None:
+        yield from _chosen(cells, line, key)
+    elif layout.columns.response_a is not None:
+        yield from _pair(cells, line, key)
+    else:
+        yield from _single(cells, line, key)
+
+
+class OddVerdict(RowError):
+    """A value that is no verdict, in a column of which nearly all are: its row is left out, and the file is read."""
+
+
+class _Cells:
+    """The values of a row by what they are."""
+
+    def __init__(self, layout: Layout, row: Mapping[str, Any]) -> None:
+        self.layout, self.row = layout, row
+
+    def name(self, field: str) -> str:
+        """What the file calls a field; the field where it has none."""
+        return getattr(self.layout.columns, field) or field
+
+    def get(self, field: str) -> Any:
+        """The value of a field; None where the file or the row has none."""
+        column = getattr(self.layout.columns, field)
+        value = None if column is None else value_at(self.row, column)
+        return None if value is ABSENT else value
+
+    def text(self, field: str) -> str:
+        """The text of a field in which nothing may stand: "" then, and for words such as NaN."""
+        value = self.get(field)
+        if value is None or (isinstance(value, str) and value.strip().lower() in NOTHING):
+            return ""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return f"{value:.15g}" if isinstance(value, float) else str(value)
+        return text_of(value, self.name(field))
+
+    def number(self, field: str) -> float | None:
+        value = self.get(field)
+        return None if value is None else number_of(value, self.name(field))
+
+    def tags(self) -> tuple[str, ...]:
+        value = json_of(self.get("tags"))
+        if isinstance(value, str):
+            return tuple(part.strip() for part in str(value).replace(";", ",").split(",") if part.strip())
+        return tags_of(value, self.name("tags"))
+
+
+# --- Prompt and response ------------------------------------------------------------------------------------
+
+
+def _conversation(value: Any, what: str) -> list[Message]:
+    """Chat messages; turns of `from` and `value` as messages; a text as one user turn. Raises RowError."""
+    value = json_of(value) if isinstance(value, Cell) else value
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(turn, Mapping) and "from" in turn for turn in value)
+    ):
+        turns = []
+        for index, turn in enumerate(value):
+            role = ROLES.get(str(turn["from"]))
+            if role is None:
+                raise RowError(
+                    f"{what}[{index}].from: expected {', '.join(ROLES)}; found {shown(turn['from'])}"
+                )
+            turns.append({"role": role, "content": text_of(turn.get("value"), f"{what}[{index}].value")})
+        return turns
+    return messages_of(value if isinstance(value, list) else text_of(value, what), what)
+
+
+def _prompt(cells: _Cells) -> list[Message]:
+    """What was asked, with its system prompt. Raises RowError."""
+    messages = cells.get("messages")
+    if messages is not None:
+        found = _conversation(messages, cells.name("messages"))
+    else:
+        value = cells.get("prompt")
+        if value is None:
+            raise RowError(f"{cells.name('prompt')}: is empty")
+        found = _conversation(value, cells.name("prompt"))
+        more = [cells.row.get(column) for column in cells.layout.also]
+        for text in (
+            text_of(text, column) for text, column in zip(more, cells.layout.also, strict=True) if text
+        ):
+            found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n{text}"}
+    system = cells.text("system")
+    return (
+        [{"role": "system", "content": system}, *found] if system and found[0]["role"] != "system" else found
+    )
+
+
+def _asked_and_answered(cells: _Cells) -> tuple[list[Message], Completion | None]:
+    """The prompt and the response, which is the last turn of the conversation where no column is one."""
+    messages = _prompt(cells)
+    value = cells.get("response")
+    if value is not None:
+        response = _completion(value, cells.name("response"))
+        if (
+            isinstance(response, list)
+            and response[: len(messages)] == messages
+            and len(response) > len(messages)
+        ):
+            response = completion_of(response[len(messages) :], cells.name("response"), required=True)
+        last = messages[-1]
+        if len(messages) > 1 and last["role"] == "assistant" and last["content"] == response:
+            messages = messages[:-1]
+        return messages, response
+    if cells.layout.columns.response is None and len(messages) > 1 and messages[-1]["role"] == "assistant":
+        return messages[:-1], completion_of([messages[-1]], cells.name("messages"), required=True)
+    return messages, None
+
+
+def _completion(value: Any, what: str) -> Completion:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = f"{value:.15g}" if isinstance(value, float) else str(value)
+    return completion_of(value, what, required=True)
+
+
+def _decision(
+    cells: _Cells, line: int, key: str, messages: list[Message], response: Completion, **more: Any
+) -> ImportedDecision:
+    metadata = {
+        normal(name): check_json(json_of(value), name)
+        for name, value in cells.row.items()
+        if normal(str(name)) in KNOWN and value is not None
+    }
+    name = cells.text("id")
+    candidates = cells.get("candidates")
+    if candidates is None and response in cells.layout.arms:
+        candidates = list(cells.layout.arms)
+    propensity = cells.number("propensity")
+    state = cells.get("state")
+    return ImportedDecision(
+        line=line,
+        key=key,
+        messages=messages,
+        response=response,
+        agent=cells.text("agent"),
+        policy=more.pop("policy", cells.text("model")),
+        unit=cells.text("unit"),
+        run_id=cells.text("run_id") or ("" if uuid_of(name) else name[:200]),
+        state=check_json(json_of(state), cells.name("state")),
+        candidates=None if candidates is None else list(list_of(candidates, cells.name("candidates"))),
+        propensity=propensity,
+        metadata=metadata,
+        created_at=time_of(cells.get("created_at"), cells.name("created_at")),
+        # a log of choices without ids holds as many events as lines
+        event=str(line) if propensity is not None and not name else None,
+        **more,
+    )
+
+
+def _single(cells: _Cells, line: int, key: str) -> Iterator[Record]:
+    messages, response = _asked_and_answered(cells)
+    if response is None:
+        yield RowSkipped(line, key, PROMPT_ALONE)
+        return
+    try:
+        rating = _rating(cells)
+    except OddVerdict as odd:
+        yield RowSkipped(line, key, f"line {line}: {odd}")
+        return
+    yield replace(
+        _decision(cells, line, key, messages, response),
+        id=uuid_of(cells.text("id")),
+        ratings=() if rating is None else (rating,),
+        outcomes=tuple(_outcomes(cells)),
+        tags=() if rating is not None else cells.tags(),
+    )
+
+
+def _outcomes(cells: _Cells) -> Iterator[ImportedOutcome]:
+    reward = cells.number("reward")
+    if reward is not None:
+        yield ImportedOutcome("reward", reward)
+    if (outcomes := cells.get("outcomes")) is not None:
+        for name, value in mapping_of(outcomes, cells.name("outcomes")).items():
+            yield ImportedOutcome(text_of(name, "outcomes"), number_of(value, f"outcomes.{name}"))
+
+
+def _rating(cells: _Cells) -> ImportedRating | None:
+    """What the row says of its response; None where it says nothing."""
+    said: dict[str, Any] = {}
+    for verdicts in cells.layout.verdicts:
+        value = value_at(cells.row, verdicts.column)
+        if value is ABSENT or value is None or (isinstance(value, str) and not value.strip()):
+            continue
+        try:
+            read = verdicts.read(value)
+        except RowError as error:
+            raise (OddVerdict(str(error)) if verdicts.odd else error) from error
+        if read is not None and read != "":
+            said[verdicts.kind] = read
+    if correction := cells.text("correction"):
+        said["correction"] = correction
+    notes = cells.text("notes")
+    if not said and not notes:
+        return None
+    return ImportedRating(
+        rater=cells.text("rater"),
+        rater_kind=_rater_kind(cells),
+        notes=notes,
+        tags=cells.tags(),
+        created_at=time_of(cells.get("created_at"), cells.name("created_at")),
+        **said,
+    )
+
+
+def _rater_kind(cells: _Cells) -> str:
+    kind = cells.text("rater_kind").lower() or "human"
+    if kind not in ("human", "simulated"):
+        raise RowError(f"{cells.name('rater_kind')}: expected human or simulated, found {shown(kind)}")
+    return kind
+
+
+# --- Two responses ------------------------------------------------------------------------------------------
+
+
+def _pair(cells: _Cells, line: int, key: str) -> Iterator[Record]:
+    judge = cells.layout.preferred
+    assert judge is not None  # layout_of refuses two responses without it
+    models = {"left": cells.text("model_a"), "right": cells.text("model_b")}
+    preference = judge(cells.get("preferred"), {side: model for side, model in models.items() if model})
+    if preference is None:
+        yield RowSkipped(line, key, "nobody said which response is better")
+        return
+    yield _comparison(
+        cells,
+        line,
+        key,
+        _prompt(cells),
+        [cells.get("response_a"), cells.get("response_b")],
+        models,
+        preference,
+    )
+
+
+def _comparison(
+    cells: _Cells,
+    line: int,
+    key: str,
+    messages: list[Message],
+    responses: list[Any],
+    models: Mapping[str, str],
+    preference: str,
+    *,
+    ordered: bool = True,
+) -> Record:
+    left, right = (
+        _decision(
+            cells,
+            line,
+            key,
+            messages,
+            completion_of(value if value is not None else "", what),
+            policy=models.get(side, ""),
+        )
+        for value, what, side in zip(
+            responses,
+            ("response_a", "response_b"),
+            ("left", "right"),
+            strict=True,
+        )
+    )
+    if left.response == right.response:
+        return RowSkipped(line, key, "both responses are the same: no preference")
+    return ImportedComparison(
+        line=line,
+        key=key,
+        left=left,
+        right=right,
+        preference=preference,
+        ordered=ordered,
+        rater=cells.text("rater"),
+        rater_kind=_rater_kind(cells),
+        notes=cells.text("notes"),
+        tags=cells.tags(),
+        created_at=time_of(cells.get("created_at"), cells.name("created_at")),
+    )
+
+
+def _chosen(cells: _Cells, line: int, key: str) -> Iterator[Record]:
+    chosen, rejected = cells.get("chosen"), cells.get("rejected")
+    if chosen is None:
+        raise RowError(f"{cells.name('chosen')}: is empty")
+    row: dict[str, Any] = {"chosen": chosen, "rejected": "" if rejected is None else rejected}
+    if cells.layout.columns.prompt is not None or cells.layout.columns.messages is not None:
+        row["prompt"] = (
+            _prompt(cells)
+            if not isinstance(cells.get("prompt"), str) or cells.layout.also
+            else cells.get("prompt")
+        )
+    messages, better, worse = trl.preference_parts(row)
+    models = {"left": cells.text("model_a"), "right": cells.text("model_b")}
+    yield _comparison(cells, line, key, messages, [better, worse], models, "left", ordered=False)
+
+
+FORMAT = Format(
+    "table",
+    "Plain rows and tables: prompt, response and what was said of it",
+    recognises,
+    read,
+    (),
+    opened=opened,
+)

@@ -1,0 +1,143 @@
+"""Rows of CSV and TSV: delimiter and header found out, cells as texts, the line each row starts on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from backend import limits
+from feedback.transfer.formats.cells import Cell
+from feedback.transfer.formats.records import FormatRefused, Row, RowRefused
+
+MAX_CELL = 16 << 20
+"""Longest cell, in characters: a longer one is a quote that was never closed."""
+
+MAX_COLUMNS = limits.COLUMNS
+
+DELIMITERS = ",;\t|"
+
+SAMPLE = 64 << 10
+"""Characters looked at to find the delimiter."""
+
+_FORMULA = re.compile(r"'[=+\-@]")
+_JSON_TURNS = re.compile(r"\s*\[\s*\{.*\}\s*\]\s*", re.DOTALL)
+
+
+def table_rows(file: IO[bytes], name: str, delimiter: str | None = None) -> Iterator[Row | RowRefused]:
+    """The rows of a table whose first line names its columns; an empty cell is None.
+
+    A row with another number of cells than the header is refused, and the next one read. Raises FormatRefused where
+    the header cannot be used, or a cell is longer than MAX_CELL.
+    """
+    text = _text(file)
+    start = text.read(SAMPLE)
+    text.seek(0)
+    delimiter = delimiter or delimiter_of(start)
+    if start.lower().startswith("sep="):
+        text.readline()
+    # the limit is the whole process's and 128 KiB at first; no other part of the project reads CSV
+    csv.field_size_limit(MAX_CELL)
+    lines = csv.reader(text, delimiter=delimiter, strict=True)
+    try:
+        header = _header(next(lines, []), name)
+    except csv.Error as error:
+        raise FormatRefused(f"{name} line 1: the header cannot be read: {error}") from error
+    while True:
+        line = lines.line_num + 1
+        try:
+            cells = next(lines)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "field limit" in str(error):
+                raise FormatRefused(
+                    f"{name} line {line}: a cell longer than {MAX_CELL >> 20} MiB; a quote that is never closed?"
+                ) from error
+            yield RowRefused(line, "", f"not CSV: {error}", broken=True)
+            continue
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            yield RowRefused(
+                line,
+                "",
+                f"expected {len(header)} cells as in the header, found {len(cells)}; a cell that holds the delimiter "
+                f"{delimiter!r}, a quote or a line break must stand in quotes",
+            )
+            continue
+        yield Row(line, {column: cell_of(cell) for column, cell in zip(header, cells, strict=True) if column})
+
+
+def cell_of(text: str) -> Any:
+    """What a cell says: None where it is empty, chat turns where it is JSON of them, else its text."""
+    if not text.strip():
+        return None
+    if _FORMULA.match(text):
+        text = text[1:]  # spreadsheets are kept from taking it for a formula by the apostrophe
+    if _JSON_TURNS.fullmatch(text):
+        try:
+            turns = json.loads(text)
+        except (ValueError, RecursionError):
+            turns = []
+        if turns and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns):
+            return turns
+    return Cell(text)
+
+
+def _text(file: IO[bytes]) -> IO[str]:
+    mark = file.read(2)
+    file.seek(0)
+    encoding = "utf-16" if mark in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    return io.TextIOWrapper(file, encoding, newline="")
+
+
+def delimiter_of(start: str) -> str:
+    """The delimiter that divides the first lines into the same number of cells, more than one; a comma if none does.
+
+    start: the beginning of a file, of which a last line that is cut off does not count.
+    """
+    if (said := re.match(r"sep=(.)\r?\n", start, re.IGNORECASE)) is not None:
+        return said[1]
+    best, most = ",", (0.0, 0)
+    for delimiter in DELIMITERS:
+        rows = _sampled(start, delimiter)
+        if not rows or len(rows[0]) < 2:
+            continue
+        counts = Counter(len(row) for row in rows)
+        score = (counts[len(rows[0])] / len(rows), len(rows[0]))
+        if score > most:
+            best, most = delimiter, score
+    return best
+
+
+def _sampled(start: str, delimiter: str) -> list[list[str]]:
+    rows: list[list[str]] = []
+    try:
+        for cells in csv.reader(io.StringIO(start, newline=""), delimiter=delimiter):
+            if cells:
+                rows.append(cells)
+            if len(rows) == 50:
+                break
+    except csv.Error:
+        pass
+    # the last one may be cut off
+    return rows[:-1] if len(rows) > 1 and len(start) >= SAMPLE else rows
+
+
+def _header(cells: Sequence[str], name: str) -> list[str]:
+    header = [cell.strip() for cell in cells]
+    if not any(header):
+        raise FormatRefused(f"{name}: expected a header that names the columns, found an empty line")
+    if len(header) > MAX_COLUMNS:
+        raise FormatRefused(f"{name}: expected at most {MAX_COLUMNS} columns, found {len(header)}")
+    twice = [column for column, count in Counter(filter(None, header)).items() if count > 1]
+    if twice:
+        raise FormatRefused(
+            f"{name}: expected columns of different names, found {', '.join(twice)} more than once"
+        )
+    return header

@@ -1,0 +1,379 @@
+"""TensorZero tables: inferences (decisions), and boolean, float, comment and demonstration feedback on them.
+
+Inferences and feedback are two files. Feedback names an inference or an episode; where an episode holds several
+inferences it cannot be told which one is meant. Ids are UUIDv7 and carry their time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from feedback.storage.responses import Completion, Message, shown
+from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.files import rows
+from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.records import (
+    ImportedDecision,
+    ImportedRating,
+    ImportedReference,
+    Record,
+    RowError,
+    RowRefused,
+    check_json,
+    list_of,
+    mapping_of,
+    number_of,
+    text_of,
+    time_of,
+    uuid_of,
+)
+from feedback.transfer.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    Writer,
+    iso,
+    one_by_one,
+    plain,
+    share_of,
+    turns_of,
+)
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    if has(row, "function_name", "variant_name", "input", "output"):
+        return True
+    return has(row, "target_id", "value") or has(row, "inference_id", "value", "id")
+
+
+def ratings_row(row: Mapping[str, Any]) -> bool:
+    return "function_name" not in row
+
+
+def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    if ratings_path is None:
+        yield from each_row(path, _records, verdicts=())
+        return
+    # what is said of an inference may stand under its episode: only where that holds no other
+    inferences, known, said = Kept(), Kept(), Kept()
+    for row in rows(path):
+        if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
+            inferences.add(str(row.value.get("episode_id")))
+            known.add(str(row.value.get("id")))
+
+    def spoken_of(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        record = _feedback(row, line)
+        target = record.reference
+        if target in known or inferences.count(target) == 1:
+            said.add(target, row)
+        else:
+            several = inferences.count(target) > 1
+            raise RowError(
+                f"{target}: {'an episode of several inferences' if several else 'not in the other file'}"
+            )
+        yield from ()
+
+    for record in each_row(ratings_path, spoken_of, verdicts=()):
+        if isinstance(record, RowRefused):
+            yield RowRefused(record.line, record.key, f"{ratings_path}: {record.reason}", record.broken)
+
+    def decided(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        targets = (str(row.get("id")), str(row.get("episode_id")))
+        ratings = (_feedback(said_of, line).rating for target in targets for said_of in said.all(target))
+        yield _inference(row, line, tuple(ratings))
+
+    yield from each_row(path, decided, verdicts=())
+
+
+def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    if "function_name" in row:
+        yield _inference(row, line)
+    else:
+        yield _feedback(row, line)
+
+
+def _inference(
+    row: Mapping[str, Any], line: int, ratings: tuple[ImportedRating, ...] = ()
+) -> ImportedDecision:
+    asked = mapping_of(_decoded(row.get("input"), "input"), "input")
+    messages: list[Message] = []
+    if (system := asked.get("system")) is not None:
+        messages.append({"role": "system", "content": _said(system, "input.system")})
+    for index, turn in enumerate(list_of(asked.get("messages"), "input.messages")):
+        messages += _turn(mapping_of(turn, f"input.messages[{index}]"), f"input.messages[{index}]")
+    if not messages:
+        raise RowError("input: expected at least one message, found none")
+    name = text_of(row.get("function_name"), "function_name", required=True)
+    own = uuid_of(row.get("id"))
+    latency = row.get("processing_time_ms")
+    metadata = {
+        key: check_json(row[key], key)
+        for key in ("function_name", "tags", "inference_params")
+        if row.get(key)
+    }
+    return ImportedDecision(
+        line=line,
+        key=key_of(row),
+        id=own,
+        agent=slug(name),
+        messages=messages,
+        response=_output(_decoded(row.get("output"), "output")),
+        policy=text_of(row.get("variant_name"), "variant_name"),
+        run_id=str(row.get("episode_id") or ""),
+        latency_ms=None if latency is None else number_of(latency, "processing_time_ms"),
+        metadata=metadata,
+        created_at=time_of(row.get("timestamp"), "timestamp") or _time_in(own),
+        ratings=ratings,
+    )
+
+
+def _feedback(row: Mapping[str, Any], line: int) -> ImportedReference:
+    target = row.get("target_id", row.get("inference_id"))
+    name, value = row.get("metric_name"), row.get("value")
+    own = uuid_of(row.get("id"))
+    tags = row.get("tags") if isinstance(row.get("tags"), Mapping) else {}
+    author = tags.get("author")  # type: ignore[union-attr]
+    what = "demonstration" if "inference_id" in row else name or "comment"
+    rating: dict[str, Any] = {
+        # of one metric on one target the latest value counts, whoever gave it: a metric is a rater
+        "rater": text_of(f"{author} ({what})" if author else what, "metric_name"),
+        "tags": (name[:100],) if isinstance(name, str) else (),
+        "created_at": time_of(row.get("timestamp"), "timestamp") or _time_in(own),
+        "id": own,
+    }
+    if "inference_id" in row:
+        correction = _output(_decoded(value, "value"))
+        if not isinstance(correction, str):
+            raise RowError("value: only a demonstration in words can be read, found a tool call")
+        rating["correction"] = correction
+    elif isinstance(value, bool):
+        rating["thumb"] = "up" if value else "down"
+    elif isinstance(value, (int, float)):
+        if not 0 <= value <= 1:
+            raise RowError(f"value: expected a float metric in [0, 1], found {shown(value)} of unknown scale")
+        rating["score"] = float(value)
+    else:
+        rating["notes"] = text_of(value, "value", required=True)
+    return ImportedReference(
+        line, key_of(row), text_of(target, "target_id", required=True), ImportedRating(**rating)
+    )
+
+
+def _decoded(value: Any, what: str) -> Any:
+    """Columns of JSON come as JSON or as its text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise RowError(f"{what}: expected JSON, found {shown(value)}: {error}") from None
+
+
+def _turn(turn: Mapping[str, Any], what: str) -> list[Message]:
+    """One turn as messages of ours: results of tools are messages of their own there, parts of a turn here."""
+    role, content = text_of(turn.get("role"), f"{what}.role"), turn.get("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": text_of(content, f"{what}.content")}]
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[Message] = []
+    for index, block in enumerate(list_of(content, f"{what}.content")):
+        where = f"{what}.content[{index}]"
+        part = mapping_of(block, where)
+        if part.get("type") == "tool_call":
+            calls.append(_call(part, where))
+        elif part.get("type") == "tool_result":
+            name, result = (text_of(part.get(key), f"{where}.{key}") for key in ("name", "result"))
+            results.append({"role": "tool", "name": name, "content": result})
+        else:
+            texts.append(_block_text(part, where))
+    spoken: list[Message] = []
+    if texts or calls or not results:
+        spoken = [{"role": role, "content": "\n".join(texts), **({"tool_calls": calls} if calls else {})}]
+    return [*results, *spoken]
+
+
+def _block_text(part: Mapping[str, Any], where: str) -> str:
+    kind = part.get("type")
+    if kind not in ("text", "raw_text", "template"):
+        raise RowError(f"{where}: only text and tools can be read, found {shown(kind)}")
+    for key in ("text", "value", "arguments"):
+        if part.get(key) is not None:
+            return _said(part[key], f"{where}.{key}")
+    raise RowError(f"{where}: expected text, value or arguments, found {shown(part)}")
+
+
+def _said(value: Any, what: str) -> str:
+    """Text as it is; the arguments of a prompt template, whose words the table does not hold, as JSON."""
+    if isinstance(value, str):
+        return text_of(value, what)
+    return json.dumps(check_json(value, what), ensure_ascii=False)
+
+
+def _call(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    name = part.get("name") or part.get("raw_name")
+    arguments = part.get("arguments") if part.get("arguments") is not None else part.get("raw_arguments")
+    return {
+        "type": "function",
+        "function": {
+            "name": text_of(name, f"{where}.name"),
+            "arguments": check_json(_decoded(arguments, f"{where}.arguments"), f"{where}.arguments"),
+        },
+    }
+
+
+def _output(value: Any) -> Completion:
+    """A chat function's blocks, or a json function's {"raw"}: a text where there are only words."""
+    if isinstance(value, Mapping):
+        return text_of(value.get("raw"), "output.raw")
+    messages = _turn({"role": "assistant", "content": value}, "output")
+    if len(messages) == 1 and "tool_calls" not in messages[0]:
+        return str(messages[0]["content"])
+    return messages
+
+
+def slug(name: str) -> str:
+    """A function's name as an agent's slug."""
+    return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")[:64].strip("-_")
+
+
+def _time_in(own: uuid.UUID | None) -> datetime | None:
+    """The time a UUIDv7 was made: its first 48 bits are milliseconds since 1970 (RFC 9562, 5.7)."""
+    if own is None or own.version != 7:
+        return None
+    return datetime.fromtimestamp((own.int >> 80) / 1000, tz=UTC)
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _inference_row(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    messages = plain(record.messages)
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+    output = [block for turn in turns_of(record.response) for block in _blocks(turn)]
+    if any(block["type"] == "tool_result" for block in output):
+        raise NotSaid("not_text")  # an output of theirs is one turn of the model
+    asked: Line = {"messages": [_their_turn(message) for message in messages]}
+    if system is not None:
+        asked["system"] = system
+    yield {
+        "id": str(record.id),
+        "function_name": record.agent,
+        "variant_name": record.policy,
+        "episode_id": record.run_id or str(record.id),
+        "input": json.dumps(asked, ensure_ascii=False),
+        "output": json.dumps(output, ensure_ascii=False),
+        "processing_time_ms": record.latency_ms,
+        "tags": {"user_id": record.unit} if record.unit else {},
+        "timestamp": iso(record.created_at),
+    }
+
+
+def _their_turn(message: Message) -> Line:
+    """A turn of theirs: the model's or the user's, who also brings what tools say."""
+    role = {"assistant": "assistant", "user": "user", "tool": "user"}.get(message["role"])
+    if role is None:
+        raise NotSaid("roles")
+    return {"role": role, "content": _blocks(message)}
+
+
+def _blocks(message: Message) -> list[Line]:
+    if message["role"] == "tool":
+        name = str(message.get("name") or message.get("tool_call_id") or "tool")
+        return [{"type": "tool_result", "id": name, "name": name, "result": message["content"]}]
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise NotSaid("not_text")
+    blocks: list[Line] = []
+    if message["content"] or not calls:
+        blocks.append({"type": "text", "text": message["content"]})
+    for call in calls:
+        try:
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+        except (KeyError, TypeError):
+            raise NotSaid("not_text") from None
+        raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        blocks.append(
+            {"type": "tool_call", "id": name, "name": name, "raw_name": name, "arguments": _object(raw),
+             "raw_arguments": raw}
+        )  # fmt: skip
+    return blocks
+
+
+def _object(raw: str) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return None
+
+
+def _feedback_rows(kind: str) -> Writer:
+    """Rows of one of the four feedback tables."""
+
+    def write(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+        _ = list(_inference_row(record, left_out))  # what has no inference has no feedback either
+        for rating in record.ratings:
+            for name, value in _values(rating):
+                if name != kind:
+                    continue
+                target = "inference_id" if kind == "demonstration" else "target_id"
+                yield {
+                    "id": str(uuid.uuid5(rating.id or uuid.NAMESPACE_OID, kind)),
+                    target: str(record.id),
+                    **({"metric_name": METRICS[kind]} if kind in METRICS else {}),
+                    **({"target_type": "inference"} if kind == "comment" else {}),
+                    "value": value,
+                    "tags": {"author": rating.rater},
+                    "timestamp": iso(rating.created_at),
+                }
+
+    return one_by_one(write)
+
+
+METRICS = {"boolean": "thumb", "float": "score"}
+
+
+def _values(rating: ImportedRating) -> Iterator[tuple[str, Any]]:
+    """What a rating says, table by table; stars are a score from 0 to 1 there."""
+    if rating.thumb:
+        yield "boolean", rating.thumb == "up"
+    if (share := share_of(replace(rating, thumb=""))) is not None:
+        yield "float", share
+    if rating.correction is not None:
+        yield "demonstration", json.dumps([{"type": "text", "text": rating.correction}], ensure_ascii=False)
+    if rating.notes.strip():
+        yield "comment", rating.notes
+
+
+TABLES = {
+    "boolean": "BooleanMetricFeedback: thumbs",
+    "float": "FloatMetricFeedback: stars and scores",
+    "comment": "CommentFeedback: notes",
+    "demonstration": "DemonstrationFeedback: corrections",
+}
+SHAPES = (
+    Shape(
+        "tensorzero", "ChatInference, and beside it the feedback tables", (View.DECISIONS,),
+        one_by_one(_inference_row), beside=tuple(f"tensorzero-{kind}" for kind in TABLES),
+    ),
+    *(Shape(f"tensorzero-{kind}", title, (View.RATED,), _feedback_rows(kind)) for kind, title in TABLES.items()),
+)  # fmt: skip
+
+FORMAT = Format(
+    "tensorzero",
+    "TensorZero inferences and feedback",
+    recognises,
+    read,
+    SHAPES,
+    two_files=True,
+    ratings_row=ratings_row,
+)

@@ -1,0 +1,235 @@
+"""Hugging Face TRL: preference (explicit and implicit prompt), unpaired, prompt-completion and prompt-only rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from feedback.storage.responses import Completion, Message
+from feedback.transfer.formats.base import (
+    FACTS,
+    PROMPT_ALONE,
+    demonstration,
+    has,
+    judgement,
+    key_of,
+    preference,
+    row_format,
+    text_only,
+    tools_of,
+    verdicts_read,
+)
+from feedback.transfer.formats.cells import truth_of
+from feedback.transfer.formats.columns import verdicts_in
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    Record,
+    RowError,
+    RowSkipped,
+    completion_of,
+    messages_of,
+    text_of,
+)
+from feedback.transfer.formats.writing import (
+    Line,
+    NotSaid,
+    Shape,
+    View,
+    better_worse,
+    each_rating,
+    good,
+    one_by_one,
+    plain,
+    question,
+    some_turns,
+    some_words,
+    tools_text,
+    turns_of,
+    words,
+)
+
+
+def recognises(row: Mapping[str, Any]) -> bool:
+    if has(row, "chosen", "rejected"):
+        alike = not has(row, "conversations") and not isinstance(row["chosen"], Mapping)
+        return alike and not verdicts_in(row, used=("chosen", "rejected"))
+    if "prompt" not in row or verdicts_in(row, used=("prompt", "completion", "label")):
+        return False
+    labelled = "label" not in row or truth_of(row["label"]) is not None
+    return set(row) <= {"prompt", "tools", *FACTS} or ("completion" in row and labelled)
+
+
+def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    key, metadata = key_of(row), tools_of(row)
+    text_only(row)
+    verdicts_read(row, used=("chosen", "rejected", "label" if "completion" in row else ""))
+    if has(row, "chosen", "rejected"):
+        messages, chosen, rejected = preference_parts(row)
+        yield from preference(line, key, messages, chosen, rejected, metadata=metadata)
+        return
+    messages = messages_of(row.get("prompt"), "prompt")
+    if "completion" not in row:
+        yield RowSkipped(line, key, PROMPT_ALONE)
+        return
+    completion = completion_of(row["completion"], "completion", required=True)
+    if "label" in row:
+        yield from judgement(line, key, messages, completion, row["label"], "label", metadata=metadata)
+    else:
+        yield demonstration(line, key, messages, completion, metadata=metadata)
+
+
+def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion, Completion]:
+    """Prompt, chosen and rejected response of a row; where no prompt is given apart, what both begin with is it.
+
+    Raises RowError.
+    """
+    chosen, rejected, prompt = (row.get(name) for name in ("chosen", "rejected", "prompt"))
+    if prompt is None and _answers_alone(chosen) and isinstance(row.get("messages"), list):
+        prompt = messages_of(row["messages"], "messages")
+        if len(prompt) > 1 and prompt[-1]["role"] == "assistant":
+            # the chosen conversation, as it stands beside chosen in files that train_sft may read too
+            prompt = prompt[:-1]
+    if isinstance(chosen, list) != isinstance(rejected, list):
+        raise RowError("chosen and rejected: expected two texts or two lists of messages, found one of each")
+    if prompt is not None and isinstance(prompt, list) >= isinstance(chosen, list):
+        return (
+            messages_of(prompt, "prompt"),
+            completion_of(chosen, "chosen", required=True),
+            completion_of(rejected, "rejected"),
+        )
+    # No prompt, or (as ultrafeedback_binarized has it) a text that repeats a turn of the two conversations
+    if isinstance(chosen, list):
+        return _shared_turns(messages_of(chosen, "chosen"), messages_of(rejected, "rejected"))
+    return _shared_text(text_of(chosen, "chosen"), text_of(rejected, "rejected"))
+
+
+def _answers_alone(chosen: Any) -> bool:
+    """True of a chosen response without its prompt: a text, or messages that begin with the assistant's."""
+    if isinstance(chosen, list):
+        return bool(chosen) and isinstance(chosen[0], Mapping) and chosen[0].get("role") == "assistant"
+    return isinstance(chosen, str)
+
+
+def _shared_turns(
+    chosen: list[Message], rejected: list[Message]
+) -> tuple[list[Message], Completion, Completion]:
+    """The turns two conversations begin with are the prompt (trl.data_utils.extract_prompt)."""
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+        shared += 1
+    if shared == len(chosen) == len(rejected):
+        raise RowError("chosen and rejected are the same conversation: no preference")
+    if shared == 0:
+        raise RowError("chosen and rejected share no turn: no prompt to answer")
+    if not chosen[shared:] or not rejected[shared:]:
+        raise RowError("one conversation is the beginning of the other: one response is empty")
+    if chosen[shared]["role"] in ("user", "system") or rejected[shared]["role"] in ("user", "system"):
+        raise RowError(
+            f"the conversations differ before the response, in turn {shared + 1}: not the same prompt"
+        )
+    return (
+        chosen[:shared],
+        completion_of(chosen[shared:], "chosen", required=True),
+        completion_of(rejected[shared:], "rejected"),
+    )
+
+
+def _shared_text(chosen: str, rejected: str) -> tuple[list[Message], Completion, Completion]:
+    """The text two texts begin with is the prompt; a space before the difference belongs to the responses
+    (trl.data_utils.extract_prompt)."""
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+        shared += 1
+    if shared == len(chosen) == len(rejected):
+        raise RowError("chosen and rejected are the same text: no preference")
+    if shared and chosen[shared - 1] == " ":
+        shared -= 1
+    if not chosen[:shared].strip():
+        raise RowError("chosen and rejected have no common beginning: no prompt to answer")
+    return (
+        messages_of(chosen[:shared], "prompt"),
+        completion_of(chosen[shared:], "chosen", required=True),
+        completion_of(rejected[shared:], "rejected"),
+    )
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    yield {
+        "prompt": plain(better.messages),
+        "chosen": some_turns(better.response),
+        "rejected": turns_of(worse.response),
+        **tools_text(better),
+    }
+
+
+def _implicit_pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    for line in _pair(record, left_out):
+        if line["chosen"][0] == line["rejected"][0]:
+            raise NotSaid("same_beginning")
+        prompt = line.pop("prompt")
+        yield line | {"chosen": prompt + line["chosen"], "rejected": prompt + line["rejected"]}
+
+
+def _text_pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    yield {
+        "prompt": question(better.messages),
+        "chosen": some_words(better.response),
+        "rejected": words(worse.response),
+    }
+
+
+def _implicit_text_pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    for line in _text_pair(record, left_out):
+        prompt = line["prompt"] + "\n"
+        if line["chosen"][:1] == line["rejected"][:1]:
+            raise NotSaid("same_beginning")
+        yield {"chosen": prompt + line["chosen"], "rejected": prompt + line["rejected"]}
+
+
+def _labels(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """A row for each rating that says good or bad."""
+    row = {"prompt": plain(record.messages), "completion": some_turns(record.response)}
+    tools = tools_text(record)
+    return each_rating(record, left_out, lambda rating: {**row, "label": good(rating), **tools})
+
+
+def _completion(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    yield {
+        "prompt": plain(record.messages),
+        "completion": some_turns(record.response),
+        **tools_text(record),
+    }
+
+
+def _prompt(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    yield {"prompt": plain(record.messages), **tools_text(record)}
+
+
+PREFERENCES = (View.PREFERENCES,)
+SHAPES = (
+    Shape("trl", "preference, conversational, explicit prompt", PREFERENCES, one_by_one(_pair)),
+    Shape(
+        "trl-implicit", "preference, conversational, implicit prompt", PREFERENCES, one_by_one(_implicit_pair)
+    ),
+    Shape("trl-standard", "preference, texts, explicit prompt", PREFERENCES, one_by_one(_text_pair)),
+    Shape(
+        "trl-standard-implicit",
+        "preference, texts, implicit prompt",
+        PREFERENCES,
+        one_by_one(_implicit_text_pair),
+    ),
+    Shape("trl-unpaired", "unpaired: a label for each rating", (View.RATED,), one_by_one(_labels)),
+    Shape("trl-prompt-completion", "prompt and completion", (View.DEMONSTRATIONS,), one_by_one(_completion)),
+    Shape("trl-prompt-only", "prompts", (View.PROMPTS,), one_by_one(_prompt)),
+)
+
+FORMAT = row_format(
+    "trl", "TRL preference, unpaired, prompt-completion and prompt-only rows", recognises, records, SHAPES
+)

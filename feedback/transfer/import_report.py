@@ -1,0 +1,224 @@
+"""The outcome of reading a file: rows made, rows here before, rows that brought nothing, rows refused; and in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from backend import limits
+from feedback.transfer.formats.records import RowRefused
+
+COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
+"""Rows made in the database."""
+
+ROWS = ("rows", "rows_stored", "already_here", "skipped")
+"""Rows of the file: all of them, and what became of each."""
+
+REFUSED_KEPT = limits.REFUSED_ROWS_NAMED
+"""Refused rows kept with line, key and reason; the others are counted."""
+
+REPEATED = "says the same as another row of this file"
+
+
+@dataclass(frozen=True)
+class EarlierImport:
+    """The import that brought the same file before."""
+
+    batch: int
+    created_at: datetime
+
+
+@dataclass
+class ImportReport:
+    """The outcome of reading one file."""
+
+    file: str
+    format: str
+    decisions: int = 0
+    ratings: int = 0
+    comparisons: int = 0
+    corrections: int = 0
+    """Those of the ratings that hold a better response."""
+    outcomes: int = 0
+    traces: int = 0
+    rows: int = 0
+    """Rows read; a row that holds several (a ranking, a trace with its decisions) counts once for each."""
+    rows_stored: int = 0
+    """Rows of which something was stored."""
+    already_here: int = 0
+    """Rows of which everything had been stored before."""
+    skipped: int = 0
+    """Rows that say nothing that is kept."""
+    skipped_because: Counter[str] = field(default_factory=Counter)
+    refused: list[RowRefused] = field(default_factory=list)
+    """The first REFUSED_KEPT rows that cannot be read."""
+    refused_count: int = 0
+    agents: set[str] = field(default_factory=set)
+    """Whose decisions were stored."""
+    demonstrations: int = 0
+    """Those of the decisions that show a response to imitate."""
+    outcome_names: set[str] = field(default_factory=set)
+    """What was measured."""
+    notes: tuple[str, ...] = ()
+    """What was decided about the file as a whole, such as the scale of its ratings."""
+    batch: int | None = None
+    """The import's number; None where nothing was stored, or in a dry run."""
+    earlier: EarlierImport | None = None
+    dry_run: bool = False
+
+    def skip(self, reason: str) -> None:
+        self.skipped += 1
+        self.skipped_because[reason] += 1
+
+    def refuse(self, row: RowRefused) -> None:
+        self.refused_count += 1
+        if len(self.refused) < REFUSED_KEPT:
+            self.refused.append(row)
+
+    def add(self, other: ImportReport) -> None:
+        """What a part of the file brought."""
+        for name in (*COUNTS, *ROWS):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.skipped_because.update(other.skipped_because)
+        self.agents |= other.agents
+        self.demonstrations += other.demonstrations
+        self.outcome_names |= other.outcome_names
+        self.refused += other.refused[: REFUSED_KEPT - len(self.refused)]
+        self.refused_count += other.refused_count
+
+    @property
+    def stored(self) -> int:
+        """Rows made in the database, of all kinds; a correction is a rating and not counted twice."""
+        return sum(getattr(self, name) for name in COUNTS if name != "corrections")
+
+    @property
+    def agent(self) -> str:
+        """Whose decisions were stored; empty where these are several agents, or none."""
+        return next(iter(self.agents)) if len(self.agents) == 1 else ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {
+            **{name: getattr(self, name) for name in (*ROWS, *COUNTS)},
+            "refused": self.refused_count,
+        }
+
+    @property
+    def problem(self) -> str:
+        """Why this is no import to be content with; "" where it is one.
+
+        Nothing stored although nothing was here before, or more rows skipped and refused than stored or here before.
+        """
+        if not (self.stored or self.rows_stored or self.already_here):
+            return f"nothing could be stored of {counted(self.rows, 'rows')}"
+        left_out = self.skipped + self.refused_count
+        if left_out > self.rows_stored + self.already_here:
+            here = f", {self.already_here:,} here already" if self.already_here else ""
+            return (
+                f"more was left out than stored: {left_out:,} of {counted(self.rows, 'rows')} left out, "
+                f"{self.rows_stored:,} stored{here}"
+            )
+        return ""
+
+    @property
+    def headline(self) -> str:
+        """What came of the file, in one line; a problem stands first."""
+        line = ""
+        if self.stored or self.rows_stored:
+            made = ", ".join(counted(count, name) for name in COUNTS if (count := getattr(self, name)))
+            done = "would be imported" if self.dry_run else "imported"
+            number = f" (import {self.batch})" if self.batch else ""
+            line = f"{made or 'words that take back earlier ones'} {done}{number}"
+        elif self.already_here:
+            before = self.earlier
+            which = f" (import {before.batch} of {before.created_at:%Y-%m-%d})" if before else ""
+            every = self.already_here + self.skipped_because[REPEATED] == self.rows
+            rows = counted(self.rows, "rows")
+            here = f"all {rows}" if every else f"{self.already_here:,} of {rows}"
+            line = f"nothing new: {here} {'was' if self.already_here == 1 else 'were'} here already{which}"
+        return "; ".join(filter(None, (self.problem, line)))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "format": self.format,
+            "batch": self.batch,
+            **{name: getattr(self, name) for name in (*COUNTS, *ROWS)},
+            "skipped_because": dict(self.skipped_because),
+            "refused": [refused_shown(row) for row in self.refused],
+            "refused_count": self.refused_count,
+            "problem": self.problem,
+            "notes": list(self.notes),
+            "earlier_import": self.earlier.batch if self.earlier else None,
+            "agents": sorted(self.agents),
+        }
+
+
+def refused_shown(row: RowRefused) -> dict[str, Any]:
+    return {"line": row.line, "key": row.key, "reason": row.reason}
+
+
+def next_steps(report: ImportReport) -> list[str]:
+    """What to do after an import: rate, train, or look at why nothing came in."""
+    if not report.stored and not report.rows_stored:
+        if report.already_here:
+            return []
+        if report.refused_count:
+            return ["Do what the refused rows say, then import the file again; nothing comes in twice"]
+        return [
+            "See docs/formats.md for the rows each format has; say --format NAME, or which column holds what with "
+            "--map prompt=COLUMN,response=COLUMN,rating=COLUMN"
+        ]
+    whose = report.agent or next(iter(sorted(report.agents)), "")
+    of_agent = f"?agent={whose}" if whose else ""
+    steps = []
+    if report.dry_run:
+        return ["Import it: the same command without --dry-run"]
+    said = report.ratings or report.comparisons
+    if report.outcomes and not said and whose:
+        unknown = sorted(report.outcome_names - {"reward"})  # an outcome of that name is its own worth
+        worth = f" --outcome {unknown[0]}=GOOD:BAD" if unknown else ""
+        what = f"Say what {unknown[0]} is worth" if unknown else "Turn outcomes into rewards"
+        steps.append(f"{what}: python manage.py calculate_rewards --agent {whose}{worth}")
+    if report.decisions and not (said or report.outcomes or report.demonstrations):
+        steps.append(f"Rate them: /rate/{of_agent}")
+    method = _method(report)
+    if method and whose:
+        steps.append(f"See what can be trained: python manage.py {method} --agent {whose} --dry-run")
+    if report.batch and report.problem:
+        steps.append(f"Take it back: python manage.py undo_import {report.batch}")
+    return steps
+
+
+def _method(report: ImportReport) -> str:
+    """The training command that what was stored is for."""
+    if report.comparisons:
+        return "train_dpo"
+    if report.corrections and report.corrections == report.ratings:
+        return "train_sft"
+    if report.ratings:
+        return "train_kto"
+    return "train_sft" if report.demonstrations else ""
+
+
+def total_of(reports: Iterable[ImportReport]) -> dict[str, Any]:
+    """One object over all files: counts added up, and each file on its own."""
+    reports = list(reports)
+    files = [report.as_dict() for report in reports]
+    kinds = {report.format for report in reports}
+    return {
+        "format": kinds.pop() if len(kinds) == 1 else "several",
+        "batch": files[0]["batch"] if len(files) == 1 else None,
+        **{name: sum(file[name] for file in files) for name in (*COUNTS, *ROWS, "refused_count")},
+        "refused": [row for file in files for row in file["refused"]],
+        "notes": [note for file in files for note in file["notes"]],
+        "files": files,
+    }
+
+
+def counted(count: int, name: str) -> str:
+    """A count with its noun, which is given in the plural: `1 decision`, `1,200 ratings`."""
+    return f"{count:,} {name.removesuffix('s') if count == 1 else name}"

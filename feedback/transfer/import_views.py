@@ -1,0 +1,110 @@
+"""Pages of the imports there were: all of them, one with its report, and taking one back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required, permission_required
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.erasure.trained import trained_words
+from feedback.models import ImportBatch
+from feedback.transfer.import_report import COUNTS, counted
+from feedback.transfer.import_undo import FORCE, UndoRefused, import_undo
+from feedback.transfer.imports import batch_get, batches, rows_left
+
+PAGE = 40
+"""Imports on one page."""
+SHOWN = 100
+"""Refused rows that the page of an import lists."""
+OPTIONS = {"columns": "columns", "simulated": "verdicts by a machine", "skip_bad": "unreadable rows left out"}
+"""How the file was read, beside what stands in columns of its own -> words for it."""
+UNDONE = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
+@require_safe
+def imports(request: HttpRequest) -> HttpResponse:
+    """Every import, newest first: `?agent=&page=`."""
+    agent = request.GET.get("agent", "")
+    page = Paginator(batches(agent), PAGE).get_page(request.GET.get("page"))
+    rows = [(row, ", ".join(counted(n, name) for name, n in _counts(row.counts))) for row in page]
+    context = {"page": page, "agent": agent, "rows": rows}
+    return render(request, "feedback/imports.html", context)
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
+@require_safe
+def import_one(request: HttpRequest, number: int) -> HttpResponse:
+    """One import with its report."""
+    return render(request, "feedback/import_one.html", _context(_asked(number)))
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
+@require_POST
+def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
+    """Try to take an import back and ask; `confirm=on` does it, `force=on` although something was trained on it."""
+    batch = _asked(number)
+    confirmed, force = request.POST.get("confirm") == "on", request.POST.get("force") == "on"
+    try:
+        done = import_undo(number, actor=request.user.get_username(), dry_run=not confirmed, force=force)
+    except UndoRefused as refusal:
+        return render(
+            request, "feedback/import_one.html", {**_context(batch), "fault": str(refusal)}, status=409
+        )
+    if confirmed:
+        removed = ", ".join(counted(count, name) for name, count in _removed(done.as_dict()))
+        messages.success(request, f"Import {number} was taken back: {removed or 'nothing'} removed.")
+        return redirect("import-one", number=number)
+    context = {
+        **_context(batch),
+        "tried": done,
+        "removed": _removed(done.as_dict()),
+        "trained": trained_words(done.trained_on) if done.was_trained_on else "",
+        "force": FORCE,
+    }
+    return render(request, "feedback/import_undo.html", context)
+
+
+def _asked(number: int) -> ImportBatch:
+    batch = batch_get(number)
+    if batch is None:
+        raise Http404(f"no import {number}")
+    return batch
+
+
+def _counts(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return [(name, counts[name]) for name in COUNTS if counts.get(name)]
+
+
+def _removed(found: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(name, found[name]) for name in UNDONE if found.get(name)]
+
+
+def _option(value: Any) -> str:
+    return ", ".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, dict) else "yes"
+
+
+def _context(batch: ImportBatch) -> dict[str, Any]:
+    left = rows_left(batch)
+    return {
+        "batch": batch,
+        "counts": _counts(batch.counts),
+        "left": [(name, count) for name, count in left.items() if count != batch.counts.get(name, 0)],
+        "decisions_left": left["decisions"],
+        "options": [
+            (words, _option(value)) for name, words in OPTIONS.items() if (value := batch.options.get(name))
+        ],
+        "skipped": sorted(batch.skipped_because.items(), key=lambda item: -item[1]),
+        "refused": batch.refused[:SHOWN],
+        "refused_more": max(batch.counts.get("refused", 0) - SHOWN, 0),
+        "undone": _removed(batch.undone),
+    }

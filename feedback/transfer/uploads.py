@@ -1,0 +1,177 @@
+"""Files given to the import page: kept for an hour while their owner looks at what they would bring."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.files.uploadedfile import UploadedFile
+
+from feedback.transfer import formats
+from feedback.transfer.formats.columns import FIELDS, ColumnMap
+from feedback.transfer.formats.files import rows_bounded
+from feedback.transfer.formats.previews import ColumnSeen, Preview
+from feedback.transfer.formats.records import FormatRefused
+from feedback.transfer.import_ import ImportOrder
+
+KEPT_S = 3600
+"""Seconds an upload waits for its import."""
+
+ROWS_SHOWN = 5
+"""First rows of a file that the page shows."""
+
+_ENDING = re.compile(r"\.[A-Za-z0-9]{1,8}")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file that was uploaded, and how it is to be read; as it is kept in the session of whoever uploaded it."""
+
+    token: str
+    path: str
+    name: str
+    """The name it had where it came from."""
+    ratings_path: str = ""
+    ratings_name: str = ""
+    format: str = "auto"
+    agent: str = ""
+    simulated: bool = False
+    licence: str = ""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Field -> column, where the reading by the columns' names was changed."""
+    scale: str = ""
+    """Of the rating (`0..100`), or its words for good and bad (`ok/faulty`)."""
+
+    @classmethod
+    def of(cls, kept: Any) -> Upload | None:
+        """The upload that a session keeps, where it is still on disk."""
+        try:
+            upload = cls(**kept)
+        except TypeError:
+            return None
+        return upload if Path(upload.path).exists() else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def column_map(self) -> ColumnMap | None:
+        """The map of columns that was chosen. Raises FormatRefused for a scale that cannot be read."""
+        if not self.columns:
+            return None
+        named: dict[str, Any] = dict(self.columns)
+        chosen = ColumnMap(**named)
+        if not self.scale:
+            return chosen
+        which = "rating" if chosen.rating else "score" if chosen.score else "preferred"
+        read = ColumnMap.parse(f"{which}=column:{self.scale}")
+        if read.scale is None and not read.words:
+            raise FormatRefused(
+                f"scale: expected two ends such as 0..100, or words for good and bad such as ok/faulty; "
+                f"found {self.scale!r}"
+            )
+        return replace(chosen, scale=read.scale, words=read.words)
+
+    def order(self, *, actor: str, skip_bad: bool) -> ImportOrder:
+        """The import of it."""
+        return ImportOrder(
+            Path(self.path),
+            name=self.name,
+            format=self.format,
+            agent=self.agent or None,
+            ratings_path=Path(self.ratings_path) if self.ratings_path else None,
+            ratings_name=self.ratings_name,
+            columns=self.column_map,
+            simulated=self.simulated,
+            skip_bad=skip_bad,
+            licence=self.licence,
+            actor=actor,
+            max_rows=settings.FEEDBACK_UPLOAD_MAX_ROWS,
+        )
+
+    def previews(self) -> tuple[Preview, ...]:
+        """The first rows of each file in it, and what each column is taken for. Raises FormatRefused."""
+        with rows_bounded(settings.FEEDBACK_UPLOAD_MAX_ROWS):
+            return formats.preview(Path(self.path), self.column_map, ROWS_SHOWN)
+
+    def without_paths(self, text: str) -> str:
+        """A refusal with the names the files had, in place of where they lie here."""
+        for path, name in ((self.ratings_path, self.ratings_name), (self.path, self.name)):
+            if path:
+                text = text.replace(path, name)
+        return text
+
+
+def upload_keep(file: UploadedFile, ratings: UploadedFile | None, **how: Any) -> Upload:
+    """Keep a file, and the one with its ratings where there are two."""
+    token = secrets.token_urlsafe(16)
+    folder = _uploads() / token
+    folder.mkdir(parents=True)
+    return Upload(
+        token=token,
+        path=_keep(folder, "file", file),
+        name=file.name or "file",
+        ratings_path=_keep(folder, "ratings", ratings) if ratings else "",
+        ratings_name=ratings.name or "ratings" if ratings else "",
+        **how,
+    )
+
+
+def columns_chosen(previews: tuple[Preview, ...], given: Mapping[str, str]) -> dict[str, str]:
+    """Field -> column from the selects of the form, `column-0` for the first column. Raises FormatRefused."""
+    chosen: dict[str, str] = {}
+    for number, column in enumerate(columns_shown(previews)):
+        name = given.get(f"column-{number}", "")
+        if not name:
+            continue
+        if name not in FIELDS:
+            raise FormatRefused(f"{column.name}: expected one of {', '.join(FIELDS)}; found {name!r:.80}")
+        if name == "ignore":
+            chosen[name] = "+".join(filter(None, (chosen.get(name), column.name)))
+            continue
+        if name in chosen:
+            raise FormatRefused(
+                f"{name}: chosen for the columns {chosen[name]} and {column.name}; choose one"
+            )
+        chosen[name] = column.name
+    return chosen
+
+
+def columns_shown(previews: tuple[Preview, ...]) -> tuple[ColumnSeen, ...]:
+    """The columns that the form offers: those of the first file that has any."""
+    return next((preview.columns for preview in previews if preview.columns), ())
+
+
+def columns_read(previews: tuple[Preview, ...]) -> dict[str, str]:
+    """Field -> column as the file is read without a map."""
+    return {column.field: column.name for column in columns_shown(previews) if column.field in FIELDS}
+
+
+def uploads_sweep(*tokens: str) -> None:
+    """Remove these uploads, and those that nobody came back for."""
+    folders = list(_uploads().iterdir()) if _uploads().is_dir() else []
+    for folder in folders:
+        if folder.name in tokens or folder.stat().st_mtime < time.time() - KEPT_S:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _uploads() -> Path:
+    folder: Path = settings.RATCHET_HOME / "uploads"
+    return folder
+
+
+def _keep(folder: Path, name: str, file: UploadedFile) -> str:
+    """Keep a file under a name of ours: its own says nothing that reading needs but its ending."""
+    endings = [suffix for suffix in Path(file.name or "").suffixes[-2:] if _ENDING.fullmatch(suffix)]
+    path = folder / f"{name}{''.join(endings).lower()}"
+    with path.open("wb") as kept:
+        for chunk in file.chunks():
+            kept.write(chunk)
+    return str(path)

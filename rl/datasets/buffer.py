@@ -1,0 +1,193 @@
+"""Feedback that no policy has learnt from yet: a query, never a list in memory."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+
+from feedback.cache import Believed
+from feedback.explorer.outcomes import outcomes_standing
+from feedback.models import Outcome
+from feedback.selectors import (
+    agents_known,
+    comparisons_standing,
+    ratings_standing,
+    verdict_stands,
+)
+from rl.datasets.reward_records import RewardsRefused, reward_settings
+from rl.models import Learnt, RewardRecord, TrainingRun
+from rl.models.runs import LEARNER
+from rl.recipes.methods import POLICY_METHODS
+
+Status, Use = TrainingRun.Status, Learnt.Use
+AT_WORK = (Status.QUEUED, Status.RUNNING)
+
+AT_ONCE = 2000
+
+
+def _gone(
+    column: str, *, clock: bool = False, but: TrainingRun | None = None, at_work: bool = True
+) -> Exists:
+    """Whether the feedback of that column is out of the buffer: a run that is making a policy has it, or one that made
+    a policy trained on it or keeps it for judging.
+
+    clock: also what a retrain of the online learner read and made no row of, so that it does not start the next one.
+    Any other run gives back what it had: by failing, by being refused or cancelled, by making no policy, by being a
+    stage of the run that counts. at_work: also what a run that is not over yet has.
+    """
+    read = Q(run__status=Status.SUCCEEDED, use__in=(Use.TRAINED, Use.HELD_OUT))
+    if clock:
+        read |= Q(run__status=Status.SUCCEEDED, run__asked_by=LEARNER)
+    rows = Learnt.objects.filter(
+        feedback=OuterRef(column), run__method__in=POLICY_METHODS, run__stage_of=None
+    )
+    if but is not None:
+        rows = rows.exclude(run=but)
+    return Exists(rows.filter(read | Q(run__status__in=AT_WORK) if at_work else read))
+
+
+def _measured(agent: str) -> tuple[QuerySet[Outcome], QuerySet[RewardRecord]]:
+    """What decisions that nobody gave a verdict on earned: their outcomes that are worth something, and the records of
+    those without one, whose trace or reward function spoke."""
+    try:
+        worth = list(reward_settings(agent).outcomes)
+    except RewardsRefused:
+        worth = []  # calculate_rewards names what is wrong with the settings; until then no outcome teaches anything
+    outcomes = outcomes_standing(agent).order_by().filter(~verdict_stands("decision"), name__in=worth)
+    records = RewardRecord.objects.filter(agent=agent, superseded_by__isnull=True, measured=True).order_by()
+    known = Exists(Outcome.objects.filter(decision=OuterRef("decision"), name__in=worth))
+    return outcomes, records.filter(~known, ~verdict_stands("decision"))
+
+
+def _waiting(
+    agent: str, *, clock: bool = False, but: TrainingRun | None = None, at_work: bool = True
+) -> Iterator[tuple[QuerySet[Any], str]]:
+    """Rows of the buffer, with the column that holds their id, a query for each kind of feedback."""
+    outcomes, records = _measured(agent)
+    kinds: tuple[tuple[QuerySet[Any], str], ...] = (
+        (ratings_standing(agent).order_by(), "pk"),
+        (comparisons_standing(agent).order_by(), "pk"),
+        (outcomes, "pk"),
+        (records, "decision"),
+    )
+    for rows, column in kinds:
+        yield rows.filter(~_gone(column, clock=clock, but=but, at_work=at_work)), column
+
+
+def buffer_ids(
+    agent: str, *, but: TrainingRun | None = None, newest: int | None = None, at_work: bool = True
+) -> list[uuid.UUID]:
+    """Ids of the feedback that no policy learnt from, and (`at_work`) no run is learning from; of the `newest` of it
+    alone."""
+    found: list[tuple[Any, uuid.UUID]] = []
+    for rows, column in _waiting(agent, but=but, at_work=at_work):
+        found += rows.values_list("created_at", column)
+    if newest is not None and len(found) > newest:
+        found = sorted(found, reverse=True)[:newest]
+    return [pk for _, pk in found]
+
+
+def buffer_size(agent: str) -> int:
+    """How much feedback no policy learnt from: ratings, comparisons, outcomes that are worth something, and decisions
+    whose trace or reward function spoke."""
+    return sum(rows.count() for rows, _ in _waiting(agent))
+
+
+def buffer_size_fresh(agent: str) -> int:
+    """How much of it no retrain of the online learner has looked at: what may start one."""
+    return sum(rows.count() for rows, _ in _waiting(agent, clock=True))
+
+
+def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
+    """How much there is of every agent, in two passes over ratings and comparisons; with `clock` as
+    `buffer_size_fresh`."""
+    found: dict[str, int] = {}
+    for standing, agent in ((ratings_standing(), "decision__agent"), (comparisons_standing(), "left__agent")):
+        rows = standing.order_by().filter(~_gone("pk", clock=clock)).values(agent).annotate(n=Count("pk"))
+        for row in rows:
+            found[row[agent]] = found.get(row[agent], 0) + row["n"]
+    for slug in agents_known():
+        outcomes, records = _measured(slug)
+        n = outcomes.filter(~_gone("pk", clock=clock)).count()
+        n += records.filter(~_gone("decision", clock=clock)).count()
+        if n:
+            found[slug] = found.get(slug, 0) + n
+    return found
+
+
+_sizes: Believed[dict[str, int]] = Believed()
+
+
+def buffer_sizes_lately() -> dict[str, int]:
+    """`buffer_sizes`, a little old where there is much to count: for pages that are looked at often."""
+    return _sizes.get("all", buffer_sizes)
+
+
+def fresh_sizes_lately() -> dict[str, int]:
+    """`buffer_sizes` of what may start a retrain, a little old likewise."""
+    return _sizes.get("fresh", lambda: buffer_sizes(clock=True))
+
+
+def feedback_take(run: TrainingRun, *, newest: int | None = None) -> list[uuid.UUID]:
+    """Set aside for a run what is in the buffer, before its dataset is read, so that all of it is in there.
+
+    What was set aside for it before is taken again with what has come since. Feedback that arrives while the dataset is
+    read is counted with the next run: never lost.
+    """
+    ids = buffer_ids(run.agent, but=run, newest=newest)
+    with transaction.atomic():
+        run.learnt.all().delete()
+        _note(run, dict.fromkeys(ids, Use.LEFT_OUT))
+    return ids
+
+
+def feedback_settle(
+    run: TrainingRun,
+    new: Collection[uuid.UUID],
+    rows: Mapping[str, Collection[uuid.UUID]],
+    *,
+    left_out: bool,
+) -> None:
+    """Note what a run really reads of the feedback that is new to it.
+
+    rows: split -> ids of the feedback that the rows of its dataset are made of. left_out: note also what made none.
+    """
+    uses = dict.fromkeys(new, Use.LEFT_OUT) if left_out else {}
+    fresh = set(new)
+    for split, ids in rows.items():
+        if split != "train":
+            uses |= dict.fromkeys(fresh.intersection(ids), Use.HELD_OUT)
+    uses |= dict.fromkeys(fresh.intersection(rows.get("train", ())), Use.TRAINED)
+    with transaction.atomic():
+        run.learnt.all().delete()
+        _note(run, uses)
+
+
+def feedback_release(run: TrainingRun) -> None:
+    """Leave to others what they learnt from while this run was stopped: nothing is learnt for the first time twice."""
+    others = Learnt.objects.filter(
+        feedback=OuterRef("feedback"), run__method__in=POLICY_METHODS, run__stage_of=None
+    )
+    taken = others.exclude(run=run).filter(
+        Q(run__status=Status.SUCCEEDED, use__in=(Use.TRAINED, Use.HELD_OUT)) | Q(run__status__in=AT_WORK)
+    )
+    ids = list(run.learnt.filter(Exists(taken)).values_list("pk", flat=True))
+    for start in range(0, len(ids), AT_ONCE // 4):
+        Learnt.objects.filter(pk__in=ids[start : start + AT_ONCE // 4]).delete()
+
+
+def feedback_read(run: TrainingRun) -> dict[str, set[uuid.UUID]]:
+    """What a run read for the first time, by split as `feedback_settle` takes it; held-out sides are one."""
+    found: dict[str, set[uuid.UUID]] = {"train": set(), "holdout": set()}
+    for pk, use in run.learnt.exclude(use=Use.LEFT_OUT).values_list("feedback", "use"):
+        found["train" if use == Use.TRAINED else "holdout"].add(pk)
+    return found
+
+
+def _note(run: TrainingRun, uses: Mapping[uuid.UUID, str]) -> None:
+    rows = [Learnt(run=run, feedback=pk, use=use) for pk, use in uses.items()]
+    Learnt.objects.bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)

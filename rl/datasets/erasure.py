@@ -1,0 +1,196 @@
+"""Erasure beyond feedback: rows of snapshots, quotes in evaluations and runs; and what was trained on them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence, Set
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from feedback.erasure.marks import Marks
+from feedback.erasure.places import columns_erase
+from rl.datasets import DatasetRefused, snapshot_rows
+from rl.datasets.linear_erasure import linear_policies_erase
+from rl.datasets.snapshots import file_keep, rows_write, temporary_file
+from rl.models import Evaluation, GoldenCase, LabelRun, Policy, RewardRecord, Snapshot, TrainingRun
+
+
+def decisions_forget(decisions: Sequence[uuid.UUID]) -> None:
+    """Remove what is kept of decisions that are forgotten: their rewards, whose parts may quote them."""
+    gone = RewardRecord.objects.filter(decision__in=decisions)
+    gone._raw_delete(gone.db)  # a chain of records points to itself
+
+
+def snapshots_containing(
+    prompts: Mapping[str, set[str]], since: datetime | None = None
+) -> list[dict[str, Any]]:
+    """Agent -> prompt hashes, to the snapshots that hold one of these prompts, newest first.
+
+    since: of those made since then alone.
+
+    Each: {snapshot, agent, path, rows, fault, runs, policies}; rows counts those of the prompts. A snapshot whose file
+    is gone or was changed cannot be searched: rows is None and fault says why.
+    """
+    found: list[dict[str, Any]] = []
+    snapshots = Snapshot.objects.filter(agent__in=list(prompts))
+    if since is not None:
+        snapshots = snapshots.filter(created_at__gte=since)
+    for snapshot in snapshots.order_by("-pk"):
+        wanted, fault, rows = prompts[snapshot.agent], "", 0
+        try:
+            rows = sum(row["prompt_hash"] in wanted for row in snapshot_rows(snapshot))
+        except DatasetRefused as refusal:
+            fault = str(refusal)
+        if rows or fault:
+            found.append(
+                {
+                    "snapshot": snapshot.pk,
+                    "agent": snapshot.agent,
+                    "path": snapshot.path,
+                    "rows": None if fault else rows,
+                    "fault": fault,
+                    "runs": list(snapshot.runs.order_by("pk").values_list("pk", flat=True)),
+                    "policies": list(
+                        Policy.objects.filter(run__snapshot=snapshot)
+                        .order_by("pk")
+                        .values_list("name", flat=True)
+                    ),
+                }
+            )
+    return found
+
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "rl.Evaluation": ("figures", "evidence"),
+    "rl.Policy": ("metrics",),
+    "rl.PolicyEvent": ("reason", "verdicts"),
+    "rl.TrainingRun": ("reason", "result"),
+    "rl.RunMetric": ("values",),
+    "rl.LabelRun": ("figures", "left_out"),
+    "rl.RewardModelVersion": ("ranking",),
+    "rl.RewardModelEvent": ("reason", "figures"),
+    "rl.ExperimentEvent": ("reason", "figures"),
+    "rl.Snapshot": ("query", "left_out"),
+    "rl.GoldenCase": ("messages", "state", "accepted", "forbidden"),
+}
+"""Model -> columns that may quote a decision: sheets and answers of evaluations, samples, reports."""
+
+
+def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
+    """FEEDBACK_ERASURE: rows of snapshots, and what evaluations, runs, policies and golden cases quote.
+
+    A golden case whose words are erased is switched off: it asks for nothing any more. Caches of tokens go where a
+    snapshot held such rows; they are made again.
+    """
+    found: dict[str, int] = {}
+    quoted = [case for case in GoldenCase.objects.all() if _quoted(marks, case)]
+    if not dry_run:
+        GoldenCase.objects.filter(pk__in=[case.pk for case in quoted]).update(active=False)
+    found |= columns_erase(marks, dry_run, COLUMNS)
+    rows, policies, files = _snapshots_erase(marks, dry_run)
+    found |= {"rows of snapshots": rows, "linear policies": policies, "snapshot files of no run": files}
+    if rows:
+        caches = sorted((settings.RATCHET_HOME / "cache").glob("*.sqlite3*"))
+        found["caches of tokens"] = len(caches)
+        for cache in caches if not dry_run else ():
+            cache.unlink(missing_ok=True)
+    return found
+
+
+def _quoted(marks: Marks, case: GoldenCase) -> bool:
+    words = [case.messages, case.state, case.accepted, case.forbidden]
+    return bool(marks.redacted_json(words) != words)
+
+
+def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int, int]:
+    """Rows left out of snapshots that are written anew without them, linear policies that lose words of these rows,
+    and files no snapshot names that are removed."""
+    count, policies = 0, 0
+    named = set(Snapshot.objects.values_list("path", flat=True))
+    for snapshot in Snapshot.objects.filter(agent__in=list(marks.prompts)).order_by("pk"):
+        gone, changed = _snapshot_erase(snapshot, marks, dry_run)
+        count, policies = count + gone, policies + changed
+    named |= set(Snapshot.objects.values_list("path", flat=True))
+    home = settings.RATCHET_HOME
+    orphans = [
+        path
+        for path in sorted((home / "snapshots").rglob("*.jsonl"))
+        if str(path.relative_to(home)) not in named
+        and marks.redacted_bytes(data := path.read_bytes()) != data
+    ]
+    for path in orphans if not dry_run else ():
+        path.unlink(missing_ok=True)
+    return count, policies, len(orphans)
+
+
+def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[int, int]:
+    """Write a snapshot's file anew without the rows of what is erased; how many these are, and how many linear policies
+    trained on it lose their words.
+
+    Its row then names the new file and its hash; `query.erased` says how many rows are gone and what the hash was.
+    """
+    prompts = marks.prompts.get(snapshot.agent, frozenset())
+    try:
+        every = list(snapshot_rows(snapshot))
+    except DatasetRefused:
+        return 0, 0  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
+    rows = [row for row in every if not _row_owned(row, prompts, marks)]
+    gone = len(every) - len(rows)
+    policies = linear_policies_erase(snapshot, rows, dry_run) if gone else 0
+    if not gone or dry_run:
+        return gone, policies
+    before: Path = settings.RATCHET_HOME / snapshot.path
+    with temporary_file(before.parent) as file:
+        sha256 = rows_write(file, rows)
+        path = file_keep(file, sha256)
+    erased = snapshot.query.get("erased") or {"rows": 0, "sha256_before": snapshot.sha256}
+    snapshot.query = snapshot.query | {"erased": erased | {"rows": erased["rows"] + gone}}
+    snapshot.counts = {split: sum(row["split"] == split for row in rows) for split in snapshot.counts}
+    snapshot.path, snapshot.sha256 = str(path.relative_to(settings.RATCHET_HOME)), sha256
+    snapshot.save(update_fields=["query", "counts", "path", "sha256"])
+    others = Snapshot.objects.filter(path=str(before.relative_to(settings.RATCHET_HOME)))
+    if before != path and not others.exists():
+        # until the new name is in the database for certain, the old one must lead somewhere
+        transaction.on_commit(lambda: before.unlink(missing_ok=True))
+    return gone, policies
+
+
+def _row_owned(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:
+    """Whether a row is of the unit: its prompt is no other decision's, or one of its responses was the unit's."""
+    if row["prompt_hash"] not in prompts:
+        return False
+    if row["prompt_hash"] in marks.prompts_own:
+        return True
+    sides = [row.get(name) for name in ("chosen", "rejected", "completion")]
+    said = [*sides, *row.get("completions", ()), *row.get("preferred", ()), *row.get("dispreferred", ())]
+    return any(text in marks.responses if isinstance(text, str) else False for text in said) or (
+        marks.redacted_json(dict(row)) != row
+    )
+
+
+LEARNING = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING, TrainingRun.Status.SUCCEEDED)
+
+
+def trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, list[Any]]:
+    """What was trained since then on these prompts (agent -> prompt hashes).
+
+    {runs: numbers of those that learn or learnt, policies: names, labels: label models learnt from these agents'
+    ratings, snapshots: numbers, evaluations: numbers of those judged on it}. A snapshot whose file is gone or changed
+    cannot be searched and counts as one that holds them.
+    """
+    snapshots = [found["snapshot"] for found in snapshots_containing(prompts, since)]
+    runs = TrainingRun.objects.filter(snapshot__in=snapshots)
+    learnt = runs.filter(status__in=LEARNING) | runs.filter(policy__isnull=False)
+    labels = LabelRun.objects.filter(agent__in=list(prompts), created_at__gte=since).exclude(path="")
+    judged = Evaluation.objects.filter(snapshot__in=snapshots)
+    return {
+        "runs": sorted(set(learnt.values_list("pk", flat=True))),
+        "policies": sorted(Policy.objects.filter(run__snapshot__in=snapshots).values_list("name", flat=True)),
+        "labels": [str(row) for row in labels.order_by("pk")],
+        "snapshots": sorted(snapshots),
+        "evaluations": sorted(judged.values_list("pk", flat=True)),
+    }

@@ -1,0 +1,316 @@
+"""Evidence on single responses becomes labels, scores, demonstrations, prompts and groups: the datasets beside
+pairs. Pure.
+
+As in `rl.datasets.pairs`, everything depends on the content of the evidence and never on its order.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl.datasets.feedback_types import (
+    NEUTRAL,
+    Completion,
+    Corrected,
+    Demonstrated,
+    Evidence,
+    Judged,
+    Rewarded,
+    Split,
+    SplitOf,
+    completion_key,
+    completion_of,
+    digest_of,
+)
+from rl.recipes import DATASET_CONFIG, RecipeError
+from rl.recipes.sft import SHOWN
+
+GOOD = 0.75
+"""Mean verdict, or reward where nobody gave one, from which a response serves as a demonstration: four stars, or three
+thumbs up of four."""
+
+EXAMPLE_REASONS: dict[str, str] = {
+    "undecided": "responses whose verdicts are as good as bad",
+    "not_good_enough": f"responses with a mean verdict or reward under {GOOD}, which demonstrate nothing",
+    "disliked": "corrections and demonstrations that raters call bad: nobody is to imitate them",
+    "outranked": "demonstrations of a prompt that has some of a stronger source",
+    "other_source": "demonstrations of a source that was not asked for",
+    "correction_invalid": "corrections that the agent could not act on",
+    "single_response": "prompts with verdicts on one response only: a group needs two",
+    "same_reward": "groups whose responses all have one mean verdict: nothing to tell apart",
+    "no_verdict": "ratings without thumb, stars or score",
+    "not_replayed": "rows of older feedback that the replay share left for another time",
+    "over_balance": "training labels of the kind there is more of, beyond four for each three of the other",
+    "over_max_samples": "rows beyond the sample asked for",
+}
+"""Why something made no row, and what its number counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row of a dataset other than pairs; `content` is what its kind adds to the prompt."""
+
+    prompt_hash: str
+    content: Mapping[str, Any]
+    source: str
+    """`ratings`, `correction`, `demonstration`, `teacher`, `reward` or `decision`."""
+    votes: int
+    split: Split
+    tags: tuple[str, ...] = ()
+    simulated: bool = False
+    feedback: tuple[uuid.UUID, ...] = ()
+    """Ids of the feedback it was made of; no part of the row that is written."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of prompt and content: what a sample is drawn by."""
+        return digest_of(
+            self.prompt_hash, *(f"{name}={value!r}" for name, value in sorted(self.content.items()))
+        )
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """Examples in the order of their prompt hashes."""
+
+    rows: tuple[Example, ...]
+    left_out: dict[str, int]
+
+
+@dataclass(slots=True)
+class _Verdicts:
+    """What was said of one response."""
+
+    values: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    """What it earned where nobody gave a verdict; what people say goes before it."""
+    corrections: int = 0
+    shown: set[str] = field(default_factory=set)
+    """Which of DEMONSTRATIONS it is."""
+    simulated: bool = False
+    tags: set[str] = field(default_factory=set)
+    feedback: dict[str, set[uuid.UUID]] = field(default_factory=dict)
+    """Source -> ids of the feedback of that kind."""
+
+    def behind(self, *sources: str) -> set[uuid.UUID]:
+        return set().union(*(self.feedback.get(source, ()) for source in sources))
+
+    @property
+    def verdict(self) -> str:
+        """What its mean is made of: `ratings`, or `reward` where nobody gave a verdict; empty without a mean."""
+        return "ratings" if self.values else "reward" if self.rewards else ""
+
+    @property
+    def mean(self) -> float:
+        known = sorted(self.values or self.rewards)
+        return sum(known) / len(known)
+
+
+COMPARED = ("scores", "groups")
+"""Kinds in which a reward also counts where nothing but comparisons speaks; for pairs these speak themselves."""
+
+Responses = dict[str, _Verdicts]
+"""Completion key -> what was said of it."""
+
+
+def examples_from_evidence(
+    evidence: Iterable[Evidence],
+    kind: str,
+    split_of: SplitOf,
+    *,
+    threshold: float = DATASET_CONFIG["reward_threshold"],
+    sources: Collection[str] = SHOWN,
+) -> ExampleSet:
+    """The rows of a kind: `labels`, `scores`, `corrections` or `groups`. Raises RecipeError for another.
+
+    labels: {"completion", "label"}, true where the mean verdict on a response is above neutral; where nobody gave a
+    verdict, where its reward is at least `threshold`, in (0, 1). scores: {"completion", "score"}, the mean itself, in
+    [0, 1]. corrections: {"completion"}, a valid correction, a demonstration, or a response whose mean or reward is at
+    least GOOD; on one prompt only those of the strongest of `sources`, some of SHOWN. groups: {"completions",
+    "rewards"}, the responses to one prompt and their means. A response without a verdict counts by its reward, where
+    evidence of one is given (Rewarded).
+    """
+    if kind not in BUILDERS:
+        raise RecipeError(f"a dataset's kind is one of {', '.join(BUILDERS)}; found {kind!r}")
+    if not 0 < threshold < 1:
+        raise RecipeError(f"reward_threshold must be between 0 and 1, found {threshold!r}")
+    if unknown := sorted(set(sources) - set(SHOWN)):
+        raise RecipeError(f"sources are some of {', '.join(SHOWN)}; found {', '.join(unknown)}")
+    left_out: Counter[str] = Counter()
+    prompts: dict[str, Responses] = {}
+    for item in evidence:
+        if isinstance(item, Judged):
+            _note(prompts, item.prompt_hash, item.response, item, "ratings").values.append(item.value)
+        elif isinstance(item, Rewarded):
+            if item.measured or kind in COMPARED:
+                _note(prompts, item.prompt_hash, item.response, item, "reward").rewards.append(item.value)
+        elif isinstance(item, Demonstrated) and kind == "corrections":
+            _note(prompts, item.prompt_hash, item.response, item, item.source).shown.add(item.source)
+        elif isinstance(item, Corrected) and kind == "corrections":
+            if item.valid:
+                _note(prompts, item.prompt_hash, item.correction, item, "correction").corrections += 1
+            else:
+                left_out["correction_invalid"] += 1
+    asked = _Asked(threshold, tuple(source for source in SHOWN if source in sources), left_out)
+    rows: list[Example] = []
+    for prompt_hash in sorted(prompts):
+        split = split_of(prompt_hash)
+        rows += BUILDERS[kind](prompt_hash, split, prompts[prompt_hash], asked)
+    return ExampleSet(tuple(rows), {name: left_out[name] for name in EXAMPLE_REASONS if left_out[name]})
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What rows are wanted, and the count of what made none."""
+
+    threshold: float
+    sources: tuple[str, ...]
+    left_out: Counter[str]
+
+
+def prompt_examples(prompt_hashes: Iterable[str], split_of: SplitOf) -> ExampleSet:
+    """One row for each prompt that was ever asked, rated or not."""
+    rows = tuple(
+        Example(prompt_hash, {}, "decision", 0, split_of(prompt_hash))
+        for prompt_hash in sorted(set(prompt_hashes))
+    )
+    return ExampleSet(rows, {})
+
+
+def examples_sampled(examples: ExampleSet, max_samples: int) -> ExampleSet:
+    """At most `max_samples` of the rows, drawn by their hash: always the same."""
+    if max_samples < 1:
+        raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
+    over = len(examples.rows) - max_samples
+    if over <= 0:
+        return examples
+    kept = set(sorted(row.digest for row in examples.rows)[:max_samples])
+    rows = tuple(row for row in examples.rows if row.digest in kept)
+    return ExampleSet(rows, {**examples.left_out, "over_max_samples": over})
+
+
+BALANCED = 4 / 3
+"""Most training labels of one kind for each of the other: Ethayarajh et al. 2024 (arXiv 2402.01306), eq. 9."""
+
+
+def examples_balanced(examples: ExampleSet) -> ExampleSet:
+    """Labels with no more of one kind in the train split than BALANCED allows; drawn by hash, held-out rows stay.
+
+    Where only one kind is there, nothing is left out: there is nothing to balance it with.
+    """
+    train = [row for row in examples.rows if row.split == "train"]
+    kinds = [[row for row in train if row.content["label"] is kind] for kind in (False, True)]
+    many = max(kinds, key=len)
+    allowed = int(BALANCED * min(map(len, kinds)))
+    if not allowed or len(many) <= allowed:
+        return examples
+    out = {row.digest for row in sorted(many, key=lambda row: row.digest)[allowed:]}
+    rows = tuple(row for row in examples.rows if row.split != "train" or row.digest not in out)
+    return ExampleSet(rows, {**examples.left_out, "over_balance": len(many) - allowed})
+
+
+def _note(
+    prompts: dict[str, Responses],
+    prompt_hash: str,
+    response: Completion,
+    item: Judged | Corrected | Demonstrated | Rewarded,
+    source: str,
+) -> _Verdicts:
+    verdicts = prompts.setdefault(prompt_hash, {}).setdefault(completion_key(response), _Verdicts())
+    verdicts.simulated |= item.simulated
+    verdicts.tags.update(item.tags)
+    verdicts.feedback.setdefault(source, set()).update(item.feedback)
+    return verdicts
+
+
+def _example(
+    prompt_hash: str,
+    split: Split,
+    content: Mapping[str, Any],
+    verdicts: Iterable[_Verdicts],
+    source: str = "",
+) -> Example:
+    """A row of these responses; `source` where it is not what their means are made of."""
+    all_verdicts = list(verdicts)
+    behind = [v.behind(source or v.verdict) for v in all_verdicts]
+    return Example(
+        prompt_hash=prompt_hash,
+        content=content,
+        source=source or ("ratings" if any(v.values for v in all_verdicts) else "reward"),
+        votes=sum(len(v.values) + v.corrections for v in all_verdicts),
+        split=split,
+        tags=tuple(sorted(set().union(*(v.tags for v in all_verdicts)))),
+        simulated=any(v.simulated for v in all_verdicts),
+        feedback=tuple(sorted(set().union(*behind))),
+    )
+
+
+def _labels(prompt_hash: str, split: Split, responses: Responses, asked: _Asked) -> list[Example]:
+    rows = []
+    for key, verdicts in sorted(responses.items()):
+        mean = verdicts.mean
+        if verdicts.values and mean == NEUTRAL:
+            asked.left_out["undecided"] += 1
+            continue
+        good = mean > NEUTRAL if verdicts.values else mean >= asked.threshold
+        rows.append(
+            _example(prompt_hash, split, {"completion": completion_of(key), "label": good}, [verdicts])
+        )
+    return rows
+
+
+def _scores(prompt_hash: str, split: Split, responses: Responses, _: _Asked) -> list[Example]:
+    return [
+        _example(
+            prompt_hash,
+            split,
+            {"completion": completion_of(key), "score": round(verdicts.mean, 6)},
+            [verdicts],
+        )
+        for key, verdicts in sorted(responses.items())
+    ]
+
+
+def _demonstrations(prompt_hash: str, split: Split, responses: Responses, asked: _Asked) -> list[Example]:
+    found: dict[str, list[Example]] = {}
+    for key, verdicts in sorted(responses.items()):
+        written = [*(["correction"] if verdicts.corrections else []), *verdicts.shown]
+        if written and verdicts.values and verdicts.mean < NEUTRAL:
+            asked.left_out["disliked"] += 1
+        elif not written and verdicts.mean < GOOD:
+            asked.left_out["not_good_enough"] += 1
+        else:
+            source = min(written or [verdicts.verdict], key=SHOWN.index)
+            row = _example(prompt_hash, split, {"completion": completion_of(key)}, [verdicts], source)
+            found.setdefault(source, []).append(row)
+    for source in [source for source in found if source not in asked.sources]:
+        asked.left_out["other_source"] += len(found.pop(source))
+    # what somebody wrote to be said is a better answer than one that people only did not mind
+    strongest = min(found, key=asked.sources.index, default="")
+    asked.left_out["outranked"] += sum(len(rows) for source, rows in found.items() if source != strongest)
+    return found.get(strongest, [])
+
+
+def _groups(prompt_hash: str, split: Split, responses: Responses, asked: _Asked) -> list[Example]:
+    if len(responses) < 2:
+        asked.left_out["single_response"] += 1
+        return []
+    keys = sorted(responses)
+    rewards = [round(responses[key].mean, 6) for key in keys]
+    if len(set(rewards)) == 1:
+        asked.left_out["same_reward"] += 1
+        return []
+    content = {"completions": [completion_of(key) for key in keys], "rewards": rewards}
+    return [_example(prompt_hash, split, content, responses.values())]
+
+
+BUILDERS: dict[str, Callable[[str, Split, Responses, _Asked], list[Example]]] = {
+    "labels": _labels,
+    "scores": _scores,
+    "corrections": _demonstrations,
+    "groups": _groups,
+}

@@ -1,0 +1,163 @@
+"""What people said of an agent's answers, as plain facts: verdicts, preferences, corrections, options. Pure.
+
+With what every kind of dataset asks of them: what a rating is worth, when two responses are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Completion: TypeAlias = str | list[dict[str, Any]]
+"""A response: a text, or chat messages where a text cannot say it (tool calls and their results)."""
+
+
+Split: TypeAlias = Literal["train", "eval", "holdout"]
+
+
+SPLITS: tuple[Split, ...] = ("train", "eval", "holdout")
+
+
+SplitOf: TypeAlias = Callable[[str], Split]
+"""Prompt hash -> side of the split the prompt stands on. Datasets ask `rl.datasets.splits`; it may be called only when
+all evidence was read."""
+
+
+SOURCES = (
+    "comparison", "correction", "demonstration", "teacher", "ratings", "candidates", "reward", "decision",
+)  # fmt: skip
+"""What a row can come from, strongest evidence first; `decision` is a prompt that was asked, whatever was said of
+it."""
+
+
+NEUTRAL = 0.5
+"""The value of a response nobody complained or cheered about."""
+
+
+_AS_MESSAGES = "\x00"
+"""First character of the key of a completion made of messages. No stored text may contain it."""
+
+
+def rating_value(thumb: str = "", stars: int | None = None, score: float | None = None) -> float | None:
+    """What a rating says of its response, in [0, 1]; None where it gives no verdict (only tags, notes, correction).
+
+    The finest signal speaks: a score as it is, else stars 1..5 as (stars - 1) / 4, else thumb up 1, down 0. They are
+    not averaged, because a thumb beside 4 stars is the same verdict said coarsely, not a second one.
+    """
+    if score is not None:
+        return float(score)
+    if stars is not None:
+        return (stars - 1) / 4
+    return {"up": 1.0, "down": 0.0}.get(thumb)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One rater's verdict on one response to a prompt; value in [0, 1]."""
+
+    prompt_hash: str
+    response: Completion
+    value: float
+    simulated: bool = False
+    tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
+    """Ids of the feedback that says so, where it is recorded here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One rater's preference between two responses to a prompt: left, right, tie or both_bad."""
+
+    prompt_hash: str
+    left: Completion
+    right: Completion
+    preference: str
+    simulated: bool = False
+    tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """One rater's better response to a prompt; `valid` says whether the agent could act on it."""
+
+    prompt_hash: str
+    response: Completion
+    correction: Completion
+    valid: bool = True
+    simulated: bool = False
+    tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The options a decision chose among; a score in [0, 1] where the app gave one."""
+
+    prompt_hash: str
+    response: Completion
+    candidates: tuple[tuple[str, float | None], ...]
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrated:
+    """A response that was written to be imitated, of one of DEMONSTRATIONS."""
+
+    prompt_hash: str
+    response: Completion
+    source: str = "demonstration"
+    simulated: bool = False
+    tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """What a response that nobody gave a verdict on earned; value in [0, 1]."""
+
+    prompt_hash: str
+    response: Completion
+    value: float
+    simulated: bool = False
+    tags: tuple[str, ...] = ()
+    measured: bool = True
+    """Whether an outcome, a trace or a reward function the operator named spoke; False where only comparisons did."""
+    feedback: tuple[uuid.UUID, ...] = ()
+
+
+Evidence: TypeAlias = Judged | Compared | Corrected | Listed | Demonstrated | Rewarded
+
+
+def completion_key(completion: Completion) -> str:
+    """A text that stands for a completion: itself, or marked JSON for messages."""
+    if isinstance(completion, str):
+        return completion
+    return _AS_MESSAGES + json.dumps(completion, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def completion_of(key: str) -> Completion:
+    """The completion a key stands for."""
+    if not key.startswith(_AS_MESSAGES):
+        return key
+    messages: list[dict[str, Any]] = json.loads(key[len(_AS_MESSAGES) :])
+    return messages
+
+
+def same_response(one: Completion, other: Completion) -> bool:
+    """Whether two responses differ in nothing but white space: no preference between them can be learnt."""
+    return bare(completion_key(one)) == bare(completion_key(other))
+
+
+def bare(key: str) -> str:
+    return "".join(key.split())
+
+
+def digest_of(*parts: str) -> str:
+    """SHA-256 of texts, as hex."""
+    text = "\x01".join(parts)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

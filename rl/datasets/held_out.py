@@ -1,0 +1,350 @@
+"""Held-out evidence of an agent: the rows of every kind, and how many prompts each kind has. No torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from rl.agents import get_agent
+from rl.agents.base import Agent
+from rl.datasets import (
+    DatasetRefused,
+    DatasetTooSmall,
+    prepare_training_dataset,
+    snapshot_rows,
+)
+from rl.datasets.evidence import EvidenceSource
+from rl.datasets.examples import Example, examples_from_evidence
+from rl.datasets.feedback_types import NEUTRAL, SPLITS, Evidence, Split
+from rl.datasets.holdout import Tally
+from rl.datasets.pairs import pairs_from_evidence
+from rl.datasets.prompt_clusters import cluster_report, clusters_of, prompt_text
+from rl.datasets.prompt_files import holds_prompts
+from rl.datasets.rows import PROMPTS_AT_ONCE, prompt_texts, source_opened
+from rl.datasets.splits import SourceSplits
+from rl.gates.evidence_kinds import (
+    CORRECTIONS,
+    KINDS,
+    KNOWN,
+    LABELS,
+    OUTCOMES,
+    PAIRS,
+    REWARDS,
+    TESTS,
+    all_alike,
+    lead_kind,
+    telling_counts,
+)
+from rl.models import Snapshot
+from rl.recipes import DATASET_CONFIG
+from rl.rewards import answers as right_answers
+from rl.rewards.code_tests import EXPECTED
+from rl.rewards.code_tests import TESTS as TEST_COLUMNS
+
+HOLDOUT: Split = "holdout"
+
+Rows = list[dict[str, Any]]
+
+DATASETS: dict[str, str] = {
+    PAIRS: Snapshot.Kind.PAIRS,
+    LABELS: Snapshot.Kind.SCORES,
+    OUTCOMES: Snapshot.Kind.SCORES,
+    CORRECTIONS: Snapshot.Kind.CORRECTIONS,
+    TESTS: Snapshot.Kind.PROMPTS,
+    KNOWN: Snapshot.Kind.PROMPTS,
+    REWARDS: Snapshot.Kind.PROMPTS,
+}
+"""Kind of evidence -> the kind of dataset its rows stand in."""
+
+
+UNTRAINED: tuple[Split, ...] = ("eval", HOLDOUT)
+"""Sides of the split that no policy is trained on."""
+
+SPARE = 400
+"""Prompts kept, at most, to ask for answers beside those with evidence."""
+
+WRITTEN = ("correction", "demonstration", "teacher")
+"""Sources of rows that show an answer as it should be, rather than one that was given and liked."""
+
+
+@dataclass
+class Prompts:
+    """Every prompt of an agent: on which side of the split it stands, its words, and the rows of some to ask."""
+
+    sides: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    spare: Rows = field(default_factory=list)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.sides[row["prompt_hash"]] = row["split"]
+        self.texts[row["prompt_hash"]] = prompt_text(row["prompt"])
+        if row["split"] in UNTRAINED and len(self.spare) < SPARE:
+            self.spare.append(row)
+
+
+@dataclass
+class HeldOut:
+    """Held-out rows by kind of evidence."""
+
+    rows: dict[str, Rows] = field(default_factory=dict)
+    snapshot: Snapshot | None = None
+    """Where the rows of the kind that carries the accuracy rule are kept; None for a file that is only judged on."""
+    seen: int = 0
+    """Rows left out because their prompts were trained on."""
+    spare: Rows = field(default_factory=list)
+    """Prompts that no policy trains on, whatever was said of them: of the eval and the holdout side. They show whether
+    answers are valid."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    clusters: dict[str, Any] = field(default_factory=dict)
+    """Report on near-identical prompts (`prompt_clusters.cluster_report`); empty where they were not looked for."""
+
+    def counts(self) -> dict[str, int]:
+        """Distinct prompts of each kind; near-identical ones are one."""
+        return {
+            kind: len({row.get("cluster") or row["prompt_hash"] for row in rows})
+            for kind, rows in self.rows.items()
+        }
+
+    def lead(self, needed: int) -> str:
+        """The kind that carries the accuracy rule."""
+        alike = [
+            kind
+            for kind in (LABELS, OUTCOMES)
+            if all_alike(float(row["score"]) for row in self.rows.get(kind, ()))
+        ]
+        return lead_kind(telling_counts(self.counts(), alike), needed)
+
+
+def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> HeldOut:
+    """Everything held out that was recorded here; the kind that leads is written as a snapshot, the others are not.
+
+    rewarded: every prompt is evidence of the kind `rewards`, as a reward function will judge the answers to it.
+    """
+    found = HeldOut()
+    source_opened(agent, "db")  # an agent nobody knows is refused by name
+    prompts = Prompts()
+    rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, prompts=prompts, binding=True)
+    clusters = clusters_of(prompts.texts)
+    found.rows, found.spare = _clustered(rows, clusters, prompts.sides, found.left_out), prompts.spare
+    found.clusters = cluster_report(clusters, prompts.sides)
+    if found.rows:
+        lead = found.lead(needed)
+        prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
+        found.snapshot = prepared.snapshot
+    return found
+
+
+def held_out_of_file(
+    agent: str, path: Path, trained: Iterable[str] = (), *, rewarded: bool = False
+) -> HeldOut:
+    """A whole file as held-out evidence, less the prompts (hashes) that were trained on. Raises DatasetRefused."""
+    found = HeldOut()
+    trained = set(trained)
+    rows = _rows_by_kind(agent, SPLITS, found.left_out, rewarded, source="file", data_file=path)
+    for kind, whole in rows.items():
+        unseen = [row for row in whole if row["prompt_hash"] not in trained]
+        found.seen += len(whole) - len(unseen)
+        if unseen:
+            found.rows[kind] = unseen
+    return found
+
+
+def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldOut:
+    """What the dataset a policy was trained on holds out. Raises DatasetRefused where its file is gone or changed."""
+    rows = list(snapshot_rows(snapshot, HOLDOUT))
+    spare = list(itertools.islice(snapshot_rows(snapshot, "eval"), SPARE))
+    found = _sorted_by_kind(str(snapshot.kind), rows, rewarded, get_agent(snapshot.agent))
+    return HeldOut(rows=found, snapshot=snapshot, spare=spare)
+
+
+def trained_prompts(snapshot: Snapshot | None) -> set[str]:
+    """Hashes of the prompts a dataset shows in training."""
+    return {row["prompt_hash"] for row in snapshot_rows(snapshot, "train")} if snapshot is not None else set()
+
+
+def _rows_by_kind(
+    agent: str,
+    splits: Sequence[str],
+    left_out: Counter[str],
+    rewarded: bool,
+    prompts: Prompts | None = None,
+    **source: Any,
+) -> dict[str, Rows]:
+    """The rows of every kind in these splits; `prompts` collects all. Raises DatasetRefused."""
+    found: dict[str, Rows] = {}
+    datasets = list(dict.fromkeys(DATASETS.values()))
+    if "data_file" in source and holds_prompts(source["data_file"]):
+        datasets = [Snapshot.Kind.PROMPTS]  # no feedback stands in it
+    for dataset in datasets:
+        try:
+            prepared = prepare_training_dataset(
+                agent, dataset, min_samples=1, for_training=False, dry_run=True, **source
+            )
+        except DatasetTooSmall:
+            continue
+        rows = [row for row in prepared.rows() if row["split"] in splits]
+        if prompts is not None and dataset == Snapshot.Kind.PROMPTS:
+            for row in prepared.rows():
+                prompts.add(row)
+        found |= _sorted_by_kind(dataset, rows, rewarded, get_agent(agent))
+        left_out.update(prepared.left_out)
+    return found
+
+
+def _clustered(
+    rows: Mapping[str, Rows], clusters: Mapping[str, str], sides: Mapping[str, str], left_out: Counter[str]
+) -> dict[str, Rows]:
+    """The rows with the clusters of their prompts, without those that have a near-identical prompt on another side."""
+    elsewhere = {clusters[name] for name, side in sides.items() if side != HOLDOUT} - {""}
+    found: dict[str, Rows] = {}
+    for kind, whole in rows.items():
+        named = [{**row, "cluster": clusters.get(row["prompt_hash"], "")} for row in whole]
+        alone = [row for row in named if row["cluster"] not in elsewhere]
+        left_out["near_identical"] += len(named) - len(alone)
+        if alone:
+            found[kind] = alone
+    return found
+
+
+def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool, agent: Agent) -> dict[str, Rows]:
+    """Rows of one kind of dataset as evidence: kind -> rows, kinds without a row left out."""
+    found: dict[str, Rows] = {}
+    for row in rows:
+        if dataset == Snapshot.Kind.PAIRS:
+            found.setdefault(PAIRS, []).append(row)
+        elif dataset == Snapshot.Kind.SCORES:
+            found.setdefault(kind_of(row["source"]), []).append(row)
+        elif dataset == Snapshot.Kind.LABELS:
+            found.setdefault(kind_of(row["source"]), []).append({**row, "score": float(row["label"])})
+        elif dataset == Snapshot.Kind.CORRECTIONS:
+            if row["source"] in WRITTEN:  # what is only liked is evidence as a label or an outcome
+                found.setdefault(CORRECTIONS, []).append(row)
+        elif dataset == Snapshot.Kind.GROUPS:
+            rated = zip(row["completions"], row["rewards"], strict=True)
+            found.setdefault(kind_of(row["source"]), []).extend(
+                {**row, "completion": completion, "score": reward} for completion, reward in rated
+            )
+        elif dataset == Snapshot.Kind.PROMPTS:
+            if testable(row.get("facts") or {}):
+                found.setdefault(TESTS, []).append(row)
+            if agent.truths(row.get("state")):
+                found.setdefault(KNOWN, []).append(row)
+            if rewarded:
+                found.setdefault(REWARDS, []).append(row)
+    return {kind: single for kind, some in found.items() if (single := _single_texts(some))}
+
+
+def testable(facts: Mapping[str, Any]) -> bool:
+    """Whether a prompt's facts decide if an answer is right: a right answer, or tests where code may be run."""
+    columns = [
+        *right_answers.COLUMNS,
+        *((*TEST_COLUMNS, *EXPECTED) if settings.ENABLE_CODE_EXECUTION else ()),
+    ]
+    return any(facts.get(name) not in (None, "", [], {}) for name in columns)
+
+
+def _single_texts(rows: Rows) -> Rows:
+    """The rows whose responses are one text or one message: a turn with tools in it is not scored as a whole."""
+    sides = ("chosen", "rejected", "completion")
+    return [row for row in rows if all(_is_single(row[side]) for side in sides if side in row)]
+
+
+def _is_single(completion: Any) -> bool:
+    if isinstance(completion, str):
+        return True
+    return len(completion) == 1 and isinstance(completion[0].get("content"), str)
+
+
+def good_chars(rows: Mapping[str, Rows]) -> dict[str, Any]:
+    """Length of the answers that people wrote, chose or liked: {"value": geometric mean in characters, "n"}; empty
+    where there is none. rows: kind of evidence -> held-out rows."""
+    texts = [row["chosen"] for row in rows.get(PAIRS, ())]
+    texts += [row["completion"] for row in rows.get(CORRECTIONS, ())]
+    for kind in (LABELS, OUTCOMES):
+        texts += [row["completion"] for row in rows.get(kind, ()) if row["score"] > NEUTRAL]
+    if not texts:
+        return {}
+    lengths = [len(text if isinstance(text, str) else text[0]["content"]) for text in texts]
+    mean = math.fsum(math.log(length + 1) for length in lengths) / len(lengths)
+    return {"value": math.exp(mean) - 1, "n": len(lengths)}
+
+
+def evidence_counts(agent: str) -> dict[str, int]:
+    """Held-out prompts with evidence of each kind (KINDS); all zero for an agent without decisions."""
+    return evidence_counted(agent)[0]
+
+
+def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
+    """The same counts, and how many prompts with evidence stand on which side.
+
+    Reads the database alone, no file and no model. `rewards` is always 0 here: which reward function judges is said
+    when a policy is evaluated.
+    """
+    counts = dict.fromkeys(KINDS, 0)
+    try:
+        given = source_opened(agent, "db")
+    except DatasetRefused:
+        return counts, Tally()
+    splits = SourceSplits(agent, dry_run=True, texts=partial(prompt_texts, given))
+    for _ in itertools.chain(splits.judged(_said(given)), splits.rewarded(_earned(given))):
+        pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory
+    evidence = [item for item in _said(given) if splits(item.prompt_hash) == HOLDOUT]
+    rewarded = [item for item in _earned(given) if splits(item.prompt_hash) == HOLDOUT]
+    knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
+    scores = examples_from_evidence([*evidence, *rewarded], "scores", splits).rows
+    demonstrations = examples_from_evidence(evidence, "corrections", splits).rows
+    prompts = {
+        PAIRS: {
+            pair.prompt_hash for pair in pairs_from_evidence([*evidence, *rewarded], splits, **knobs).rows
+        },
+        LABELS: _hashes(row for row in scores if kind_of(row.source) == LABELS),
+        OUTCOMES: _hashes(row for row in scores if kind_of(row.source) == OUTCOMES),
+        CORRECTIONS: _hashes(row for row in demonstrations if row.source in WRITTEN),
+    }
+    hashes = given.prompt_hashes()
+    splits.asked(hashes)
+    held_out = [name for name in hashes if splits(name) == HOLDOUT]
+    prompts[TESTS], prompts[KNOWN], known = set(), set(), get_agent(agent)
+    for start in range(0, len(held_out), PROMPTS_AT_ONCE):
+        for name, prompt in given.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items():
+            if testable(prompt.facts):
+                prompts[TESTS].add(name)
+            if known.truths(prompt.state):
+                prompts[KNOWN].add(name)
+    readable = prompt_texts(given, sorted(set().union(*prompts.values())))
+    clusters = clusters_of(readable)
+    counts |= {
+        kind: len({clusters[name] or name for name in hashes & readable.keys()})
+        for kind, hashes in prompts.items()
+    }
+    alike = [
+        kind
+        for kind in (LABELS, OUTCOMES)
+        if all_alike(float(row.content["score"]) for row in scores if kind_of(row.source) == kind)
+    ]
+    return telling_counts(counts, alike), splits.tally
+
+
+def _said(given: EvidenceSource) -> Iterator[Evidence]:
+    return itertools.chain(given.evidence(Counter()), given.demonstrated())
+
+
+def _earned(given: EvidenceSource) -> Iterator[Evidence]:
+    return given.rewarded(Counter(), compared=True)
+
+
+def kind_of(source: str) -> str:
+    """The kind of evidence a scored response is, by the source of its row: `reward` where nobody gave a verdict."""
+    return OUTCOMES if source == "reward" else LABELS
+
+
+def _hashes(rows: Iterable[Example]) -> set[str]:
+    return {row.prompt_hash for row in rows}

@@ -1,0 +1,429 @@
+"""Evidence of what people prefer becomes preference pairs: merged, settled by majority, capped and split. Pure.
+
+Everything here depends on the content of the evidence and never on its order, so the same feedback always makes the
+same dataset.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from rl.datasets.feedback_types import (
+    NEUTRAL,
+    SOURCES,
+    SPLITS,
+    Compared,
+    Completion,
+    Corrected,
+    Demonstrated,
+    Evidence,
+    Judged,
+    Rewarded,
+    Split,
+    SplitOf,
+    bare,
+    completion_key,
+    completion_of,
+    digest_of,
+)
+from rl.recipes import RecipeError
+
+ENDS = 32
+"""Of a prompt with more than twice as many rated responses, only this many best and worst are paired with each other:
+all pairs of 10,000 answers to one prompt would be 50 million, of which the cap keeps a handful."""
+
+HELD_OUT_PAIRS = 10
+"""Most pairs of a held-out prompt that are heard: all of five rated answers. They share one vote."""
+
+_TOLERANCE = 1e-9
+"""0.35 - 0.1 is a hair under 0.25 in binary; a margin is met all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One preference: `chosen` over `rejected`, on the prompt with this hash."""
+
+    prompt_hash: str
+    chosen: Completion
+    rejected: Completion
+    source: str
+    """The strongest kind of evidence for it, one of SOURCES."""
+    margin: float
+    """How clear it is, in (0, 1]: see `docs/datasets.md`."""
+    votes: int
+    """Human or simulated judgements that speak for it; 0 where only scores of candidates do."""
+    split: Split
+    tags: tuple[str, ...]
+    simulated: bool
+    """Whether any judgement behind it was given by a simulated rater."""
+    preferred: tuple[Completion, ...] = ()
+    """Held-out prompts only: every response that the evidence puts above another and below none."""
+    dispreferred: tuple[Completion, ...] = ()
+    """Held-out prompts only: every response that the evidence puts below another and above none."""
+    feedback: tuple[uuid.UUID, ...] = ()
+    """Ids of the feedback that was weighed for it, for and against; no part of the row that is written."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of prompt, chosen and rejected: the order among equals, and what a sample is drawn by."""
+        return digest_of(self.prompt_hash, completion_key(self.chosen), completion_key(self.rejected))
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """Pairs in the order of their prompt hashes, strongest first within a prompt."""
+
+    rows: tuple[Pair, ...]
+    left_out: dict[str, int]
+    """What made no pair: {reason: count}, reasons as in REASONS."""
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Pairs per kind of evidence."""
+        return _ordered(Counter(pair.source for pair in self.rows), SOURCES)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Pairs per split; all three are there."""
+        found = Counter(pair.split for pair in self.rows)
+        return {split: found[split] for split in SPLITS}
+
+
+REASONS: dict[str, str] = {
+    "tie": "comparisons that called both responses equally good",
+    "both_bad": "comparisons that called both responses bad",
+    "no_verdict": "ratings without thumb, stars or score",
+    "same_response": "preferences between two responses that differ at most in white space",
+    "correction_invalid": "corrections that the agent could not act on",
+    "below_margin": "pairs of rated responses closer to each other than the rating margin",
+    "conflict": "pairs of responses for which as many judgements speak as against",
+    "outvoted": "judgements against the majority on a pair that was kept",
+    "duplicate": "judgements that said again what another had said of the same pair",
+    "single_response": "prompts with verdicts on one response only: nothing to compare it with",
+    "over_cap": "train pairs beyond the most one prompt may give",
+    "held_out_extra": "pairs of an eval prompt beyond its one, and of a held-out prompt beyond the ten that are heard",
+    "not_replayed": "rows of older feedback that the replay share left for another time",
+    "over_max_samples": "pairs beyond the sample asked for",
+}
+"""Every reason something is left out for, and what its number counts."""
+
+
+def _ordered(counts: Counter[str], order: Iterable[str]) -> dict[str, int]:
+    return {name: counts[name] for name in order if counts[name]}
+
+
+# --- From evidence to pairs -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """One piece of evidence that `better` beats `worse`; both are completion keys."""
+
+    better: str
+    worse: str
+    votes: int
+    margin: float
+    source: str
+    simulated: bool = False
+    tags: tuple[str, ...] = ()
+    feedback: tuple[uuid.UUID, ...] = ()
+
+
+@dataclass(slots=True)
+class _Case:
+    """All the evidence on one prompt."""
+
+    claims: list[_Claim] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=dict)
+    rewards: dict[str, list[float]] = field(default_factory=dict)
+    """What responses earned; counts where nobody gave a verdict."""
+    behind: dict[str, list[uuid.UUID]] = field(default_factory=dict)
+    """Ids of the ratings of each response; `earned` likewise of what its rewards were made of."""
+    earned: dict[str, list[uuid.UUID]] = field(default_factory=dict)
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    listed: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+    simulated: set[str] = field(default_factory=set)
+    tags: dict[str, set[str]] = field(default_factory=dict)
+
+    def tag(self, key: str, tags: Iterable[str]) -> None:
+        if tags := tuple(tags):
+            self.tags.setdefault(key, set()).update(tags)
+
+
+def pairs_from_evidence(
+    evidence: Iterable[Evidence],
+    split_of: SplitOf,
+    *,
+    rating_margin: float = 0.25,
+    max_pairs_per_prompt: int = 4,
+) -> PairSet:
+    """Preference pairs from everything known of an agent's prompts.
+
+    Per prompt: comparisons and corrections as they are; of the mean verdicts on different responses, the better over
+    the worse where they are at least `rating_margin` apart, in (0, 1], a measured reward standing in where nobody gave
+    a verdict; likewise of the mean scores of candidates; and
+    only where none of these gives a pair, what a verdict on one of several listed options implies (see `_implied`).
+    Claims on the same two responses are merged; the majority of judgements decides, an exact tie decides nothing.
+    A train prompt gives at most `max_pairs_per_prompt` pairs, an eval prompt one, a held-out prompt HELD_OUT_PAIRS,
+    which share one vote wherever a policy is judged (`rl.gates.clusters`): prompts are independent, pairs are not.
+    """
+    if not 0 < rating_margin <= 1:
+        raise RecipeError(f"rating_margin must be in (0, 1], found {rating_margin!r}")
+    if max_pairs_per_prompt < 1:
+        raise RecipeError(f"max_pairs_per_prompt must be at least 1, found {max_pairs_per_prompt!r}")
+    left_out: Counter[str] = Counter()
+    cases: dict[str, _Case] = {}
+    for item in evidence:
+        _collect(cases.setdefault(item.prompt_hash, _Case()), item, left_out)
+    rows: list[Pair] = []
+    for prompt_hash in sorted(cases):
+        # each case is dropped as it is done: the claims of many responses need not all stand in memory at once
+        case = cases.pop(prompt_hash)
+        rows += _settled(
+            prompt_hash, case, split_of(prompt_hash), rating_margin, max_pairs_per_prompt, left_out
+        )
+    return PairSet(tuple(rows), _ordered(left_out, REASONS))
+
+
+def sampled(pairs: PairSet, max_samples: int) -> PairSet:
+    """At most `max_samples` of the pairs, drawn by their hash: always the same, and a larger sample holds a smaller.
+
+    Further pairs of a held-out prompt are no samples of their own: they come and go with its first.
+    """
+    if max_samples < 1:
+        raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
+    firsts: dict[str, str] = {}
+    heads = [
+        pair.digest if pair.split == "train" else firsts.setdefault(pair.prompt_hash, pair.digest)
+        for pair in pairs.rows
+    ]
+    samples = set(sorted(set(heads))[:max_samples])
+    rows = tuple(pair for pair, head in zip(pairs.rows, heads, strict=True) if head in samples)
+    if len(rows) == len(pairs.rows):
+        return pairs
+    left_out = Counter(pairs.left_out)
+    left_out["over_max_samples"] += len(pairs.rows) - len(rows)
+    return PairSet(rows, _ordered(left_out, REASONS))
+
+
+def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
+    if isinstance(item, Judged):
+        key = completion_key(item.response)
+        case.values.setdefault(key, []).append(item.value)
+        case.behind.setdefault(key, []).extend(item.feedback)
+        case.tag(key, item.tags)
+        if item.simulated:
+            case.simulated.add(key)
+    elif isinstance(item, Compared):
+        left, right = completion_key(item.left), completion_key(item.right)
+        if item.preference in ("tie", "both_bad"):
+            left_out[item.preference] += 1
+        elif item.preference not in ("left", "right"):
+            raise ValueError(f"a preference is left, right, tie or both_bad; found {item.preference!r}")
+        else:
+            better, worse = (left, right) if item.preference == "left" else (right, left)
+            claim = _Claim(better, worse, 1, 1.0, "comparison", item.simulated, item.tags, item.feedback)
+            _claimed(case, claim, left_out)
+    elif isinstance(item, Corrected):
+        better, worse = completion_key(item.correction), completion_key(item.response)
+        if not item.valid:
+            left_out["correction_invalid"] += 1
+        else:
+            claim = _Claim(better, worse, 1, 1.0, "correction", item.simulated, item.tags, item.feedback)
+            _claimed(case, claim, left_out)
+    elif isinstance(item, Demonstrated):
+        pass  # nothing is said of any other response to the prompt
+    elif isinstance(item, Rewarded):
+        if item.measured:
+            key = completion_key(item.response)
+            case.rewards.setdefault(key, []).append(item.value)
+            case.earned.setdefault(key, []).extend(item.feedback)
+            case.tag(key, item.tags)
+            if item.simulated:
+                case.simulated.add(key)
+    else:
+        key = completion_key(item.response)
+        case.listed.add((key, tuple(sorted(text for text, _ in item.candidates))))
+        case.tag(key, item.tags)
+        for text, score in item.candidates:
+            if score is not None:
+                case.scores.setdefault(text, []).append(score)
+
+
+def _claimed(case: _Case, claim: _Claim, left_out: Counter[str]) -> None:
+    if bare(claim.better) == bare(claim.worse):
+        left_out["same_response"] += 1
+    else:
+        case.claims.append(claim)
+
+
+def _settled(
+    prompt_hash: str, case: _Case, split: Split, rating_margin: float, cap: int, left_out: Counter[str]
+) -> list[Pair]:
+    """The pairs of one prompt, strongest first."""
+    # fsum is exact before its one rounding, so the order of the ratings cannot change a mean
+    means = {key: math.fsum(values) / len(values) for key, values in (case.rewards | case.values).items()}
+    scores = {key: math.fsum(values) / len(values) for key, values in case.scores.items()}
+    claims = list(case.claims)
+    claims += _ranked(
+        means, rating_margin, left_out, lambda a, b: _rating_claim(case, a, b, means[a] - means[b])
+    )
+    claims += _ranked(
+        scores, rating_margin, left_out, lambda a, b: _Claim(a, b, 0, scores[a] - scores[b], "candidates")
+    )
+    kept = _majority(claims, case, left_out)
+    if not kept:
+        kept = _majority(_implied(prompt_hash, case, means, rating_margin), case, left_out)
+    if not kept and len(means) == 1 and not claims:
+        left_out["single_response"] += 1
+    kept.sort(key=lambda claim: _strength(prompt_hash, claim))
+    room = {"train": cap, "eval": 1, "holdout": HELD_OUT_PAIRS}[split]
+    if len(kept) > room:
+        left_out["over_cap" if split == "train" else "held_out_extra"] += len(kept) - room
+    best, worst = ((), ()) if split == "train" else _ends(kept)
+    return [
+        Pair(
+            prompt_hash=prompt_hash,
+            chosen=completion_of(claim.better),
+            rejected=completion_of(claim.worse),
+            source=claim.source,
+            margin=round(claim.margin, 6),
+            votes=claim.votes,
+            split=split,
+            tags=claim.tags,
+            simulated=claim.simulated,
+            preferred=best,
+            dispreferred=worst,
+            feedback=claim.feedback,
+        )
+        for claim in kept[:room]
+    ]
+
+
+def _strength(prompt_hash: str, claim: _Claim) -> tuple[bool, float, int, str]:
+    """Sort key, strongest first: what somebody judged, the largest margin, the most votes, then the hash."""
+    return (
+        claim.votes == 0,
+        -round(claim.margin, 6),
+        -claim.votes,
+        digest_of(prompt_hash, claim.better, claim.worse),
+    )
+
+
+def _rating_claim(case: _Case, better: str, worse: str, margin: float) -> _Claim:
+    # a comparison needs a verdict on each side, so the rarer one says how many there were: a reward is nobody's vote
+    votes = min(len(case.values.get(key, ())) for key in (better, worse))
+    simulated = better in case.simulated or worse in case.simulated
+    source = "ratings" if votes else "reward"
+    return _Claim(better, worse, votes, margin, source, simulated, (), _behind(case, better, worse))
+
+
+def _behind(case: _Case, *keys: str) -> tuple[uuid.UUID, ...]:
+    """The feedback that the means of these responses were made of."""
+    return tuple(
+        pk for key in keys for pk in (case.behind if key in case.values else case.earned).get(key, ())
+    )
+
+
+def _ranked(
+    values: dict[str, float], margin: float, left_out: Counter[str], claim: Callable[[str, str], _Claim]
+) -> Iterator[_Claim]:
+    """A claim for each two responses whose values lie at least `margin` apart; the others are counted."""
+    order = sorted(values, key=lambda key: (values[key], key))
+    levels = [values[key] for key in order]
+    if len(order) <= 2 * ENDS:
+        low, high = order, order
+    else:
+        low, high = order[:ENDS], order[-ENDS:]
+    apart = sum(bisect.bisect_right(levels, level - margin + _TOLERANCE) for level in levels)
+    left_out["below_margin"] += len(order) * (len(order) - 1) // 2 - apart
+    made = 0
+    for better in high:
+        for worse in low:
+            if values[better] - values[worse] < margin - _TOLERANCE:
+                break  # `low` rises: the rest is closer still
+            made += 1
+            if bare(better) == bare(worse):
+                left_out["same_response"] += 1
+            else:
+                yield claim(better, worse)
+    left_out["over_cap"] += apart - made
+
+
+def _implied(prompt_hash: str, case: _Case, means: dict[str, float], margin: float) -> Iterator[_Claim]:
+    """What a verdict on the chosen one of several listed options says about the others, where nothing else speaks.
+
+    A choice clearly liked beats one other option that was not liked, drawn by hash; a choice clearly disliked among
+    exactly two loses to the other, unless that is disliked too. An option without a verdict counts as neutral.
+    """
+    for choice, options in sorted(case.listed):
+        if choice not in means or choice not in options:
+            continue
+        value, votes, simulated = means[choice], len(case.values.get(choice, ())), choice in case.simulated
+        behind = _behind(case, choice)
+        others = sorted({option for option in options if bare(option) != bare(choice)})
+        if value - NEUTRAL >= margin - _TOLERANCE:
+            unliked = [option for option in others if means.get(option, NEUTRAL) <= NEUTRAL]
+            if unliked:
+                drawn = min(unliked, key=lambda option: digest_of(prompt_hash, option))
+                yield _Claim(choice, drawn, votes, value - NEUTRAL, "candidates", simulated, (), behind)
+        elif (
+            NEUTRAL - value >= margin - _TOLERANCE
+            and len(others) == 1
+            and means.get(others[0], NEUTRAL) >= NEUTRAL
+        ):
+            yield _Claim(others[0], choice, votes, NEUTRAL - value, "candidates", simulated, (), behind)
+
+
+def _majority(claims: Iterable[_Claim], case: _Case, left_out: Counter[str]) -> list[_Claim]:
+    """Claims on the same two responses merged into one for the side with more votes."""
+    sides: dict[tuple[str, str], list[_Claim]] = {}
+    for claim in claims:
+        sides.setdefault((claim.better, claim.worse), []).append(claim)
+    kept: list[_Claim] = []
+    for (better, worse), pro in sides.items():
+        contra = sides.get((worse, better), [])
+        votes, against = _votes(pro), _votes(contra)
+        if votes < against or (votes == against and contra):
+            # the other side is kept, or neither is: counted once, from the side whose key comes first
+            if votes == against and better < worse:
+                left_out["conflict"] += 1
+            continue
+        left_out["duplicate"] += len(pro) - 1
+        left_out["outvoted"] += len(contra)
+        weight = math.fsum(max(claim.votes, 1) for claim in pro)
+        margin = math.fsum(max(claim.votes, 1) * claim.margin for claim in pro) / weight
+        unity = (votes - against) / (votes + against) if votes else 1.0
+        tags = {tag for claim in pro for tag in claim.tags}
+        tags |= case.tags.get(better, set()) | case.tags.get(worse, set())
+        kept.append(
+            _Claim(
+                better=better,
+                worse=worse,
+                votes=votes,
+                margin=margin * unity,
+                source=min((claim.source for claim in pro), key=SOURCES.index),
+                simulated=any(claim.simulated for claim in pro),
+                tags=tuple(sorted(tags)),
+                feedback=tuple(sorted({pk for claim in (*pro, *contra) for pk in claim.feedback})),
+            )
+        )
+    return kept
+
+
+def _votes(claims: Iterable[_Claim]) -> int:
+    return sum(claim.votes for claim in claims)
+
+
+def _ends(claims: list[_Claim]) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
+    """Responses that beat another and lose to none, and those that lose to another and beat none."""
+    winners, losers = {claim.better for claim in claims}, {claim.worse for claim in claims}
+    return (
+        tuple(completion_of(key) for key in sorted(winners - losers)),
+        tuple(completion_of(key) for key in sorted(losers - winners)),
+    )

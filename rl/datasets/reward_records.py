@@ -1,0 +1,342 @@
+"""What decisions earned: calculated where it is missing or feedback has come since, kept as history, read back."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django.conf import settings
+from django.db import Error as DatabaseFault
+from django.db import InterfaceError, OperationalError
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
+
+from feedback.explorer.feedback_bundle import RunFacts, Said, runs_of, said_of, with_rows_said
+from feedback.explorer.outcomes import outcomes_standing
+from feedback.models import Decision, Outcome
+from feedback.selectors import RatingFact, agents_known, decisions_of, verdict_stands
+from feedback.storage.problem_rows import RowReader, problem_ids, unreadable_shown
+from feedback.storage.sql import IDS
+from rl.agents import get_agent
+from rl.agents.base import OutcomeWorth, RewardFacts
+from rl.datasets.feedback_types import rating_value
+from rl.models import RewardRecord, RewardSettings
+from rl.recipes import DATASET_CONFIG
+from rl.rewards.base import RAW_LOW, RewardSample
+from rl.rewards.horizons import Known, Plan, Reward, outcomes_parsed, rewards_over_time
+from rl.rewards.named import reward_named
+from rl.rewards.sandbox import IsolationUnavailable
+
+logger = logging.getLogger("rl.rewards")
+
+AT_ONCE = 400
+"""Decisions rewarded together: their prompts and traces are in memory at the same time."""
+
+SIMULATED = "simulated"
+READER = "rewards"
+"""Name of this reader among those that skip what they cannot read."""
+
+
+class RewardsRefused(ValueError):
+    """Rewards that cannot be calculated as asked; the message says why."""
+
+
+@dataclass(frozen=True)
+class Calculated:
+    """What a calculation came to."""
+
+    calculated: int
+    """Decisions that were looked at."""
+    written: int
+    """Records added: of decisions that had none, or whose reward is another one now."""
+    pending: int
+    """Decisions that still wait, but for those of agents that are refused."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Agents whose rewards cannot be calculated as they are set -> why."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Decisions that were skipped, the first of them -> why; they are tried again with every calculation."""
+    unreadable_count: int = 0
+    """How many were skipped."""
+
+
+def reward_settings(agent: str) -> RewardFacts:
+    """What an operator and the agent's own file say of its rewards. Raises RewardsRefused.
+
+    An outcome named `reward` is its own worth, 0 to 1, unless that is set otherwise.
+    """
+    facts = get_agent(agent).rewarded
+    row = RewardSettings.objects.filter(agent=agent).first()
+    outcomes = {"reward": OutcomeWorth(good=1, bad=0), **facts.outcomes}
+    if row is None:
+        return replace(facts, outcomes=outcomes)
+    try:
+        return replace(
+            facts,
+            functions=row.functions or facts.functions,
+            outcomes={**outcomes, **outcomes_parsed(row.outcomes)},
+            weights=row.weights,
+        )
+    except ValueError as error:
+        raise RewardsRefused(f"rewards of agent {agent}: {error}") from error
+
+
+def reward_threshold(agent: str) -> float:
+    """Reward in [0, 1] from which a response that nobody rated is a good one, and below which it is a bad one."""
+    row = RewardSettings.objects.filter(agent=agent).first()
+    return float(DATASET_CONFIG["reward_threshold"]) if row is None else row.threshold
+
+
+def reward_labels(agent: str) -> dict[str, Any]:
+    """Of the decisions that nobody gave a verdict on: how many are good and how many bad by their reward, and the
+    threshold, in [0, 1], that tells them apart."""
+    threshold = reward_threshold(agent)
+    records = RewardRecord.objects.filter(agent=agent, superseded_by__isnull=True, measured=True).order_by()
+    unrated = records.filter(~verdict_stands("decision"))
+    good = unrated.filter(value__gte=threshold).count()
+    return {"threshold": threshold, "good": good, "bad": unrated.filter(value__lt=threshold).count()}
+
+
+def reward_plan(agent: str) -> Plan:
+    """How an agent's decisions are rewarded: its own file, changed by its row of settings. Raises RewardsRefused."""
+    facts = reward_settings(agent)
+    try:
+        functions = [
+            reward_named(name, code_execution=settings.ENABLE_CODE_EXECUTION) for name in facts.functions
+        ]
+        return Plan(functions, replace(facts, functions=_by_name(functions, facts.functions)))
+    except ValueError as error:
+        raise RewardsRefused(f"rewards of agent {agent}: {error}") from error
+
+
+def outcomes_without_worth(agent: str) -> dict[str, int]:
+    """Names of outcomes of which nobody said what their values are worth -> on how many decisions they stand."""
+    counts = outcomes_standing(agent).order_by().values_list("name").annotate(n=Count("decision"))
+    worth = reward_settings(agent).outcomes
+    return {name: n for name, n in sorted(counts) if name not in worth}
+
+
+def outcome_worth_set(agent: str, spec: str) -> str:
+    """Keep what an outcome is worth, `name=GOOD:BAD` or `name=GOOD:BAD:strategic`, in the agent's reward settings.
+
+    Returns the name. Raises RewardsRefused for anything else.
+    """
+    name, _, said = spec.partition("=")
+    parts = said.split(":")
+    form = "expected NAME=GOOD:BAD or NAME=GOOD:BAD:strategic, GOOD and BAD two different numbers"
+    if not name.strip() or len(parts) not in (2, 3):
+        raise RewardsRefused(f"{form}; found {spec!r}")
+    row = RewardSettings.objects.filter(agent=agent).first() or RewardSettings(agent=agent)
+    try:
+        worth = {"good": float(parts[0]), "bad": float(parts[1])} | (
+            {"horizon": parts[2]} if len(parts) == 3 else {}
+        )
+        outcomes_parsed({name.strip(): worth})
+    except ValueError as error:
+        raise RewardsRefused(f"{form}; found {spec!r} ({error})") from error
+    row.outcomes = {**row.outcomes, name.strip(): worth}
+    row.full_clean()
+    row.save()
+    return name.strip()
+
+
+def _by_name(functions: Sequence[Any], weights: Mapping[str, float]) -> dict[str, float]:
+    return {f.name: weight for f, weight in zip(functions, weights.values(), strict=True)}
+
+
+def rewards_calculate(
+    agent: str | None = None,
+    *,
+    everything: bool = False,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calculated:
+    """Calculate the pending rewards of an agent, or of all agents; with `everything`, those already calculated too.
+
+    May be repeated at any time, and by two at once: the same reward again adds nothing. `limit` decisions at most.
+    Raises RewardsRefused for an agent that decided nothing, or whose rewards cannot be calculated as they are set; of
+    all agents such a one is left out and named.
+    """
+    known = agents_known()
+    if agent is not None and agent not in known:
+        raise RewardsRefused(
+            f"no decision of agent {agent!r} is recorded; known are {', '.join(known) or 'none yet'}"
+        )
+    agents = [agent] if agent else known
+    waiting = {
+        slug: list(
+            (decisions_of(slug) if everything else pending(slug)).order_by().values_list("pk", flat=True)
+        )
+        for slug in agents
+    }
+    for slug, ids in waiting.items():
+        # what could not be read last time comes last, so that it never takes the place of what can
+        skipped_before = problem_ids(slug, READER)
+        ids.sort(key=skipped_before.__contains__)
+    total = sum(map(len, waiting.values()))
+    todo = total if limit is None else min(limit, total)
+    refused: dict[str, str] = {}
+    unreadable: dict[uuid.UUID, str] = {}
+    calculated = written = 0
+    for slug, ids in waiting.items():
+        rows = RowReader(slug, READER, fatal=(RewardsRefused, IsolationUnavailable))
+        try:
+            plan = reward_plan(slug) if ids else None
+            for start in range(0, len(ids), AT_ONCE):
+                chunk = ids[start : start + min(AT_ONCE, todo - calculated)]
+                if not chunk:
+                    break
+                assert plan is not None  # there are decisions
+                written += _write(slug, plan, chunk, rows)
+                calculated += len(chunk)
+                if progress is not None:
+                    progress(calculated, todo)
+        except (OperationalError, InterfaceError):
+            raise  # a database that is away, full or read-only is no agent's fault, and the next meets it too
+        except Exception as fault:
+            expected = isinstance(fault, (RewardsRefused, IsolationUnavailable))
+            why = str(fault) if expected else f"{type(fault).__name__}: {fault}"
+            if agent is not None:
+                if expected:
+                    raise RewardsRefused(why) from fault
+                raise
+            # one agent's settings, or its own reward function, must not keep the others' from being calculated
+            logger.warning("rewards of %s: %s", slug, why, exc_info=not expected)
+            refused[slug] = why
+            total -= len(ids)
+        if agent is None and len(rows.unreadable) == len(ids) > 1:
+            # not these rows but what reads them is at fault: the agent's settings, or a reward function of its own
+            refused[slug] = f"none of {len(ids):,} decisions: {next(iter(rows.unreadable.values()))}"
+            total, calculated = total - len(ids), calculated - len(ids)
+        if ids:
+            rows.save(looked_at=ids)
+            unreadable |= rows.unreadable
+    return Calculated(
+        calculated,
+        written,
+        max(total - calculated, 0),
+        refused,
+        unreadable_shown(unreadable),
+        len(unreadable),
+    )
+
+
+def pending(agent: str) -> QuerySet[Any]:
+    """Decisions without a reward, or on which something was said or measured since."""
+    newest = RewardRecord.objects.filter(decision=OuterRef("pk")).order_by("-id").values("rows_said")[:1]
+    found = with_rows_said(decisions_of(agent)).annotate(counted=Subquery(newest))
+    return found.filter(Q(counted=None) | ~Q(counted=F("rows_said")))
+
+
+def pending_with_evidence(agent: str) -> QuerySet[Any]:
+    """Those of them with an outcome that is worth something, or with a trace."""
+    worth = list(reward_settings(agent).outcomes)
+    measured = Exists(Outcome.objects.filter(decision=OuterRef("pk"), name__in=worth))
+    return pending(agent).filter(Q(trace__isnull=False) | measured)
+
+
+def _write(agent: str, plan: Plan, ids: Sequence[uuid.UUID], reader: RowReader) -> int:
+    """Calculate these decisions' rewards and add those that are news. Returns how many."""
+    rows = list(with_rows_said(Decision.objects.filter(pk__in=ids)).select_related("trace"))
+    newest = records_newest(ids)
+    new = []
+    for row, reward in _rewarded(plan, rows, reader):
+        before = newest.get(row.pk)
+        if before is None or (before.basis, before.rows_said) != (reward.basis, row.rows_said):
+            new.append(_record(agent, row, reward, before))
+    RewardRecord.objects.bulk_create(new, ignore_conflicts=True)
+    return len(new)
+
+
+def _rewarded(plan: Plan, rows: list[Any], reader: RowReader) -> Iterator[tuple[Any, Reward]]:
+    """Decisions with their rewards: all together, or where that fails each alone, less those that fail."""
+    try:
+        yield from zip(rows, _rewards(plan, rows), strict=True)
+    except Exception as error:
+        if len(rows) == 1:
+            reader.skip(rows[0].pk, error)
+            return
+        if isinstance(error, (DatabaseFault, OSError, RewardsRefused, IsolationUnavailable)):
+            raise
+        half = len(rows) // 2
+        yield from _rewarded(plan, rows[:half], reader)
+        yield from _rewarded(plan, rows[half:], reader)
+
+
+def _rewards(plan: Plan, rows: list[Any]) -> list[Reward]:
+    said = said_of([row.pk for row in rows])  # after the count: what arrives in between is counted next time
+    done = runs_of(rows)
+    samples = [sample_of(row, done[row.pk]) for row in rows]
+    return rewards_over_time(plan, samples, [known_of(said[row.pk]) for row in rows])
+
+
+def _record(agent: str, row: Any, reward: Reward, before: RewardRecord | None) -> RewardRecord:
+    return RewardRecord(
+        decision=row.pk,
+        agent=agent,
+        raw=reward.raw,
+        value=reward.value,
+        **reward.horizons,
+        components=reward.components,
+        simulated=reward.simulated,
+        measured=reward.measured,
+        rows_said=row.rows_said,
+        basis=reward.basis,
+        supersedes=before,
+    )
+
+
+def sample_of(row: Decision, run: RunFacts) -> RewardSample:
+    """A decision as reward functions see it, with what was done around it."""
+    metadata = row.metadata if isinstance(row.metadata, dict) else {}
+    facts: dict[str, Any] = {
+        name: metadata[name] for name in ("tests", "expected_output") if name in metadata
+    }
+    facts |= {"state": row.state, "candidates": row.candidates, "steps": run.steps}
+    facts |= {"trace_status": run.status} if run.status else {}
+    if row.tokens_out is not None:
+        facts["tokens"] = row.tokens_out
+    return RewardSample(prompt=row.messages, response=row.response, agent=row.agent, facts=facts)
+
+
+def known_of(said: Said) -> Known:
+    """What was said of a decision, as numbers."""
+    verdicts = [(value, fact) for fact in said.ratings if (value := _verdict(fact)) is not None]
+    return Known(
+        verdicts=[value for value, _ in verdicts],
+        comparisons=[ended for ended, _ in said.comparisons],
+        outcomes=said.outcomes,
+        simulated=any(fact.rater_kind == SIMULATED for _, fact in verdicts)
+        or any(kind == SIMULATED for _, kind in said.comparisons),
+    )
+
+
+def _verdict(fact: RatingFact) -> float | None:
+    return rating_value(fact.thumb, fact.stars, fact.score)
+
+
+# --- Reading ------------------------------------------------------------------------------------------------
+
+
+def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
+    """Decision -> its newest record, of those that have one."""
+    found: dict[uuid.UUID, RewardRecord] = {}
+    for start in range(0, len(ids), IDS):
+        rows = RewardRecord.objects.filter(decision__in=ids[start : start + IDS], superseded_by__isnull=True)
+        found |= {row.decision: row for row in rows.order_by()}
+    return found
+
+
+def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[Decision]:
+    """Those of the decisions whose newest raw reward is known and at least this. Raises RewardsRefused outside
+    [-2, 2]."""
+    if not RAW_LOW <= least <= -RAW_LOW:
+        raise RewardsRefused(f"a raw reward lies in [-2, 2], found {least!r}")
+    newest = RewardRecord.objects.filter(decision=OuterRef("pk")).order_by("-id").values("raw")[:1]
+    return decisions.alias(reward_raw=Subquery(newest)).filter(reward_raw__gte=least)
+
+
+def raw_rewards(ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, float]:
+    """Decision -> its newest raw reward in [-2, 2], of those that have one."""
+    return {pk: row.raw for pk, row in records_newest(list(ids)).items() if row.raw is not None}

@@ -1,0 +1,241 @@
+"""From evidence to the rows of a dataset: where it is read from, what each kind makes of it, and the prompts beside."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from feedback import selectors
+from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
+from rl.datasets.examples import (
+    COMPARED,
+    Example,
+    ExampleSet,
+    examples_from_evidence,
+    examples_sampled,
+    prompt_examples,
+)
+from rl.datasets.feedback_types import Completion, Demonstrated, Evidence
+from rl.datasets.file_evidence import FileEvidence
+from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sampled
+from rl.datasets.prompt_clusters import prompt_text
+from rl.datasets.prompt_files import PromptFile, holds_prompts
+from rl.datasets.reward_records import reward_threshold as agent_threshold
+from rl.datasets.snapshots import DatasetRefused
+from rl.datasets.splits import SourceSplits
+from rl.models import Snapshot
+from rl.recipes import DATASET_CONFIG
+from rl.recipes.sft import SHOWN
+
+PROMPTS_AT_ONCE = 1000
+"""Prompts held in memory while rows are written."""
+
+
+def source_opened(
+    agent: str,
+    source: str,
+    data_file: str | Path | None = None,
+    ratings_file: str | Path | None = None,
+    file_format: str = "auto",
+    kind: str = "",
+    put_off: Collection[uuid.UUID] = (),
+) -> EvidenceSource:
+    """What was rated here ("db"), without the feedback of the ids `put_off`, or stands in a file ("file"); of the kind
+    `prompts`, a file may hold prompts alone.
+
+    Raises DatasetRefused for an agent nobody knows, FormatRefused for a file that cannot be read.
+    """
+    if source == "db":
+        known = selectors.agents_known()
+        if agent not in known:
+            there = f"known are {', '.join(known)}" if known else "nothing has been decided yet"
+            raise DatasetRefused(
+                f"no decision of agent {agent!r} is recorded; {there}. Record decisions first, or import a file: "
+                f"`manage.py import_feedback FILE --agent {agent}`"
+            )
+        return DatabaseEvidence(agent, put_off)
+    if source != "file":
+        raise DatasetRefused(f"a source is db or file, found {source!r}")
+    if data_file is None:
+        raise DatasetRefused("--source file needs --data-file FILE")
+    if kind == Snapshot.Kind.PROMPTS and file_format == "auto" and holds_prompts(Path(data_file)):
+        return PromptFile(agent, Path(data_file))
+    ratings = None if ratings_file is None else Path(ratings_file)
+    return FileEvidence(agent, Path(data_file), format=file_format, ratings_path=ratings)
+
+
+def making_knobs(
+    agent: str,
+    kind: str,
+    *,
+    rating_margin: float | None = None,
+    max_pairs_per_prompt: int | None = None,
+    reward_threshold: float | None = None,
+    sources: Collection[str] = SHOWN,
+) -> dict[str, Any]:
+    """What `rows_made` is told for a kind: those given, else the agent's settings and DATASET_CONFIG.
+
+    pairs: rating_margin, max_pairs_per_prompt; labels: threshold; corrections: sources, some of SHOWN.
+    """
+    if kind == Snapshot.Kind.PAIRS:
+        given = {"rating_margin": rating_margin, "max_pairs_per_prompt": max_pairs_per_prompt}
+        return {name: DATASET_CONFIG[name] if value is None else value for name, value in given.items()}
+    if kind == Snapshot.Kind.LABELS:
+        return {"threshold": agent_threshold(agent) if reward_threshold is None else reward_threshold}
+    return {"sources": tuple(sources)} if kind == Snapshot.Kind.CORRECTIONS else {}
+
+
+def rows_made(
+    given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any], *, dry_run: bool
+) -> PairSet | ExampleSet:
+    """The rows of a kind from what is known, without their prompts.
+
+    Prompts that stand on no side of the split yet are drawn one, for good unless this is a dry run.
+    """
+    splits = SourceSplits(given.agent, dry_run=dry_run, texts=partial(prompt_texts, given))
+    evidence = _evidence(given, splits, kind, left_out)
+    if kind == Snapshot.Kind.PAIRS:
+        return pairs_from_evidence(evidence, splits, **knobs)
+    if kind == Snapshot.Kind.PROMPTS:
+        for _ in evidence:
+            pass  # the prompts are known when all of it was read
+        hashes = given.prompt_hashes()
+        splits.asked(hashes)
+        return prompt_examples(hashes, splits)
+    return examples_from_evidence(evidence, kind, splits, **knobs)
+
+
+def _evidence(
+    given: EvidenceSource, splits: SourceSplits, kind: str, left_out: Counter[str]
+) -> Iterator[Evidence]:
+    """What is known, with the rewards where nobody gave a verdict; demonstrations for the kind that is made of them.
+
+    All of it is noted for the split, whatever this kind makes of it.
+    """
+    shown = kind == Snapshot.Kind.CORRECTIONS
+    for item in splits.judged(itertools.chain(given.evidence(left_out), given.demonstrated())):
+        if shown or not isinstance(item, Demonstrated):
+            yield item
+        elif isinstance(given, FileEvidence):
+            left_out["no_preference"] += 1
+    yield from splits.rewarded(given.rewarded(left_out, compared=kind in COMPARED))
+
+
+def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:
+    if max_samples is None:
+        return rows
+    return sampled(rows, max_samples) if isinstance(rows, PairSet) else examples_sampled(rows, max_samples)
+
+
+def rows_with_prompts(
+    agent: str,
+    given: EvidenceSource,
+    pairs: PairSet | ExampleSet,
+    left_out: Counter[str],
+    behind: dict[str, set[uuid.UUID]] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The pairs with their prompts, in order, reading the prompts of PROMPTS_AT_ONCE pairs at a time.
+
+    behind: where given, collects the ids of the feedback that the rows of each split were made of.
+    """
+    for start in range(0, len(pairs.rows), PROMPTS_AT_ONCE):
+        chunk = pairs.rows[start : start + PROMPTS_AT_ONCE]
+        prompts = given.prompts(list(dict.fromkeys(pair.prompt_hash for pair in chunk)))
+        for pair in chunk:
+            prompt = prompts.get(pair.prompt_hash)
+            if prompt is None:
+                continue  # counted where it could not be read
+            messages = messages_plain(prompt.messages)
+            if messages is None:
+                left_out["not_text"] += 1
+                continue
+            if behind is not None:
+                behind.setdefault(pair.split, set()).update(pair.feedback)
+            if isinstance(pair, Pair):
+                yield _pair_row(agent, pair, prompt, messages)
+            else:
+                yield _example_row(agent, pair, prompt, messages)
+
+
+def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    chosen, rejected = pair.chosen, pair.rejected
+    if isinstance(chosen, list) or isinstance(rejected, list):
+        # a trainer takes two texts or two lists, never one of each
+        chosen, rejected = _as_messages(chosen), _as_messages(rejected)
+    row: dict[str, Any] = {
+        "prompt": messages,
+        "chosen": chosen,
+        "rejected": rejected,
+        "prompt_hash": pair.prompt_hash,
+        "agent": agent,
+        "source": pair.source,
+        "margin": pair.margin,
+        "votes": pair.votes,
+        "split": pair.split,
+        "tags": list(pair.tags),
+        "state": prompt.state,
+        "simulated": pair.simulated,
+    }
+    row |= _known(prompt)
+    if pair.split != "train":
+        row |= {"preferred": list(pair.preferred), "dispreferred": list(pair.dispreferred)}
+    return row
+
+
+def _example_row(
+    agent: str, example: Example, prompt: Prompt, messages: list[dict[str, Any]]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "prompt": messages,
+        **example.content,
+        "prompt_hash": example.prompt_hash,
+        "agent": agent,
+        "source": example.source,
+        "votes": example.votes,
+        "split": example.split,
+        "tags": list(example.tags),
+        "state": prompt.state,
+        "simulated": example.simulated,
+    }
+    return row | _known(prompt)
+
+
+def _known(prompt: Prompt) -> dict[str, Any]:
+    """What a row says of its prompt beside the messages and the state, where there is anything."""
+    known = {"tools": prompt.tools, "facts": prompt.facts}
+    return {name: value for name, value in known.items() if value}
+
+
+def prompt_texts(given: EvidenceSource, prompt_hashes: list[str]) -> dict[str, str]:
+    """The words of those prompts that are plain text: the others make no row of any dataset."""
+    found: dict[str, str] = {}
+    for start in range(0, len(prompt_hashes), PROMPTS_AT_ONCE):
+        prompts = given.prompts(prompt_hashes[start : start + PROMPTS_AT_ONCE])
+        for name, prompt in prompts.items():
+            if (messages := messages_plain(prompt.messages)) is not None:
+                found[name] = prompt_text(messages)
+    return found
+
+
+def _as_messages(completion: Completion) -> list[dict[str, Any]]:
+    return completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
+
+
+def messages_plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Messages whose content is plain text: lists of text parts are joined. None where another kind of part is among
+    them."""
+    plain: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+            if not all(isinstance(text, str) for text in texts):
+                return None
+            message = {**message, "content": "".join(text for text in texts if text)}
+        plain.append(message)
+    return plain

@@ -1,0 +1,177 @@
+"""The one place that says on which side of the split a prompt stands: stored where it was seen, else as it would be."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+from rl.datasets.feedback_types import Split
+from rl.datasets.holdout import Clusters, Tally, no_clusters, splits_drawn
+from rl.datasets.prompt_clusters import FEW as FEW_PROMPTS
+from rl.datasets.prompt_clusters import clusters_of
+from rl.gates.report import GateBounds
+from rl.models import GateSettings, PromptSplit
+
+AT_ONCE = 900
+"""Rows named in one statement; older SQLite takes 999 values."""
+
+FEW = 20 * AT_ONCE
+"""Of more prompts than these, all sides of the agent are read: that is quicker than naming each."""
+
+
+MOST_CLUSTERED = 20_000
+"""Prompts up to which near-identical ones are drawn together: comparing so many takes about five seconds. With more, a
+holdout is large enough without those that stand on two sides."""
+
+REMEMBERED = 4
+"""Sets of prompts whose clusters are kept in memory: one dry run asks for the same ones several times."""
+
+Texts = Callable[[list[str]], Mapping[str, str]]
+"""Prompt hashes -> the words of those prompts that are text."""
+
+
+def no_texts(prompt_hashes: list[str]) -> Mapping[str, str]:
+    """No prompt can be read."""
+    return {}
+
+
+def splits_of(
+    agent: str,
+    judged: Collection[str],
+    rewarded: Collection[str] = (),
+    asked: Collection[str] = (),
+    texts: Texts = no_texts,
+) -> dict[str, Split]:
+    """Prompt hash -> train, eval or holdout; writes nothing.
+
+    A prompt that was in a dataset stands where it stood then. Of the others it is said where they would stand if all
+    given here were seen now: `judged` are those somebody said something of, `rewarded` those that only have a reward,
+    `asked` the rest (see `rl.datasets.holdout.splits_drawn`). texts: near-identical prompts are drawn together by it.
+    """
+    known = _stored(agent, {*judged, *rewarded, *asked})
+    return known | _drawn(agent, known, judged, rewarded, asked, texts)
+
+
+def splits_enter(
+    agent: str,
+    judged: Collection[str],
+    rewarded: Collection[str] = (),
+    asked: Collection[str] = (),
+    texts: Texts = no_texts,
+) -> dict[str, Split]:
+    """As `splits_of`, and writes the new ones down for good. Of two processes at once the first one's word stands."""
+    known = _stored(agent, {*judged, *rewarded, *asked})
+    drawn = _drawn(agent, known, judged, rewarded, asked, texts)
+    if not drawn:
+        return known
+    rows = (PromptSplit(prompt_hash=name, agent=agent, split=drawn[name]) for name in sorted(drawn))
+    PromptSplit.objects.bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)
+    # read again: another process may have entered some of them a moment earlier
+    return known | _stored(agent, drawn.keys())
+
+
+def min_evidence_of(agent: str) -> int:
+    """Held-out prompts that the agent's gate asks for."""
+    set_here = GateSettings.objects.filter(agent=agent).values_list("min_evidence", flat=True).first()
+    return GateBounds().min_evidence if set_here is None else set_here
+
+
+def _drawn(
+    agent: str,
+    known: Mapping[str, Split],
+    judged: Collection[str],
+    rewarded: Collection[str],
+    asked: Collection[str],
+    texts: Texts,
+) -> dict[str, Split]:
+    if all(name in known for names in (judged, rewarded, asked) for name in names):
+        return {}
+    clusters: Clusters = no_clusters if texts is no_texts else partial(_clusters, texts)
+    return splits_drawn(
+        known, judged, rewarded, asked, min_evidence=min_evidence_of(agent), clusters=clusters
+    )
+
+
+_remembered: dict[bytes, dict[str, str]] = {}
+"""Digest of prompt hashes -> their clusters, the newest few: a hash names the words, so an entry never goes stale."""
+
+
+def _clusters(texts: Texts, prompt_hashes: Sequence[str]) -> Mapping[str, str]:
+    """Clusters of near-identical prompts; none of too few to tell a template from a question, or of too many."""
+    if not FEW_PROMPTS <= len(prompt_hashes) <= MOST_CLUSTERED:
+        return {}
+    digest = hashlib.sha256("".join(prompt_hashes).encode()).digest()
+    if (clusters := _remembered.get(digest)) is None:
+        words = texts(list(prompt_hashes))
+        clusters = clusters_of({name: words[name] for name in prompt_hashes if name in words})
+        if len(_remembered) >= REMEMBERED:
+            _remembered.clear()
+        _remembered[digest] = clusters
+    return clusters
+
+
+def _stored(agent: str, prompt_hashes: Collection[str]) -> dict[str, Split]:
+    rows = PromptSplit.objects.order_by()
+    if len(prompt_hashes) > FEW:
+        every = rows.filter(agent=agent).values_list("prompt_hash", "split").iterator(chunk_size=AT_ONCE)
+        return {name: cast(Split, split) for name, split in every if name in prompt_hashes}
+    found: dict[str, Split] = {}
+    names = sorted(prompt_hashes)
+    for start in range(0, len(names), AT_ONCE):
+        stored = rows.filter(pk__in=names[start : start + AT_ONCE]).values_list("prompt_hash", "split")
+        found |= {name: cast(Split, split) for name, split in stored}
+    return found
+
+
+class Prompted(Protocol):
+    """Anything that is said of a prompt."""
+
+    @property
+    def prompt_hash(self) -> str: ...
+
+
+P = TypeVar("P", bound=Prompted)
+
+
+class SourceSplits:
+    """The sides of a source's prompts: noted while its evidence is read, settled together when the first is asked for.
+
+    What a prompt's side is drawn by must not depend on which kind of dataset is made of it first; so everything that
+    was said is noted, whether this kind of dataset makes a row of it or not.
+    """
+
+    def __init__(self, agent: str, *, dry_run: bool, texts: Texts = no_texts) -> None:
+        self.agent, self._texts = agent, texts
+        self._settle: Callable[..., dict[str, Split]] = splits_of if dry_run else splits_enter
+        self._judged: dict[str, None] = {}
+        self._rewarded: dict[str, None] = {}
+        self._known: dict[str, Split] = {}
+
+    def judged(self, evidence: Iterable[P]) -> Iterator[P]:
+        """The same evidence, its prompts noted as it passes."""
+        for item in evidence:
+            self._judged[item.prompt_hash] = None
+            yield item
+
+    def rewarded(self, rewards: Iterable[P]) -> Iterator[P]:
+        """The same rewards, their prompts noted as they pass."""
+        for item in rewards:
+            self._rewarded[item.prompt_hash] = None
+            yield item
+
+    def asked(self, prompt_hashes: Collection[str]) -> None:
+        """Settle these too, of which nothing may have been said."""
+        self._known = self._settle(self.agent, self._judged, self._rewarded, prompt_hashes, self._texts)
+
+    @property
+    def tally(self) -> Tally:
+        """How many of the prompts with somebody's word or a reward stand on which side."""
+        self.asked([])
+        return Tally.of(self._known[name] for name in {**self._judged, **self._rewarded})
+
+    def __call__(self, prompt_hash: str) -> Split:
+        if prompt_hash not in self._known:
+            self.asked([])
+        return self._known[prompt_hash]

@@ -1,0 +1,1 @@
+"""Evaluation on held-out evidence: the entry point to evaluation, off-policy estimates, benchmarks, golden cases."""

@@ -1,0 +1,365 @@
+"""Judge a policy on held-out prompts: the door to the furnace's evaluation. Torch is imported in functions alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from feedback.selectors import raters_by_prompt
+from rl.datasets import DatasetRefused, snapshot_rows
+from rl.datasets.held_out import (
+    HeldOut,
+    good_chars,
+    held_out_of_database,
+    held_out_of_file,
+    held_out_of_snapshot,
+    trained_prompts,
+)
+from rl.evaluation.judges import Check, barred_reason, rewards_check, rewards_of_training, tests_check
+from rl.evaluation.linear_baseline import baseline_of
+from rl.evaluation.off_policy import logged_choices, off_policy
+from rl.gates.evidence_kinds import CORRECTIONS, PAIRS, REWARDS, TESTS
+from rl.gates.report import NEWER, OLDER
+from rl.jobs.train import hardware_detect
+from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
+from rl.linear.model import LinearPolicy
+from rl.models import Evaluation, GoldenCase, Policy
+from rl.models.agent_definitions import agent_served
+from rl.registry import service as registry
+from rl.registry.gate_evidence import gate_bounds, gate_difference
+from rl.registry.integrity import adapter_folder
+from rl.registry.looks import attempt_of, holdout_prompts, order_facts
+from rl.reward_models.specs import rewards_located
+from rl.serving.routing import serving_settings
+from rl.statistics import Difference
+
+if TYPE_CHECKING:
+    from rl.training.linear_side import LinearSide
+    from rl.training.policy import LoadedPolicy
+
+
+logger = logging.getLogger("rl.evaluation.service")
+
+
+class EvaluationRefused(ValueError):
+    """Nothing to judge, nothing to judge it on, or nothing to judge it against; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class EvaluationOrder:
+    """What to judge: a registered policy or a checkpoint folder; on which evidence; against what."""
+
+    policy: str | None = None
+    checkpoint: Path | None = None
+    agent: str | None = None
+    test_data: Path | None = None
+    compare_base: bool = False
+    compare: str | None = None
+    base_model: str | None = None
+    quantization: str = "none"
+    max_samples: int | None = None
+    rewards: str = ""
+    """Specs of rewards (`--reward`), separated by commas, that judge generated answers."""
+    actor: str = "evaluate_model"
+
+
+def evaluate(
+    order: EvaluationOrder, progress: Callable[[int, int, str], None] | None = None
+) -> dict[str, Any]:
+    """Figures of a policy on evidence it never trained on, with their 95 % intervals; stored as an Evaluation row.
+
+    Raises EvaluationRefused, DatasetRefused, RegistryRefused and the furnace's PolicyLoadError.
+    """
+    from rl.training.evaluate import evaluate_policy
+    from rl.training.evaluate_answers import golden_check
+    from rl.training.evaluate_distance import kl_to_reference, written_gain
+    from rl.training.linear_side import LinearSide
+    from rl.training.policy import load_policy
+
+    if (order.policy is None) == (order.checkpoint is None):
+        raise EvaluationRefused("expected either --policy NAME or --checkpoint DIR, and not both")
+    if order.compare_base and order.compare:
+        raise EvaluationRefused(
+            "expected --compare-base or --compare POLICY, not both: one comparison at a time"
+        )
+    policy = registry.policy_get(order.policy) if order.policy else None
+    rival = registry.policy_get(order.compare) if order.compare else None
+    agent = order.agent or (policy.agent if policy else None) or _agent_of(order.checkpoint)
+    bounds = gate_bounds(agent)
+    asked = order.rewards
+    rewards = rewards_located(asked, agent) if asked else ""
+    held_out = _held_out(order, policy, agent, bounds.min_evidence)
+    if not rewards and REWARDS in held_out.rows:
+        asked = rewards_of_training(policy)
+        rewards = rewards_located(asked, agent)
+    checks = _checks(held_out, rewards, agent)
+    reason = barred_reason(asked, policy, agent) if rewards else ""
+    barred = {REWARDS: reason} if reason else {}
+    hardware = hardware_detect()
+
+    served = agent_served(agent)
+
+    def load(adapter: Path | None, base_model: str) -> LoadedPolicy | LinearSide:
+        if adapter is not None and is_linear(adapter):
+            return LinearSide(LinearPolicy.load(adapter), served, adapter=str(adapter))
+        return load_policy(
+            base_model,
+            adapter,
+            hardware=hardware,
+            quantization=order.quantization,
+            cache_dir=settings.RATCHET_HOME / "cache",
+        )
+
+    adapter = adapter_folder(policy) if policy else order.checkpoint
+    assert adapter is not None  # one of the two was given
+    linear = is_linear(adapter)
+    base_model = "" if linear else order.base_model or (policy.base_model if policy else base_of(adapter))
+    against: Any = None
+    if rival is not None:
+        against = load(adapter_folder(rival), rival.base_model)
+    elif order.compare_base:
+        # what would answer in its place
+        against = load(None, order.base_model or settings.RATCHET_BASE_MODEL) if linear else "base"
+    loaded = load(adapter, base_model)
+    baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, served)
+    figures = evaluate_policy(
+        loaded,
+        held_out.rows.get(PAIRS, ()),
+        agent=served,
+        others={kind: rows for kind, rows in held_out.rows.items() if kind != PAIRS},
+        checks=checks,
+        barred=barred,
+        needed=bounds.min_evidence,
+        against=against,
+        baseline=LinearSide(baseline, served) if baseline is not None else None,
+        max_samples=order.max_samples,
+        spare=held_out.spare,
+        progress=(lambda done, total: progress(done, total, "")) if progress else None,
+    )
+    evidence = figures.pop("held_out", {})
+    if baseline_facts:
+        figures["baseline"] = {**figures.get("baseline", {}), **baseline_facts}
+    if REWARDS in figures["evidence"]:
+        figures["evidence"][REWARDS]["judge"] = asked  # as it was named: where its files lie is no figure
+    if evidence:
+        evidence["barred"] = barred
+        figures["comparison"]["against"] = rival.name if rival else "base"
+        answers = [
+            (answer["messages"], answer.get("written", answer["answer"])) for answer in evidence["answers"]
+        ]
+        # a closed set is not written token by token, and cannot drift
+        if not served.answers and not isinstance(loaded, LinearSide):
+            evidence["kl"] = figures["kl"] = kl_to_reference(loaded, answers)
+        written = _written(held_out, policy)[: order.max_samples]
+        if not isinstance(loaded, LinearSide) and (gain := written_gain(loaded, written)):
+            evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
+        if good := good_chars({**held_out.rows, CORRECTIONS: written}):
+            evidence["good_chars"] = good
+        if cases := golden_cases(agent):
+            evidence["golden"] = golden_check(loaded, served, cases)
+        _say_more([*evidence["cases"], *itertools.chain(*evidence["others"].values())], agent, rival)
+    figures["off_policy"], difference = ON_FILE, None
+    if order.test_data is None:
+        figures["off_policy"], difference = _off_policy(agent, loaded, against)
+    if evidence and difference is not None:
+        evidence["off_policy"] = difference.as_dict()
+    figures = {
+        "policy": policy.name if policy else str(order.checkpoint),
+        "agent": agent,
+        "base_model": base_model,
+        "seen_in_training": held_out.seen,
+        "simulated_share": _simulated(held_out.rows.get(figures["carried_by"], ())),
+        "order": _order_facts(order, adapter),
+        "clusters": held_out.clusters,
+        **figures,
+    }
+    if order.test_data is not None:
+        prompts = {row["prompt_hash"] for rows in held_out.rows.values() for row in rows}
+        figures["holdout_prompts"] = holdout_prompts(agent, prompts)
+    evaluation = Evaluation.objects.create(
+        agent=agent,
+        policy=policy,
+        checkpoint="" if policy else str(order.checkpoint),
+        base_model=base_model,
+        against=rival.name if rival else "base" if order.compare_base else "",
+        snapshot=held_out.snapshot,
+        split="file" if order.test_data else "holdout",
+        samples=figures["samples"],
+        figures=figures,
+        evidence=evidence,
+    )
+    if order.test_data is None or figures["holdout_prompts"]:
+        figures["look"] = attempt_of(evaluation)
+    if order.test_data is None and (gated := gate_difference(evaluation)) is not None:
+        figures["comparison"]["gate"] = gated
+    evaluation.save(update_fields=["figures"])
+    if policy is not None and order.test_data is None:
+        registry.policy_evaluated(policy, evaluation, actor=order.actor)
+    return {"evaluation": evaluation.pk, **figures}
+
+
+ON_FILE = {"refused": "on a file it is not asked, as the log is held out too and a look at it counts"}
+"""Words in the place of the off-policy estimate of an evaluation on a file."""
+
+
+def _order_facts(order: EvaluationOrder, adapter: Path) -> dict[str, Any]:
+    options = {
+        "max_samples": order.max_samples, "rewards": order.rewards, "base_model": order.base_model,
+        "quantization": order.quantization if order.quantization != "none" else None,
+    }  # fmt: skip
+    names = (LINEAR_WEIGHTS, "adapter_model.safetensors", "model.safetensors")
+    files = [adapter / name for name in names if (adapter / name).is_file()] if order.policy is None else []
+    return order_facts(options, files[0] if files else None, order.test_data)
+
+
+def is_linear(folder: Path) -> bool:
+    """True of a folder that holds a linear policy, false of one with an adapter."""
+    return (folder / LINEAR_WEIGHTS).is_file()
+
+
+def _off_policy(
+    agent: str, loaded: LoadedPolicy | LinearSide, against: Any
+) -> tuple[dict[str, Any], Difference | None]:
+    """Off-policy estimates of the policy and of its rival on logged choices (`rl.evaluation.off_policy`)."""
+    from rl.training.linear_side import LinearSide
+    from rl.training.scoring import score_responses
+
+    log = logged_choices(agent)
+    items = [(row.messages, response) for row in log.rows for response in row.responses]
+
+    def scored(policy: LoadedPolicy | LinearSide, adapter: bool) -> list[list[float]]:
+        if isinstance(policy, LinearSide):
+            return [policy.policy.log_probabilities(row.messages, row.responses) for row in log.rows]
+        flat = iter(score_responses(policy, items, adapter=adapter) if items else ())
+        return [[next(flat).logp for _ in row.responses] for row in log.rows]
+
+    other = None
+    if against is not None:
+        other = scored(loaded, False) if against == "base" else scored(against, True)
+    return off_policy(log, scored(loaded, True), other, serving_settings(agent))
+
+
+def golden_cases(agent: str) -> list[dict[str, Any]]:
+    """The decisions of an agent that must be right, as an evaluation asks them."""
+    rows = GoldenCase.objects.filter(agent=agent, active=True)
+    return [dict(row) for row in rows.values("name", "messages", "state", "accepted", "forbidden")]
+
+
+def _say_more(cases: list[dict[str, Any]], agent: str, rival: Policy | None) -> None:
+    """Add to each case who judged it, and whether the rival had learnt of its time: what is forgotten shows there."""
+    raters = raters_by_prompt(agent, [case["prompt_hash"] for case in cases])
+    known: set[str] = set()
+    if rival is not None and rival.run is not None and rival.run.snapshot is not None:
+        try:
+            known = {row["prompt_hash"] for row in snapshot_rows(rival.run.snapshot, "holdout")}
+        except DatasetRefused as refusal:
+            logger.warning("forgetting cannot be told from the rest: %s", refusal)
+    for case in cases:
+        case["raters"] = sorted(raters.get(case["prompt_hash"], ()))
+        if known:
+            case["slices"].append(OLDER if case["prompt_hash"] in known else NEWER)
+
+
+def _held_out(order: EvaluationOrder, policy: Policy | None, agent: str, needed: int) -> HeldOut:
+    """The rows to judge on, the snapshot they stand in, and how many were left out because training saw them.
+
+    A file is used whole, less the prompts this policy was trained on. Otherwise the holdout: of the policy's own
+    file where it learned from one, else of all the feedback there is now.
+    """
+    own = policy.run.snapshot if policy and policy.run else None
+    rewarded = bool(order.rewards)
+    if order.test_data is not None:
+        found = held_out_of_file(agent, order.test_data, trained_prompts(own), rewarded=rewarded)
+        if not found.rows and found.seen:
+            raise EvaluationRefused(
+                f"all {found.seen} rows of {order.test_data} have prompts the policy was trained on; "
+                "give a file it never saw"
+            )
+        nowhere = f"{order.test_data} holds nothing to judge by"
+        next_step = "give pairs, ratings, scores or corrections: see docs/evaluate.md"
+    elif own is not None and own.query.get("source") == "file":
+        found = held_out_of_snapshot(own, rewarded=rewarded)
+        if not rewarded and rewards_of_training(policy) and _too_few(found, needed):
+            found = held_out_of_snapshot(own, rewarded=True)
+        nowhere = f"the file that {policy and policy.name} was trained on holds no prompt out"
+        next_step = "give --test-data FILE"
+    else:
+        found = held_out_of_database(agent, needed, rewarded=rewarded)
+        if not rewarded and rewards_of_training(policy) and _too_few(found, needed):
+            # nobody judged enough of its answers: the rewards it was trained on say what they can
+            found = held_out_of_database(agent, needed, rewarded=True)
+        nowhere = (
+            f"no held-out evidence for agent {agent}: about a third of the first rated prompts are held out, and none "
+            "of these has a verdict, a preference or a correction"
+        )
+        next_step = f"rate more at /rate/?agent={agent}, or give --test-data FILE"
+    if not found.rows:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.most_common(4) if count)
+        raise EvaluationRefused(f"{nowhere}{f' (left out: {reasons})' if reasons else ''}; {next_step}")
+    return found
+
+
+def _too_few(held_out: HeldOut, needed: int) -> bool:
+    return max(held_out.counts().values(), default=0) < needed
+
+
+def _written(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
+    """Held-out answers that people wrote; where the evidence has none, those of the datasets behind the policies whose
+    weights this one began with: prompts with tests, after `train_sft` on solutions, hold no text of anybody's."""
+    rows = held_out.rows.get(CORRECTIONS, [])
+    if rows or policy is None:
+        return rows
+    begun = [one.run.snapshot for one in registry.policies_begun(policy) if one.run and one.run.snapshot]
+    trained = trained_prompts(policy.run.snapshot if policy.run else None)
+    for snapshot in begun:
+        try:
+            trained |= trained_prompts(snapshot)
+            rows = rows or held_out_of_snapshot(snapshot).rows.get(CORRECTIONS, [])
+        except DatasetRefused as refusal:
+            logger.warning("what people wrote for %s cannot be read: %s", policy.name, refusal)
+    return [row for row in rows if row["prompt_hash"] not in trained]
+
+
+def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
+    """What judges the generated answers of the kinds that need them."""
+    checks: dict[str, Check] = {}
+    if TESTS in held_out.rows:
+        checks[TESTS] = tests_check(agent)
+    if REWARDS in held_out.rows:
+        checks[REWARDS] = rewards_check(rewards, agent)
+    return checks
+
+
+def _simulated(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Share of rows that simulated raters had a part in."""
+    return sum(bool(row.get("simulated")) for row in rows) / max(len(rows), 1)
+
+
+def _agent_of(checkpoint: Path | None) -> str:
+    from rl.training.model_files import adapter_read
+
+    assert checkpoint is not None  # evaluate() checked
+    return str(adapter_read(checkpoint).get("agent") or "assistant")
+
+
+def base_of(adapter: Path) -> str:
+    """The base model an adapter folder was trained on, by its own word. Raises PolicyLoadError."""
+    from rl.training.model_files import adapter_read
+
+    facts = adapter_read(adapter)
+    if "base_model" in facts:
+        return str(facts["base_model"])
+    # an adapter made elsewhere names its base in PEFT's own file
+    named = json.loads((adapter / "adapter_config.json").read_text("utf-8")).get("base_model_name_or_path")
+    if not named:
+        raise EvaluationRefused(
+            f"{adapter} does not say which base model it belongs to; name it with --base-model"
+        )
+    return str(named)

@@ -1,0 +1,250 @@
+"""Write a policy in the form another program reads: the door to the export room, and the note in the registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from backend.disks import file_replace
+from backend.file_locks import file_lock
+from rl.checksums import sums_write
+from rl.evaluation.service import base_of
+from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
+from rl.models import Policy
+from rl.registry import service as registry
+from rl.registry.integrity import adapter_folder
+from rl.serving.base import BASE, Model
+from rl.serving.files import base_file, base_file_is_whole, base_folder
+
+if TYPE_CHECKING:
+    from rl.export.artifact import ExportResult
+
+FORMATS = ("merged", "lora", "onnx", "gguf", "gguf-lora", "linear")
+LINEAR = FORMATS[-1]
+QUANTIZATIONS = (
+    "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0", "f16", "bf16",
+    "f32",
+)  # fmt: skip
+
+
+class ExportOrderRefused(ValueError):
+    """An order that contradicts itself; the message says what was expected."""
+
+
+@dataclass(frozen=True)
+class ExportOrder:
+    """What to export (a registered policy, a checkpoint folder, or a base model alone), as what, and where to."""
+
+    policy: str | None = None
+    checkpoint: Path | None = None
+    format: str = ""
+    """One of FORMATS; empty: `linear` of a linear policy, else `merged`."""
+    quantization: str = "q4_k_m"
+    output: Path | None = None
+    model_name: str | None = None
+    base_model: str | None = None
+    system_prompt: str | None = None
+    actor: str = "export_model"
+
+
+def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:
+    """Write, check against the original, and note in the registry. Nothing half-made is left where it fails.
+
+    Raises ExportOrderRefused, RegistryRefused, the export room's ExportRefused and the furnace's PolicyLoadError.
+    """
+    if order.policy is None and order.checkpoint is None and order.base_model and order.format == "gguf":
+        return base_export(order.base_model, order.quantization, progress)
+    if (order.policy is None) == (order.checkpoint is None):
+        raise ExportOrderRefused(
+            "expected either --policy NAME or --checkpoint DIR, and not both; or --base-model alone with --format gguf"
+        )
+    policy = registry.policy_get(order.policy) if order.policy else None
+    adapter = adapter_folder(policy) if policy else order.checkpoint
+    assert adapter is not None  # one of the two was given
+    order = _format_settled(order, adapter)
+    if order.format == LINEAR:
+        return _linear_export(order, policy, adapter)
+    base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
+    name = order.model_name or (policy.name if policy else adapter.resolve().name)
+    output = order.output or _place(name, order)
+    result = _write(order, base_model, adapter, output, name, progress)
+    report = _exported(order, policy, adapter, base_model, result)
+    if policy is not None and order.format == "gguf-lora" and base_file(_base_of(policy)) is None:
+        base_export(policy.base_model, settings.SERVING_QUANTIZATION, progress)
+    return report
+
+
+def _format_settled(order: ExportOrder, folder: Path) -> ExportOrder:
+    """The order with its format. Raises ExportOrderRefused for one that this kind of policy does not have."""
+    linear = (folder / LINEAR_WEIGHTS).is_file()
+    format = order.format or (LINEAR if linear else "merged")
+    if linear != (format == LINEAR):
+        whose = order.policy or folder
+        why = (
+            f"{whose} is a linear policy: it has no base model, so there is no {format} of it; expected --format linear"
+            if linear
+            else f"{whose} is an adapter; expected one of {', '.join(FORMATS[:-1])}, found {format}"
+        )
+        raise ExportOrderRefused(why)
+    return replace(order, format=format)
+
+
+def _linear_export(order: ExportOrder, policy: Policy | None, folder: Path) -> dict[str, Any]:
+    from rl.export.linear import export_linear
+
+    name = order.model_name or (policy.name if policy else folder.resolve().name)
+    result = export_linear(folder, order.output or settings.RATCHET_HOME / "exports" / name)
+    return _exported(order, policy, folder, "", result)
+
+
+def _exported(
+    order: ExportOrder, policy: Policy | None, adapter: Path, base_model: str, result: ExportResult
+) -> dict[str, Any]:
+    """Note the files in the registry, and report them."""
+    if policy is not None:
+        for file in result.files:
+            registry.artifact_register(
+                policy,
+                actor=order.actor,
+                format=result.format,
+                quantization=order.quantization if order.format == "gguf" else "",
+                path=registry.home_relative(file.path),
+                bytes=file.bytes,
+                sha256=file.sha256,
+                checked=result.checked,
+            )
+    return {
+        "policy": policy.name if policy else None,
+        "checkpoint": str(adapter),
+        "base_model": base_model,
+        "format": result.format,
+        "quantization": order.quantization if order.format == "gguf" else None,
+        "files": [
+            {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
+        ],
+        "checked": result.checked,
+        "notes": result.notes,
+    }
+
+
+def _base_of(policy: Policy) -> Model:
+    return Model(BASE, policy.base_model, policy.base_model_hash)
+
+
+def base_export(
+    base_model: str, quantization: str, progress: Callable[[int, int, str], None] | None = None
+) -> dict[str, Any]:
+    """Write a base model alone as GGUF to where serving looks for it. One process at a time makes one base."""
+    from rl.export.artifact import ExportResult, exported_file
+    from rl.export.gguf import export_gguf
+    from rl.training.model_files import base_hash, model_located
+
+    folder = base_folder(base_hash(model_located(base_model)))
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"base-{quantization}.gguf"
+    report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
+    with file_lock(folder / "making.lock"):
+        # whoever waited for the lock finds what it waited for: the folder is named by the hash of the weights
+        if target.is_file() and base_file_is_whole(target):
+            result = ExportResult("gguf", [exported_file(target)], {}, ["it was there already"])
+        else:
+            result = export_gguf(
+                base_model,
+                None,
+                target,
+                quantization=quantization,
+                llama_cpp_path=settings.LLAMA_CPP_PATH or None,
+                progress=report,
+            )
+        facts = json.dumps({"base_model": base_model, "quantization": quantization})
+        file_replace(folder / "base.json", facts)
+        sums_write(folder, [target.name])
+    return {
+        "policy": None,
+        "checkpoint": None,
+        "base_model": base_model,
+        "format": result.format,
+        "quantization": quantization,
+        "files": [
+            {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
+        ],
+        "checked": result.checked,
+        "notes": result.notes,
+    }
+
+
+def ollama_register(
+    file: Path,
+    name: str,
+    *,
+    system: str | None = None,
+    alias: str | None = None,
+    parameters: dict[str, Any] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> dict[str, Any]:
+    """Make a GGUF file a model of the server at OLLAMA_HOST. Raises the export room's ExportRefused."""
+    from rl.export.ollama import export_to_ollama
+
+    report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
+    made = export_to_ollama(
+        file,
+        name,
+        host=settings.OLLAMA_HOST or None,
+        system=system,
+        alias=alias,
+        parameters=parameters,
+        progress=report,
+    )
+    return made.as_dict()
+
+
+def _place(name: str, order: ExportOrder) -> Path:
+    folder: Path = settings.RATCHET_HOME / "exports" / name
+    # the export names a GGUF file itself, by the specification
+    return folder if order.format in ("gguf", "gguf-lora") else folder / order.format
+
+
+def _write(
+    order: ExportOrder,
+    base_model: str,
+    adapter: Path,
+    output: Path,
+    name: str,
+    progress: Callable[[int, int, str], None] | None,
+) -> ExportResult:
+    report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
+    if order.format == "merged":
+        from rl.export.merged import export_merged
+
+        return export_merged(base_model, adapter, output, progress=report)
+    if order.format == "lora":
+        from rl.export.lora import export_lora
+
+        return export_lora(base_model, adapter, output, progress=report)
+    if order.format == "onnx":
+        from rl.export.onnx import export_onnx
+
+        return export_onnx(base_model, adapter, output, progress=report)
+    if order.format == "gguf-lora":
+        from rl.export.gguf_lora import export_gguf_lora
+
+        return export_gguf_lora(base_model, adapter, output, model_name=name, progress=report)
+    if order.format == "gguf":
+        from rl.export.gguf import export_gguf
+
+        return export_gguf(
+            base_model,
+            adapter,
+            output,
+            quantization=order.quantization,
+            model_name=name,
+            system_prompt=order.system_prompt,
+            llama_cpp_path=settings.LLAMA_CPP_PATH or None,
+            progress=report,
+        )
+    raise ExportOrderRefused(f"no format {order.format!r}; there are {', '.join(FORMATS)}")

@@ -1,0 +1,176 @@
+"""Rules of a gate about the answers a policy gives: rewards, validity, distance, golden cases, length. Pure.
+
+Two errors are bounded, each by an interval of the paired difference on the same prompts. A policy that is as good as
+its rival is turned away for good in at most `HARM` of cases; a policy that lost the bound or more gets through in at
+most `UNSEEN` of cases. Where the answers are too few to rule the bound out, the rule waits for more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from rl.gates.effects import binomial_luck
+from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, Verdict
+from rl.statistics import mean_interval, paired_difference
+from rl.statistics.permutation import sign_flip_p
+
+HARM = 0.05
+"""One-sided level of the exact test by which a loss, of any size, is no chance: the policy is rejected for good."""
+
+UNSEEN = 0.1
+"""One-sided level of the interval that must rule out a loss of the bound or more (non-inferiority)."""
+
+
+MOST_LOOPING = 0.25
+"""Share of free-text answers that may say the same over and over, whatever the rival's do: a base model that was never
+taught such answers rambles, and to ramble less is no reason to be served."""
+
+
+def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """The mean reward of its answers is not worse, over the prompts on which an answer can be told good or bad.
+
+    Refused for good where the loss is beyond chance (sign flips, `HARM`); waits where Student's interval (`UNSEEN`)
+    does not rule out a loss of `max_reward_loss`.
+    """
+    known = [one.reward - one.other_reward for one in evidence.answered if one.judged]
+    if not known:
+        return Verdict("reward", NOT_APPLICABLE, "no prompt was answered by both that rewards speak of")
+    found = mean_interval(known, 1 - 2 * UNSEEN, bounds=(-1.0, 1.0))
+    assert found.value is not None  # there is at least one
+    assert found.low is not None
+    luck = sign_flip_p([-one for one in known])
+    bound = -bounds.max_reward_loss
+    figures = {**found.as_dict(), "confidence": 1 - 2 * UNSEEN, "p": luck, "bound": bound}
+    words = f"the average reward changed by {found.value:+.3f} over {found.n} prompts"
+    if luck <= HARM:
+        return Verdict(
+            "reward", REFUSED,
+            f"the average reward fell by {-found.value:.3f} over {found.n} prompts, beyond chance", figures,
+        )  # fmt: skip
+    if found.low < bound:
+        words = f"{words}: that it fell by {-found.low:.3f} is not ruled out, {-bound:g} is allowed"
+        return Verdict("reward", REFUSED, words, figures, waits=True)
+    return Verdict("reward", PASSED, words, figures)
+
+
+def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """The agent can act on as many of its answers.
+
+    Refused for good where the loss is beyond chance (exact, `HARM`); waits where Newcombe's interval of the paired
+    difference (`UNSEEN`) does not rule out a loss of `max_invalid_gain`, and where more than `MOST_LOOPING` of its
+    answers are free text that says the same over and over, as more feedback or a larger base may lift it.
+    """
+    if not evidence.answered:
+        return Verdict("valid", NOT_APPLICABLE, "no prompt was answered by both")
+    n = len(evidence.answered)
+    both = sum(one.valid and one.other_valid for one in evidence.answered)
+    wins = sum(one.valid and not one.other_valid for one in evidence.answered)
+    losses = sum(one.other_valid and not one.valid for one in evidence.answered)
+    found = paired_difference(both, wins, losses, n - both - wins - losses, 1 - 2 * UNSEEN)
+    luck = binomial_luck(losses, wins)
+    figures = {
+        **found.as_dict(), "confidence": 1 - 2 * UNSEEN, "own": (both + wins) / n, "against": (both + losses) / n,
+        "n": n, "p": luck, "bound": -bounds.max_invalid_gain,
+    }  # fmt: skip
+    words = (
+        f"{100 * (both + wins) / n:.1f} % of its {n} answers are valid, of {evidence.against}'s "
+        f"{100 * (both + losses) / n:.1f} %"
+    )
+    written = [one for one in evidence.answered if one.written_valid is not None]
+    if written:
+        own, other = (
+            sum(bool(side) for side in sides) / len(written)
+            for sides in zip(*((one.written_valid, one.other_written_valid) for one in written), strict=True)
+        )
+        figures |= {"written": own, "against_written": other}
+        words += (
+            f", {len(written)} of them chosen out of a list as they are served (written without one "
+            f"{100 * own:.1f} and {100 * other:.1f} % are)"
+        )
+    if luck <= HARM:
+        return Verdict("valid", REFUSED, f"{words}: a loss beyond chance", figures)
+    if (looping := sum(one.loops for one in evidence.answered) / n) > MOST_LOOPING:
+        words += f", but {100 * looping:.0f} % say the same over and over, {100 * MOST_LOOPING:g} are allowed"
+        return Verdict("valid", REFUSED, words, {**figures, "looping": looping}, waits=True)
+    if found.low < -bounds.max_invalid_gain:
+        allowed = f"{100 * bounds.max_invalid_gain:g} are allowed"
+        words += f": a loss of {-100 * found.low:.1f} points is not ruled out, {allowed}"
+        return Verdict("valid", REFUSED, words, figures, waits=True)
+    return Verdict("valid", PASSED, words, figures)
+
+
+def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """It has not gone further from its reference (the base model, or its warm-up) than allowed, and than what people
+    wrote lies from it.
+
+    The way that held-out answers of people themselves ask for is added to the bound: by how much the policy finds them
+    more likely than the reference does, in nats per token, the lower end of its interval.
+    """
+    if evidence.kl is None:
+        words = "no distance to a base model was measured: its answers are a closed set, or it is linear and has none"
+        return Verdict("kl", NOT_APPLICABLE, words)
+    way = 0.0
+    if evidence.written_gain is not None:
+        way = max(evidence.written_gain.low, 0.0)
+    figures = {"value": evidence.kl, "bound": bounds.max_kl, "written": way}
+    allowed = f"{bounds.max_kl + way:.3g} allowed"
+    words = f"KL to its reference {evidence.kl:.2f} nats per token of its own answers, {allowed}"
+    if way:
+        words += f", {way:.3g} of it as what people wrote lies that far from it"
+    return Verdict("kl", PASSED if evidence.kl <= bounds.max_kl + way else REFUSED, words, figures)
+
+
+def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """Every decision that must be right is right."""
+    if not evidence.golden:
+        return Verdict("golden", NOT_APPLICABLE, "no golden cases are listed for this agent")
+    failed = [case for case in evidence.golden if not case.passed]
+    figures = {"n": len(evidence.golden), "failed": [dataclasses.asdict(case) for case in failed]}
+    if failed:
+        names = ", ".join(case.name for case in failed[:3])
+        return Verdict(
+            "golden", REFUSED, f"{len(failed)} of {len(evidence.golden)} golden cases fail: {names}", figures
+        )
+    return Verdict("golden", PASSED, f"all {len(evidence.golden)} golden cases are right", figures)
+
+
+def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """Answers did not grow or shrink: preference rewards length, so length is the cheapest way to look better.
+
+    Held against the rival's answers to the same prompts or, where those are of another length, against the held-out
+    answers that people wrote, chose or liked (`min_slice` of them): a base model that never said such things rambles.
+    """
+    own = [math.log(one.chars + 1) for one in evidence.answered]
+    if not own:
+        return Verdict("length", NOT_APPLICABLE, "no prompt was answered by both")
+    n = len(own)
+    mean = math.fsum(own) / n
+    ratio = math.exp(mean - math.fsum(math.log(one.other_chars + 1) for one in evidence.answered) / n)
+    figures: dict[str, float] = {"value": ratio, "n": n, "bound": bounds.max_length_ratio}
+    words = f"its answers are {ratio:.2f} times as long as {evidence.against}'s"
+    passed = _similar(ratio, bounds)
+    if evidence.good_chars is not None and evidence.good_chars[1] >= bounds.min_slice:
+        figures["good"] = math.exp(mean) / (evidence.good_chars[0] + 1)
+        words += f", {figures['good']:.2f} times as long as those that people wrote, chose or liked"
+        passed = passed or _similar(figures["good"], bounds)
+    if not passed:
+        return Verdict("length", REFUSED, f"{words}, {bounds.max_length_ratio:g} is allowed", figures)
+    return Verdict("length", PASSED, words, figures)
+
+
+def _similar(ratio: float, bounds: GateBounds) -> bool:
+    return 1 / bounds.max_length_ratio <= ratio <= bounds.max_length_ratio
+
+
+def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """What it would have earned on logged decisions is not less than what the champion earned."""
+    found = evidence.off_policy
+    if found is None:
+        return Verdict(
+            "off_policy", NOT_APPLICABLE, "no decisions with propensities and rewards to estimate from"
+        )
+    figures = {**found.as_dict(), "bound": -bounds.max_off_policy_loss}
+    said = f"the off-policy estimate of its reward is {found.value:+.3f} from the champion's"
+    worse = found.value < -bounds.max_off_policy_loss or found.high < 0
+    return Verdict("off_policy", REFUSED if worse else PASSED, said, figures)

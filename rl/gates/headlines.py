@@ -1,0 +1,173 @@
+"""The one figure of an evaluation that leads: of the kind of evidence that carries the comparison. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl.gates.evidence_kinds import (
+    ASSUMPTIONS,
+    CORRECTIONS,
+    KNOWN,
+    LABELS,
+    OFF_POLICY,
+    OUTCOMES,
+    PAIRS,
+    REWARDS,
+    TESTS,
+)
+
+TITLES = {
+    PAIRS: "Preference accuracy",
+    LABELS: "Concordance with ratings",
+    CORRECTIONS: "Agreement with what people wrote",
+    TESTS: "Tests passed",
+    KNOWN: "Right by the known answer",
+    OUTCOMES: "Concordance with outcomes",
+    REWARDS: "Reward of its answers",
+}
+"""Kind of evidence -> what its figure is called."""
+
+EXPLANATIONS = {
+    PAIRS: "share of held-out pairs where the preferred answer is held more likely, each prompt with one vote",
+    LABELS: (
+        "how often it moved probability towards the better rated of two held-out answers; 50 % is a coin, and where "
+        "whom it is compared with stands"
+    ),
+    CORRECTIONS: "how its answers agree with held-out answers that people wrote",
+    TESTS: "share of held-out prompts whose tests its answers pass",
+    KNOWN: "share of held-out prompts whose known answer it gives",
+    OUTCOMES: "how often it moved probability towards the one of two held-out answers that earned more; 50 % is a coin",
+    REWARDS: "mean reward of its answers to held-out prompts",
+}
+"""Kind of evidence -> what its figure means."""
+
+
+def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+    """{"kind", "title", "unit", "value", "low", "high", "n", "against": {...}} out of an evaluation's figures; None
+    where nothing was judged. unit: `points` for a share in [0, 1], else the unit of the figure."""
+    kind = figures.get("carried_by", PAIRS)
+    comparison = figures.get("comparison") or {}
+    found = (figures.get("evidence") or {}).get(kind, {})
+    against: Mapping[str, Any] | None
+    if kind == PAIRS:
+        figure, against = figures.get("preference_accuracy"), comparison.get("preference_accuracy")
+    elif kind in (LABELS, OUTCOMES):
+        figure, against = found.get("concordance"), {"value": 0.5} if comparison else None
+    else:
+        figure = found.get("own")
+        against = {"value": found["against_value"]} if "against_value" in found else None
+    if not isinstance(figure, Mapping) or figure.get("value") is None:
+        return None
+    return {
+        "kind": kind,
+        "title": TITLES[kind],
+        "unit": found.get("unit", "points"),
+        **figure,
+        **({"against": dict(against)} if against else {}),
+    }
+
+
+def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The share of its answers that people would like: {"value", "low", "high", "n", "estimator", "assumes", "against",
+    "difference", "words"}, and for `rated answers` "of", "least", "most"; None where nobody rated one of them.
+
+    By the log of choices where their recorded propensities carry an estimate from people's verdicts without a warning,
+    else by the verdicts on held-out answers that do what its answers do (`rl.training.evaluate_liked`).
+    """
+    comparison = figures.get("comparison") or {}
+    log = figures.get("off_policy") or {}
+    best = log.get("doubly_robust") or {}
+    if log.get("reward") == "score" and best.get("low") is not None and not log["overlap"]["warnings"]:
+        theirs = (log.get("against") or {}).get("doubly_robust")
+        found = {
+            **{part: best[part] for part in ("value", "low", "high")},
+            "n": log["decisions"],
+            "estimator": OFF_POLICY,
+            "assumes": ASSUMPTIONS[OFF_POLICY],
+            "against": theirs,
+            "difference": log.get("difference"),
+        }
+    elif figures.get("liked"):
+        found = {
+            **figures["liked"],
+            "against": comparison.get("liked"),
+            "difference": comparison.get("liked_difference"),
+        }
+    else:
+        return None
+    return found | {"words": _liked_words(found, comparison.get("against", "the other"))}
+
+
+def _liked_words(found: Mapping[str, Any], against: str) -> str:
+    words = f"People would like {_share(found)} of its answers"
+    if (theirs := found.get("against")) and theirs.get("value") is not None:
+        words += f", {_share(theirs)} of {against}'s"
+    if found["estimator"] == OFF_POLICY:
+        return f"{words}: off-policy, by {found['n']:,} rated choices, if {found['assumes']}."
+    words += (
+        f": of {found['of']:,} answers {found['n']:,} are ones that people rated. If {found['assumes']}; else at least "
+        f"{100 * found['least']:.1f} % and at most {100 * found['most']:.1f} %"
+    )
+    return f"{words}."
+
+
+def known_answer_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Share of prompts where it gives the answer that is known to be right, {"value", "low", "high", "n", "against",
+    "difference", "words"}; None where no right answer is known.
+    By the kind of evidence `known`, so on prompts held out alone, where
+    there is any."""
+    comparison = figures.get("comparison") or {}
+    kind = (figures.get("evidence") or {}).get(KNOWN) or {}
+    own = kind.get("own") or figures.get("ground_truth")
+    if not own or own.get("value") is None:
+        return None
+    found = dict(own)
+    words = f"Right by the known answer in {_share(own)} of {own['n']:,} prompts"
+    theirs = {"value": kind["against_value"]} if "against_value" in kind else comparison.get("ground_truth")
+    if comparison and theirs and theirs.get("value") is not None:
+        found |= {"against": theirs, "difference": kind.get("difference")}
+        words += f", {comparison['against']} in {_share(theirs)}"
+    if found.get("difference"):
+        gain = found["difference"]
+        words += f": {100 * gain['value']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}], paired"
+    return found | {"words": f"{words}."}
+
+
+def _share(found: Mapping[str, Any]) -> str:
+    return _amount({**found, "unit": "points"})
+
+
+def baseline_words(figures: Mapping[str, Any]) -> str:
+    """What a simple classifier of the same training rows gets on the same evidence, in a sentence; empty where an
+    evaluation has none."""
+    found = figures.get("baseline") or {}
+    if "refused" in found:
+        return f"No simple classifier beside it: {found['refused']}."
+    leading = headline(found)
+    if leading is None or "trained_on" not in found:
+        return ""
+    rows = found["trained_on"]["rows"]
+    words = (
+        f"A simple classifier of the same {rows:,} training rows gets {_amount(leading)} "
+        f"{TITLES[leading['kind']].lower()}"
+    )
+    if (own := headline(found.get("policy") or {})) is not None:
+        words += f", the policy by the same measure {_amount(own)}"
+    reward, apart = found.get("average_reward"), found.get("average_reward_difference")
+    if reward and reward.get("low") is not None and apart and apart.get("low") is not None:
+        words += (
+            f". Its answers are worth {reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}] on average (1 "
+            f"liked, 0.5 not rated, 0 disliked), the policy's {abs(apart['value']):.3f} "
+            f"{'more' if apart['value'] >= 0 else 'less'} (difference {apart['low']:+.3f} to {apart['high']:+.3f})"
+        )
+    return f"{words}."
+
+
+def _amount(found: Mapping[str, Any]) -> str:
+    scale, form = (100.0, ".1f") if found["unit"] == "points" else (1.0, ".3f")
+    unit = " %" if found["unit"] == "points" else ""
+    value = f"{format(scale * found['value'], form)}{unit}"
+    if found.get("low") is None:
+        return value
+    return f"{value} [{format(scale * found['low'], form)}, {format(scale * found['high'], form)}]"

@@ -1,0 +1,266 @@
+"""What a gate is shown and what it answers: bounds, evidence on the same prompts, verdicts, the sheet of them. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from rl.gates.evidence_kinds import PAIRS
+from rl.statistics import Difference
+
+PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
+
+
+OLDER, NEWER = "feedback:older", "feedback:newer"
+"""Slices of held-out prompts: the champion's time knew their feedback already, or not."""
+
+
+class GateError(ValueError):
+    """A bound outside its range; the message names it and what is allowed."""
+
+
+@dataclass(frozen=True)
+class GateBounds:
+    """What a policy must show. Differences are of shares in [0, 1], candidate minus champion."""
+
+    min_evidence: int = 30
+    """Held-out prompts on which both were judged."""
+    alpha: float = 0.05
+    """Chance that a policy no better than the champion is taken for better, over all attempts on one holdout."""
+    margin: float = 0.0
+    """The lower bound of the difference in preference accuracy must lie above it."""
+    max_reward_loss: float = 0.2
+    """A fall of the mean reward by more than this must be ruled out (one-sided interval, 90 %)."""
+    max_invalid_gain: float = 0.1
+    """A fall of the share of valid answers by more than this must be ruled out (one-sided interval, 90 %)."""
+    max_kl: float = 2.0
+    """Nats per token of its own answers, to the base model; where corrections lead, beyond what people wrote."""
+    max_slice_loss: float = 0.1
+    """No slice may lose more than this in accuracy, where the loss is not chance."""
+    min_slice: int = 10
+    """Prompts a slice must have to be judged."""
+    max_length_ratio: float = 1.5
+    """Geometric mean of the lengths of its answers over the champion's; the inverse bounds it below."""
+    max_rater_share: float = 0.2
+    """A rater with a larger share of the held-out prompts must not be the only one who sees the gain."""
+    max_off_policy_loss: float = 0.05
+    """The off-policy estimate of the reward may be lower than the champion's by at most this."""
+    benchmarks: str = ""
+    """Benchmark tasks that must have been run, separated by commas; `name=0.02` gives one a bound of its own. Empty:
+    none is asked."""
+    max_benchmark_loss: float = 0.05
+    """A fall of a listed benchmark below its base by more than this must be ruled out (one-sided interval, 90 %)."""
+
+    def __post_init__(self) -> None:
+        if self.min_evidence < 1 or self.min_slice < 1:
+            raise GateError("min_evidence and min_slice must be at least 1")
+        if not 0 < self.alpha < 0.5:
+            raise GateError(f"alpha must be above 0 and below 0.5, found {self.alpha!r}")
+        if not self.max_length_ratio >= 1:
+            raise GateError(f"max_length_ratio must be at least 1, found {self.max_length_ratio!r}")
+        for bound in dataclasses.fields(self):
+            value = getattr(self, bound.name)
+            if bound.name == "benchmarks":
+                continue
+            if not math.isfinite(value) or value < 0:
+                raise GateError(f"{bound.name} must be a number of at least 0, found {value!r}")
+        _ = self.benchmark_bounds
+
+    @property
+    def benchmark_bounds(self) -> dict[str, float]:
+        """Listed task -> the loss it may show, in [0, 1]. Raises GateError."""
+        found: dict[str, float] = {}
+        for listed in (one.strip() for one in self.benchmarks.split(",")):
+            name, separator, text = (part.strip() for part in listed.partition("="))
+            try:
+                bound = float(text) if separator else self.max_benchmark_loss
+            except ValueError:
+                bound = math.nan
+            if name and 0 <= bound <= 1:
+                found[name] = bound
+            elif listed:
+                raise GateError(
+                    f"benchmarks must be names of tasks with commas between, each with its own bound if it has one "
+                    f"(ratchet_format, arc_easy=0.02); found {listed!r}"
+                )
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One held-out prompt judged on both sides: right or wrong, or a figure of which more is better."""
+
+    own: float
+    other: float
+    slices: tuple[str, ...] = ()
+    raters: tuple[str, ...] = ()
+    parts: tuple[tuple[str, float, float], ...] = ()
+    """Slices that only some of a prompt's pairs are in (the preferred answer is the longer one), with the figures of
+    both sides on those."""
+
+    def within(self, name: str) -> Case:
+        """The case by those of its pairs alone that are in a slice."""
+        return next(
+            (Case(own, other, (name,), self.raters) for part, own, other in self.parts if part == name), self
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """One held-out answer with its value, in [0, 1], and how far the policy moved it.
+
+    shift: log p(answer | prompt) of the policy minus that of its rival, per token. Not summed: a policy that only made
+    every token less likely would then look better wherever people like short answers.
+    """
+
+    prompt: str
+    value: float
+    shift: float
+    slices: tuple[str, ...] = ()
+    raters: tuple[str, ...] = ()
+
+    def within(self, name: str) -> Rated:
+        """The answer itself: it is in a slice as a whole."""
+        return self
+
+
+Item: TypeAlias = Case | Rated
+"""One piece of held-out evidence of any kind."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One prompt that both sides answered."""
+
+    valid: bool
+    other_valid: bool
+    reward: float
+    other_reward: float
+    chars: int
+    other_chars: int
+    judged: bool = True
+    """Whether a reward can tell a good answer to this prompt from a bad one; what nobody judged shows form alone."""
+    loops: bool = False
+    """Repetition: the policy's answer is free text that says the same over and over."""
+    written_valid: bool | None = None
+    """Validity of the text it writes; None where no answer was chosen out of a list. Shown, asked by no rule."""
+    other_written_valid: bool | None = None
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A decision an operator says must be right."""
+
+    name: str
+    passed: bool
+    answer: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class BenchmarkCases:
+    """A benchmark's items, each scored for the policy and for its base (as `other`), in [0, 1]."""
+
+    metric: str = ""
+    cases: Sequence[Case] = ()
+    fault: str = ""
+    """Reason that no result counts, with the command to run; empty where one does."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an evaluation found of a policy and of what it was compared to, on the same prompts."""
+
+    against: str
+    cases: Sequence[Case]
+    """Pairs: whether each side held the preferred response for more likely."""
+    answered: Sequence[Answered] = ()
+    kl: float | None = None
+    """To the base model, nats per token of the policy's own greedy answers (k3); None where it was not measured."""
+    written_gain: Difference | None = None
+    """log p(policy) - log p(base) of what people wrote, nats per token, with its 95 % interval; None if not known."""
+    good_chars: tuple[float, int] | None = None
+    """Characters (geometric mean) of held-out answers that people wrote, chose or liked, and how many; None where there
+    are none."""
+    golden: Sequence[Golden] = ()
+    off_policy: Difference | None = None
+    """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""
+    attempt: int = 1
+    """Which attempt on this holdout this is, from 1."""
+    others: Mapping[str, Sequence[Item]] = field(default_factory=dict)
+    """Evidence of the kinds beside pairs (rl.gates.evidence_kinds.KINDS)."""
+    barred: Mapping[str, str] = field(default_factory=dict)
+    """Kind -> why it may not carry the accuracy rule: a reward model judges what was trained on it."""
+
+    benchmarks: Mapping[str, BenchmarkCases] = field(default_factory=dict)
+    """Listed task -> its newest result."""
+    no_benchmarks: str = ""
+    """Reason that benchmarks do not apply to this policy; empty where they do."""
+
+    def items(self, kind: str) -> Sequence[Item]:
+        return self.cases if kind == PAIRS else self.others.get(kind, ())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one rule says, and the figures it says it by."""
+
+    rule: str
+    outcome: str
+    words: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    waits: bool = False
+    """A refusal that more evidence may lift: it found nothing wrong beyond chance. The others found harm."""
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome != REFUSED
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "outcome": self.outcome,
+            "words": self.words,
+            "figures": dict(self.figures),
+        }
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Every rule's verdict: the gate opens where none refuses."""
+
+    to: str
+    against: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(verdict.passed for verdict in self.verdicts)
+
+    @property
+    def refusals(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if not verdict.passed]
+
+    @property
+    def harmful(self) -> bool:
+        """Whether a rule found harm, so that no more evidence is waited for."""
+        return any(not verdict.waits for verdict in self.refusals)
+
+    @property
+    def reason(self) -> str:
+        """The refusing rules' words; empty where the gate opens."""
+        return "; ".join(verdict.words for verdict in self.refusals)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "to": self.to,
+            "against": self.against,
+            "passed": self.passed,
+            "verdicts": [verdict.as_dict() for verdict in self.verdicts],
+        }

@@ -1,0 +1,314 @@
+"""May this policy move up? Rules as pure functions of figures, each with its verdict. No Django, no torch.
+
+A gate is asked again and again on much the same held-out prompts, so luck is paid for: the first attempt on a holdout
+may spend two thirds of `alpha`, the k-th one third of 1 / ((k - 1) k). These shares sum to 1, so whatever attempts have
+to do with each other (union bound) a policy no better than the champion gets past the accuracy rule at most `alpha` of
+the time over ALL of them together, on a holdout that stays or grows. Every look counts
+(`rl.registry.gate_evidence.attempt_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rl.gates.answers import rule_golden, rule_kl, rule_length, rule_off_policy, rule_reward, rule_valid
+from rl.gates.benchmarks import rule_benchmarks
+from rl.gates.effects import (
+    Effect,
+    TableEffect,
+    amount,
+    effect_of,
+    lead_of,
+    prompts_of,
+)
+from rl.gates.evidence_kinds import (
+    CORRECTIONS,
+    KINDS,
+    KNOWN,
+    LABELS,
+    MEASURES,
+    OUTCOMES,
+    PAIRS,
+    REWARDS,
+    TESTS,
+)
+from rl.gates.report import (
+    NOT_APPLICABLE,
+    OLDER,
+    PASSED,
+    REFUSED,
+    Evidence,
+    GateBounds,
+    GateError,
+    Item,
+    Sheet,
+    Verdict,
+)
+from rl.statistics import Difference
+
+CHALLENGER, CHAMPION = "challenger", "champion"
+"""What a gate may open to. A champion must be better; a challenger must not be worse, as live traffic decides on."""
+
+FIRST_SHARE = 2 / 3
+"""Of alpha, what the first attempt may spend. Each new champion begins a new count, so most attempts are first ones."""
+
+
+def alpha_of_attempt(alpha: float, attempt: int) -> float:
+    """What the k-th attempt may spend: 2/3, 1/6, 1/18, 1/36, ... of alpha, summing to alpha."""
+    if attempt < 1:
+        raise GateError(f"attempts count from 1, found {attempt}")
+    return alpha * (FIRST_SHARE if attempt == 1 else (1 - FIRST_SHARE) / (attempt * (attempt - 1)))
+
+
+# --- The rules ----------------------------------------------------------------------------------------------
+
+COUNTED = {
+    PAIRS: "",
+    LABELS: " with thumbs, stars or scores",
+    CORRECTIONS: " with answers that people wrote",
+    TESTS: " with tests",
+    KNOWN: " with a known answer",
+    OUTCOMES: " with outcomes",
+    REWARDS: " that reward functions apply to",
+}
+"""Kind of evidence -> what its held-out prompts have."""
+
+
+def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """Enough held-out prompts to say anything."""
+    lead = lead_of(evidence, bounds)
+    found = prompts_of(evidence.items(lead))
+    counts = {kind: n for kind in KINDS if (n := prompts_of(evidence.items(kind)))}
+    figures = {"prompts": found, "needed": bounds.min_evidence, "kind": lead, "kinds": counts}
+    words = f"{found} held-out prompts{COUNTED[lead]} were judged"
+    if barred := [f"{kind} do not count: {why}" for kind, why in evidence.barred.items()]:
+        words += f" ({'; '.join(barred)})"
+    if found < bounds.min_evidence:
+        words += f", {bounds.min_evidence} are needed"
+        return Verdict("evidence", REFUSED, words, figures, waits=True)
+    return Verdict("evidence", PASSED, words, figures)
+
+
+def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """Better than the champion on the same prompts, beyond the luck of repeated attempts (challenger: not worse).
+
+    Judged on the kind of evidence that leads (`lead_of`). The lower bound is that of the paired difference at one-sided
+    confidence 1 - alpha_k; the exact test of the kind must agree that it is no chance, because at small alpha_k the
+    bound is only approximate. Pairs, tests: Newcombe's bound, the exact unconditional test. Labels and outcomes: the
+    bound and the studentised permutation test of their concordance. Figures: Student's bound, the sign-flip test.
+    """
+    lead = lead_of(evidence, bounds)
+    items = evidence.items(lead)
+    if not items:
+        return Verdict("accuracy", REFUSED, "no held-out prompt was judged on both sides", waits=True)
+    effect = effect_of(lead, items)
+    if effect is None:
+        n = prompts_of(items)
+        return Verdict(
+            "accuracy", REFUSED,
+            f"the answers to {n} held-out prompts were all rated alike: nothing tells better from worse",
+            {"kind": lead, "n": n}, waits=True,
+        )  # fmt: skip
+    alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
+    bound = gate_interval(effect, evidence, bounds)
+    # a permutation test takes its time, and is not asked where the bound refuses already
+    ahead = bound.low > bounds.margin
+    luck = effect.better(alpha) if ahead or isinstance(effect, TableEffect) else None
+    own, other = effect.sides
+    figures: dict[str, Any] = {
+        **bound.as_dict(),
+        "kind": lead, "unit": effect.unit, "confidence": 1 - 2 * alpha,
+        "accuracy": own, "against_accuracy": other,
+        "n": effect.n, "p": luck, "attempt": evidence.attempt, "alpha": alpha, "margin": bounds.margin,
+    }  # fmt: skip
+    if isinstance(effect, TableEffect):
+        figures |= {"wins": effect.wins, "losses": effect.losses}
+    gain = f"{amount(effect, bound.value)} {MEASURES[lead]} against {evidence.against}"
+    if to == CHALLENGER:
+        worse = effect.worse(bounds.alpha) <= bounds.alpha
+        words = f"worse than {evidence.against}: {gain}" if worse else f"not worse: {gain}"
+        return Verdict("accuracy", REFUSED if worse else PASSED, words, figures)
+    limit = f"lower bound {amount(effect, bound.low)} at attempt {evidence.attempt} on this holdout"
+    if ahead and luck is not None and luck <= alpha:
+        return Verdict("accuracy", PASSED, f"{gain}, {limit}", figures)
+    return Verdict(
+        "accuracy", REFUSED,
+        f"no gain beyond chance is shown: {gain}, {limit}, must be above {amount(effect, bounds.margin)}",
+        figures, waits=True,
+    )  # fmt: skip
+
+
+def gate_interval(effect: Effect, evidence: Evidence, bounds: GateBounds) -> Difference:
+    """The interval of an effect whose lower end the accuracy rule asks about: two-sided, 1 - 2 alpha_k."""
+    return effect.interval(1 - 2 * alpha_of_attempt(bounds.alpha, evidence.attempt))
+
+
+def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """No other kind of evidence with enough prompts shows a loss beyond chance; the 5 % are shared among them."""
+    lead = lead_of(evidence, bounds)
+    effects = {
+        kind: effect
+        for kind in KINDS
+        if kind != lead
+        and prompts_of(evidence.items(kind)) >= bounds.min_evidence
+        and (effect := effect_of(kind, evidence.items(kind))) is not None
+    }
+    if not effects:
+        return Verdict(
+            "other_evidence", NOT_APPLICABLE,
+            f"no other kind of evidence has {bounds.min_evidence} held-out prompts",
+        )  # fmt: skip
+    level = 0.05 / len(effects)
+    figures, lost = {}, []
+    for kind, effect in effects.items():
+        p = effect.worse(level)
+        figures[kind] = {**effect.interval(0.95).as_dict(), "n": effect.n, "unit": effect.unit, "p": p}
+        if effect.value < 0 and p <= level:
+            lost.append(f"{amount(effect, effect.value)} {MEASURES[kind]} over {effect.n} prompts")
+    if lost:
+        return Verdict("other_evidence", REFUSED, f"worse by other evidence: {'; '.join(lost)}", figures)
+    said = ", ".join(f"{amount(effect, effect.value)} {MEASURES[kind]}" for kind, effect in effects.items())
+    return Verdict("other_evidence", PASSED, f"no loss beyond chance by other evidence: {said}", figures)
+
+
+def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """The gain is not one rater's alone.
+
+    It is where the prompts of the others show none beyond chance, and they lost, or gained surely less than that rater
+    (one-sided test of two groups, 5 %; of wins and losses Fisher's exact one). Fewer prompts alone are no reproach.
+    """
+    lead = lead_of(evidence, bounds)
+    items = evidence.items(lead)
+    known = [item for item in items if item.raters]
+    if not known:
+        return Verdict("raters", NOT_APPLICABLE, "it is not known who judged the held-out prompts")
+    count: dict[str, int] = {}
+    for item in known:
+        for rater in set(item.raters):
+            count[rater] = count.get(rater, 0) + 1
+    frequent = [rater for rater, n in count.items() if n > bounds.max_rater_share * len(known)]
+    if len(count) < 2:
+        return Verdict("raters", NOT_APPLICABLE, "all held-out prompts were judged by one rater")
+    alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
+    whole = effect_of(lead, known, items)
+    if whole is None or whole.better(alpha) > alpha:
+        return Verdict(
+            "raters", NOT_APPLICABLE, "there is no gain beyond chance yet that could rest on one rater"
+        )
+    figures: dict[str, Any] = {"raters": len(count), "without": {}}
+    alone = []
+    for rater in sorted(frequent):
+        rest = [item for item in known if rater not in item.raters]
+        if prompts_of(rest) < bounds.min_evidence:
+            continue  # too few others to contradict
+        left = effect_of(lead, rest, items)
+        theirs = effect_of(lead, [one for one in known if rater in one.raters], items)
+        if left is None:
+            continue
+        figures["without"][rater] = left.value
+        unlike = theirs is not None and theirs.above(left) <= 0.05
+        if left.better(alpha) > alpha and (left.value <= 0 or unlike):
+            alone.append((rater, left))
+    if alone:
+        rater, left = alone[0]
+        return Verdict(
+            "raters", REFUSED,
+            f"the gain rests on one rater: without {rater}'s {count[rater]} of {len(known)} prompts it is "
+            f"{amount(left, left.value)}",
+            figures,
+        )  # fmt: skip
+    return Verdict("raters", PASSED, "the gain stands without any one frequent rater", figures)
+
+
+def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """No slice (tag, topic, length, which side is longer) loses more than the bound, where that is not chance.
+
+    The 5 % of chance are shared among the slices (Bonferroni): of thirty, one or two would look broken by luck.
+    """
+    lead = lead_of(evidence, bounds)
+    slices: dict[str, list[Item]] = {}
+    for item in evidence.items(lead):
+        for name in item.slices:
+            if name == OLDER:
+                continue  # a rule of its own
+            slices.setdefault(name, []).append(item.within(name))
+    whole = evidence.items(lead)
+    large = {name: items for name, items in slices.items() if prompts_of(items) >= bounds.min_slice}
+    judged = {
+        name: effect for name, items in large.items() if (effect := effect_of(lead, items, whole)) is not None
+    }
+    if not judged:
+        return Verdict("slices", NOT_APPLICABLE, f"no slice has {bounds.min_slice} held-out prompts")
+    figures, broken = {}, []
+    for name, effect in sorted(judged.items()):
+        figures[name] = {"value": effect.value, "n": effect.n}
+        level = 0.05 / len(judged)
+        if effect.value < -bounds.max_slice_loss and effect.worse(level) <= level:
+            broken.append((effect.value, name, effect))
+    if broken:
+        change, name, effect = min(broken, key=lambda one: one[:2])
+        others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        return Verdict(
+            "slices",
+            REFUSED,
+            f"worse on slice {name}: {amount(effect, change)} over {effect.n} prompts{others}",
+            figures,
+        )
+    return Verdict("slices", PASSED, f"none of {len(judged)} slices is worse", figures)
+
+
+def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+    """What the champion's time knew is still known: no loss beyond chance on held-out prompts with older feedback."""
+    lead = lead_of(evidence, bounds)
+    known = [item.within(OLDER) for item in evidence.items(lead) if OLDER in item.slices]
+    effect = effect_of(lead, known, evidence.items(lead))
+    n = prompts_of(known)
+    if n < bounds.min_slice or effect is None:
+        return Verdict(
+            "forgetting",
+            NOT_APPLICABLE,
+            f"{n} held-out prompts have feedback that {evidence.against} knew, {bounds.min_slice} are asked",
+        )
+    own, other = effect.sides
+    p = effect.worse()
+    figures = {
+        **effect.interval(0.95).as_dict(), "n": n, "accuracy": own, "against_accuracy": other, "p": p,
+    }  # fmt: skip
+    said = f"{amount(effect, effect.value)} {MEASURES[lead]} on {n} prompts with older feedback"
+    if isinstance(effect, TableEffect):
+        said = (
+            f"on {n} prompts with older feedback {100 * own:.1f} % are right, {100 * other:.1f} % of "
+            f"{evidence.against}'s"
+        )
+    if effect.value < 0 and p <= 0.05:
+        return Verdict("forgetting", REFUSED, f"it forgot: {said}", figures)
+    return Verdict("forgetting", PASSED, said, figures)
+
+
+Rule = Callable[[Evidence, GateBounds, str], Verdict]
+
+RULES: tuple[Rule, ...] = (
+    rule_evidence,
+    rule_accuracy,
+    rule_other_evidence,
+    rule_raters,
+    rule_reward,
+    rule_valid,
+    rule_kl,
+    rule_slices,
+    rule_forgetting,
+    rule_golden,
+    rule_length,
+    rule_off_policy,
+)
+"""In the order in which a sheet shows them."""
+
+
+def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> Sheet:
+    """Ask every rule; nothing is skipped, so that a refusal names all its reasons. Benchmarks are asked where the
+    bounds list any."""
+    if to not in (CHALLENGER, CHAMPION):
+        raise GateError(f"a gate opens to {CHALLENGER} or {CHAMPION}, found {to!r}")
+    rules = (*RULES, rule_benchmarks) if bounds.benchmark_bounds else RULES
+    return Sheet(to, evidence.against, tuple(rule(evidence, bounds, to) for rule in rules))

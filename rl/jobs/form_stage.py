@@ -1,0 +1,131 @@
+"""The stage of RLHF before its reward model: the form of an answer, where the base model gives few valid ones.
+
+What samples its own answers learns nothing where its agent can act on none of them: each earns the worst reward. So
+the base model is first shown answers (SFT, as in Ouyang et al. 2022, arXiv 2203.02155), and the run starts from that
+policy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rl.agents.drawing import answers_drawn
+from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.stages import Rooms, memory_release, stage_begun, stage_trained
+from rl.models import TrainingRun
+from rl.models.agent_definitions import agent_served
+from rl.models.runs import RunRefused
+from rl.recipes import BASE, DATASET_CONFIG, FORM
+
+if TYPE_CHECKING:
+    from rl.training.preflight import AnswerLook
+
+METHOD = "sft"
+"""Of the stage's run."""
+
+ENOUGH_LIKED = 30
+"""Prompts with an answer that people wrote or liked from which these show the form, and a first taste with it."""
+
+MOST_ALIKE = 0.9
+"""Share of these that are one and the same answer from which on they do not: what was shown nothing else tries nothing
+else, and what is rewarded has to be tried before it is found."""
+
+
+def form_settle(run: TrainingRun, look: Callable[[], AnswerLook | None], rooms: Rooms) -> None:
+    """Have a claimed run that samples its answers start from a policy that gives valid ones, trained first where the
+    base model gives them to fewer than half of its prompts.
+
+    look: has the base model answer a few prompts of the run; None for an agent of free text.
+
+    A run that starts from a policy already, or is to train whatever its rewards say, is left alone; a stage that an
+    earlier attempt began is gone on with. Raises RunRefused where no form can be shown to a base model without a valid
+    answer, or was shown in vain; StageStopped where the training was stopped.
+    """
+    if run.recipe.get("start_from", BASE) != BASE or run.recipe.get("allow_constant_reward"):
+        return
+    stage = stage_begun(run, METHOD)
+    if stage is None:
+        before = look()
+        memory_release()
+        if before is None or not before.few:
+            return
+        order = form_order(run)
+        if order is None and before.valid:
+            return  # some are valid: that is enough to begin with, and the run's own probe looks closer
+        if order is None:
+            raise RunRefused(
+                f"{before.words()}: nothing can be learnt from sampled answers that agent {run.agent} cannot act on, "
+                f"and fewer than {DATASET_CONFIG['min_samples']} judged prompts have one it can, to show the form by: "
+                f"correct or rate valid answers at /rate/?agent={run.agent}, or take a larger base model"
+            )
+        stage = rooms.enter(order)
+    stage_trained(stage, rooms)
+    memory_release()
+    after = stage.result.get("preflight", {}).get("after") or {}
+    if after.get("valid") == 0:
+        raise RunRefused(
+            f"the form was shown first (run {stage.pk}, sft) and still none of {after['asked']} answers is one that "
+            f"agent {run.agent} can act on (one says {after['example']!r}: {after['problem']}): correct or rate more "
+            f"valid answers at /rate/?agent={run.agent}, or take a larger base model"
+        )
+    run.recipe = {**run.recipe, "start_from": stage.policy.name}
+    said = f"form: run {stage.pk} showed it first ({_figures(stage)}), so that this run starts from {stage.policy.name}"
+    run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), said)))}
+    run.save(update_fields=["recipe", "result"])
+
+
+def form_order(run: TrainingRun) -> TrainOrder | None:
+    """Order of the SFT stage that teaches a run's base model the form; None where too few answers can.
+
+    The answers people wrote or liked, where they are enough and not all alike; else valid answers to the judged
+    prompts, liked or not, drawn by lot; else what people wrote or liked, few or alike.
+    """
+    need, served = int(DATASET_CONFIG["min_samples"]), agent_served(run.agent)
+    liked = [repr(row["completion"]) for row in _rows(_prepared(run.agent, "corrections"))]
+    alike = max(Counter(liked).values(), default=0)
+    shown: tuple[dict[str, str], int, str] = (
+        {"feedback": "corrections"},
+        len(liked),
+        "answers people wrote or liked",
+    )
+    if len(liked) < ENOUGH_LIKED or alike > MOST_ALIKE * len(liked):
+        drawn = {
+            kind: len(answers_drawn(_rows(_prepared(run.agent, kind)), served))
+            for kind in ("scores", "pairs")
+        }
+        kind = max(drawn, key=drawn.__getitem__)
+        if drawn[kind] >= need:
+            what = "valid answers, liked or not, to the prompts that were judged"
+            shown = {"feedback": kind, "teacher": FORM}, drawn[kind], what
+    knobs, count, what = shown
+    if count < need:
+        return None
+    return TrainOrder(
+        run.agent,
+        METHOD,
+        base_model=run.base_model,
+        knobs={**knobs, "start_from": BASE},
+        actor=f"run {run.pk}",
+        why=f"first stage of run {run.pk}, as its base model gives few valid answers: {count:,} {what}",
+        stage_of=run.pk,
+    )
+
+
+def _prepared(agent: str, kind: str) -> Prepared | None:
+    try:
+        return prepare_training_dataset(agent, kind=kind, dry_run=True)
+    except DatasetRefused:
+        return None
+
+
+def _rows(prepared: Prepared | None) -> list[dict[str, Any]]:
+    return list(prepared.rows("train")) if prepared else []
+
+
+def _figures(stage: TrainingRun) -> str:
+    looks = stage.result.get("preflight", {})
+    shares = [f"{100 * looks[when]['share']:.0f} % {when}" for when in ("before", "after") if when in looks]
+    return f"valid answers: {', '.join(shares)}" if shares else "sft"

@@ -1,0 +1,405 @@
+"""A training run as a job: queued, claimed by one worker, alive while it beats, finished. No torch in this room."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+from django.conf import settings
+from django.db import DatabaseError, connection
+from django.db.models import F, Q
+from django.utils import timezone
+from django_q.tasks import async_task
+
+from backend.notifications import notify
+from rl.models import RunMetric, TrainingRun
+from rl.models.runs import LEARNER as LEARNER
+from rl.models.runs import RunRefused as RunRefused
+from rl.models.runs import run_folder
+from rl.recipes import recipe_named
+from rl.recipes.methods import method_named
+
+logger = logging.getLogger("rl.jobs.lifecycle")
+
+Status = TrainingRun.Status
+ProgressCallback = Callable[[int, int, str], None]
+"""Called with steps done, steps in all, and a short figure to show."""
+
+HEARTBEAT_S = 2.0
+"""Seconds between signs of life of a running job."""
+LOST_AFTER = timedelta(minutes=2)
+"""A run of another host without a sign of life for so long is taken to be dead."""
+MAX_ATTEMPTS = 5
+"""Workers that may take a run; one whose process dies again and again is not begun for ever."""
+REDISPATCH_AFTER = timedelta(seconds=20)
+"""A run that waits while nothing is trained is handed to the workers again after so long."""
+TRAINING_CLUSTER = "training"
+"""The cluster that trains: one worker, so that one run at a time has the device."""
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """What someone asks to be trained; left-out values come from the preset, the settings and the agent."""
+
+    agent: str
+    method: str = "dpo"
+    config: str | None = None
+    base_model: str | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
+    source: str = "db"
+    data_file: Path | None = None
+    ratings_file: Path | None = None
+    min_samples: int | None = None
+    max_samples: int | None = None
+    output: Path | None = None
+    actor: str = "train_dpo"
+    why: str = ""
+    """Why this method, where something chose it."""
+    stage_of: int | None = None
+    """The run that this one is a stage of, whose feedback it reads and takes none of."""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What a run of this order has to say before it has figures: TrainingRun.result."""
+        return {"why": self.why, "notes": [self.why]} if self.why else {}
+
+
+def base_model_for(order: TrainOrder) -> str:
+    """The base model an order trains: its own, else the one RATCHET_CONFIG names for its method, else
+    RATCHET_BASE_MODEL; empty for a method that trains none."""
+    if not method_named(order.method).adapter:
+        return ""
+    return str(
+        order.base_model or settings.RATCHET_BASE_MODELS.get(order.method) or settings.RATCHET_BASE_MODEL
+    )
+
+
+def run_enqueue(order: TrainOrder) -> TrainingRun:
+    """Enter a run that another process trains later, by `train_queued`: what the web process does, without torch.
+
+    The row keeps what was asked; preset, recipe and dataset are settled on the machine that trains, when it starts.
+    Raises RecipeError for a knob or preset that does not exist.
+    """
+    recipe_named(order.method, order.config or "default").with_knobs(**order.knobs)
+    return TrainingRun.objects.create(
+        agent=order.agent,
+        result=order.said,
+        method=order.method,
+        base_model=base_model_for(order),
+        config=order.config or "",
+        recipe=order.knobs,
+        asked_by=order.actor,
+    )
+
+
+def run_dispatch(run: TrainingRun) -> None:
+    """Hand a queued run to the workers. Twice does no harm: a run is claimed once."""
+    TrainingRun.objects.filter(pk=run.pk).update(dispatched_at=timezone.now())
+    # by its name: the worker is another process
+    async_task("rl.tasks.train", run.pk, task_name=f"run {run.pk}", group=run.agent, cluster=TRAINING_CLUSTER)
+
+
+def follow_up_dispatch(run: TrainingRun) -> None:
+    """Hand the judging of a finished run's policy to the workers."""
+    async_task(
+        "rl.tasks.follow_up",
+        run.pk,
+        task_name=f"after run {run.pk}",
+        group=run.agent,
+        cluster=TRAINING_CLUSTER,
+    )
+
+
+def run_interrupt(run: TrainingRun, *, reason: str, **facts: Any) -> None:
+    """Give back a run that this process holds and was told to stop with its worker: another goes on with it."""
+    TrainingRun.objects.filter(pk=run.pk, worker=run.worker, status=Status.RUNNING).update(
+        status=Status.QUEUED, reason=reason, dispatched_at=None, **facts
+    )
+    run.refresh_from_db()
+
+
+def run_cancel(run: TrainingRun, *, actor: str) -> TrainingRun:
+    """Stop a run: at once where it waits or its worker is dead, else after its present step, keeping a checkpoint.
+
+    Raises RunRefused where it is over already.
+    """
+    reason = f"cancelled by {actor}"
+    over = {"status": Status.CANCELLED, "reason": reason, "finished_at": timezone.now()}
+    waiting = TrainingRun.objects.filter(pk=run.pk, status=Status.QUEUED)
+    if not waiting.update(cancel_requested=True, **over):
+        running = TrainingRun.objects.filter(pk=run.pk, status=Status.RUNNING)
+        if not running.update(cancel_requested=True, reason=reason):
+            run.refresh_from_db()
+            raise RunRefused(f"run {run.pk} is {run.status}; only queued and running runs can be cancelled")
+        run.refresh_from_db()
+        if not worker_lives(run):
+            running.filter(worker=run.worker).update(**over)
+    run.refresh_from_db()
+    logger.info("run %s: %s", run.pk, reason)
+    return run
+
+
+def runs_reclaim() -> list[TrainingRun]:
+    """Queue the runs whose worker died again, so that another resumes them; one that killed too many of them fails."""
+    again = []
+    for run in TrainingRun.objects.filter(status=Status.RUNNING):
+        if worker_lives(run):
+            continue
+        held = TrainingRun.objects.filter(pk=run.pk, status=Status.RUNNING, worker=run.worker)
+        if run.cancel_requested:
+            held.update(status=Status.CANCELLED, finished_at=timezone.now())
+        elif run.stage_of is not None:
+            gone = f"{run.worker} is gone; run {run.stage_of.pk} goes on with it"
+            held.update(status=Status.FAILED, finished_at=timezone.now(), reason=gone)
+        elif run.asked_by and run.dispatched_at is None:
+            # trained by a command in somebody's terminal: theirs to resume
+            held.update(
+                status=Status.FAILED,
+                finished_at=timezone.now(),
+                reason=f"{run.worker} is gone; go on with: python manage.py train_{run.method} --resume {run.pk}",
+            )
+        elif run.attempts >= MAX_ATTEMPTS:
+            died = f"the process that trained it died {run.attempts} times, the last was {run.worker}"
+            if held.update(status=Status.FAILED, finished_at=timezone.now(), reason=died):
+                run.refresh_from_db()
+                run_failed_tell(run)
+        elif held.update(status=Status.QUEUED, reason=f"{run.worker} is gone", dispatched_at=None):
+            logger.warning("run %s: %s is gone, it is queued again", run.pk, run.worker)
+            again.append(run)
+    return again
+
+
+def runs_redispatch() -> list[TrainingRun]:
+    """Hand runs that wait to the workers again where the message got lost: nothing is trained, and nothing begins."""
+    if TrainingRun.objects.filter(status=Status.RUNNING).exists():
+        return []
+    before = timezone.now() - REDISPATCH_AFTER
+    # a stage is trained by the run that needs it
+    lost = TrainingRun.objects.filter(status=Status.QUEUED, stage_of=None).filter(
+        Q(dispatched_at__isnull=True) | Q(dispatched_at__lt=before)
+    )
+    found = []
+    for run in lost.order_by("pk"):
+        # of two clocks one hands it over
+        if TrainingRun.objects.filter(pk=run.pk, dispatched_at=run.dispatched_at).update(
+            dispatched_at=timezone.now()
+        ):
+            run_dispatch(run)
+            found.append(run)
+    return found
+
+
+def run_log_tail(run: TrainingRun, lines: int = 40) -> str:
+    """The last lines of what the run and its process said; empty where there is nothing on this machine.
+
+    What a worker's process logs is in both files; the traceback of a failure is in train.log alone.
+    """
+    told: list[str] = []
+    for name in ("worker.log", "train.log"):
+        try:
+            with (run_folder(run) / name).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - 200 * lines))
+                said = file.read().decode("utf-8", "replace").splitlines()[-lines:]
+        except FileNotFoundError:
+            continue
+        if told:
+            errors = [place for place, line in enumerate(said) if " ERROR " in line]
+            said = said[errors[-1] :] if errors and run.status == Status.FAILED else []
+        told += said
+    return "\n".join(told[-lines:])
+
+
+def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
+    """Take a run for this process, by one conditional UPDATE, so that two workers never train the same one.
+
+    Raises RunRefused when it does not exist, is held by a living worker, or is over.
+    """
+    run = TrainingRun.objects.filter(pk=run_id).first()
+    if run is None:
+        newest = list(TrainingRun.objects.values_list("pk", flat=True)[:5])
+        raise RunRefused(f"there is no run {run_id}; the newest are {newest or 'none'}")
+    allowed = TrainingRun.RESUMABLE if resume else (Status.QUEUED,)
+    if run.status not in allowed:
+        raise RunRefused(f"run {run_id} is {run.status}; only {', '.join(allowed)} runs can be taken")
+    if run.status == Status.RUNNING and worker_lives(run):
+        raise RunRefused(f"run {run_id} is still being trained by {run.worker}; stop that process first")
+    claimed = TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker).update(
+        status=Status.RUNNING,
+        worker=_worker_name(),
+        reason="",
+        started_at=run.started_at or timezone.now(),
+        heartbeat_at=timezone.now(),
+        finished_at=None,
+        attempts=F("attempts") + 1,
+        cancel_requested=False,
+    )
+    if claimed != 1:
+        raise RunRefused(f"run {run_id} was taken by another worker a moment ago")
+    run.refresh_from_db()
+    return run
+
+
+def _worker_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
+
+
+def worker_lives(run: TrainingRun) -> bool:
+    """Whether the process that claimed a run still exists (same host), or gave a sign of life lately (another)."""
+    host, _, process = run.worker.rpartition(":")[0].rpartition(":")
+    if host == socket.gethostname() and process.isdigit():
+        try:
+            # a process id is used again after a restart: the start time tells the two apart
+            return f"{psutil.Process(int(process)).create_time():.0f}" == run.worker.rpartition(":")[2]
+        except psutil.NoSuchProcess:
+            return False
+    return run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < LOST_AFTER
+
+
+def run_finish(run: TrainingRun, status: str, *, reason: str = "", **facts: Any) -> None:
+    """End a run that this process holds; `facts` are further fields of its row.
+
+    Raises RunRefused where another worker took it meanwhile and this one was to succeed: its work is not entered.
+    """
+    facts |= {"status": status, "reason": reason, "finished_at": timezone.now()}
+    held = TrainingRun.objects.filter(pk=run.pk, worker=run.worker, status=Status.RUNNING)
+    if not held.update(**facts) and status == Status.SUCCEEDED:
+        raise RunRefused(f"run {run.pk} was taken from {run.worker} while it trained")
+    run.refresh_from_db()
+    if status == Status.FAILED:
+        run_failed_tell(run)
+
+
+def run_failed_tell(run: TrainingRun) -> None:
+    """Log that a run failed for good, and send a notice where nobody watches it in a terminal."""
+    logger.error("run %s failed: %s", run.pk, run.reason)
+    if run.dispatched_at is not None or run.asked_by == LEARNER:
+        said = f"run {run.pk} of {run.agent} failed: {run.reason}"
+        notify("run_failed", said, run=run.pk, agent=run.agent, method=run.method, reason=run.reason)
+
+
+def run_epochs(run: TrainingRun) -> list[Path]:
+    """Folders of the adapters kept after whole epochs (`--checkpoints epoch`), in order; those on this machine."""
+    found = (run_folder(run) / "epochs").glob("epoch-*")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("epoch-")))
+
+
+class RunListener:
+    """Writes what the furnace says into the run's rows, and passes it on to the progress bar."""
+
+    def __init__(self, run: TrainingRun, stop: threading.Event, progress: ProgressCallback | None) -> None:
+        self.run = run
+        self.stop = stop
+        self.progress = progress
+        self.figure = ""
+        self.beat_at = timezone.now()
+
+    def on_start(self, total_steps: int) -> None:
+        TrainingRun.objects.filter(pk=self.run.pk).update(steps_total=total_steps)
+
+    def on_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        # a resumed run repeats the steps after its checkpoint: the newer figures stand
+        row, made = RunMetric.objects.get_or_create(run=self.run, step=step, defaults={"values": metrics})
+        if not made:
+            row.values = {**row.values, **metrics}  # an evaluation comes beside the step it follows
+            row.save(update_fields=["values"])
+        if "loss" in metrics:
+            shown = {"accuracy": "rewards/accuracies", "reward": "reward"}
+            parts = [f"{name} {metrics[key]:.2f}" for name, key in shown.items() if key in metrics]
+            self.figure = ", ".join([f"loss {metrics['loss']:.3f}", *parts])
+
+    def on_step(self, step: int, total: int) -> None:
+        if self.progress:
+            self.progress(step, total, self.figure)
+        if (timezone.now() - self.beat_at).total_seconds() >= HEARTBEAT_S or step == total:
+            self.beat_at = timezone.now()
+            TrainingRun.objects.filter(pk=self.run.pk).update(steps_done=step, heartbeat_at=self.beat_at)
+            # a stage ends with the run that needs it
+            asked = [self.run.pk, self.run.stage_of_id or self.run.pk]
+            if TrainingRun.objects.filter(pk__in=asked, cancel_requested=True).exists():
+                self.stop.set()
+
+    def on_note(self, text: str) -> None:
+        logger.info("run %s: %s", self.run.pk, text)
+
+    def should_stop(self) -> bool:
+        return self.stop.is_set()
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or a TERM sets, once; a second Ctrl-C interrupts at once. Only in the main thread."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def ask(number: int, _: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        logger.warning("stopping after this step and keeping a checkpoint (%s)", signal.Signals(number).name)
+
+    earlier = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def pulse(run: TrainingRun) -> Iterator[None]:
+    """Signs of life beside the steps: loading a model or reading feedback takes longer than a run may be silent."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_S):
+            try:
+                TrainingRun.objects.filter(pk=run.pk, worker=run.worker).update(heartbeat_at=timezone.now())
+            except DatabaseError as error:
+                # the next beat may come through; the training itself meets the same fault and says so
+                logger.warning("run %s: no sign of life could be written: %s", run.pk, error)
+        connection.close()
+
+    thread = threading.Thread(target=beat, name=f"pulse of run {run.pk}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def run_log(path: Path) -> Iterator[None]:
+    """Everything logged while a run trains goes to its folder too; a traceback goes there alone."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    listened = [logging.getLogger(name) for name in ("rl", "transformers", "trl")]
+    for source in listened:
+        source.addHandler(handler)
+    try:
+        yield
+    except Exception:
+        handler.handle(
+            logger.makeRecord(
+                logger.name, logging.ERROR, __file__, 0, "training ended with", (), sys.exc_info()
+            )
+        )
+        raise
+    finally:
+        for source in listened:
+            source.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,148 @@
+"""Runs of linear policies: the feedback they learn from, what they would come to, and the fit itself. No torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rl.agents.base import Agent
+from rl.checksums import sums_write
+from rl.datasets import Prepared, snapshot_rows
+from rl.jobs.estimates import LINEAR_GB, LINEAR_SECONDS_PER_ROW
+from rl.jobs.lifecycle import RunListener, TrainOrder
+from rl.jobs.method_selection import method_chosen
+from rl.linear.features import FAMILIES
+from rl.linear.fit import PENALTIES, Fitted, fit
+from rl.linear.model import WEIGHTS, LinearPolicy
+from rl.linear.rows import SCORES, Choice, LinearRefused, answers_of, choices_of
+from rl.models import TrainingRun
+from rl.models.agent_definitions import agent_served
+from rl.models.runs import RunRefused, run_folder
+from rl.recipes import LinearRecipe
+from rl.recipes.linear import AUTO
+
+if TYPE_CHECKING:
+    from rl.training.result import TrainResult
+
+LIBRARIES = ("scikit-learn", "numpy", "scipy")
+
+FEW_PROMPTS = 30
+"""Training prompts below which it learns these prompts rather than what they have in common."""
+
+
+def feedback_settled(order: TrainOrder, recipe: LinearRecipe) -> LinearRecipe:
+    """The recipe with the feedback that `auto` stands for: what `auto` of the other methods would learn from."""
+    if recipe.feedback != AUTO:
+        return recipe
+    more: dict[str, Any] = {"min_samples": order.min_samples}
+    if order.source == "file":
+        more |= {"source": "file", "data_file": order.data_file, "ratings_file": order.ratings_file}
+    return recipe.with_knobs(**method_chosen(order.agent, "linear", **more).knobs)
+
+
+def fitted_by(recipe: LinearRecipe, rows: Sequence[Any], agent: Agent) -> Fitted:
+    """The policy of a recipe on training rows. Raises LinearRefused."""
+    families = FAMILIES
+    if recipe.features != AUTO:
+        families = tuple(names for names in FAMILIES if names[-1] == recipe.features)
+    penalties = PENALTIES if recipe.penalty == AUTO else (float(recipe.penalty),)
+    return fit(rows, agent, penalties=penalties, families=families, seed=recipe.seed)
+
+
+def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
+    """Train the linear policy of a claimed run. Writes nothing but its folder. Raises TrainingRefused."""
+    from rl.training.result import TrainingRefused, TrainResult
+
+    if run.snapshot is None:
+        raise RunRefused(f"run {run.pk} has no snapshot to train on")
+    began = time.perf_counter()
+    recipe = LinearRecipe.from_dict(run.recipe)
+    agent = agent_served(run.agent)
+    rows, held = (list(snapshot_rows(run.snapshot, split)) for split in ("train", "eval"))
+    listener.on_start(1)
+    try:
+        found = fitted_by(recipe, rows, agent)
+    except LinearRefused as refusal:
+        raise TrainingRefused(str(refusal)) from refusal
+    folder = run_folder(run) / "policy"
+    found.policy.save(folder)
+    sums_write(folder, [WEIGHTS])
+    metrics = {**found.metrics, **eval_metrics(found.policy, held, agent)}
+    listener.on_step(1, 1)  # no row of metrics: one fit draws no curve
+    facts = found.policy.facts
+    notes = [
+        f"{len(found.policy.answers)} answers, {len(found.policy.columns):,} features of a prompt "
+        f"({' and '.join(found.policy.families)}), penalty C = {facts['penalty']:g}, by cross-validation over "
+        f"{facts['prompts']:,} prompts"
+    ]
+    return TrainResult(
+        method="linear",
+        status="succeeded",
+        checkpoint=str(folder),
+        base_model="",
+        base_model_hash="",
+        steps=1,
+        total_steps=1,
+        seconds=time.perf_counter() - began,
+        samples={"train": len(rows), "eval": len(held)},
+        left_out=found.left_out,
+        metrics=metrics,
+        recipe=recipe.as_dict(),
+        libraries={name: importlib.metadata.version(name) for name in LIBRARIES},
+        notes=notes,
+    )
+
+
+def eval_metrics(policy: LinearPolicy, rows: Sequence[Any], agent: Agent) -> dict[str, float]:
+    """`eval_accuracy` on the eval split: preferred answers held likelier, or answers to give that are chosen; none for
+    scores, which say of one answer alone."""
+    try:
+        choices = choices_of(rows, agent)
+    except LinearRefused:
+        return {}  # no row, or none that can be read
+    if choices.feedback == SCORES:
+        return {}
+    right = [_is_right(policy, row) for row in choices.rows]
+    return {"eval_accuracy": sum(right) / len(right)}
+
+
+def _is_right(policy: LinearPolicy, row: Choice) -> bool:
+    others = [row.other] if row.other else list(row.options or policy.answers)
+    best, *rest = policy.scores(row.messages, [row.answer, *others])
+    plain = policy.features_of(row.answer)
+    return all(
+        best > score for other, score in zip(others, rest, strict=True) if policy.features_of(other) != plain
+    )
+
+
+def plan_of(prepared: Prepared, agent: str) -> dict[str, Any]:
+    """Facts of a dry run beyond the counts of its dataset. Raises TrainingRefused as the training would."""
+    from rl.training.result import TrainingRefused
+
+    try:
+        choices = choices_of(prepared.rows("train"), agent_served(agent))
+        answers = answers_of(choices.rows, agent_served(agent))
+    except LinearRefused as refusal:
+        raise TrainingRefused(str(refusal)) from refusal
+    prompts = len({row.group for row in choices.rows})
+    return {
+        "estimated_steps": 1,
+        "estimated_minutes": len(choices.rows) * LINEAR_SECONDS_PER_ROW / 60,
+        "estimated_memory_gb": LINEAR_GB,
+        "answers": len(answers.met),
+        "doubt": doubt_of(prompts),
+        "preflight": {},
+        "warning": "",
+    }
+
+
+def doubt_of(prompts: int) -> str:
+    """Warning that a training on so few prompts teaches little; empty where they are enough."""
+    if prompts >= FEW_PROMPTS:
+        return ""
+    return (
+        f"{prompts:,} prompts: the policy may learn these by heart, and little beyond them; rate about "
+        f"{-(-(FEW_PROMPTS - prompts) * 17 // 100) * 10} more prompts"
+    )

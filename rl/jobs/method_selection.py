@@ -1,0 +1,264 @@
+"""The training method that fits the feedback an agent has: the one meaning of `auto` and of `rlhf`, for commands, REST,
+pages and the online learner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+
+from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
+from rl.linear.rows import LinearRefused, prompts_teachable
+from rl.models.agent_definitions import agent_served
+from rl.recipes import DATASET_CONFIG
+from rl.recipes.methods import METHODS, RLHF, method_named
+from rl.rewards.answers import COLUMNS as ANSWERS
+from rl.rewards.code_tests import EXPECTED, TESTS
+from rl.rewards.named import AUTO
+
+PAIRED_SHARE = 0.25
+"""Share of the judged responses that must stand in pairs for DPO: below, most of what people said stands on single
+responses, which only KTO hears."""
+
+FEWEST_OF_A_KIND = 3
+"""Good and bad responses, each, that KTO needs to weigh one against the other."""
+
+WRITTEN = ("correction", "demonstration", "demonstrations")
+"""Sources of rows whose response a person wrote or showed as the one to give."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A method, why it was taken, and the knobs without which it would be another one."""
+
+    method: str
+    why: str
+    knobs: dict[str, Any] = field(default_factory=dict)
+
+
+def method_chosen(
+    agent: str,
+    wanted: str = "auto",
+    *,
+    base_model: str = "",
+    min_samples: int | None = None,
+    **source: Any,
+) -> Chosen:
+    """The method of that name; `rlhf` is PPO with the reward `auto`, `reward_model` has the objective its feedback
+    asks for, `linear` learns from the feedback that `auto` would; for `auto`, whichever fits the feedback found.
+
+    In this order: SFT where people wrote at least as many responses as they preferred or liked; DPO where pairs are
+    enough and hold a quarter of the judged responses; KTO where good and bad responses are enough; DPO with any pairs
+    that are enough; SFT on demonstrations and liked responses; GRPO on logged rewards where several responses to one
+    prompt earned different ones; `rlhf` where responses have scores or rewards and nothing else; GRPO where nobody
+    said anything and the prompts have right answers or tests; DPO where nothing is enough, whose refusal says what is
+    missing. Where DPO or KTO would train the bundled base on answers that are a choice, SFT on a classifier's answers
+    takes their place. `base_model` is what would be trained, where that is known; `source` is where the feedback is, as
+    `prepare_training_dataset` takes it.
+
+    Raises RecipeError for an unknown name.
+    """
+    if wanted == RLHF:
+        why = "rlhf was asked for: a reward model, then PPO; SFT first where the base model gives few valid answers"
+        return Chosen("ppo", why, {"reward": AUTO})
+    if wanted == "reward_model":
+        return _objective(agent, min_samples, source)
+    if wanted == LINEAR:
+        like = method_chosen(agent, "auto", min_samples=min_samples, **source)
+        feedback = LINEAR_FEEDBACK.get(like.method, "scores")
+        return Chosen(
+            LINEAR, f"linear on {feedback}: {like.why.removeprefix('auto ')}", {"feedback": feedback}
+        )
+    if wanted != "auto":
+        return Chosen(method_named(wanted).slug, f"{wanted} was asked for")
+    need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
+
+    def prepared(kind: str) -> Prepared | None:
+        return _prepared(agent, kind, need, source)
+
+    found = {slug: prepared(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
+    pairs, labels, shown = _Pairs.of(found["dpo"]), _Labels.of(found["kto"]), _Shown.of(found["sft"])
+    chosen = _of_pairs_and_singles(pairs, labels, shown, need)
+    if chosen and chosen.method in TAUGHT and base_model == BUNDLED:
+        rows = found["dpo"] if chosen.method == "dpo" else prepared("scores")
+        chosen = _of_choices(agent, chosen, rows) or chosen
+    return (
+        chosen
+        or _of_rewards(prepared("groups"), prepared("scores"), need)
+        or _of_prompts(prepared("prompts"), need)
+        or Chosen("dpo", "auto took dpo: no method has samples enough yet")
+    )
+
+
+LINEAR = "linear"
+LINEAR_FEEDBACK = {"dpo": "pairs", "sft": "corrections"}
+"""Method that `auto` takes -> the feedback a linear policy then learns from; else from scores, which thumbs are too."""
+
+
+def _objective(agent: str, min_samples: int | None, source: dict[str, Any]) -> Chosen:
+    """A reward model's objective: pairwise where pairs hold a quarter of the judged responses, binary for thumbs,
+    regression for scores, stars and rewards. What RATCHET_CONFIG says goes before it."""
+    if configured := settings.RATCHET_CONFIG.get("reward_model", {}).get("objective"):
+        return Chosen("reward_model", f"RATCHET_CONFIG asks for the objective {configured}")
+    need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
+    pairs = _Pairs.of(_prepared(agent, "pairs", need, source))
+    scored = _prepared(agent, "scores", need, source)
+    values = [float(row["score"]) for row in scored.rows("train")] if scored else []
+    objective, why = (
+        "pairwise",
+        f"{pairs.all:,} pairs, with {pairs.responses:,} of {len(values):,} judged responses",
+    )
+    if pairs.responses < PAIRED_SHARE * len(values) or not pairs.all:
+        between = sum(0 < value < 1 for value in values)
+        if between > FEW_BETWEEN * len(values):
+            objective, why = (
+                "regression",
+                f"{len(values):,} scored responses, {between:,} of them between 0 and 1",
+            )
+        elif values:
+            objective, why = (
+                "binary",
+                f"{len(values):,} responses with a thumb, {pairs.responses:,} of them in pairs",
+            )
+    return Chosen("reward_model", f"objective {objective}: {why}", {"objective": objective})
+
+
+FEW_BETWEEN = 0.1
+"""Share of mean verdicts strictly between 0 and 1 up to which feedback is taken for thumbs, on which raters differ at
+times; above it, for scores."""
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Training pairs: all, those of preferences alone, and the responses in the latter."""
+
+    all: int = 0
+    preferred: int = 0
+    responses: int = 0
+
+    @classmethod
+    def of(cls, prepared: Prepared | None) -> _Pairs:
+        rows = list(prepared.rows("train")) if prepared else []
+        preferred = [row for row in rows if row["source"] not in WRITTEN]
+        responses = {(row["prompt_hash"], repr(row[side])) for row in preferred for side in SIDES}
+        return cls(len(rows), len(preferred), len(responses))
+
+
+SIDES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Training labels."""
+
+    good: int = 0
+    bad: int = 0
+
+    @classmethod
+    def of(cls, prepared: Prepared | None) -> _Labels:
+        counted = Counter(bool(row["label"]) for row in prepared.rows("train")) if prepared else Counter()
+        return cls(counted[True], counted[False])
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Training demonstrations: those a person wrote or showed, and those that were liked."""
+
+    written: int = 0
+    liked: int = 0
+
+    @classmethod
+    def of(cls, prepared: Prepared | None) -> _Shown:
+        counted = (
+            Counter(row["source"] in WRITTEN for row in prepared.rows("train")) if prepared else Counter()
+        )
+        return cls(counted[True], counted[False])
+
+
+def _of_pairs_and_singles(pairs: _Pairs, labels: _Labels, shown: _Shown, need: int) -> Chosen | None:
+    count = f"{pairs.all:,} pairs to train on"
+    judged = max(labels.good + labels.bad, pairs.responses)
+    if shown.written >= max(need, pairs.preferred, labels.good, 1):
+        beside = f"{pairs.preferred:,} preferences and {labels.good:,} liked responses beside them"
+        return Chosen("sft", f"auto took sft: {shown.written:,} responses that people wrote, {beside}")
+    if pairs.all and pairs.responses >= PAIRED_SHARE * judged:
+        beside = f", with {pairs.responses:,} of {judged:,} judged responses in them" if judged else ""
+        return Chosen("dpo", f"auto took dpo: {count}{beside}")
+    if min(labels.good, labels.bad) >= FEWEST_OF_A_KIND:
+        few = f"only {pairs.responses:,} of them in pairs" if pairs.preferred else "no pairs enough"
+        return Chosen("kto", f"auto took kto: {labels.good:,} good and {labels.bad:,} bad responses, {few}")
+    if pairs.all:
+        return Chosen("dpo", f"auto took dpo: {count}, and hardly any thumbs beside them")
+    if total := shown.written + shown.liked:
+        what = f"{total:,} corrections, demonstrations and liked responses"
+        return Chosen("sft", f"auto took sft: {what}, not enough of anything else")
+    return None
+
+
+BUNDLED = "bundled"
+"""The base model that knows nothing of the world: a classifier reads the feedback of a choice better than it can."""
+
+TAUGHT = {"dpo": "pairs", "kto": "scores"}
+"""Method -> the feedback a classifier learns from in its place."""
+
+FEWEST_TAUGHT = 150
+"""Prompts below which a classifier finds too little of a rule: of 90 with one thumb each the gate could not be shown
+that what it taught was better, and what KTO learnt was (`benchmarks/shapes.py`)."""
+
+
+def _of_choices(agent: str, like: Chosen, rows: Prepared | None) -> Chosen | None:
+    """SFT on a classifier's answers; None for wordings, and for prompts too few to learn a rule from."""
+    if rows is None:
+        return None
+    try:
+        prompts = prompts_teachable(rows.rows("train"), agent_served(agent))
+    except LinearRefused:
+        return None
+    if prompts < FEWEST_TAUGHT:
+        return None
+    feedback = TAUGHT[like.method]
+    why = like.why.replace(f"auto took {like.method}", "auto took sft", 1)
+    shown = f"a choice, so that a classifier that learns from the {feedback} shows its answer to {prompts:,} prompts"
+    return Chosen("sft", f"{why}; answers are {shown}", {"feedback": feedback})
+
+
+def _of_rewards(groups: Prepared | None, scores: Prepared | None, need: int) -> Chosen | None:
+    if groups is not None:
+        count = f"{groups.counts['train']:,} prompts whose responses earned different rewards"
+        return Chosen("grpo", f"auto took grpo on logged rewards: {count}", {"mode": "logged"})
+    if scores is not None and len({row["score"] for row in scores.rows("train")}) > 1:
+        count = (
+            f"{scores.counts['train']:,} scored responses, none of them in pairs or on both sides of neutral"
+        )
+        return Chosen("ppo", f"auto took rlhf: {count}", {"reward": AUTO})
+    return None
+
+
+def _of_prompts(prompts: Prepared | None, need: int) -> Chosen | None:
+    """GRPO where nobody said anything, and what is known of the prompts decides whether an answer is right."""
+    known = [row.get("facts") or {} for row in prompts.rows("train")] if prompts else []
+    right = sum(any(facts.get(name) not in EMPTY for name in ANSWERS) for facts in known)
+    tested = sum(any(facts.get(name) not in EMPTY for name in (*TESTS, *EXPECTED)) for facts in known)
+    if max(right, tested) < need:
+        return None
+    if right >= tested:
+        return Chosen(
+            "grpo", f"auto took grpo: {right:,} prompts with their right answer", {"reward": "answer"}
+        )
+    if settings.ENABLE_CODE_EXECUTION:
+        return Chosen("grpo", f"auto took grpo: {tested:,} prompts with tests", {"reward": "code_execution"})
+    off = f"{tested:,} prompts with tests are for grpo, which needs ENABLE_CODE_EXECUTION=true (docs/rewards.md)"
+    return Chosen("dpo", f"auto took dpo: nobody rated anything; {off}")
+
+
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+
+
+def _prepared(agent: str, kind: str, need: int, source: dict[str, Any]) -> Prepared | None:
+    """The dataset of a kind, only counted; None where it is too small."""
+    try:
+        return prepare_training_dataset(agent, kind=kind, min_samples=need, dry_run=True, **source)
+    except DatasetRefused:
+        return None

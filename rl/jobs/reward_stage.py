@@ -1,0 +1,91 @@
+"""The first stage of RLHF: the reward model that a run with the reward `auto` learns from, found or trained."""
+
+from __future__ import annotations
+
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.method_selection import method_chosen
+from rl.jobs.stages import Rooms, memory_release, stage_begun, stage_trained
+from rl.models import RewardModelVersion, TrainingRun
+from rl.models.runs import RunRefused
+from rl.reward_models.service import (
+    beats_a_coin,
+    ranking_words,
+    reward_base_model,
+    reward_model_champion,
+    reward_model_judge,
+    reward_model_valid,
+)
+from rl.rewards.named import AUTO, MODEL
+
+METHOD = "reward_model"
+"""Of the stage's run."""
+
+
+def waits_for_reward_model(run: TrainingRun) -> bool:
+    """Whether a run's rewards name `auto`, which no reward model has taken the place of yet."""
+    return AUTO in _specs(run)
+
+
+def _specs(run: TrainingRun) -> list[str]:
+    return [spec.strip() for spec in str(run.recipe.get("reward", "")).split(",")]
+
+
+def reward_model_settle(run: TrainingRun, rooms: Rooms) -> RewardModelVersion:
+    """Put a reward model in the place of `auto` in a claimed run's rewards, training it first where none holds.
+
+    A stage that an earlier attempt began is gone on with. Raises RunRefused where the reward model ranks held-out
+    feedback no better than a coin, StageStopped where its training was stopped.
+    """
+    found = reward_model_valid(run.agent, run.base_model)
+    if found is None:
+        _stage_train(run, rooms)
+        found = reward_model_champion(run.agent)
+    if found is None or not beats_a_coin(found.ranking):
+        raise RunRefused(_coin(run, found))
+    specs = [f"{MODEL}{found.name}" if spec == AUTO else spec for spec in _specs(run)]
+    run.recipe = {**run.recipe, "reward": ",".join(specs)}
+    said = f"reward auto: {found.name}, which {ranking_words(found.ranking)}"
+    run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), said)))}
+    run.save(update_fields=["recipe", "result"])
+    return found
+
+
+def _stage_train(run: TrainingRun, rooms: Rooms) -> None:
+    stage = stage_begun(run, METHOD)
+    if stage is None:
+        stage = rooms.enter(
+            reward_model_order(run.agent, run.base_model, actor=f"run {run.pk}", stage_of=run.pk)
+        )
+    stage_trained(stage, rooms)
+    version = RewardModelVersion.objects.get(run=stage)
+    if not version.ranking:  # an attempt was killed between the two
+        reward_model_judge(version, actor=f"run {run.pk}")
+    memory_release()  # its weights make room for the policy's
+
+
+def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:
+    """Why there is no reward to learn from, and what to do."""
+    newest = found or RewardModelVersion.objects.filter(agent=run.agent).order_by("-pk").first()
+    said = f"{newest.name} {ranking_words(newest.ranking)}" if newest else "none was trained"
+    return (
+        f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than a coin ({said}; the 95 % "
+        f"interval must lie above 50 %): rate more at /rate/?agent={run.agent}, or learn from the ratings "
+        f"directly with --method auto"
+    )
+
+
+def reward_model_order(
+    agent: str, base_model: str, *, actor: str = "rlhf", stage_of: int | None = None
+) -> TrainOrder:
+    """What trains a reward model for a policy on `base_model`, by the objective that fits the agent's feedback.
+    stage_of: the run that needs it."""
+    chosen = method_chosen(agent, "reward_model")
+    return TrainOrder(
+        agent,
+        chosen.method,
+        base_model=reward_base_model(base_model),
+        knobs=chosen.knobs,
+        why=chosen.why,
+        actor=actor,
+        stage_of=stage_of,
+    )

@@ -1,0 +1,97 @@
+"""The whole loop once, on the bundled base model: simulate, train, judge, register, export, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl.agents import AGENTS
+from rl.evaluation import service as evaluations
+from rl.export import service as exports
+from rl.jobs import train as runs
+from rl.management import simulation
+from rl.serving.base import Ask
+from rl.serving.llama import LlamaPolicy
+
+AGENT = "widgets"
+SCENARIOS = 500
+NOISE = 0.1
+RATERS = 3
+MAX_PAIRS = 1000
+"""As many as the simulated taste needs to be learnt; more would only make people wait."""
+QUANTIZATION = "q4_k_m"
+
+
+class ProgressBar(Protocol):
+    """What a step of the demo reports to: a command's progress bar."""
+
+    def update(self, done: int, total: int, suffix: str = "") -> None: ...
+
+
+def demo(bar: Callable[[str], AbstractContextManager[ProgressBar]], *, seed: int = 0) -> dict[str, Any]:
+    """Turn the ratchet once; `bar(label)` shows the progress of each step. The ratings are SIMULATED."""
+    with bar(f"1/5 {SCENARIOS} scenarios, decided and rated (simulated)") as shown:
+        simulated = simulation.simulate(
+            AGENT,
+            scenarios=SCENARIOS,
+            rated=True,
+            raters=RATERS,
+            noise=NOISE,
+            seed=seed,
+            progress=shown.update,
+        )
+    with bar("2/5 training with DPO") as shown:
+        training = runs.train(
+            runs.TrainOrder(
+                agent=AGENT,
+                config="cpu",
+                base_model="bundled",
+                knobs={"seed": seed},
+                max_samples=MAX_PAIRS,
+                actor="demo",
+            ),
+            shown.update,
+        )
+    if training["status"] != "succeeded":
+        return {"simulation": asdict(simulated), "training": training}
+    with bar("3/5 judging on held-out prompts, against the base") as shown:
+        evaluation = evaluations.evaluate(
+            evaluations.EvaluationOrder(policy=training["policy"], compare_base=True, actor="demo"),
+            shown.update,
+        )
+    with bar(f"4/5 exporting to GGUF, {QUANTIZATION}") as shown:
+        exported = exports.export(
+            exports.ExportOrder(
+                policy=training["policy"], format="gguf", quantization=QUANTIZATION, actor="demo"
+            ),
+            shown.update,
+        )
+    with bar("5/5 answering through llama.cpp") as shown:
+        answer = _answer(Path(exported["files"][0]["path"]))
+        shown.update(1, 1)
+    return {
+        "simulation": asdict(simulated),
+        "training": training,
+        "evaluation": evaluation,
+        "export": exported,
+        "answer": answer,
+    }
+
+
+def _answer(gguf: Path) -> dict[str, Any]:
+    """One scenario nobody rated, answered by the exported file."""
+    agent = AGENTS[AGENT]
+    scenario = agent.scenarios()[-1]
+    with LlamaPolicy(gguf) as policy:
+        answer = policy.answer(Ask(agent.render(scenario.state), agent.max_new_tokens))
+    valid = agent.is_valid(answer.text, scenario.state)
+    return {
+        "state": dict(scenario.state),
+        "response": answer.text,
+        "valid": valid,
+        "liked": valid and agent.hidden_preference(scenario.state, answer.text) >= 0.5,
+        "latency_ms": answer.latency_ms,
+    }

@@ -1,0 +1,42 @@
+"""Agents that an operator defined without code, and those that only their recorded responses describe."""
+
+from __future__ import annotations
+
+from feedback.cache import Remembered
+from feedback.explorer.responses import responses_recorded
+from rl.agents import AGENTS, get_agent
+from rl.agents.base import Agent
+from rl.agents.inferred import agent_inferred
+from rl.models import AgentDefinition
+from rl.models.serving import IN_PROCESS
+
+RESPONSES = 300
+"""Newest recorded responses an agent is inferred from."""
+
+_inferred: Remembered[Agent | None] = Remembered(size=1_000)
+_known: Remembered[dict[str, Agent]] = Remembered(size=1)
+
+
+def agent_defined(slug: str) -> Agent | None:
+    """The agent of that slug, if one was defined; a process may go by what it read for FEEDBACK_REMEMBER_S seconds."""
+    return _known.get("all", _defined).get(slug)
+
+
+def _defined() -> dict[str, Agent]:
+    return {row.slug: row.agent for row in AgentDefinition.objects.all()}
+
+
+def agent_served(slug: str) -> Agent:
+    """The agent as it is judged and served: built in or defined, else as its recorded responses show it (a closed set
+    of answers, or objects of one form), else free text.
+
+    What this machine's own models wrote does not count: a model that rambles must not widen what a valid answer is.
+    """
+    known = get_agent(slug)
+    if slug in AGENTS or agent_defined(slug) is not None:
+        return known
+    return _inferred.get(slug, lambda: _inferred_now(slug)) or known
+
+
+def _inferred_now(slug: str) -> Agent | None:
+    return agent_inferred(slug, responses_recorded(slug, RESPONSES, not_by=IN_PROCESS))

@@ -1,0 +1,160 @@
+"""A champion that turns out worse in use is rolled back: its ratings are compared with its predecessor's.
+
+The gate saw held-out prompts; this sees what people say once it answers. It looks when 20, 40, 80, ... of its decisions
+are rated, once each, and the k-th look spends alpha / (k (k + 1)), which sums to alpha: a champion that is no worse is
+rolled back at most `alpha` of the time over all looks together.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import scipy
+
+from backend.isolation import agent_isolated
+from backend.notifications import notify
+from feedback.selectors import policy_verdicts
+from rl.datasets.feedback_types import rating_value
+from rl.models import Policy, PolicyEvent
+from rl.models.learner_config import learner_settings
+from rl.registry import service as registry
+from rl.registry.gate_evidence import gate_bounds
+
+logger = logging.getLogger("rl.online.champion_monitor")
+
+FIRST_LOOK = 20
+"""Rated decisions at the first look; and the least its predecessor must have."""
+COMPARED = 1000
+"""Newest rated decisions of the predecessor that are compared with."""
+ACTOR = "online learner"
+
+Kind, Stage = PolicyEvent.Kind, Policy.Stage
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at a champion found; means of verdicts in [0, 1] over rated decisions."""
+
+    look: int
+    decisions: int
+    mean: float
+    before: str
+    """The champion before it."""
+    before_decisions: int
+    before_mean: float
+    p: float
+    """Chance of so much lower ratings, or lower, if it is no worse (Welch's t, one-sided)."""
+    alpha: float
+
+    @property
+    def worse(self) -> bool:
+        return self.p <= self.alpha
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.decisions} rated decisions average {self.mean:.3f}, {self.before}'s {self.before_decisions} "
+            f"averaged {self.before_mean:.3f} (p {self.p:.2g}, {self.alpha:.2g} allowed at look {self.look})"
+        )
+
+
+def champions_watch() -> list[str]:
+    """Look at every champion whose time has come, and roll back what is worse. Returns what was done, a line each."""
+    done = []
+    for champion in Policy.objects.filter(stage=Stage.CHAMPION).order_by("agent"):
+        done += agent_isolated("champion watch", champion.agent, partial(_champion_watch, champion))
+    return done
+
+
+def _champion_watch(champion: Policy) -> list[str]:
+    if not learner_settings(champion.agent).auto_rollback:
+        return []
+    look = champion_look(champion)
+    if look is None:
+        return []
+    PolicyEvent.objects.create(
+        policy=champion, kind=Kind.WATCHED, actor=ACTOR, reason=look.words, verdicts=asdict(look)
+    )
+    line = _roll_back(champion, look) if look.worse else ""
+    return [line] if line else []
+
+
+def champion_look(champion: Policy) -> Look | None:
+    """The look that is due; None where too little is rated yet, or nobody stood there before."""
+    promoted = champion.events.filter(to_stage=Stage.CHAMPION).first()
+    if promoted is None or promoted.kind != Kind.PROMOTED:
+        return None  # put back by a rollback: it has proved itself
+    before = (
+        PolicyEvent.objects.filter(
+            policy__agent=champion.agent, kind=Kind.RETIRED, from_stage=Stage.CHAMPION, pk__lt=promoted.pk
+        )
+        .select_related("policy")
+        .first()
+    )
+    if before is None or before.policy.stage != Stage.RETIRED:
+        return None
+    own = _verdicts(champion, promoted)
+    if len(own) < FIRST_LOOK:
+        return None
+    number = int(math.log2(len(own) / FIRST_LOOK)) + 1
+    if champion.events.filter(kind=Kind.WATCHED, pk__gt=promoted.pk, verdicts__look__gte=number).exists():
+        return None
+    own = own[: FIRST_LOOK * 2 ** (number - 1)]
+    others = _verdicts(before.policy)[-COMPARED:]
+    if len(others) < FIRST_LOOK:
+        return None
+    return Look(
+        look=number,
+        decisions=len(own),
+        mean=sum(own) / len(own),
+        before=before.policy.name,
+        before_decisions=len(others),
+        before_mean=sum(others) / len(others),
+        p=worse_by_chance(own, others),
+        alpha=alpha_of_look(gate_bounds(champion.agent).alpha, number),
+    )
+
+
+def alpha_of_look(alpha: float, number: int) -> float:
+    """What the k-th look may spend: 1/2, 1/6, 1/12, ... of alpha. The first looks see few ratings, so less goes to them
+    than to a gate's first attempt."""
+    return alpha / (number * (number + 1))
+
+
+def worse_by_chance(own: Sequence[float], others: Sequence[float]) -> float:
+    """Chance that verdicts are so much lower than others, or lower, if they are no worse: Welch's t, one-sided."""
+    if len({*own}) == len({*others}) == 1:
+        return float(own[0] >= others[0])  # no spread, no t: they are alike, or surely not
+    return float(scipy.stats.ttest_ind(own, others, equal_var=False, alternative="less").pvalue)
+
+
+def _verdicts(policy: Policy, since: PolicyEvent | None = None) -> list[float]:
+    """The mean verdict on each of its rated decisions, in the order in which they were made."""
+    said: dict[object, list[float]] = {}
+    for row in policy_verdicts(policy.agent, policy.name, since.created_at if since else None):
+        value = rating_value(row.thumb, row.stars, row.score)
+        if value is not None:
+            said.setdefault(row.decision, []).append(value)
+    return [sum(values) / len(values) for values in said.values()]
+
+
+def _roll_back(champion: Policy, look: Look) -> str:
+    try:
+        back = registry.policy_rollback(champion.agent, actor=ACTOR, reason=f"{champion.name}: {look.words}")
+    except registry.RegistryRefused as refusal:
+        logger.warning("%s is worse and was not rolled back: %s", champion.name, refusal)
+        return ""
+    said = f"{champion.name} was rolled back to {back.name}: {look.words}"
+    notify(
+        "policy_rolled_back",
+        said,
+        policy=champion.name,
+        agent=champion.agent,
+        stage="retired",
+        reason=look.words,
+    )
+    return said

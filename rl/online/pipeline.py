@@ -1,0 +1,281 @@
+"""What follows a training run: judge, gate, promote, export, deploy, tidy, tell. Each step may be begun again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.db.models import F
+from django.utils import timezone
+
+from backend import next_steps
+from backend.notifications import notify
+from rl.datasets import DatasetRefused
+from rl.datasets.gate_distance import gate_distance
+from rl.evaluation import benchmarks as benchmark_runs
+from rl.evaluation import service as evaluations
+from rl.export import deployment as deploying
+from rl.export import service as exports
+from rl.gates.report import Sheet
+from rl.jobs import train as runs
+from rl.jobs.estimates import order_automatic
+from rl.jobs.lifecycle import pulse
+from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
+from rl.models.learner_config import learner_settings, retrain_knobs
+from rl.models.runs import RunRefused
+from rl.recipes.methods import method_named
+from rl.registry import service as registry
+from rl.registry.gate_evidence import comparison_newest, rival_name
+from rl.registry.model_card import card_write
+from rl.registry.retention import policies_prune
+
+logger = logging.getLogger("rl.online.pipeline")
+
+Progress = Callable[[int, int, str], None]
+FollowUp = TrainingRun.FollowUp
+ACTOR = "pipeline"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be done with a policy that passes."""
+
+    gate: str = "champion"
+    export: bool = True
+    deploy: bool = False
+    quantization: str = "q4_k_m"
+
+    @classmethod
+    def of(cls, wanted: LearnerSettings) -> Wishes:
+        return cls(
+            gate=wanted.gate, export=wanted.auto_export or wanted.auto_deploy, deploy=wanted.auto_deploy
+        )
+
+
+@dataclass
+class Outcome:
+    """What became of a policy."""
+
+    policy: str
+    stage: str = ""
+    passed: bool = False
+    reason: str = ""
+    sheet: dict[str, Any] = field(default_factory=dict)
+    exported: list[str] = field(default_factory=list)
+    deployed: str = ""
+    pruned: list[str] = field(default_factory=list)
+    next_step: str = ""
+    """What a person does now, as a command or an address."""
+
+
+def run_follow(run_id: int, progress: Progress | None = None) -> Outcome:
+    """Take a successful run to its end, by its agent's settings. A second call goes on where a killed one stopped.
+
+    Raises RunRefused where the run has no policy, and whatever a step raises; the run is then begun again by the clock.
+    """
+    run = TrainingRun.objects.filter(pk=run_id).first()
+    policy = Policy.objects.filter(run_id=run_id).first()
+    if run is None or policy is None:
+        raise RunRefused(f"run {run_id} brought no policy: {run.status if run else 'there is no such run'}")
+    TrainingRun.objects.filter(pk=run.pk).update(follow_ups=F("follow_ups") + 1, heartbeat_at=timezone.now())
+    with pulse(run):
+        outcome = policy_follow(policy, Wishes.of(learner_settings(policy.agent)), progress)
+    TrainingRun.objects.filter(pk=run.pk, follow_up=FollowUp.WANTED).update(follow_up=FollowUp.DONE)
+    return outcome
+
+
+def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = None) -> Outcome:
+    """Judge a candidate against whom it must beat, and act on the verdict."""
+    outcome = Outcome(policy.name)
+    to = wishes.gate if wishes.gate != LearnerSettings.Gate.NONE else "champion"
+    sheet = _judged(policy, to, outcome, progress)
+    if sheet is not None:
+        outcome.passed, outcome.reason, outcome.sheet = sheet.passed, sheet.reason, sheet.as_dict()
+        _act(policy, sheet, wishes, outcome, progress)
+    policy.refresh_from_db()
+    outcome.stage = str(policy.stage)
+    if outcome.passed and wishes.export:
+        outcome.exported = _exported(policy, wishes, progress)
+    if outcome.passed and wishes.deploy and policy.stage == Policy.Stage.CHAMPION:
+        _deployed(policy, outcome)
+    card_write(policy)
+    outcome.pruned = [gone.name for gone in policies_prune(policy.agent, actor=ACTOR)]
+    outcome.next_step = _next_step(policy, outcome)
+    _tell(policy, outcome)
+    return outcome
+
+
+@dataclass
+class TrainingPipeline:
+    """The whole way from an agent's feedback to a policy that answers, in this process.
+
+    `TrainingPipeline("support-bot", method="rlhf").run_full_pipeline()` trains, judges, gates, exports and deploys by
+    the agent's learner settings. `method` is that of `run_pipeline --method`; an empty `base_model` is the one settings
+    name. Raises what refuses (DatasetRefused, RecipeError, RunRefused, TrainingRefused) or fails.
+    """
+
+    agent: str
+    base_model: str | None = None
+    method: str = "auto"
+    config: str | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
+    actor: str = "run_pipeline"
+
+    def run_full_pipeline(self, progress: Progress | None = None) -> Outcome:
+        """Train, then everything that follows. A run that was stopped is resumed with `train_<method> --resume`."""
+        trained = self.train(progress)
+        if trained["status"] != "succeeded":
+            raise RunRefused(f"run {trained['run']} was {trained['status']}; resume it")
+        return self.follow(trained, progress)
+
+    def train(self, progress: Progress | None = None) -> dict[str, Any]:
+        """The training report, as the training commands print it with --json."""
+        order = order_automatic(
+            self.agent,
+            self.method,
+            knobs=self.knobs,
+            rewards=False,
+            config=self.config,
+            base_model=self.base_model,
+            actor=self.actor,
+        )
+        if not method_named(order.method).policy:
+            raise RunRefused(f"{order.method} makes no policy; train it with: manage.py train_{order.method}")
+        order.knobs.update({**retrain_knobs(learner_settings(self.agent), order.method), **order.knobs})
+        return runs.train(order, progress)
+
+    def follow(self, trained: dict[str, Any], progress: Progress | None = None) -> Outcome:
+        """Judge, gate, export and deploy what a training made."""
+        policy = Policy.objects.get(name=trained["policy"])
+        return policy_follow(policy, Wishes.of(learner_settings(self.agent)), progress)
+
+
+def _next_step(policy: Policy, outcome: Outcome) -> str:
+    stage = str(policy.stage)
+    if stage == Policy.Stage.CHAMPION:
+        return next_steps.after_promotion(policy.name, policy.agent, policy.kind)
+    if stage == Policy.Stage.CHALLENGER:
+        return next_steps.after_challenge(policy.name, policy.agent)
+    if outcome.passed:
+        return next_steps.after_gate_opens(policy.name)
+    if stage == Policy.Stage.REJECTED:
+        return next_steps.after_harm(policy.name, policy.agent, outcome.reason)
+    return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
+
+
+def _judged(policy: Policy, to: str, outcome: Outcome, progress: Progress | None) -> Sheet | None:
+    """The gate's sheet, by a comparison made now unless a killed attempt made it, and by the benchmarks that the gate
+    lists, likewise; None where nothing can be judged."""
+    if policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).exists():
+        promoted = policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).latest("pk")
+        outcome.passed, outcome.sheet = True, promoted.verdicts
+        return None
+    rival = rival_name(policy)
+    if comparison_newest(policy) is None:
+        order = evaluations.EvaluationOrder(
+            policy=policy.name,
+            compare=None if rival == "base" else rival,
+            compare_base=rival == "base",
+            actor=ACTOR,
+        )
+        try:
+            evaluations.evaluate(order, progress)
+        except (evaluations.EvaluationRefused, DatasetRefused) as refusal:
+            outcome.reason = str(refusal)
+            PolicyEvent.objects.create(
+                policy=policy, kind=PolicyEvent.Kind.GATED, actor=ACTOR, reason=outcome.reason
+            )
+            return None
+        policy.refresh_from_db()
+    for fault in benchmark_runs.benchmarks_listed_run(policy, actor=ACTOR, progress=progress):
+        logger.warning("%s: a benchmark that the gate lists was not run: %s", policy.name, fault)
+    return registry.policy_gated(policy, to, actor=ACTOR)
+
+
+def _act(policy: Policy, sheet: Sheet, wishes: Wishes, outcome: Outcome, progress: Progress | None) -> None:
+    """Promote what passed; reject what harms; what lacks evidence alone stays a candidate."""
+    try:
+        if sheet.passed and wishes.gate != LearnerSettings.Gate.NONE:
+            _serving_file(policy, progress)
+            registry.policy_promote(policy, wishes.gate, actor=ACTOR, reason="passed the gate")
+        elif not sheet.passed and sheet.harmful:
+            registry.policy_reject(policy, actor=ACTOR, reason=sheet.reason)
+    except registry.RegistryRefused as refusal:
+        # somebody moved it, or another policy, a moment ago: theirs stands
+        outcome.reason, outcome.passed = str(refusal), False
+
+
+def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list[str]:
+    """The GGUF files of a policy, made where there are none yet: as a whole for others, as an adapter for serving. Of a
+    linear policy its own file, from which it is served as it is."""
+    if policy.kind == Policy.Kind.LINEAR:
+        own = policy.artifacts.filter(format="linear")
+        if not own.exists():
+            exports.export(exports.ExportOrder(policy=policy.name, actor=ACTOR), progress)
+        return [artifact.path for artifact in own]
+    whole = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
+    if not whole.exists():
+        order = exports.ExportOrder(
+            policy=policy.name, format="gguf", quantization=wishes.quantization, actor=ACTOR
+        )
+        exports.export(order, progress)
+    _serving_file(policy, progress)
+    adapters = policy.artifacts.filter(format="gguf-lora", quantization="")
+    return [artifact.path for artifact in (*whole, *adapters)]
+
+
+def _serving_file(policy: Policy, progress: Progress | None) -> None:
+    """Write the adapter a policy is served from, in this process, which may load torch: a promotion finds it there."""
+    if policy.kind == Policy.Kind.LINEAR or policy.artifacts.filter(format="gguf-lora").exists():
+        return
+    try:
+        exports.export(exports.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR), progress)
+    except ValueError as refusal:
+        # no LoRA pairs, or a family without a converter: the whole file serves instead
+        logger.warning("%s has no adapter file to serve: %s", policy.name, refusal)
+
+
+def _deployed(policy: Policy, outcome: Outcome) -> None:
+    """Deploy to Ollama where OLLAMA_HOST names a server, in process elsewhere. A server that is away undoes nothing."""
+    try:
+        outcome.deployed = policy_deploy(policy, actor=ACTOR, to_ollama=bool(settings.OLLAMA_HOST))
+    except ValueError as refusal:
+        logger.warning("%s is not deployed: %s", policy.name, refusal)
+        outcome.deployed = f"not deployed: {refusal}"
+
+
+def policy_deploy(
+    policy: Policy, *, actor: str, to_ollama: bool = False, progress: Progress | None = None
+) -> str:
+    """Make a policy answer; returns where.
+
+    In process a champion does so by being champion, once its GGUF adapter is there: what serves an agent asks the
+    registry each time. In Ollama its GGUF file becomes a model, and the alias apps ask for points to it. Raises the
+    export room's ExportRefused where Ollama is away or refuses.
+    """
+    where = "in process"
+    if to_ollama and policy.kind != Policy.Kind.LINEAR:
+        made = deploying.policy_register(policy, promote=True, actor=actor, progress=progress)
+        where = f"ollama {made['host']} as {made['name']}, {made['alias']}"
+    PolicyEvent.objects.create(policy=policy, kind=PolicyEvent.Kind.DEPLOYED, actor=actor, reason=where)
+    return where
+
+
+def _tell(policy: Policy, outcome: Outcome) -> None:
+    said = (
+        f"{policy.name} is {policy.stage}"
+        if outcome.passed
+        else f"{policy.name} was refused: {outcome.reason}"
+    )
+    logger.info("%s", said)
+    notify(
+        "policy_promoted" if outcome.passed else "policy_refused",
+        said,
+        policy=policy.name,
+        agent=policy.agent,
+        stage=str(policy.stage),
+        reason=outcome.reason,
+    )

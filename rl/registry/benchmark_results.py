@@ -1,0 +1,96 @@
+"""Benchmark results of policies, read: the newest of each task, as pages, cards and REST show them and a gate asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rl.gates.report import BenchmarkCases, Case
+from rl.models import BenchmarkResult, Policy
+from rl.recipes.benchmark_tasks import BUNDLED, HUB, TaskRefused, task_folder
+
+LINEAR = "a linear policy has no language model, so benchmarks of language models do not apply to it"
+
+
+def benchmarks_newest(policy: Policy, tasks: Sequence[str] | None = None) -> list[BenchmarkResult]:
+    """The newest result of each task (of these tasks), in the order of their names; their items are left out unless
+    tasks are named."""
+    rows = policy.benchmarks.order_by("-pk")
+    rows = rows.defer("items") if tasks is None else rows.filter(task__in=tasks)
+    newest: dict[str, BenchmarkResult] = {}
+    for row in rows:
+        newest.setdefault(row.task, row)
+    return [newest[task] for task in sorted(newest)]
+
+
+def benchmark_stale(result: BenchmarkResult) -> str:
+    """Reason that a result is of another state of its task than the files have now; empty where it is not. A task of
+    the hub is known by its version alone, which the result has."""
+    if result.source == HUB:
+        return ""
+    try:
+        task = task_folder(result.task if result.source == BUNDLED else result.source)
+    except TaskRefused as refusal:
+        return str(refusal)
+    if task is None:
+        return f"{result.task} does not come with this version any more"
+    if task.sha256 != result.task_sha256:
+        return f"{result.task} has changed since it was run ({result.created_at:%Y-%m-%d %H:%M} UTC)"
+    return ""
+
+
+def benchmark_command(policy: Policy, task: str, source: str = BUNDLED) -> str:
+    """The command that runs a task for a policy."""
+    spec = task if source in (BUNDLED, HUB) else source
+    hub = " --hub" if source == HUB else ""
+    return f"python manage.py benchmark_model --policy {policy.name} --tasks {spec}{hub}"
+
+
+def gate_benchmarks(policy: Policy, tasks: Sequence[str]) -> dict[str, Any]:
+    """Fields of `rl.gates.report.Evidence` on benchmarks: the cases of each listed task, or why they do not count."""
+    if policy.kind == Policy.Kind.LINEAR:
+        return {"no_benchmarks": LINEAR}
+    newest = {row.task: row for row in benchmarks_newest(policy, tasks)}
+    found: dict[str, BenchmarkCases] = {}
+    for task in tasks:
+        row = newest.get(task)
+        if row is None:
+            fault = f"{task} was not run: run `{benchmark_command(policy, task)}`"
+            found[task] = BenchmarkCases(fault=fault)
+        elif stale := benchmark_stale(row):
+            fault = f"{stale}: run `{benchmark_command(policy, task, row.source)}`"
+            found[task] = BenchmarkCases(fault=fault)
+        else:
+            pairs = zip(row.items["own"], row.items["base"], strict=True)
+            found[task] = BenchmarkCases(row.metric, [Case(own, base) for own, base in pairs])
+    return {"benchmarks": found}
+
+
+def benchmark_shown(result: BenchmarkResult) -> dict[str, Any]:
+    """A result as REST, `--json` and cards say it, without its items."""
+    return {
+        "task": result.task,
+        "version": result.task_version,
+        "sha256": result.task_sha256,
+        "source": result.source if result.source in (BUNDLED, HUB) else "folder",
+        "harness": result.harness,
+        "metric": result.metric,
+        "fewshot": result.fewshot,
+        "chat_template": result.chat_template,
+        "limit": result.items_limit,
+        "n": result.n,
+        **result.figures,
+        "stale": benchmark_stale(result),
+        "seconds": round(result.seconds, 1),
+        "created_at": result.created_at.isoformat(),
+    }
+
+
+def benchmark_words(result: BenchmarkResult) -> str:
+    """A result in one sentence."""
+    own, base, difference = (result.figures[part] for part in ("own", "base", "difference"))
+    return (
+        f"{result.task} ({result.metric}): {100 * own['value']:.1f} % ± {100 * own['stderr']:.1f}, base "
+        f"{100 * base['value']:.1f} % ± {100 * base['stderr']:.1f}; {100 * difference['value']:+.1f} points "
+        f"[{100 * difference['low']:+.1f}, {100 * difference['high']:+.1f}] on the same {result.n} items"
+    )

@@ -1,0 +1,104 @@
+"""From a stored evaluation to the gate's verdict sheet: the evidence, the agent's bounds, which attempt it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rl.gates.effects import effect_of, items_of, lead_of
+from rl.gates.report import Answered, Case, Evidence, GateBounds, Golden, Sheet
+from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
+from rl.models import Evaluation, GateSettings, Policy
+from rl.registry.benchmark_results import gate_benchmarks
+from rl.registry.looks import attempt_of
+from rl.statistics import Difference
+
+
+def gate_bounds(agent: str) -> GateBounds:
+    """The bounds an operator set for the agent, or the defaults. Raises GateError for one outside its range."""
+    row = GateSettings.objects.filter(agent=agent).first()
+    return row.bounds if row else GateBounds()
+
+
+def policy_judge(policy: Policy, to: str = CHAMPION) -> Sheet | None:
+    """The gate's sheet by the policy's newest comparison with what it must beat; None where there is none.
+
+    What it must beat is the agent's champion, or the base model where there is none.
+    """
+    evaluation = comparison_newest(policy)
+    if evaluation is None:
+        return None
+    bounds = gate_bounds(policy.agent)
+    evidence = evidence_of(evaluation)
+    if listed := bounds.benchmark_bounds:
+        evidence = dataclasses.replace(evidence, **gate_benchmarks(policy, list(listed)))
+    return gate_judge(evidence, bounds, to)
+
+
+def rival_name(policy: Policy) -> str:
+    """Whom a policy must beat: the champion's name, or `base`."""
+    champion = Policy.objects.filter(agent=policy.agent, stage=Policy.Stage.CHAMPION).first()
+    return champion.name if champion is not None and champion.pk != policy.pk else "base"
+
+
+def comparison_newest(policy: Policy) -> Evaluation | None:
+    """The newest evaluation on the holdout against whom it must beat."""
+    return (
+        policy.evaluations.filter(split="holdout", against=rival_name(policy))
+        .select_related("snapshot", "policy")
+        .order_by("-pk")
+        .first()
+    )
+
+
+def evidence_of(evaluation: Evaluation) -> Evidence:
+    """What the gate's rules are asked about, out of the stored evaluation."""
+    stored = evaluation.evidence
+    off_policy = stored.get("off_policy")
+    return Evidence(
+        against=evaluation.against,
+        cases=[item for item in items_of(stored.get("cases", ())) if isinstance(item, Case)],
+        others={kind: items_of(items) for kind, items in stored.get("others", {}).items()},
+        barred=stored.get("barred", {}),
+        answered=[
+            Answered(
+                one["valid"],
+                one["other_valid"],
+                one["reward"],
+                one["other_reward"],
+                len(one["answer"]),
+                len(one["other_answer"]),
+                one.get("judged", True),
+                one.get("loops", False),
+                one.get("written_valid"),
+                one.get("other_written_valid"),
+            )
+            for one in stored.get("answers", ())
+        ],
+        kl=stored.get("kl"),
+        written_gain=Difference(**gain) if (gain := stored.get("written_gain")) else None,
+        good_chars=(good["value"], good["n"]) if (good := stored.get("good_chars")) else None,
+        golden=[Golden(**case) for case in stored.get("golden", ())],
+        off_policy=Difference(**off_policy) if off_policy else None,
+        attempt=attempt_of(evaluation),
+    )
+
+
+def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
+    """What a policy is ahead by in the evidence that leads, with the interval whose lower end the gate asks about.
+
+    {"value", "low", "high", "unit", "kind", "confidence", "attempt"}; None where both sides were not judged. Pages,
+    cards and commands show this one, so that there is one lower bound.
+    """
+    evidence, bounds = evidence_of(evaluation), gate_bounds(evaluation.agent)
+    lead = lead_of(evidence, bounds)
+    effect = effect_of(lead, evidence.items(lead))
+    if effect is None:
+        return None
+    return {
+        **gate_interval(effect, evidence, bounds).as_dict(),
+        "unit": effect.unit,
+        "kind": lead,
+        "confidence": 1 - 2 * alpha_of_attempt(bounds.alpha, evidence.attempt),
+        "attempt": evidence.attempt,
+    }

@@ -1,0 +1,198 @@
+"""Damage to what policies are made of: found by comparing files with the sums recorded for them, named, and told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from backend import notifications as notices
+from rl.bundled import BUNDLED_MODEL as BUNDLED
+from rl.bundled import FORMER_MODELS
+from rl.checksums import FileDamaged, file_check, is_sum, sums_check
+from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
+from rl.models import Policy, RewardModelVersion, Snapshot
+from rl.models.policies import PolicyEvent
+
+logger = logging.getLogger("rl.registry.integrity")
+
+WEIGHTS = "adapter_model.safetensors"
+"""Of an adapter, and of a reward model."""
+RESTORE = "restore it from a backup"
+
+_told: set[str] = set()
+_telling = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One file or folder that was compared with what was recorded of it."""
+
+    what: str
+    """Whose it is: `policy widgets-v3`, `snapshot 7`."""
+    kind: str
+    """adapter, export, snapshot, reward model or base model."""
+    path: str
+    state: str
+    """whole, damaged, missing, or unrecorded where no sum was kept of it."""
+    expected: str = ""
+    found: str = ""
+    remedy: str = ""
+
+    @property
+    def sound(self) -> bool:
+        return self.state in ("whole", "unrecorded")
+
+
+def weights_name(kind: str) -> str:
+    """Name of the file of weights in the folder of a policy of this kind, whose sum the registry has."""
+    return LINEAR_WEIGHTS if kind == Policy.Kind.LINEAR else WEIGHTS
+
+
+def adapter_folder(policy: Policy) -> Path:
+    """The folder of a policy's adapter, every file of it as it was registered. Raises FileDamaged, and tells of it."""
+    folder = settings.RATCHET_HOME / policy.adapter_path
+    if folder.is_dir():  # one that is gone is refused by whoever opens it, in the words of that place
+        try:
+            adapter_check(policy, folder)
+        except FileDamaged as damage:
+            damage_tell(damage, f"policy {policy.name}")
+            raise
+    return Path(folder)
+
+
+def adapter_check(policy: Policy, folder: Path) -> None:
+    """Raise FileDamaged where a file of the adapter is not what was registered."""
+    remedy = adapter_remedy(policy)
+    file_check(folder / weights_name(policy.kind), policy.adapter_sha256, remedy)
+    sums_check(folder, remedy)
+
+
+def adapter_remedy(policy: Policy) -> str:
+    """What to do about a damaged adapter."""
+    back = f", or roll back: policy rollback {policy.agent}" if policy.stage == Policy.Stage.CHAMPION else ""
+    again = f"train it again from run {policy.run_id}" if policy.run_id else "train it again"
+    return f"{RESTORE}, {again}{back}"
+
+
+def damage_tell(damage: FileDamaged, whose: str) -> None:
+    """Log a damaged file and send a notice, once per process and state of the file; nobody waits for it."""
+    facts = {"path": str(damage.path), "expected": damage.expected, "found": damage.found}
+    _tell(f"{damage.path}:{damage.found}", "artifact_damaged", f"{whose}: {damage}", **facts)
+
+
+def stand_in_tell(agent: str, intended: str, answered: str) -> None:
+    """Log who answers in place of a damaged policy and send a notice, once per process and pair of them."""
+    text = (
+        f"{agent}: {intended} is damaged and does not answer; {answered} answers in its place until its file is "
+        f"whole again: python manage.py policy verify {intended}"
+    )
+    facts = {"agent": agent, "intended": intended, "answered": answered}
+    _tell(f"{agent}:{intended}:{answered}", "damaged_policy_replaced", text, **facts)
+
+
+def _tell(key: str, event: str, text: str, **facts: str) -> None:
+    with _telling:
+        if key in _told:
+            return
+        _told.add(key)
+    logger.error(text)
+    send = partial(notices.notify, event, text, **facts)
+    threading.Thread(target=send, name="ratchet-notice", daemon=True).start()
+
+
+def verify(policies: Iterable[Policy] | None = None) -> dict[str, Any]:
+    """Compare files with their recorded sums: of these policies, or of all there is with snapshots, reward models and
+    base models. Damage is told of. Returns {checked, damaged, missing, unrecorded, findings}, sound ones left out."""
+    rows = list(_findings(policies))
+    states = [row.state for row in rows]
+    return {
+        "checked": len(rows),
+        **{state: states.count(state) for state in ("whole", "damaged", "missing", "unrecorded")},
+        "findings": [asdict(row) for row in rows if not row.sound],
+    }
+
+
+def _findings(policies: Iterable[Policy] | None) -> Iterator[Finding]:
+    named = policies is not None
+    for policy in Policy.objects.order_by("pk") if policies is None else policies:
+        yield from _of_policy(policy)
+    if named:
+        return
+    for snapshot in Snapshot.objects.order_by("pk"):
+        path = settings.RATCHET_HOME / snapshot.path
+        yield _finding(
+            f"snapshot {snapshot.pk}",
+            "snapshot",
+            path,
+            snapshot.sha256,
+            f"{RESTORE}, or prepare a new dataset",
+        )
+    for version in RewardModelVersion.objects.order_by("pk"):
+        folder = settings.RATCHET_HOME / version.path
+        yield _finding(
+            version.name, "reward model", folder / WEIGHTS, version.sha256, f"{RESTORE}, or train it again"
+        )
+    yield _folder_finding(
+        "the bundled base model", BUNDLED, "check it out again: git checkout rl/bundled_model"
+    )
+    for folder in sorted(FORMER_MODELS.glob("*")):
+        yield _folder_finding(
+            f"the former base model {folder.name}",
+            folder,
+            "check it out again: git checkout rl/former_models",
+        )
+    for folder in sorted((settings.RATCHET_HOME / "exports" / "bases").glob("*")):
+        yield _folder_finding(
+            f"base {folder.name[:20]}", folder, "remove the file: it is made again when it is needed"
+        )
+
+
+def _of_policy(policy: Policy) -> Iterator[Finding]:
+    if policy.events.filter(kind=PolicyEvent.Kind.PRUNED).exists():
+        return  # its files were removed on purpose
+    folder = settings.RATCHET_HOME / policy.adapter_path
+    whose = f"policy {policy.name}"
+    weights = folder / weights_name(policy.kind)
+    yield _finding(whose, "adapter", weights, policy.adapter_sha256, adapter_remedy(policy))
+    rest = _folder_finding(whose, folder, adapter_remedy(policy))
+    if not rest.sound and rest.path != str(weights):
+        yield rest
+    for artifact in policy.artifacts.order_by("pk"):
+        again = f"export it again: export_model --policy {policy.name} --format {artifact.format}"
+        yield _finding(whose, "export", settings.RATCHET_HOME / artifact.path, artifact.sha256, again)
+
+
+def _finding(what: str, kind: str, path: Path, expected: str, remedy: str) -> Finding:
+    if path.exists() and not is_sum(expected):
+        return Finding(what, kind, str(path), "unrecorded")
+    try:
+        file_check(path, expected if is_sum(expected) else "0" * 64, remedy)
+    except FileDamaged as damage:
+        return _damaged(what, kind, damage)
+    except OSError as error:
+        return Finding(what, kind, str(path), "damaged", expected, error.strerror or str(error), remedy)
+    return Finding(what, kind, str(path), "whole")
+
+
+def _folder_finding(what: str, folder: Path, remedy: str) -> Finding:
+    kind = "base model" if "base" in what else "adapter"
+    try:
+        count = sums_check(folder, remedy)
+    except FileDamaged as damage:
+        return _damaged(what, kind, damage)
+    except OSError as error:
+        return Finding(what, kind, str(folder), "damaged", "", error.strerror or str(error), remedy)
+    return Finding(what, kind, str(folder), "whole" if count else "unrecorded")
+
+
+def _damaged(what: str, kind: str, damage: FileDamaged) -> Finding:
+    damage_tell(damage, what)
+    state = "damaged" if damage.found else "missing"
+    return Finding(what, kind, str(damage.path), state, damage.expected, damage.found, damage.remedy)

@@ -1,0 +1,359 @@
+"""The registry of policies: register, move between stages, keep every step of their history."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+
+from rl.gates.headlines import baseline_words, headline, known_answer_of, liked_of
+from rl.gates.report import Sheet
+from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
+from rl.registry.gate_evidence import gate_difference, policy_judge, rival_name
+from rl.registry.signals import PreparationRefused, policy_promoting
+
+logger = logging.getLogger("rl.registry.service")
+
+Stage = Policy.Stage
+Kind = PolicyEvent.Kind
+
+
+class RegistryRefused(ValueError):
+    """A move the registry does not allow; the message says from where to where, and why not."""
+
+
+MOVES: dict[str, tuple[str, ...]] = {
+    Stage.CANDIDATE: (Stage.CHALLENGER, Stage.CHAMPION, Stage.REJECTED, Stage.RETIRED),
+    Stage.CHALLENGER: (Stage.CHAMPION, Stage.REJECTED, Stage.RETIRED),
+    Stage.CHAMPION: (Stage.RETIRED,),
+    Stage.RETIRED: (Stage.CHAMPION,),
+    Stage.REJECTED: (),
+}
+"""Stage -> the stages a policy may move to from there. Rejected is the end: a better one is a new policy."""
+
+
+def home_path(path: str | Path) -> Path:
+    """Where a stored path lies: relative ones are inside RATCHET_HOME."""
+    return settings.RATCHET_HOME / path
+
+
+def home_relative(path: str | Path) -> str:
+    """The path as it is stored: relative where inside RATCHET_HOME, so that the folder can be moved."""
+    resolved = Path(path).resolve()
+    return str(
+        resolved.relative_to(settings.RATCHET_HOME)
+        if resolved.is_relative_to(settings.RATCHET_HOME)
+        else resolved
+    )
+
+
+def policy_name_next(agent: str, feedback_count: int) -> str:
+    """`<agent>-v<feedback count>`, with .2, .3, ... where the same feedback trained a policy before."""
+    name = f"{agent}-v{feedback_count}"
+    taken = set(Policy.objects.filter(name__startswith=name).values_list("name", flat=True))
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}.{number}"
+    return candidate
+
+
+def champion_of(agent: str) -> Policy | None:
+    return Policy.objects.filter(agent=agent, stage=Stage.CHAMPION).first()
+
+
+def champions_before(agent: str, most: int = 1) -> list[Policy]:
+    """Up to `most` retired policies that a newer champion replaced, the last one first. One that was rolled back from
+    is none of them."""
+    events = PolicyEvent.objects.filter(
+        policy__agent=agent,
+        policy__stage=Stage.RETIRED,
+        from_stage=Stage.CHAMPION,
+        to_stage=Stage.RETIRED,
+        kind=Kind.RETIRED,
+    )
+    newest = events.order_by("-id").select_related("policy")
+    # a policy that was champion twice has two such events
+    return list({event.policy_id: event.policy for event in newest[: 2 * most]}.values())[:most]
+
+
+def policy_get(name: str) -> Policy:
+    """The policy of that name. Raises RegistryRefused, naming those there are."""
+    policy = Policy.objects.filter(name=name).first()
+    if policy is None:
+        names = list(Policy.objects.order_by("-id").values_list("name", flat=True)[:5])
+        there = (
+            f"there are {', '.join(names)}"
+            if names
+            else "there are none yet: train one with `manage.py train_dpo`"
+        )
+        raise RegistryRefused(f"no policy is named {name!r}; {there}")
+    return policy
+
+
+def policies_begun(policy: Policy) -> list[Policy]:
+    """The policies whose weights a policy's training began with, the nearest first; none for one from the base."""
+    found: list[Policy] = []
+    while policy.run is not None:
+        begun = Policy.objects.filter(name=policy.run.recipe.get("start_from", "")).first()
+        if begun is None or begun in found:
+            break
+        found.append(begun)
+        policy = begun
+    return found
+
+
+def policy_register(
+    run: TrainingRun,
+    *,
+    name: str,
+    adapter: Path,
+    adapter_sha256: str,
+    feedback_count: int,
+    actor: str,
+    kind: str = Policy.Kind.ADAPTER,
+) -> Policy:
+    """Enter a finished run's adapter as a candidate: a child of the policy whose weights it began with, else of the
+    agent's champion, which it set out to beat."""
+    begun = Policy.objects.filter(name=run.recipe.get("start_from", "")).first()
+    with transaction.atomic():
+        policy = Policy.objects.create(
+            name=name,
+            kind=kind,
+            agent=run.agent,
+            parent=begun or champion_of(run.agent),
+            run=run,
+            base_model=run.base_model,
+            base_model_hash=run.base_model_hash,
+            adapter_path=home_relative(adapter),
+            adapter_sha256=adapter_sha256,
+            feedback_count=feedback_count,
+        )
+        PolicyEvent.objects.create(
+            policy=policy,
+            kind=Kind.REGISTERED,
+            to_stage=policy.stage,
+            actor=actor,
+            reason=f"trained by run {run.pk}",
+        )
+    return policy
+
+
+def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> None:
+    """Put an evaluation's figures on its policy."""
+    figures = evaluation.figures
+    names = ("preference_accuracy", "valid_rate", "average_reward", "reward_std", "rewards_known")
+    summary = {key: figures.get(key) for key in names}
+    if (liked := liked_of(figures)) is not None:
+        summary["liked"] = liked
+    if (known := known_answer_of(figures)) is not None:
+        summary["known_answer"] = known
+    if (leading := headline(figures)) is not None:
+        summary["headline"] = leading
+        # a figure of its own name, so that it can be followed over versions
+        summary[leading["kind"]] = {part: leading.get(part) for part in ("value", "low", "high", "n")}
+    if clusters := figures.get("clusters"):
+        # without the examples: whoever erases a unit's words finds them in the evaluation alone
+        summary["clusters"] = {name: count for name, count in clusters.items() if name != "largest"}
+    if baseline := baseline_words(figures):
+        summary["baseline"] = {"words": baseline, "headline": headline(figures["baseline"])}
+    if comparison := figures.get("comparison"):
+        summary["against"] = comparison["against"]
+        summary["against_preference_accuracy"] = comparison.get("preference_accuracy")
+        summary["difference"] = gate_difference(evaluation) or comparison["difference"]
+        summary["p_value"] = comparison["p_value"]
+    with transaction.atomic():
+        Policy.objects.filter(pk=policy.pk).update(metrics=summary)
+        PolicyEvent.objects.create(
+            policy=policy, kind=Kind.EVALUATED, actor=actor, verdicts={"evaluation": evaluation.pk, **summary}
+        )
+
+
+def artifact_register(policy: Policy, *, actor: str, **facts: Any) -> Artifact:
+    """Note an exported file; exporting again to the same place replaces the note, as it replaced the file."""
+    with transaction.atomic():
+        artifact, _ = Artifact.objects.update_or_create(policy=policy, path=facts.pop("path"), defaults=facts)
+        PolicyEvent.objects.create(
+            policy=policy,
+            kind=Kind.EXPORTED,
+            actor=actor,
+            reason=f"{artifact.format} {artifact.quantization}".strip(),
+            verdicts={"path": artifact.path, "sha256": artifact.sha256, "bytes": artifact.bytes},
+        )
+    return artifact
+
+
+def policy_promote(
+    policy: Policy,
+    to: str = Stage.CHAMPION,
+    *,
+    actor: str,
+    reason: str = "",
+    force: bool = False,
+    live: Mapping[str, Any] | None = None,
+) -> Policy:
+    """Move a policy up to challenger or champion; a champion it replaces is retired in the same transaction.
+
+    Only turns one way: the agent's gate must open, by the newest evaluation against the champion (the base model where
+    there is none). `force` with a reason goes past it, and stays on record for ever. The event keeps the verdict sheet
+    either way. live: figures of an experiment that showed it to be better with users; the gate is then asked, as for a
+    challenger, whether it is not worse. The files it is served from are written first (`policy_prepare`), so that who
+    is told of the promotion can ask it. Raises RegistryRefused.
+    """
+    if to not in (Stage.CHALLENGER, Stage.CHAMPION):
+        raise RegistryRefused(f"{policy.name} can be promoted to challenger or champion, not to {to!r}")
+    if force and not reason.strip():
+        raise RegistryRefused("a forced promotion needs a reason; it is kept on record")
+    sheet = policy_judge(policy, to if live is None else Stage.CHALLENGER)
+    if not force and (fault := _gate_fault(policy, sheet)):
+        raise RegistryRefused(
+            f"{policy.name} stays {policy.stage}: {fault}, or promote it by force with a reason"
+        )
+    if to in MOVES[policy.stage]:
+        _prepare(policy, force=force)
+    return _move(
+        policy, to, kind=Kind.PROMOTED, actor=actor, reason=reason, forced=force,
+        verdicts={**(sheet.as_dict() if sheet else {}), **({"live": dict(live)} if live is not None else {})},
+    )  # fmt: skip
+
+
+def _prepare(policy: Policy, *, force: bool) -> None:
+    """Have what serves a policy ready. Raises RegistryRefused where nothing could answer for it, unless forced."""
+    try:
+        policy_promoting.send(sender=Policy, policy=policy)
+    except PreparationRefused as refusal:
+        if not force:
+            raise RegistryRefused(f"{policy.name} stays {policy.stage}: {refusal}") from refusal
+        logger.warning("%s is promoted by force although it cannot be served: %s", policy.name, refusal)
+
+
+def _gate_fault(policy: Policy, sheet: Sheet | None) -> str:
+    """Why the gate does not open, as words; empty where it does."""
+    if sheet is not None:
+        return sheet.reason
+    rival = rival_name(policy)
+    option = "--compare-base" if rival == "base" else f"--compare {rival}"
+    newest = policy.metrics.get("against")
+    found = (
+        f"its newest evaluation is against {newest}, not {rival}"
+        if newest
+        else "no comparison shows that it is better"
+    )
+    return f"{found}; run `manage.py evaluate_model --policy {policy.name} {option}`"
+
+
+def policy_gated(policy: Policy, to: str, *, actor: str) -> Sheet:
+    """Ask the gate and put its sheet on the policy's record, whatever it says. Raises RegistryRefused without a
+    comparison to judge by."""
+    sheet = policy_judge(policy, to)
+    if sheet is None:
+        raise RegistryRefused(f"{policy.name}: {_gate_fault(policy, None)}")
+    PolicyEvent.objects.create(
+        policy=policy, kind=Kind.GATED, actor=actor, reason=sheet.reason, verdicts=sheet.as_dict()
+    )
+    return sheet
+
+
+def policy_reject(policy: Policy, *, actor: str, reason: str) -> Policy:
+    """End a candidate or challenger for good."""
+    if not reason.strip():
+        raise RegistryRefused("a rejection needs a reason")
+    return _move(policy, Stage.REJECTED, kind=Kind.REJECTED, actor=actor, reason=reason)
+
+
+def policy_retire(policy: Policy, *, actor: str, reason: str = "") -> Policy:
+    """Take a policy out of service; its row and its history stay."""
+    return _move(policy, Stage.RETIRED, kind=Kind.RETIRED, actor=actor, reason=reason)
+
+
+def policy_rollback(agent: str, *, actor: str, reason: str = "") -> Policy:
+    """Put the champion before the present one back. Raises RegistryRefused when there was none."""
+    with transaction.atomic():
+        present = Policy.objects.select_for_update().filter(agent=agent, stage=Stage.CHAMPION).first()
+        if present is None:
+            raise RegistryRefused(f"agent {agent} has no champion to roll back from")
+        earlier = champions_before(agent)
+        if not earlier:
+            raise RegistryRefused(f"{present.name} replaced no champion that could be put back")
+        _move(present, Stage.RETIRED, kind=Kind.ROLLED_BACK, actor=actor, reason=reason or "rolled back")
+        return _move(
+            earlier[0],
+            Stage.CHAMPION,
+            kind=Kind.ROLLED_BACK,
+            actor=actor,
+            reason=reason or f"replaces {present.name}",
+        )
+
+
+def _move(
+    policy: Policy,
+    to: str,
+    *,
+    kind: str,
+    actor: str,
+    reason: str,
+    forced: bool = False,
+    verdicts: dict[str, Any] | None = None,
+) -> Policy:
+    try:
+        with transaction.atomic():
+            current = Policy.objects.select_for_update().get(pk=policy.pk)
+            if to == current.stage:
+                raise RegistryRefused(f"{current.name} is {to} already")
+            if to not in MOVES[current.stage]:
+                allowed = ", ".join(MOVES[current.stage]) or "nowhere"
+                raise RegistryRefused(
+                    f"{current.name} is {current.stage} and can move to {allowed}, not to {to}"
+                )
+            if to == Stage.CHAMPION:
+                for champion in Policy.objects.select_for_update().filter(
+                    agent=current.agent, stage=Stage.CHAMPION
+                ):
+                    Policy.objects.filter(pk=champion.pk).update(stage=Stage.RETIRED)
+                    PolicyEvent.objects.create(
+                        policy=champion,
+                        kind=Kind.RETIRED,
+                        from_stage=Stage.CHAMPION,
+                        to_stage=Stage.RETIRED,
+                        actor=actor,
+                        reason=f"replaced by {current.name}",
+                    )
+            Policy.objects.filter(pk=current.pk).update(stage=to)
+            PolicyEvent.objects.create(
+                policy=current,
+                kind=kind,
+                from_stage=current.stage,
+                to_stage=to,
+                actor=actor,
+                reason=reason,
+                forced=forced,
+                verdicts=verdicts or {},
+            )
+    except IntegrityError as error:
+        # two promotions at once: the database keeps one champion per agent
+        raise RegistryRefused(
+            f"another policy of {policy.agent} was promoted at the same moment; look again"
+        ) from error
+    policy.refresh_from_db()
+    return policy
+
+
+BUTTONS = ("challenger", "champion", "retired", "rejected", "rollback")
+"""What a form may ask for."""
+
+
+def policy_move(policy: Policy, move: str, *, actor: str, reason: str, force: bool) -> Policy:
+    """The move a button stands for: a stage, or rollback. Raises RegistryRefused."""
+    if move in ("challenger", "champion"):
+        return policy_promote(policy, move, actor=actor, reason=reason, force=force)
+    if move == "rejected":
+        return policy_reject(policy, actor=actor, reason=reason)
+    if move == "retired":
+        return policy_retire(policy, actor=actor, reason=reason)
+    if move == "rollback":
+        return policy_rollback(policy.agent, actor=actor, reason=reason)
+    raise RegistryRefused(f"expected one of {', '.join(BUTTONS)}; found {move!r}")

@@ -1,0 +1,398 @@
+"""The registry of reward models: enter, judge on held-out feedback, promote what ranks better, find the one to use.
+
+A reward model is a judge of answers, so it is judged first: by the share of held-out feedback it ranks as people did.
+Torch is imported inside functions alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+
+from feedback.selectors import feedback_counts
+from rl.checksums import FileDamaged, file_check, file_sum
+from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
+from rl.models import RewardModelEvent, RewardModelVersion, Snapshot, TrainingRun
+from rl.recipes.methods import OBJECTIVE_KINDS
+from rl.registry.integrity import damage_tell
+from rl.registry.service import home_path, home_relative
+from rl.statistics import concordance, concordance_difference, paired_difference, wilson_interval
+
+if TYPE_CHECKING:
+    from rl.training.hardware import Hardware
+    from rl.training.result import TrainResult
+
+Stage = RewardModelVersion.Stage
+Kind = RewardModelEvent.Kind
+
+COIN = 0.5
+"""Share of held-out feedback that tosses rank right."""
+
+STALE_AFTER = 1.2
+"""A reward model is trained anew where the agent has so many times the feedback it was trained from."""
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+class RewardModelRefused(ValueError):
+    """A reward model that does not exist, cannot be moved or cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """A ranking of held-out rows and, where another model ranked the same rows, how much better it is."""
+
+    share: dict[str, Any]
+    difference: dict[str, float] | None = None
+
+
+# --- Finding one --------------------------------------------------------------------------------------------
+
+
+def reward_model_get(name: str) -> RewardModelVersion:
+    """The reward model of that name. Raises RewardModelRefused, naming those there are."""
+    found = RewardModelVersion.objects.filter(name=name).first()
+    if found is None:
+        names = list(RewardModelVersion.objects.order_by("-pk").values_list("name", flat=True)[:5])
+        there = (
+            f"there are {', '.join(names)}"
+            if names
+            else "train one: manage.py train_reward_model --agent SLUG"
+        )
+        raise RewardModelRefused(f"no reward model is named {name!r}; {there}")
+    return found
+
+
+def reward_model_champion(agent: str) -> RewardModelVersion | None:
+    return RewardModelVersion.objects.filter(agent=agent, stage=Stage.CHAMPION).first()
+
+
+def reward_model_valid(agent: str, base_model: str) -> RewardModelVersion | None:
+    """The agent's champion where it may be used as it is: its files are whole, it was trained on the base model that
+    would be taken now for a policy on `base_model`, and the feedback has not outgrown it. None where one is to be
+    trained first."""
+    champion = reward_model_champion(agent)
+    if champion is None or fault_of(champion):
+        return None
+    fresh = feedback_counts(agent).feedback <= STALE_AFTER * champion.feedback_count
+    same = champion.base_model == reward_base_model(base_model)
+    return champion if fresh and same and beats_a_coin(champion.ranking) else None
+
+
+def reward_base_model(policy: str) -> str:
+    """The base of a reward model: the one RATCHET_CONFIG names for it, else the policy's, which it then shares."""
+    return str(settings.RATCHET_BASE_MODELS.get("reward_model") or policy)
+
+
+def fault_of(version: RewardModelVersion) -> str:
+    """What is wrong with its files, as words; empty where they are the ones that were registered."""
+    weights = home_path(version.path) / WEIGHTS
+    if not weights.is_file():
+        return f"{version.name}: there is no {weights}; train it again"
+    try:
+        file_check(weights, version.sha256, "train it again, or restore it from a backup")
+    except FileDamaged as damage:
+        damage_tell(damage, f"reward model {version.name}")
+        return (
+            f"{version.name}: {weights} is not the file that was registered (its SHA-256 differs): {damage}"
+        )
+    return ""
+
+
+def reward_model_folder(version: RewardModelVersion) -> Path:
+    """Its folder, its files checked. Raises RewardModelRefused."""
+    if fault := fault_of(version):
+        raise RewardModelRefused(fault)
+    return home_path(version.path)
+
+
+def reward_model_shown(version: RewardModelVersion) -> dict[str, Any]:
+    """A reward model as commands and the API answer it."""
+    return {
+        "name": version.name,
+        "agent": version.agent,
+        "stage": str(version.stage),
+        "run": version.run_id,
+        "base_model": version.base_model,
+        "objective": version.objective,
+        "architecture": version.architecture,
+        "feedback_count": version.feedback_count,
+        "ranking": version.ranking,
+        "better_than_a_coin": beats_a_coin(version.ranking),
+        "created_at": version.created_at.isoformat(),
+    }
+
+
+# --- Entering and judging one -------------------------------------------------------------------------------
+
+
+def reward_model_enter(
+    run: TrainingRun, result: TrainResult, *, actor: str, finish: Callable[[str], None]
+) -> RewardModelVersion:
+    """Copy a finished reward model to its place, register it and end its run in one transaction.
+
+    finish: ends the run; it is given the reason why training stopped early, or an empty text."""
+    snapshot = run.snapshot
+    assert snapshot is not None  # a run without a dataset trains nothing
+    name = _name_next(run.agent, snapshot.feedback_count)
+    home = settings.RATCHET_HOME / "reward_models" / run.agent / name
+    half = home.with_name(f".{home.name}.{run.pk}")
+    shutil.rmtree(half, ignore_errors=True)
+    half.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(result.checkpoint, half)
+    shutil.rmtree(home, ignore_errors=True)
+    half.rename(home)
+    with transaction.atomic():
+        version = RewardModelVersion.objects.create(
+            name=name,
+            agent=run.agent,
+            run=run,
+            base_model=run.base_model,
+            base_model_hash=run.base_model_hash,
+            path=home_relative(home),
+            sha256=file_sum(home / WEIGHTS),
+            objective=run.recipe["objective"],
+            architecture=run.recipe["architecture"],
+            feedback_count=snapshot.feedback_count,
+        )
+        _event(version, Kind.REGISTERED, actor, f"trained by run {run.pk}", to_stage=version.stage)
+        reason = f"stopped early: {result.stopped_early}" if result.stopped_early else ""
+        finish(reason)
+    return version
+
+
+def _name_next(agent: str, feedback_count: int) -> str:
+    """`<agent>-rm-v<feedback count>`, with .2, .3, ... where that is taken."""
+    name = f"{agent}-rm-v{feedback_count}"
+    taken = set(RewardModelVersion.objects.filter(name__startswith=name).values_list("name", flat=True))
+    return next(
+        candidate
+        for number in range(1, len(taken) + 2)
+        if (candidate := name if number == 1 else f"{name}.{number}") not in taken
+    )
+
+
+def reward_model_judge(
+    version: RewardModelVersion, *, actor: str, hardware: Hardware | None = None
+) -> RewardModelVersion:
+    """Have it rank the holdout, beside the champion, and promote it where it ranks better than a coin and better than
+    the champion does on the same rows. Either way the figures and the reason are on record."""
+    rows, snapshot = _held_out(version)
+    champion = reward_model_champion(version.agent)
+    rival = (
+        champion if champion is not None and champion.pk != version.pk and not fault_of(champion) else None
+    )
+    own = _scores(version, rows, hardware)
+    other = _scores(rival, rows, hardware) if rival else None
+    ranked = ranking_of(rows, own, other)
+    facts = {**ranked.share, "snapshot": snapshot.pk if snapshot else None}
+    if rival is not None and other is not None:
+        facts |= {"against": rival.name, "difference": ranked.difference}
+        _ranking_note(rival, {**ranking_of(rows, other).share, "snapshot": facts["snapshot"]}, actor)
+    _ranking_note(version, facts, actor)
+    if version.stage == Stage.CANDIDATE:
+        try:
+            reward_model_promote(version, actor=actor)
+        except RewardModelRefused as refusal:
+            _event(version, Kind.REFUSED, actor, str(refusal), figures=facts)
+    version.refresh_from_db()
+    return version
+
+
+def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, Any]], Snapshot | None]:
+    """Rows nobody trained on: of the holdout as it is now, or of the file the model was trained from."""
+    own = version.run.snapshot if version.run else None
+    if own is None or own.query.get("source") != "file":
+        try:
+            own = prepare_training_dataset(
+                version.agent, kind=OBJECTIVE_KINDS[version.objective], min_samples=1, for_training=False
+            ).snapshot
+        except DatasetRefused:
+            return [], None
+    if own is None:
+        return [], None
+    rows = list(snapshot_rows(own, "holdout"))
+    if rows and "chosen" in rows[0]:
+        # the strongest pair of each prompt: its other pairs are no further evidence to intervals that count rows
+        firsts: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            firsts.setdefault(row["prompt_hash"], row)
+        rows = list(firsts.values())
+    return rows, own
+
+
+def _scores(
+    version: RewardModelVersion, rows: list[dict[str, Any]], hardware: Hardware | None
+) -> list[list[float]]:
+    from rl.training.reward_scores import RewardModel
+
+    return RewardModel.load(reward_model_folder(version), hardware).row_scores(rows) if rows else []
+
+
+def ranking_of(
+    rows: Sequence[dict[str, Any]],
+    own: Sequence[Sequence[float]],
+    other: Sequence[Sequence[float]] | None = None,
+) -> _Ranked:
+    """The share of held-out feedback ranked as people did, and how much more that is than another model's.
+
+    Of pairs, those whose chosen response scores higher (Wilson, Newcombe); of single responses, concordance.
+    """
+    if rows and "chosen" in rows[0]:
+        right = [chosen > rejected for chosen, rejected in own]
+        share = {**wilson_interval(sum(right), len(right)).as_dict(), "what": "pairs", "compared": len(right)}
+        if other is None:
+            return _Ranked(share)
+        both = list(zip(right, [chosen > rejected for chosen, rejected in other], strict=True))
+        counts = [both.count(case) for case in ((True, True), (True, False), (False, True), (False, False))]
+        return _Ranked(share, paired_difference(*counts).as_dict())
+    what = "labels" if rows and "label" in rows[0] else "scores"
+    values = [float(row["label"] if what == "labels" else row["score"]) for row in rows]
+    prompts = [str(row["prompt_hash"]) for row in rows]
+    scores = [score for (score,) in own]
+    found = concordance(values, scores, prompts)
+    share = {**found.share.as_dict(), "n": len(rows), "what": what, "compared": found.compared}
+    if other is None:
+        return _Ranked(share)
+    difference = concordance_difference(values, scores, [score for (score,) in other], prompts)
+    return _Ranked(share, difference.as_dict() if difference else None)
+
+
+def beats_a_coin(ranking: dict[str, Any]) -> bool:
+    """Whether the whole 95 % interval of the share ranked right lies above one half."""
+    low = ranking.get("low")
+    return isinstance(low, float) and low > COIN
+
+
+WORDS = {"pairs": "held-out pairs", "labels": "held-out thumbs", "scores": "held-out scores"}
+
+
+def ranking_words(ranking: dict[str, Any]) -> str:
+    """The figures in one clause, with their interval and n."""
+    what = WORDS.get(str(ranking.get("what")), "held-out ratings")
+    if not isinstance(ranking.get("value"), float):
+        return f"nothing could be ranked: {ranking.get('n', 0)} {what}"
+    share = f"{100 * ranking['value']:.0f} % ({100 * ranking['low']:.0f} to {100 * ranking['high']:.0f})"
+    return f"ranks {share} of {ranking['n']} {what} as people did"
+
+
+def difference_words(difference: dict[str, float]) -> str:
+    """A difference of shares in percentage points, with its interval."""
+    value, low, high = (100 * difference[name] for name in ("value", "low", "high"))
+    return f"{value:+.0f} points ({low:+.0f} to {high:+.0f})"
+
+
+# --- Moving one ---------------------------------------------------------------------------------------------
+
+
+def gate_fault(version: RewardModelVersion) -> str:
+    """Why it may not become champion, as words; empty where it may."""
+    ranking = version.ranking
+    if not ranking:
+        return f"it was not judged: manage.py reward_model judge {version.name}"
+    if not beats_a_coin(ranking):
+        return (
+            f"it is no better than a coin: it {ranking_words(ranking)}, and the interval holds 50 %; rate more at "
+            f"/rate/?agent={version.agent} and train it again"
+        )
+    champion = reward_model_champion(version.agent)
+    if (
+        champion is None
+        or champion.pk == version.pk
+        or fault_of(champion)
+        or not beats_a_coin(champion.ranking)
+    ):
+        return ""
+    if ranking.get("against") != champion.name:
+        return f"it was not compared with the champion {champion.name}: manage.py reward_model judge {version.name}"
+    difference = ranking.get("difference")
+    if not difference or difference["low"] <= 0:
+        found = difference_words(difference) if difference else "nothing to compare"
+        return f"it is not shown to rank better than {champion.name} on the same {ranking['n']} rows: {found}"
+    return ""
+
+
+def reward_model_promote(
+    version: RewardModelVersion, *, actor: str, reason: str = "", force: bool = False
+) -> RewardModelVersion:
+    """Make it the agent's reward model; the one before is retired in the same transaction.
+
+    `force` with a reason goes past the gate and stays on record. Raises RewardModelRefused.
+    """
+    if force and not reason.strip():
+        raise RewardModelRefused("a forced promotion needs a reason; it is kept on record")
+    fault = fault_of(version) or gate_fault(version)
+    if fault and (not force or fault_of(version)):
+        raise RewardModelRefused(f"{version.name} stays {version.stage}: {fault}")
+    return _move(
+        version, Stage.CHAMPION, Kind.PROMOTED, actor, reason or ranking_words(version.ranking), forced=force
+    )
+
+
+def reward_model_retire(version: RewardModelVersion, *, actor: str, reason: str = "") -> RewardModelVersion:
+    """Take it out of use; its row, files and history stay. Raises RewardModelRefused."""
+    return _move(version, Stage.RETIRED, Kind.RETIRED, actor, reason)
+
+
+def reward_model_move(
+    version: RewardModelVersion, move: str, *, actor: str, reason: str = "", force: bool = False
+) -> RewardModelVersion:
+    """The move a button stands for: `champion` or `retired`. Raises RewardModelRefused."""
+    if move == Stage.CHAMPION:
+        return reward_model_promote(version, actor=actor, reason=reason, force=force)
+    if move == Stage.RETIRED:
+        return reward_model_retire(version, actor=actor, reason=reason)
+    raise RewardModelRefused(f"expected champion or retired, found {move!r}")
+
+
+MOVES: dict[str, tuple[str, ...]] = {
+    Stage.CANDIDATE: (Stage.CHAMPION, Stage.RETIRED),
+    Stage.CHAMPION: (Stage.RETIRED,),
+    Stage.RETIRED: (Stage.CHAMPION,),
+    Stage.REJECTED: (),
+}
+
+
+def _move(
+    version: RewardModelVersion, to: str, kind: str, actor: str, reason: str, *, forced: bool = False
+) -> RewardModelVersion:
+    try:
+        with transaction.atomic():
+            current = RewardModelVersion.objects.select_for_update().get(pk=version.pk)
+            if to not in MOVES[current.stage]:
+                raise RewardModelRefused(f"{current.name} is {current.stage} and cannot become {to}")
+            if to == Stage.CHAMPION:
+                champions = RewardModelVersion.objects.select_for_update().filter(
+                    agent=current.agent, stage=Stage.CHAMPION
+                )
+                for before in champions:
+                    RewardModelVersion.objects.filter(pk=before.pk).update(stage=Stage.RETIRED)
+                    said = f"replaced by {current.name}"
+                    _event(before, Kind.RETIRED, actor, said, from_stage=before.stage, to_stage=Stage.RETIRED)
+            RewardModelVersion.objects.filter(pk=current.pk).update(stage=to)
+            _event(
+                current, kind, actor, reason, from_stage=current.stage, to_stage=to, forced=forced,
+                figures=current.ranking,
+            )  # fmt: skip
+    except IntegrityError as error:
+        raise RewardModelRefused(
+            f"another reward model of {version.agent} was promoted at the same moment; look again"
+        ) from error
+    version.refresh_from_db()
+    return version
+
+
+def _ranking_note(version: RewardModelVersion, ranking: dict[str, Any], actor: str) -> None:
+    RewardModelVersion.objects.filter(pk=version.pk).update(ranking=ranking)
+    version.ranking = ranking
+    _event(version, Kind.EVALUATED, actor, ranking_words(ranking), figures=ranking)
+
+
+def _event(version: RewardModelVersion, kind: str, actor: str, reason: str, **facts: Any) -> None:
+    RewardModelEvent.objects.create(reward_model=version, kind=kind, actor=actor, reason=reason, **facts)

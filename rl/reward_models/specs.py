@@ -1,0 +1,75 @@
+"""Reward specs of an order (`--reward`) as the training package opens them: names and run numbers become folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.conf import settings
+
+from rl.models import LabelRun, RewardModelVersion, TrainingRun
+from rl.models.runs import RunRefused, run_folder
+from rl.registry import service as registry
+from rl.reward_models.service import reward_model_folder, reward_model_get
+from rl.rewards.named import LEARNED, rewards_named
+
+
+def rewards_located(specs: str, agent: str) -> str:
+    """Reward specs with `model:RUN` made `model:FOLDER`, the folder that run left its reward model in, and `learned`
+    made `learned:FOLDER`, where the agent's newest label model lies; `model:NAME` is a registered reward model's, and
+    `auto` stays as it is until the run has one.
+
+    Raises RunRefused for a run that does not exist or left no reward model, and where nothing was learnt from labels;
+    RewardRefused for a name nobody knows.
+    """
+    from rl.training.result import ResultError, TrainResult
+
+    located = []
+    for spec in specs.split(","):
+        kind, _, name = spec.strip().partition(":")
+        if kind == "code_execution" and not settings.ENABLE_CODE_EXECUTION:
+            raise RunRefused(
+                "--reward code_execution runs what a model wrote and is off: set ENABLE_CODE_EXECUTION=true, see "
+                "docs/rewards.md"
+            )
+        if spec.strip() == LEARNED:
+            labels = LabelRun.objects.filter(agent=agent).exclude(path="").order_by("-pk").first()
+            if labels is None:
+                raise RunRefused(
+                    f"--reward learned: nothing was learnt from ratings of {agent} yet; run "
+                    f"`manage.py auto_label --agent {agent}` first"
+                )
+            spec = f"{LEARNED}:{registry.home_path(labels.path)}"
+        if kind == "model" and not name.isdigit() and not Path(name).exists():
+            spec = f"model:{reward_model_folder(reward_model_get(name))}"
+        if kind == "model" and name.isdigit():
+            run = TrainingRun.objects.filter(pk=int(name), method="reward_model").first()
+            if run is None:
+                raise RunRefused(
+                    f"--reward {spec}: run {name} trained no reward model; see `manage.py train_reward_model`"
+                )
+            registered = RewardModelVersion.objects.filter(run=run).first()
+            try:
+                spec = "model:" + (
+                    str(reward_model_folder(registered))
+                    if registered
+                    else TrainResult.load(run_folder(run) / "result.json").checkpoint
+                )
+            except ResultError as error:
+                raise RunRefused(
+                    f"--reward {spec}: run {name} is {run.status} and left no model ({error})"
+                ) from error
+        located.append(spec.strip())
+    rewards_named(located, code_execution=settings.ENABLE_CODE_EXECUTION)
+    return ",".join(located)
+
+
+def reward_model_of(run: TrainingRun) -> RewardModelVersion | None:
+    """The registered reward model a run learnt from, the first where there are several; None where it was none."""
+    for spec in str(run.recipe.get("reward", "")).split(","):
+        kind, _, name = spec.strip().partition(":")
+        if kind == "model":
+            known = RewardModelVersion.objects.filter(run_id=int(name)) if name.isdigit() else None
+            found = (known or RewardModelVersion.objects.filter(name=name)).first()
+            if found is not None:
+                return found
+    return None

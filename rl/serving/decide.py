@@ -1,0 +1,238 @@
+"""Decide for an agent: choose among what is listed, else have an answer written; record it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from django.utils import timezone
+
+from backend import limits
+from feedback.recording.recorder import Storage
+from feedback.storage.validation import Check
+from rl.agents import get_agent
+from rl.agents.base import UNREADABLE, Agent, InvalidResponse
+from rl.models.agent_definitions import agent_served
+from rl.serving import fallback as answering
+from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
+from rl.serving.candidate_selection import choose
+from rl.serving.chat_request import check_metadata, read_messages
+from rl.serving.fallback import Served
+from rl.serving.gateway import facts_of, propensity_of, recorder
+from rl.serving.linear import LINEAR, answers_known
+from rl.serving.recording_policy import after_answer, before_answer, refuses
+from rl.serving.routing import Target, serving_settings, target_of
+from rl.serving.unique_items import items_repeated
+
+MAX_CANDIDATES = limits.CANDIDATES
+ORDER = "order"
+"""Where `order_hash` stands in what a decision's metadata says of its serving."""
+
+
+@dataclass(frozen=True)
+class DecideOrder:
+    """What is to be decided: a state the agent renders, or messages; among listed responses, or in free words."""
+
+    agent: str
+    state: Any = None
+    messages: Any = None
+    candidates: Sequence[Any] | None = None
+    unit: str = ""
+    run_id: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision: its facts as they are recorded, and the action its response stands for."""
+
+    facts: dict[str, Any]
+    action: dict[str, Any] | None
+    storage: Storage
+    """Where it lies now."""
+    recorded: bool
+    """Whether it outlives this process."""
+
+
+def decide(order: DecideOrder) -> Decided:
+    """Assign, answer, record. Raises ServingRefused (a fault of the order), NobodyAnswers, RecordingImpossible."""
+    began = time.perf_counter()
+    target = target_of(order.agent, order.unit)
+    agent = get_agent(target.agent) if target.models[0].name == BASE else agent_served(target.agent)
+    messages, listed = order_checked(agent, order)
+    before_answer(recorder)
+    if not listed and target.models[0].kind == LINEAR:
+        # what it may answer is known, so that its answer has a propensity as one out of a list has
+        known = answers_known(target.models[0], messages)
+        listed = [answer for answer in known if agent.is_valid(answer, _state(order))]
+    if listed:
+        facts = _chosen(agent, target, order, messages, listed, began)
+    else:
+        facts = _written(agent, target, order, messages)
+    facts |= {
+        "id": str(order.id or uuid.uuid4()),
+        "messages": messages,
+        "state": order.state,
+        "unit": order.unit,
+        "run_id": order.run_id,
+        "metadata": {**order.metadata, **facts["metadata"]},
+        "source": "decide",
+        "created_at": timezone.now().isoformat(),
+    }
+    facts["metadata"]["serving"] |= {ORDER: order_hash(order)}
+    action = action_of(agent, facts["response"], order.state)
+    storage = recorder.record(facts, hold=not refuses())
+    return Decided(facts, action, storage, after_answer(recorder, storage))
+
+
+def order_checked(agent: Agent, order: DecideOrder) -> tuple[list[dict[str, Any]], list[Any]]:
+    """The messages an order comes to, and its listed candidates. Raises ServingRefused."""
+    messages, listed = _messages(agent, order), _listed(agent, order)
+    _storable(order)
+    return messages, listed
+
+
+def order_hash(order: DecideOrder) -> str:
+    """SHA-256 of what an order says: tells a retry from another order under the same id."""
+    said = {field.name: getattr(order, field.name) for field in fields(order) if field.name != "id"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def action_of(agent: Agent, response: str, state: Any) -> dict[str, Any] | None:
+    """What a response stands for; None where the agent cannot act on it."""
+    try:
+        return agent.parse(response, state if isinstance(state, Mapping) else None)
+    except (InvalidResponse, ValueError):
+        return None
+
+
+def _messages(agent: Agent, order: DecideOrder) -> list[dict[str, Any]]:
+    if order.messages is not None:
+        sent = order.messages
+        return read_messages([{"role": "user", "content": sent}] if isinstance(sent, str) else sent)
+    if not isinstance(order.state, Mapping):
+        raise ServingRefused("state: expected an object, or messages instead of it", param="state")
+    try:
+        return [dict(message) for message in agent.render(order.state)]
+    except UNREADABLE as error:
+        raise ServingRefused(f"state: {error}", param="state") from error
+
+
+def _listed(agent: Agent, order: DecideOrder) -> list[Any]:
+    """The candidates as they were sent, the agent's closed set of answers, or those it finds in the state; empty for
+    free words."""
+    if order.candidates is None:
+        if agent.answers:
+            return list(agent.answers)
+        if not isinstance(order.state, Mapping):
+            return []
+        try:
+            # one that it could not act on is none to choose
+            found = agent.candidates(order.state)
+            return [answer for answer in found if agent.is_valid(answer, order.state)]
+        except UNREADABLE as error:
+            if order.messages is not None:
+                return []  # a state that only goes with the messages, to be kept
+            raise ServingRefused(f"state: {error}", param="state") from error
+    # the count first: a body may list a hundred thousand
+    texts = [_response_of(candidate) for candidate in order.candidates[: MAX_CANDIDATES + 1]]
+    if not 1 <= len(texts) <= MAX_CANDIDATES or len(set(texts)) != len(texts):
+        raise ServingRefused(
+            f"candidates: expected 1 to {MAX_CANDIDATES:,} responses, all different", param="candidates"
+        )
+    schema = agent.response_schema()
+    for number, text in enumerate(texts):
+        if repeated := items_repeated(schema, text):
+            raise ServingRefused(f"candidates[{number}]: {repeated}", param="candidates")
+    return list(order.candidates)
+
+
+def _response_of(candidate: Any) -> str:
+    if isinstance(candidate, Mapping):
+        candidate = candidate.get("response")
+    if not isinstance(candidate, str) or not candidate:
+        raise ServingRefused("candidates: expected texts, or {response, score?}", param="candidates")
+    return candidate
+
+
+def _storable(order: DecideOrder) -> None:
+    check = Check()
+    check.text("unit", order.unit, limit=200)
+    check.text("run_id", order.run_id, limit=200)
+    check.json("state", order.state)
+    check.mapping("metadata", order.metadata)
+    if order.messages is not None:
+        check.messages(order.messages)
+    if order.candidates is not None:
+        check.candidates(list(order.candidates))
+    for name, fault in check.fields.items():
+        raise ServingRefused(f"{name}: {fault}", param=name.partition("[")[0])
+    check_metadata(order.metadata)
+
+
+def _chosen(
+    agent: Agent,
+    target: Target,
+    order: DecideOrder,
+    messages: list[dict[str, Any]],
+    listed: list[Any],
+    began: float,
+) -> dict[str, Any]:
+    """One of the listed responses, drawn from a distribution that is recorded whole."""
+    texts = [_response_of(candidate) for candidate in listed]
+    wanted = serving_settings(target.agent)
+    try:
+        served = answering.log_probabilities(target, messages, texts)
+    except BackendUnable:
+        narrowed = agent.answers or agent.response_schema(_state(order)) is not None
+        if not narrowed or order.candidates is not None:
+            raise
+        # a server that tells no probabilities still answers within the schema, with what is listed; how likely that
+        # answer was stays unknown
+        return _written(agent, target, order, messages)
+    choice = choose(served.result, temperature=wanted.choose_temperature, epsilon=wanted.epsilon)
+    answer = Answer(texts[choice.index], None, None, 1000 * (time.perf_counter() - began))
+    facts = facts_of(target, Served(answer, served.model, served.backend, served.fallbacks), answer)
+    facts["metadata"]["serving"] |= {
+        "choose_temperature": wanted.choose_temperature,
+        "epsilon": wanted.epsilon,
+    }
+    # under a name of its own: a candidate's `score` is what the app thinks of it, and pairs are made of that
+    facts["candidates"] = [
+        {
+            **(dict(candidate) if isinstance(candidate, Mapping) else {"response": candidate}),
+            "probability": probability,
+            "log_probability": logp,
+        }
+        for candidate, probability, logp in zip(listed, choice.probabilities, served.result, strict=True)
+    ]
+    facts["propensity"] = choice.propensity
+    return facts
+
+
+def _state(order: DecideOrder) -> Mapping[str, Any] | None:
+    return order.state if isinstance(order.state, Mapping) and order.messages is None else None
+
+
+def _written(
+    agent: Agent, target: Target, order: DecideOrder, messages: list[dict[str, Any]]
+) -> dict[str, Any]:
+    wanted = serving_settings(target.agent)
+    schema = agent.response_schema(_state(order)) if agent.structured else None
+    ask = Ask(
+        messages,
+        wanted.max_tokens or agent.max_new_tokens,
+        temperature=wanted.temperature,
+        response_schema=schema,
+        answers=agent.answers,
+    )
+    served = answering.answer(target, ask)
+    facts = facts_of(target, served, served.result)
+    facts["propensity"] = propensity_of(served.result, ask)
+    return facts

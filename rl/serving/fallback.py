@@ -1,0 +1,190 @@
+"""Get an answer from whoever is meant to give it, else from whoever steps in; every step aside is noted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from django.conf import settings
+
+from rl.models.serving import IN_PROCESS
+from rl.registry.integrity import stand_in_tell
+from rl.serving import metrics
+from rl.serving.base import (
+    BASE,
+    Answer,
+    Ask,
+    Backend,
+    BackendFailed,
+    BackendUnable,
+    ChatMessage,
+    Model,
+    Piece,
+)
+from rl.serving.files import files_present
+from rl.serving.in_process import InProcess
+from rl.serving.linear import LINEAR, LinearBackend
+from rl.serving.openai_server import OpenAIServer
+from rl.serving.routing import Target
+
+logger = logging.getLogger("rl.serving")
+
+T = TypeVar("T")
+
+FILE_FAULTS = ("missing", "damaged")
+"""Kinds of failure for which another policy of the same backend may answer at once."""
+
+
+class NobodyAnswers(RuntimeError):
+    """Policy, champion and base all failed on every backend."""
+
+    def __init__(self, fallbacks: Sequence[Fallback], retry_after_s: float) -> None:
+        self.fallbacks = list(fallbacks)
+        self.retry_after_s = retry_after_s
+        super().__init__("; ".join(f"{f.policy} on {f.backend}: {f.reason}" for f in fallbacks))
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """One that was to answer and did not."""
+
+    policy: str
+    backend: str
+    kind: str
+    reason: str
+
+
+@dataclass
+class Served(Generic[T]):
+    """What was got, from whom, and who had been asked before."""
+
+    result: T
+    model: Model
+    backend: str
+    fallbacks: list[Fallback] = field(default_factory=list)
+
+
+_made: dict[tuple[object, ...], list[Backend]] = {}
+_making = threading.Lock()
+
+
+def backends() -> list[Backend]:
+    """The backends of SERVING_BACKENDS, made once per process."""
+    key = (
+        tuple(settings.SERVING_BACKENDS),
+        settings.SERVING_API_KEY,
+        settings.SERVING_MODEL,
+        settings.SERVING_CONTEXT,
+        settings.SERVING_CACHE_MB,
+        settings.SERVING_QUEUE,
+        settings.RATCHET_HOME,
+    )
+    with _making:
+        if key not in _made:
+            _made[key] = [_backend(name) for name in settings.SERVING_BACKENDS]
+        return _made[key]
+
+
+def backends_for(model: Model) -> list[Backend]:
+    """The backends that can answer for a model: a linear policy needs no server, and answers in this process."""
+    return [_linear] if model.kind == LINEAR else backends()
+
+
+_linear: Backend = LinearBackend()
+
+
+def _backend(name: str) -> Backend:
+    if name == IN_PROCESS:
+        return InProcess(
+            context=settings.SERVING_CONTEXT,
+            waiting=settings.SERVING_QUEUE,
+            cache_bytes=settings.SERVING_CACHE_MB * 1024**2,
+        )
+    return OpenAIServer(
+        name, api_key=settings.SERVING_API_KEY, model=settings.SERVING_MODEL, waiting=settings.SERVING_QUEUE
+    )
+
+
+def answer(target: Target, ask: Ask) -> Served[Answer]:
+    """A whole answer. Raises ServingRefused, NobodyAnswers."""
+    return _first(target, lambda backend, model, s: backend.answer(ask, model, s))
+
+
+def stream(target: Target, ask: Ask) -> Served[Iterator[Piece]]:
+    """An answer in pieces. Whoever fails before the first piece is stepped in for; after it nobody can be."""
+
+    def begin(backend: Backend, model: Model, timeout_s: float) -> Iterator[Piece]:
+        pieces = backend.stream(ask, model, timeout_s)
+        first = next(pieces)
+        return _onwards(first, pieces)
+
+    return _first(target, begin)
+
+
+def _onwards(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
+    try:
+        yield first
+        yield from rest
+    finally:
+        if close := getattr(rest, "close", None):
+            close()
+
+
+def log_probabilities(
+    target: Target, messages: Sequence[ChatMessage], responses: Sequence[str]
+) -> Served[list[float]]:
+    """log p of each response. Raises BackendUnable where no backend tells, ServingRefused, NobodyAnswers."""
+    return _first(target, lambda b, model, s: b.log_probabilities(messages, responses, model, s))
+
+
+def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served[T]:
+    """The first that answers, within SERVING_TIMEOUT_S in all: each but the last may take half of what is left."""
+    deadline = time.monotonic() + settings.SERVING_TIMEOUT_S
+    pending = deque((model, backend) for model in target.models for backend in backends_for(model))
+    fallbacks: list[Fallback] = []
+    unable: BackendUnable | None = None
+    retry_after_s: list[float] = []
+    while pending:
+        model, backend = pending.popleft()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            found = call(backend, model, left / 2 if pending else left)
+        except BackendUnable as refusal:
+            unable = refusal
+            continue
+        except BackendFailed as failure:
+            fallbacks.append(Fallback(model.name, backend.name, failure.kind, str(failure)))
+            retry_after_s.append(failure.retry_after_s)
+            metrics.FALLBACKS.labels(backend.name, failure.kind).inc()
+            logger.warning("%s on %s does not answer (%s)", model.name, backend.name, failure)
+            if failure.kind in FILE_FAULTS:
+                _stand_in_add(target, pending, backend, {fallback.policy for fallback in fallbacks})
+            continue
+        for fallback in fallbacks:
+            if fallback.kind == "damaged" and fallback.policy != model.name:
+                stand_in_tell(target.agent, fallback.policy, model.name)
+        return Served(found, model, backend.name, fallbacks)
+    if unable is not None and not fallbacks:
+        raise unable
+    raise NobodyAnswers(fallbacks, min(retry_after_s, default=2.0))
+
+
+def _stand_in_add(
+    target: Target, pending: deque[tuple[Model, Backend]], backend: Backend, tried: Collection[str]
+) -> None:
+    """Put the last earlier champion whose files are whole, and who was not tried, before the base."""
+    if any(model in target.standby for model, _ in pending):
+        return
+    untried = (model for model in target.standby if model.name not in tried)
+    stand_in = next((model for model in untried if files_present(model) is not None), None)
+    if stand_in is not None:
+        place = next((at for at, (model, _) in enumerate(pending) if model.name == BASE), len(pending))
+        able = backends_for(stand_in)
+        pending.insert(place, (stand_in, backend if backend in able else able[0]))

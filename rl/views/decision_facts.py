@@ -1,0 +1,46 @@
+"""What the page of a decision shows beyond feedback: its newest reward in parts, and its policy's page."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django.urls import reverse
+
+from feedback.explorer.decision_facts import DecisionFacts, Link, RewardComponent
+from rl.models import Policy, RewardRecord
+
+
+def facts_of(decision: uuid.UUID, policy: str) -> DecisionFacts:
+    """FEEDBACK_DECISION_FACTS: asked by the page of a decision."""
+    golden = Link(
+        words="Make it a golden case",
+        url=f"{reverse('admin:rl_goldencase_add')}?decision={decision}",
+        permission="rl.add_goldencase",
+    )
+    known: DecisionFacts = {"policy_url": "", "reward": None, "links": [golden]}
+    if policy and Policy.objects.filter(name=policy).exists():
+        known["policy_url"] = reverse("policy", args=[policy])
+    record = RewardRecord.objects.filter(decision=decision).order_by("-id").first()
+    if record is not None and record.raw is not None and record.value is not None:
+        known["reward"] = {
+            "value": record.value,
+            "raw": record.raw,
+            "components": [_component(name, found) for name, found in record.components.items()],
+            "calculated_at": record.created_at,
+        }
+    return known
+
+
+def _component(name: str, found: dict[str, Any]) -> RewardComponent:
+    return {
+        "name": name,
+        "raw": found["raw"],
+        "weight": found["weight"],
+        "detail": {part: _words(said) for part, said in found["parts"].items()},
+    }
+
+
+def _words(part: dict[str, Any]) -> str:
+    said = part["detail"].get("fault") or part["detail"].get("n") or ""
+    return f"{part['raw']:+.2f}{f' ({said})' if said else ''}"
