@@ -1,4 +1,4 @@
-"""What every command of ours shares: --json, one-line refusals, exit codes, progress on stderr."""
+"""Base of every management command here: --json, one-line refusals, exit codes, progress on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every admin page of ours shares: facts are shown and searched there, never added, changed or deleted."""
+"""Base of the admin pages of facts: rows are shown and searched there, never added, changed or deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every address: the two applications' and the admin's."""
+"""URL configuration: the two applications' addresses and the admin's."""
 
 from django.contrib import admin
 from django.contrib.auth import views as auth_views

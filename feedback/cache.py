@@ -1,4 +1,4 @@
-"""What a process remembers for a few seconds, so that not every request asks the database for it again."""
+"""Caches of a process, valid for a few seconds, so that not every request asks the database again."""
 
 from __future__ import annotations
 

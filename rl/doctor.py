@@ -1,4 +1,4 @@
-"""What is wrong with an installation, and what to do about each: what `manage.py doctor` finds. Changes nothing."""
+"""Diagnosis of an installation: each fault with its remedy, for `manage.py doctor`. Changes nothing."""
 
 from __future__ import annotations
 

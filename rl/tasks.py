@@ -1,4 +1,4 @@
-"""What the workers (`manage.py qcluster`) run: each job starts the command that does it, as a child of its own."""
+"""Tasks of the workers (`manage.py qcluster`): each starts the command that does it, as a child process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every endpoint shares: who may call it, how it is read, how it answers, how it is described."""
+"""Base of every REST endpoint: access, parsing, answers, errors and their description."""

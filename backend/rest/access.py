@@ -1,4 +1,4 @@
-"""Who may call an endpoint, and how often: scopes and rates."""
+"""Access to an endpoint: scopes and rates per caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests are read: strict JSON within limits, known fields and parameters only."""
+"""Parsing of requests: strict JSON within limits, known fields and parameters only."""
 
 from __future__ import annotations
 

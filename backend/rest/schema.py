@@ -1,4 +1,4 @@
-"""How endpoints are described in the OpenAPI schema: components by name, the same errors everywhere."""
+"""OpenAPI description of endpoints: components by name, the same errors everywhere."""
 
 from __future__ import annotations
 

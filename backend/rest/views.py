@@ -1,4 +1,4 @@
-"""What every endpoint is built on."""
+"""Base class of every endpoint."""
 
 from __future__ import annotations
 

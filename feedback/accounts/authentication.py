@@ -1,4 +1,4 @@
-"""Who sent a request: an app with a key, or a person who is signed in."""
+"""Authentication of a request: an app by its API key, or a person by their session."""
 
 from __future__ import annotations
 

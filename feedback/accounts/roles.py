@@ -1,4 +1,4 @@
-"""What people may do: rater, operator, admin, and how the REST scopes follow from a role's permissions."""
+"""Roles of people (rater, operator, admin), and the REST scopes that follow from a role's permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who signs in: one-time links for people without a password, made on the command line."""
+"""Sign-in by one-time link, for people without a password; links are made on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the raters of an agent agree, question by question, and what they say together of each decision."""
+"""Agreement report of an agent: how far its raters agree on each question, and their consensus on each decision."""
 
 from __future__ import annotations
 

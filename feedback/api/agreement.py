@@ -1,4 +1,4 @@
-"""How far an agent's raters agree, over REST."""
+"""REST endpoint of the agreement among an agent's raters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that was said, as a stream in one of the formats."""
+"""REST endpoint that streams all feedback in one of the formats."""
 
 from __future__ import annotations
 

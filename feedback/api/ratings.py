@@ -1,4 +1,4 @@
-"""What people and the world said of decisions, over REST: ratings, comparisons, outcomes."""
+"""REST endpoints of ratings, comparisons and outcomes."""
 
 from __future__ import annotations
 

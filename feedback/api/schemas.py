@@ -1,4 +1,4 @@
-"""What the bodies of requests and answers hold, as OpenAPI components: the checks of feedback.services in words."""
+"""OpenAPI components of request and response bodies: the validation of feedback.services in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up figures for a drawing: the same prompt always gets the same ones, so that its responses compare fairly."""
+"""Synthetic figures for a drawing: the same prompt always gets the same ones, so that its responses compare fairly."""
 
 from __future__ import annotations
 

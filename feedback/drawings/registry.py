@@ -1,4 +1,4 @@
-"""What every widget drawing shares: the table of them by name, panels and words."""
+"""Registry of widget drawings by name, and the panels and words they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every place beside the rows of feedback where the text of an erased decision may have been copied to."""
+"""Places beside the rows of feedback where the text of an erased decision may have been copied to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rest of the house knows of a decision beyond feedback: its reward, and where its policy is shown."""
+"""Hook by which another app tells of a decision what feedback does not know: its reward, its policy's page."""
 
 from __future__ import annotations
 

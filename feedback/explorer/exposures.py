@@ -1,4 +1,4 @@
-"""What decisions came to that were drawn by chance: experiments' arms, and choices among listed candidates."""
+"""Bulk reader of randomised decisions and what they came to: experiments' arms, choices among listed candidates."""
 
 from __future__ import annotations
 

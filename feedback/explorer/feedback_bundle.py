@@ -1,4 +1,4 @@
-"""All that was said and measured of some decisions at once, and how many rows that is: what rewards are made from."""
+"""Bulk reader of everything known about a set of decisions: standing ratings, comparisons, newest outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding decisions page by page, newest first, at a steady price however many there are; and all said of one."""
+"""Keyset pagination of decisions, newest first, at a constant cost per page; and all feedback on one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding and reading decisions: by agent, policy, tag, what was said of them, time and text."""
+"""Search for decisions by agent, policy, tag, feedback, time and text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened and what people thought of it: append-only facts, constrained in the database."""
+"""Tables of decisions, ratings, comparisons and outcomes: append-only facts, constrained in the database."""
 
 from __future__ import annotations
 

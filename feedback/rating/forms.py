@@ -1,4 +1,4 @@
-"""What a rating page sends: parsed here, judged by feedback.services."""
+"""Forms of the rating page: parsed here, validated by feedback.services."""
 
 from __future__ import annotations
 

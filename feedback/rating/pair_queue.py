@@ -1,4 +1,4 @@
-"""Which two responses to one prompt a rater compares next, and on which side each is shown."""
+"""Queue of pairs: which two responses to one prompt a rater compares next, and on which side each stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decision a rater sees next, who has it in hand meanwhile, and how far the queue has come."""
+"""Queue of decisions to be rated: the next one, its lease, and the progress of the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process has in hand, on disk until it is recorded: one that is killed leaves it to be found by the next."""
+"""Write-ahead journal of decisions that are not in the database yet; after a crash another process replays it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much there is to be learnt from asking about a decision: what the queue sorts by after the number of ratings."""
+"""Priority of a decision for annotation: what the queue sorts by after the number of ratings."""
 
 from __future__ import annotations
 

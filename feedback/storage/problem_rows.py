@@ -1,4 +1,4 @@
-"""Reading many rows so that one nobody can read stops nothing: it is skipped, counted, named and kept for `/problems/`.
+"""Fault-tolerant reading of many rows: one that cannot be read is skipped, counted, named and listed on `/problems/`.
 
 Whatever reads many decisions reads each of them inside `RowReader.row`:
 

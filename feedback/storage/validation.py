@@ -1,4 +1,4 @@
-"""What is wrong with a write: every fault of every field collected, then refused at once."""
+"""Validation of a write: every fault of every field is collected, then all are refused at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that was said, written in one of the formats: as a stream, or as a file that is whole or not there."""
+"""Export of all feedback in one of the formats: as a stream, or as a file that is whole or not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of other programs become decisions, ratings and comparisons: whole or not at all, and never twice."""
+"""Import of a file: its rows become decisions, ratings and comparisons, whole or not at all, and never twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some thousand records of a file on their way into the database: a handful of statements for all of them together."""
+"""Bulk insert of some thousand imported records, in a handful of statements."""
 
 from __future__ import annotations
 

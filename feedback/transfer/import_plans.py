@@ -1,4 +1,4 @@
-"""What the records of a file bring: each checked and built into rows, before anybody looks what is there already."""
+"""Plans of an import: each record is validated and built into rows before the database is asked what it has."""
 
 from __future__ import annotations
 

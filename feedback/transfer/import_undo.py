@@ -1,4 +1,4 @@
-"""Taking an import back: its rows go, what people and other imports added stays, and nothing else changes.
+"""Undo of an import: its rows go, what people and other imports added stays, and nothing else changes.
 
 Rows of feedback are append-only; beside `feedback.erasure.service` this is the only place that removes any. Words of
 the import that were superseded here are taken out of their chains, so that the later word stands by itself.

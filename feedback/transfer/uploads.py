@@ -1,4 +1,4 @@
-"""Files given to the import page: kept for an hour while their owner looks at what they would bring."""
+"""Uploads of the import page: held for an hour while their owner looks at what they would bring."""
 
 from __future__ import annotations
 

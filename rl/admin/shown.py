@@ -1,4 +1,4 @@
-"""What several admin pages of rl show alike: the filter by agent, and a share with its interval."""
+"""Parts that admin pages of rl share: the filter by agent, and a share with its interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent is to Ratchet: how a state becomes a prompt, and how a response becomes an action. Pure."""
+"""Agent: how a state becomes a prompt, and how a response becomes an action. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the REST endpoints of rl take and answer, as OpenAPI components."""
+"""OpenAPI components of rl's REST endpoints."""
 
 from __future__ import annotations
 

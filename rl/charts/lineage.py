@@ -1,4 +1,4 @@
-"""Who descends from whom, drawn: champions on a line, the others as branches off it. SVG coordinates, no script."""
+"""Lineage of policies as a drawing: champions on a line, the others as branches off it. SVG coordinates, no script."""
 
 from __future__ import annotations
 

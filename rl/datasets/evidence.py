@@ -1,4 +1,4 @@
-"""Where the evidence of a dataset comes from: the database, or files of any known format."""
+"""Sources of a dataset's evidence: the database, or files of any known format."""
 
 from __future__ import annotations
 

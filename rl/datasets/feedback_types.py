@@ -1,4 +1,4 @@
-"""What people said of an agent's answers, as plain facts: verdicts, preferences, corrections, options. Pure.
+"""Types of feedback as plain facts: verdicts, preferences, corrections, listed options. Pure.
 
 With what every kind of dataset asks of them: what a rating is worth, when two responses are the same.
 """

@@ -1,4 +1,4 @@
-"""How far an agent's held-out evidence is from what its gate asks for: shown from the first rating on."""
+"""Distance to the gate: how many held-out prompts an agent has, how many its gate asks for, how many more to rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is held out, and on which side of the split a prompt stands when it is first seen. Pure.
+"""Share of prompts held out, and the side of the split a prompt is given when it is first seen. Pure.
 
 A gate needs a number of held-out prompts, not a share of them: a tenth of 100 rated prompts is too few for any verdict,
 a tenth of 10,000 is plenty. So the share for a prompt that is seen for the first time depends on how many are held out

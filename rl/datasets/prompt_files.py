@@ -1,4 +1,4 @@
-"""Files of prompts: `{"prompt": ...}` or `{"messages": [...]}`, with whatever else is known of each as its facts."""
+"""Files of prompts: `{"prompt": ...}` or `{"messages": [...]}`, with any further columns of each as its facts."""
 
 from __future__ import annotations
 

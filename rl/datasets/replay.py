@@ -1,4 +1,4 @@
-"""Which older feedback a retrain sees again: drawn by hash, so that the same feedback makes the same dataset. Pure."""
+"""Replay of older feedback in a retrain: drawn by hash, so that the same feedback makes the same dataset. Pure."""
 
 from __future__ import annotations
 

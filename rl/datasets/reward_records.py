@@ -1,4 +1,4 @@
-"""What decisions earned: calculated where it is missing or feedback has come since, kept as history, read back."""
+"""Rewards of decisions: calculated where missing or outdated by new feedback, stored as history, read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From evidence to the rows of a dataset: where it is read from, what each kind makes of it, and the prompts beside."""
+"""Rows of a dataset out of evidence: each kind's reader and maker, and the prompts beside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent's feedback looks like before anybody trains on it: counts, balance, lengths, raters, duplicates."""
+"""Statistics of an agent's feedback before training: counts, balance, lengths, raters, duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy would have earned on decisions drawn by chance among listed candidates: from log to figures."""
+"""Off-policy evaluation: what a policy would have earned on decisions sampled among listed candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an experiment stands by the decision log: figures per arm, effects, guardrails, slices, one verdict."""
+"""Results of an experiment by the decision log: figures per arm, effects, guardrails, slices, one verdict."""
 
 from __future__ import annotations
 

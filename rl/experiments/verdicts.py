@@ -1,4 +1,4 @@
-"""What an experiment's figures say, at whichever moment one looks: better, worse, harmful, or wait. Pure."""
+"""Verdict of an experiment at any moment one looks: better, worse, harmful, or wait. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an export leaves behind: files that are whole, hashed and checked, or nothing at all."""
+"""Artifacts of an export: files that are whole, hashed and checked, or nothing at all."""
 
 from __future__ import annotations
 

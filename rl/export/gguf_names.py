@@ -1,4 +1,4 @@
-"""What each family of models is called in GGUF: architecture, configuration keys, tensor names and layouts.
+"""Names of each model family in GGUF: architecture, configuration keys, tensor names and layouts.
 
 The keys and layouts are those of llama.cpp's own conversion; the tensor names come from the `gguf` package's maps.
 """

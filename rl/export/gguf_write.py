@@ -1,4 +1,4 @@
-"""Who writes a model's GGUF file: this project tensor by tensor, or a llama.cpp checkout for other architectures."""
+"""Choice of the GGUF writer: this project's own, tensor by tensor, or a llama.cpp checkout for other architectures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the original says: log-probabilities and answers of base + adapter in transformers, to compare exports with."""
+"""Reference of an export: log-probabilities and answers of base + adapter in transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an export starts: the base model's folder, the adapter on it, and the tokenizer that goes with both."""
+"""Source of an export: the base model's folder, the adapter on it, and the tokenizer of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One vote for each held-out prompt, whatever its number of pairs, and for each cluster of near-identical ones. Pure.
+"""Clustering of votes: one for each held-out prompt or cluster of near-identical ones, however many pairs. Pure.
 
 Pairs of one prompt share answers and a rater, near-identical prompts share nearly everything: counted one by one,
 groups of three promoted 18 % of series for 5 %. Averaged, what they have to do with each other changes no test.

@@ -1,4 +1,4 @@
-"""What a gate is shown and what it answers: bounds, evidence on the same prompts, verdicts, the sheet of them. Pure."""
+"""Gate report: bounds, evidence on the same prompts, the result of each rule. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May this policy move up? Rules as pure functions of figures, each with its verdict. No Django, no torch.
+"""Rules of a gate as pure functions of figures, each with its result. No Django, no torch.
 
 A gate is asked again and again on much the same held-out prompts, so luck is paid for: the first attempt on a holdout
 may spend two thirds of `alpha`, the k-th one third of 1 / ((k - 1) k). These shares sum to 1, so whatever attempts have

@@ -1,4 +1,4 @@
-"""One run, several processes (`accelerate launch`): the first does what database and user see, the others compute."""
+"""Distributed runs (`accelerate launch`): rank 0 does what database and user see, the others compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training leaves: its result beside the run, its policy in the registry, its figures in the run's row."""
+"""Persistence of a run's outcome: result.json in its folder, its policy in the registry, the summary on its row."""
 
 from __future__ import annotations
 

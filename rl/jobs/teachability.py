@@ -1,5 +1,4 @@
-"""Whether a training can change what a policy answers, by its figures alone: said before it begins and when it is done.
-Pure."""
+"""Teachability of a run by its figures: whether training can change what a policy answers, before and after. Pure."""
 
 from __future__ import annotations
 

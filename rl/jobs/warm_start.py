@@ -1,4 +1,4 @@
-"""Whose weights a run begins with: the base model's alone, or those of a policy there is."""
+"""Warm start: the weights a run begins with, the base model's alone or those of an existing policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training commands that learn from rewards share beside the rest: which rewards, and the price of KL."""
+"""Options shared by the training commands that learn from rewards: the rewards, and the price of KL."""
 
 from __future__ import annotations
 

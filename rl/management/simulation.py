@@ -1,4 +1,4 @@
-"""Made-up decisions and, when asked for, made-up ratings: so that the loop can be seen to turn without users.
+"""Simulated decisions and, when asked for, simulated ratings: the loop can be seen to turn without users.
 
 Whatever is written here is marked: decisions with source `simulation`, ratings with rater kind `simulated`.
 """

@@ -1,4 +1,4 @@
-"""What every training command shares: options, dry run, the report. One subclass per method."""
+"""Base of every training command: options, dry run, the report. One subclass per method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was made of the feedback: snapshots, runs with their metrics, evaluations, policies and their history."""
+"""Tables of rl: snapshots, runs with their metrics, evaluations, policies and their history."""
 
 from rl.models.agents import AgentDefinition as AgentDefinition
 from rl.models.benchmarks import BenchmarkResult as BenchmarkResult

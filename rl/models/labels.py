@@ -1,4 +1,4 @@
-"""What an auto-labeller learnt, how well calibrated it is, and where its model lies."""
+"""Table of auto-labeller runs: what each learnt, its calibration, and where its model lies."""
 
 from __future__ import annotations
 

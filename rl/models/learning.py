@@ -1,4 +1,4 @@
-"""What an operator wants of one agent's learning: when to retrain, which gate, which decisions must be right."""
+"""Tables of one agent's learning as an operator sets it: when to retrain, its gate, its golden cases."""
 
 from __future__ import annotations
 

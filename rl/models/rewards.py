@@ -1,4 +1,4 @@
-"""What decisions earned, as history, and what an operator wants of an agent's rewards."""
+"""Tables of rewards: what decisions earned, as history, and an agent's reward settings."""
 
 from __future__ import annotations
 

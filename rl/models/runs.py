@@ -1,4 +1,4 @@
-"""What was made of the feedback: immutable snapshots, and training runs with their metrics."""
+"""Tables of immutable snapshots, and of training runs with their metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator wants of one agent's answers: how warm they are, and how much is tried out."""
+"""Table of an agent's serving settings: temperatures, and the share of exploration."""
 
 from __future__ import annotations
 

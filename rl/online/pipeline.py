@@ -1,4 +1,4 @@
-"""What follows a training run: judge, gate, promote, export, deploy, tidy, tell. Each step may be begun again."""
+"""Pipeline after a training run: judge, gate, promote, export, deploy, prune, notify. Each step can be repeated."""
 
 from __future__ import annotations
 

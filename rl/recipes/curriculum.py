@@ -1,4 +1,4 @@
-"""Easy to hard: in which order training sees its rows (Bengio et al. 2009, "Curriculum learning"). Pure."""
+"""Curriculum: the order in which training sees its rows, easy to hard (Bengio et al. 2009). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment may measure on a decision, and how far a guardrail may give way. Pure."""
+"""Metrics of an experiment on a decision, and the tolerance of its guardrails. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop is told beside a method's knobs: how feedback becomes a dataset, and when an agent learns by itself."""
+"""Knobs of the loop beside a method's: how feedback becomes a dataset, and when an agent learns by itself."""
 
 from __future__ import annotations
 

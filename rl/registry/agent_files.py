@@ -1,4 +1,4 @@
-"""What policies and training keep of agents beside their rows: files, definitions, runs under way."""
+"""Files and rows of agents in rl that a renamed or deleted agent takes along: definitions, policies, running runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two versions side by side: what they learnt from, how, what they score, what they answer."""
+"""Diff of two policies: what they learnt from, how, what they score, what they answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a stored evaluation to the gate's verdict sheet: the evidence, the agent's bounds, which attempt it is."""
+"""Gate evidence from a stored evaluation: the agent's bounds, the attempt's number, the report."""
 
 from __future__ import annotations
 

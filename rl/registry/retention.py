@@ -1,4 +1,4 @@
-"""Which policies keep their files: the champion, those that may be needed again, the newest and the best."""
+"""Retention of policies' files: the champion, those that may be needed again, the newest and the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reward function is: a sample in, a raw value in [-2, 2] with its detail out. Pure."""
+"""Reward function: a sample in, a raw value in [-2, 2] with its detail out. Pure."""
 
 from __future__ import annotations
 

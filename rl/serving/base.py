@@ -1,4 +1,4 @@
-"""What every way of answering has in common: the question, the answer, and the ways of not answering."""
+"""Types that all serving backends share: request, answer, and the errors of not answering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the GGUF files lie that llama.cpp answers with, and having them made by another process."""
+"""GGUF files that llama.cpp answers with, and the child process that writes missing ones."""
 
 from __future__ import annotations
 

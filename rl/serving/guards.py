@@ -1,4 +1,4 @@
-"""What keeps a slow or dead backend from taking everything else with it: a bounded queue and a circuit breaker."""
+"""Guards against a slow or dead backend: a bounded queue and a circuit breaker."""
 
 from __future__ import annotations
 

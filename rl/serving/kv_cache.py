@@ -1,4 +1,4 @@
-"""What was computed of prompts under adapters that gave up their seats: bounded in bytes, each for its own alone."""
+"""Cache of key-value states of prompts under adapters that were switched out: bounded in bytes, each for its own."""
 
 from __future__ import annotations
 

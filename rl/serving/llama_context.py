@@ -1,4 +1,4 @@
-"""One GGUF base in this process: its weights, its key-value cache, and LoRA adapters switched on top of it."""
+"""llama.cpp context of one GGUF base: its weights, its key-value cache, and LoRA adapters switched on top of it."""
 
 from __future__ import annotations
 

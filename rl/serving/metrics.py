@@ -1,4 +1,4 @@
-"""What a Prometheus server reads of the gateway: counted by every web process, summed when it is asked for."""
+"""Metrics of the gateway for Prometheus: counted by every web process, summed when they are read."""
 
 from __future__ import annotations
 

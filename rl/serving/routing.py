@@ -1,4 +1,4 @@
-"""Who answers: from what a request names to the policy, its arm, and whom to ask where that one fails."""
+"""Routing of a request: from the name it asks for to the policy, its arm, and the fallbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arm a unit belongs to: a pure function of SHA-256(salt, unit). No Django, no randomness, no state."""
+"""Assignment of units to arms: a pure function of SHA-256(salt, unit). No Django, no randomness, no state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One arm against another: differences, always-valid intervals, who is best, whether units were split as meant. Pure.
+"""Contrasts between arms: differences, always-valid intervals, the best arm, the check of the split. Pure.
 
 Always-valid: the interval covers the true difference at ALL times at once with probability 1 - alpha, so one may look
 every minute and stop at any look (`rl.statistics.sequences`). Source: Waudby-Smith, Arbour, Sinha, Kennedy & Ramdas,

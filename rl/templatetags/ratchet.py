@@ -1,4 +1,4 @@
-"""How pages write numbers."""
+"""Template filters that format numbers."""
 
 from __future__ import annotations
 

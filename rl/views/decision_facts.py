@@ -1,4 +1,4 @@
-"""What the page of a decision shows beyond feedback: its newest reward in parts, and its policy's page."""
+"""Facts of a decision from rl on its page: its newest reward in parts, and its policy's page."""
 
 from __future__ import annotations
 

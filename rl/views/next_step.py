@@ -1,4 +1,4 @@
-"""Where an agent stands in the loop, and what would turn it on: read off its card, without a query."""
+"""Progress of an agent through the loop and the recommended next action. Derived from its AgentCard; runs no query."""
 
 from __future__ import annotations
 

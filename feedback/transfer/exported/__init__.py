@@ -1,4 +1,4 @@
-"""What an export is made from: views of everything that was said, read piece by piece, never all at once."""
+"""Views that an export is made from: all feedback, read piece by piece, never all at once."""
 
 from feedback.transfer.exported.selecting import MORE as MORE
 from feedback.transfer.exported.selecting import RAW_HIGH as RAW_HIGH

@@ -1,4 +1,4 @@
-"""Everything that was said, in the order in which it can be read back: traces, decisions, comparisons."""
+"""Export of all feedback in an order in which it can be read back: traces, decisions, comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decisions are exported, and what is left out: by agent, by reward, by whether anybody said a word."""
+"""Selection of the decisions to export, by agent, by reward, by whether anybody rated them."""
 
 from __future__ import annotations
 

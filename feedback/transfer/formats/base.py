@@ -1,4 +1,4 @@
-"""What a format is, and what reading one row after the other has in common."""
+"""Base class of formats, and the loop that reads one row after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which column of a table, or which path into a row of JSON, holds what."""
+"""Roles of columns: which column of a table, or which path into a row of JSON, holds what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a labelling task's fields is the prompt and which are the answers: by their names."""
+"""Fields of a labelling task: which is the prompt and which are the answers, by their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be remembered of a file until the rest of it is read: on disk, so that memory stays bounded."""
+"""Store on disk for rows that wait for later rows of the same file, so that memory stays bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which column of a table holds what: as a map says it, else by the usual names, decided from every row of the file."""
+"""Layout of a table: each column's role, by a map, or by usual names decided from every row of the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which format a file is of: every sampled row is asked after, the most specific format first, and the rows vote."""
+"""Recognition of a file's format: the sampled rows vote, asked for the most specific format first."""
 
 from __future__ import annotations
 

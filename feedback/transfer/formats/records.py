@@ -1,4 +1,4 @@
-"""What a foreign file says, in our words: plain frozen records that importing and datasets both read."""
+"""Records of a foreign file: plain frozen dataclasses that imports and datasets both read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the values of a column of ratings or preferences mean, decided once for the whole file."""
+"""Scales of ratings and preferences in a column, decided once for the whole file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What writing a format is, and what several writers have in common: records of ours become rows of theirs."""
+"""Base class of format writers: records of ours become rows of theirs."""
 
 from __future__ import annotations
 
