@@ -19,7 +19,6 @@ from django.conf import settings
 from backend.installation import command_words
 
 logger = logging.getLogger("rl.jobs.child_process")
-logger = logging.getLogger("rl.jobs.child_process")
 
 PR_SET_PDEATHSIG = 1
 
