@@ -312,7 +312,7 @@ def test_sqlite_has_no_index_of_texts_and_says_so() -> None:
 FOUND = """
 import io, json
 from django.core.management import call_command
-from feedback import explorer
+from feedback.explorer import listing as explorer
 from feedback.explorer.search import Narrowed
 from feedback.services import decision_record
 for text in ("der Schlüssel passt", 'says "key"', "hay", "hay"):
