@@ -210,7 +210,7 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
                 ('ratings_human', models.PositiveSmallIntegerField(default=0, editable=False, help_text='Standing ratings by people')),
                 ('ratings_wanted', models.PositiveSmallIntegerField(default=1, editable=False, help_text='0 while it is withdrawn: nobody is asked about it')),
-                ('asking_worth', models.FloatField(default=0.0, editable=False, help_text='0 to 2: how unsure the policy was, plus how far its raters are apart; see feedback.worth')),
+                ('asking_worth', models.FloatField(default=0.0, editable=False, help_text='0 to 2: how unsure the policy was, plus how far its raters are apart')),
                 ('import_batch', models.ForeignKey(blank=True, db_index=False, editable=False, help_text='The import that brought it; empty: it was recorded here', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='decisions', to='feedback.importbatch')),
                 ('trace', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='decisions', to='feedback.trace')),
                 ('withdrawal', models.ForeignKey(blank=True, db_index=False, editable=False, help_text='The act that took it out of what is learnt from; empty: it counts', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='decisions', to='feedback.withdrawal')),
