@@ -1,0 +1,131 @@
+"""The contributor's pages against the code: every module, file and layer they name is there, every diagram is fresh."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.test_architecture import LAYERS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [
+    ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md", "docs/glossary.md")
+]
+FOLDERS = (
+    "backend/",
+    "benchmarks/",
+    "clients/",
+    "docs/",
+    "feedback/",
+    "rl/",
+    "static/",
+    "templates/",
+    "tests/",
+)
+
+
+def quoted(page: Path) -> list[str]:
+    """What stands in backquotes, outside of blocks of code."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text("utf-8"))
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def is_there(dotted: str) -> bool:
+    """Whether a dotted name is a package, a module, or a name that a module or package defines."""
+    path = ROOT.joinpath(*dotted.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    home = path.parent / "__init__.py" if path.parent.is_dir() else path.parent.with_suffix(".py")
+    if not home.is_file():
+        return False
+    defined = {
+        target
+        for node in ast.parse(home.read_text("utf-8")).body
+        for target in (
+            [node.name]
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            else [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+        )
+    }
+    return path.name in defined
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_and_files_named_are_there(page: Path) -> None:
+    names = quoted(page)
+    dotted = [name for name in names if re.fullmatch(r"(?:backend|feedback|rl)(?:\.\w+)+", name)]
+    files = [name for name in names if name.startswith(FOLDERS) and re.fullmatch(r"[\w./-]+", name)]
+    assert [name for name in dotted if not is_there(name)] == []
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+def test_a_name_that_is_not_there_would_be_found() -> None:
+    assert is_there("rl.gates")
+    assert is_there("feedback.services.rating_submit")
+    assert not is_there("rl.gate_sheets")
+    assert not is_there("feedback.services.rating_whisper")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_pages_and_headings(page: Path) -> None:
+    broken = []
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text("utf-8")):
+        file = page.parent / target if target else page
+        headings = (
+            re.findall(r"(?m)^#+ (.+)$", file.read_text("utf-8"))
+            if file.suffix == ".md" and file.exists()
+            else []
+        )
+        anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        if not file.exists() or (anchor and anchor not in anchors):
+            broken.append(f"{target}#{anchor}")
+    assert broken == []
+
+
+@pytest.mark.parametrize("app", LAYERS)
+def test_the_page_has_the_layers_that_the_code_is_held_to(app: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page.split(f"layers of `{app}` |\n")[1].split("\n\n")[0].splitlines()[1:]
+    rows = [re.findall(r"`([\w.]+)`", row) for row in table]
+    assert rows == [[f"{app}.{place}" for place in line.split()] for line in LAYERS[app]]
+
+
+def test_the_diagrams_are_as_their_script_draws_them_and_name_modules_that_are_there() -> None:
+    spec = importlib.util.spec_from_file_location("diagrams", ROOT / "docs" / "diagrams.py")
+    assert spec
+    assert spec.loader
+    diagrams = importlib.util.module_from_spec(spec)
+    sys.modules["diagrams"] = diagrams
+    spec.loader.exec_module(diagrams)
+    for name, content in diagrams.pictures().items():
+        assert (ROOT / "docs" / "images" / name).read_text("utf-8") == content, "run: python docs/diagrams.py"
+    named = [
+        part for step in (*diagrams.THUMB, *diagrams.COMPLETION) for part in re.split(r"[ ,>-]+", step.module)
+    ]
+    assert [name for name in named if not is_there(name)] == []
+
+
+def test_the_glossary_has_its_terms_in_order_each_with_a_page() -> None:
+    rows = re.findall(r"(?m)^\| \*\*(.+?)\*\* \| (.+) \| (\[.+\)) \|$", PAGES[-1].read_text("utf-8"))
+    terms = [term for term, _, _ in rows]
+    assert len(terms) >= 40
+    assert terms == sorted(set(terms), key=str.lower)
+    sentences = {term: meaning.replace("et al.", "et al") for term, meaning, _ in rows}
+    assert [term for term, text in sentences.items() if not text.endswith(".") or ". " in text] == []
+
+
+def test_hooks_before_a_commit_run_the_pinned_programs_alone() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"]
+    pins = (ROOT / "requirements-dev.txt").read_text("utf-8")
+    assert [repository["repo"] for repository in hooks] == ["local"]  # nothing is fetched
+    for hook in hooks[0]["hooks"]:
+        program, *words = hook["entry"].split()
+        assert program.startswith(".venv/bin/")
+        name = program.rpartition("/")[2]
+        assert f"{name}==" in pins or (name == "python" and (ROOT / words[0]).is_file())
