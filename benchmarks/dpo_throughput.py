@@ -268,14 +268,14 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
         return stock_step(self, *args, **kwargs)
 
     pair_trainer.PairTrainer.training_step = step  # type: ignore[method-assign]
-    stock_end = callbacks.Follower.on_step_end
+    stock_end = callbacks.ListenerCallback.on_step_end
 
     def end(self: Any, *args: Any, **kwargs: Any) -> None:
         _settle()
         times.append(time.perf_counter() - began[0])
         stock_end(self, *args, **kwargs)
 
-    callbacks.Follower.on_step_end = end  # type: ignore[method-assign]
+    callbacks.ListenerCallback.on_step_end = end  # type: ignore[method-assign]
     if not vary:  # the same batches as the other sides
 
         def in_order(self: Any, train_dataset: Any = None) -> Any:

@@ -165,7 +165,10 @@ def agreement(options: argparse.Namespace, folder: Path, texts: list[str]) -> di
         lora_start(model)
         loss = super(GroupTrainer, self)._compute_loss(model, inputs)
         caught.update(
-            inputs=inputs, loss=float(loss.detach()), gradients=_gradients(model, loss), rung=self.choice.rung
+            inputs=inputs,
+            loss=float(loss.detach()),
+            gradients=_gradients(model, loss),
+            strategy=self.choice.strategy,
         )
         raise KeyboardInterrupt
 
@@ -189,7 +192,7 @@ def agreement(options: argparse.Namespace, folder: Path, texts: list[str]) -> di
         "loss": float(loss.detach()),
         "loss_differs": abs(float(loss.detach()) - caught["loss"]),
         "gradient_differs": apart / largest,
-        "forward": str(caught["rung"]),
+        "forward": str(caught["strategy"]),
     }
 
 

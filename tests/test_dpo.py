@@ -25,7 +25,7 @@ from rl.training.encoding import EncodedPairs, EncodedResponse
 from rl.training.evaluate import evaluate_policy
 from rl.training.folder import failures_explained
 from rl.training.hardware import Hardware
-from rl.training.packed import prefix_attention, selection
+from rl.training.packed import selection, strategies
 from rl.training.pair_trainer import EXTRAS, install_forward, trl_losses
 from rl.training.policy import generate, load_policy
 from rl.training.progress import Silent, checkpoint_is_whole
@@ -43,7 +43,7 @@ QUICK = DPORecipe(
 VECTORS = Path(__file__).parent.parent.parent / "shared" / "data" / "vectors" / "reference_vectors.json"
 
 
-class Follower(Silent):
+class ListenerCallback(Silent):
     """Writes down what a run tells it; stops or dies after a given step."""
 
     def __init__(self, stop_after: int = 10**9, die_after: int = 10**9) -> None:
@@ -251,7 +251,7 @@ def test_every_architecture_trains_and_its_adapter_answers(tmp_path: Path, archi
 def test_a_result_holds_what_is_needed_to_report_the_run(
     base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    follower = Follower()
+    follower = ListenerCallback()
     recipe = dataclasses.replace(QUICK, epochs=2, eval_steps=2)
     result = a_trainer(base, tmp_path / "run", recipe, listener=follower, agent="widgets").train(
         some_pairs(16), some_pairs(5, seed=1)
@@ -358,7 +358,7 @@ def test_4_bit_training_reaches_every_layer_and_keeps_the_adapter_in_full_precis
     base: str, tmp_path: Path
 ) -> None:
     recipe = dataclasses.replace(QUICK, quantization="4bit", max_steps=2, gradient_checkpointing=True)
-    follower = Follower()
+    follower = ListenerCallback()
     result = a_trainer(base, tmp_path / "run", recipe, listener=follower).train(some_pairs(8))
     weights = load_file(Path(result.checkpoint) / "adapter_model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
@@ -375,7 +375,7 @@ def test_4_bit_bases_pack_their_rows_within_their_type_s_tolerance(base: str, dt
     policy = load_policy(base, hardware=hardware, quantization="4bit", trainable=True, recipe=QUICK)
     items = [EncodedResponse([7, 8, 9] * n, answer) for n in (4, 11) for answer in ([5, 6, 7], [9, 4])]
     assert policy.quantization == "4bit"
-    assert selection.rung_choose(policy, items, gradients=True).rung is prefix_attention.Rung.LAST_LAYER
+    assert selection.strategy_select(policy, items, gradients=True).strategy is strategies.Strategy.LAST_LAYER
 
 
 def test_4_bit_weights_pass_gradients_on_after_they_have_been_scored_with(base: str) -> None:
@@ -395,8 +395,8 @@ def test_a_killed_run_resumes_to_the_same_steps_and_the_same_weights(base: str, 
     rows, recipe = some_pairs(20), dataclasses.replace(QUICK, epochs=2, save_steps=3)
     whole = a_trainer(base, tmp_path / "whole", recipe).train(rows)
     with pytest.raises(ConnectionError):
-        a_trainer(base, tmp_path / "killed", recipe, listener=Follower(die_after=8)).train(rows)
-    follower = Follower()
+        a_trainer(base, tmp_path / "killed", recipe, listener=ListenerCallback(die_after=8)).train(rows)
+    follower = ListenerCallback()
     resumed = a_trainer(base, tmp_path / "killed", recipe, listener=follower, resume=True).train(rows)
     assert follower.steps == [7, 8, 9, 10]
     assert (resumed.steps, resumed.status) == (whole.steps, "succeeded")
@@ -413,11 +413,11 @@ def test_a_killed_run_resumes_to_the_same_steps_and_the_same_weights(base: str, 
 def test_a_half_written_checkpoint_is_skipped(base: str, tmp_path: Path) -> None:
     rows, recipe = some_pairs(20), dataclasses.replace(QUICK, save_steps=2)
     with pytest.raises(ConnectionError):
-        a_trainer(base, tmp_path / "run", recipe, listener=Follower(die_after=5)).train(rows)
+        a_trainer(base, tmp_path / "run", recipe, listener=ListenerCallback(die_after=5)).train(rows)
     last = tmp_path / "run" / "checkpoints" / "checkpoint-4"
     assert checkpoint_is_whole(last)
     (last / "optimizer.pt").write_bytes((last / "optimizer.pt").read_bytes()[:100])
-    follower = Follower()
+    follower = ListenerCallback()
     resumed = a_trainer(base, tmp_path / "run", recipe, listener=follower, resume=True).train(rows)
     assert follower.steps == list(range(3, 16))
     assert resumed.steps == 15
@@ -429,7 +429,7 @@ def test_a_run_stopped_on_request_leaves_a_checkpoint_that_answers_and_can_go_on
     base: str, tmp_path: Path
 ) -> None:
     rows = some_pairs(20)
-    stopped = a_trainer(base, tmp_path / "run", listener=Follower(stop_after=2)).train(rows)
+    stopped = a_trainer(base, tmp_path / "run", listener=ListenerCallback(stop_after=2)).train(rows)
     assert (stopped.status, stopped.steps, stopped.total_steps) == ("cancelled", 2, 15)
     assert Path(stopped.checkpoint).name == "checkpoint-2"
     policy = load_policy(base, stopped.checkpoint, hardware=HARDWARE)
@@ -443,7 +443,7 @@ def test_truncation_and_what_is_left_out_are_counted_and_said(base: str, tmp_pat
     long = {**some_pairs(1)[0], "prompt": [{"role": "user", "content": "why " * 200}]}
     wordy = {**some_pairs(1)[0], "chosen": "because " * 60}
     same = {**some_pairs(1)[0], "rejected": some_pairs(1)[0]["chosen"]}
-    follower = Follower()
+    follower = ListenerCallback()
     recipe = dataclasses.replace(QUICK, max_steps=1)
     result = a_trainer(base, tmp_path / "run", recipe, listener=follower).train(
         [*some_pairs(4), long, wordy, same]
@@ -501,7 +501,7 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(base: str, tmp_path: 
 
 @pytest.mark.training
 def test_a_run_is_not_resumed_with_other_knobs_or_other_pairs(base: str, tmp_path: Path) -> None:
-    a_trainer(base, tmp_path / "run", listener=Follower(stop_after=1)).train(some_pairs(8))
+    a_trainer(base, tmp_path / "run", listener=ListenerCallback(stop_after=1)).train(some_pairs(8))
     other = dataclasses.replace(QUICK, beta=0.2)
     with pytest.raises(TrainingRefused, match=r"started with other beta \(0.1, now 0.2\)"):
         a_trainer(base, tmp_path / "run", other, resume=True).train(some_pairs(8))
@@ -550,8 +550,8 @@ def test_45_steps_over_packed_rows_have_the_losses_of_stock_rows(
     packed = a_trainer(base, tmp_path / "packed", recipe)
     losses = packed.train(some_pairs(30)).history["loss"]
     assert any("split+last_layer" in note for note in packed.notes), packed.notes
-    stock = selection.Choice(prefix_attention.Rung.STOCK, "of a test", {})
-    monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, **__: stock)
+    stock = selection.StrategyChoice(strategies.Strategy.STOCK, "of a test", {})
+    monkeypatch.setattr(trl_runs, "strategy_select", lambda *_, **__: stock)
     plain = a_trainer(base, tmp_path / "plain", recipe)
     expected = plain.train(some_pairs(30)).history["loss"]
     assert any("not packed" in note for note in plain.notes), plain.notes

@@ -29,7 +29,7 @@ from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModelTrainer
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer
-from tests.test_dpo import HARDWARE, Follower, some_pairs
+from tests.test_dpo import HARDWARE, ListenerCallback, some_pairs
 from tests.tiny import tiny_model
 
 QUICK: dict[str, Any] = {
@@ -147,7 +147,7 @@ def test_a_killed_run_counts_its_patience_from_where_it_was(base: str, tmp_path:
 
     whole = run("whole")
     with pytest.raises(ConnectionError):
-        run("killed", listener=Follower(die_after=whole.steps))
+        run("killed", listener=ListenerCallback(die_after=whole.steps))
     resumed = run("killed", resume=True)
     assert (resumed.steps, resumed.best_step) == (whole.steps, whole.best_step)
     assert same_weights(Path(resumed.checkpoint), Path(whole.checkpoint))
@@ -191,7 +191,7 @@ def test_the_reference_is_the_policy_that_was_shown_what_was_judged(
         learning_rate=1e-5,
         warm_up_learning_rate=1e-2,
     )
-    notes = Follower()
+    notes = ListenerCallback()
     owner = trainer(recipe, base, output_dir=tmp_path, hardware=HARDWARE, listener=notes)
     rows = shaped(ROWS)
     result = owner.train(rows)
@@ -221,7 +221,7 @@ def test_a_resumed_run_takes_the_warm_up_that_was_finished(base: str, tmp_path: 
     recipe = DPORecipe(**QUICK | {"warm_up_steps": 3, "max_steps": 4, "patience": 0, "save_steps": 2})
     with pytest.raises(ConnectionError):
         DPOTrainer(
-            recipe, base, output_dir=tmp_path, hardware=HARDWARE, listener=Follower(die_after=3)
+            recipe, base, output_dir=tmp_path, hardware=HARDWARE, listener=ListenerCallback(die_after=3)
         ).train(ROWS)
     adapter = tmp_path / "warm_up" / "adapter" / "adapter_model.safetensors"
     written = adapter.stat().st_mtime_ns

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from rl.training.packed import flex, selection
+from rl.training.packed import flex, forward, packing, selection, selftest
 from rl.training.packed.logps import causal_model
 from rl.training.packed.packing import Packed, pack
-from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.strategies import Strategy
 from tests.test_prefix_attention import a_policy, some_items
 
 
@@ -19,8 +19,8 @@ def two_prompts() -> Packed:
 
 
 def test_rows_lie_one_behind_the_other_without_padding() -> None:
-    row = flex.flatten(two_prompts())
-    assert row.ids.shape == (1, flex.BLOCK)
+    row = packing.flatten(two_prompts())
+    assert row.ids.shape == (1, packing.FLEX_BLOCK)
     assert row.ids[0, :9].tolist() == [5, 6, 1, 2, 4, 7, 8, 9, 0]
     assert row.positions[0, :9].tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 0]
     assert row.documents[:9].tolist() == [0] * 5 + [1] * 3 + [-1]
@@ -30,7 +30,7 @@ def test_rows_lie_one_behind_the_other_without_padding() -> None:
 
 
 def test_a_token_sees_its_own_prompt_and_its_own_completion() -> None:
-    row = flex.flatten(two_prompts())
+    row = packing.flatten(two_prompts())
     place = torch.arange(9)
     seen = flex.sees(row)(0, 0, place[:, None], place[None]).int().tolist()
     assert seen == [
@@ -48,52 +48,52 @@ def test_a_token_sees_its_own_prompt_and_its_own_completion() -> None:
     assert kept == [seen[at] for at in row.kept[0].tolist()]
 
 
-@pytest.mark.parametrize("rung", [Rung.FLEX, Rung.FLEX_LAST_LAYER])
-def test_log_probabilities_are_those_of_the_split_rung(rung: Rung) -> None:
+@pytest.mark.parametrize("strategy", [Strategy.FLEX, Strategy.FLEX_LAST_LAYER])
+def test_log_probabilities_are_those_of_the_split_rung(strategy: Strategy) -> None:
     policy, items = a_policy("qwen3"), some_items(57, 20, 33, 90)
     packed = pack([i.prompt_ids for i in items], [i.response_ids for i in items], pad_token_id=0)
     model = causal_model(policy.model)
     with torch.no_grad():
-        selection.install(policy, Rung.SPLIT)
-        expected = selection.packed_logps(model, packed, Rung.SPLIT)[0]
-        selection.install(policy, rung)
-        laid_before = dataclasses.replace(packed, flat=flex.flatten(packed)).to("cpu")
-        found = selection.packed_logps(model, laid_before, rung)[0]
-        assert torch.equal(selection.packed_logps(model, packed, rung)[0], found)
+        selftest.install(policy, Strategy.SPLIT)
+        expected = forward.packed_logps(model, packed, Strategy.SPLIT)[0]
+        selftest.install(policy, strategy)
+        laid_before = dataclasses.replace(packed, flat=packing.flatten(packed)).to("cpu")
+        found = forward.packed_logps(model, laid_before, strategy)[0]
+        assert torch.equal(forward.packed_logps(model, packed, strategy)[0], found)
     assert float((expected - found).abs().max()) < 1e-5
 
 
 def test_on_a_cpu_it_scores_but_does_not_train_and_the_record_says_why() -> None:
     policy, items = a_policy("llama"), some_items(57, 20)
-    scored = selection.rung_choose(policy, items, gradients=False, lowest=Rung.FLEX_LAST_LAYER)
-    assert scored.rung is Rung.FLEX_LAST_LAYER
-    trained = selection.rung_choose(policy, items, gradients=True, lowest=Rung.FLEX_LAST_LAYER)
-    assert trained.rung is Rung.LAST_LAYER
-    assert "FlexAttention has no backward pass on a CPU" in trained.said
+    scored = selection.strategy_select(policy, items, gradients=False, first=Strategy.FLEX_LAST_LAYER)
+    assert scored.strategy is Strategy.FLEX_LAST_LAYER
+    trained = selection.strategy_select(policy, items, gradients=True, first=Strategy.FLEX_LAST_LAYER)
+    assert trained.strategy is Strategy.LAST_LAYER
+    assert "FlexAttention has no backward pass on a CPU" in trained.summary
 
 
 def test_a_wrong_block_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         flex, "sees", lambda row, at=None: lambda b, h, q, k: (q if at is None else at[q]) >= k
     )
-    choice = selection.rung_choose(
-        a_policy("llama"), some_items(57, 20), gradients=False, lowest=Rung.FLEX_LAST_LAYER
+    choice = selection.strategy_select(
+        a_policy("llama"), some_items(57, 20), gradients=False, first=Strategy.FLEX_LAST_LAYER
     )
-    assert choice.rung is Rung.LAST_LAYER
-    assert "log-probabilities within" in choice.agreement[Rung.FLEX]
+    assert choice.strategy is Strategy.LAST_LAYER
+    assert "log-probabilities within" in choice.agreement[Strategy.FLEX]
 
 
 @pytest.mark.parametrize(
-    ("attention", "device", "prompt", "rung"),
+    ("attention", "device", "prompt", "strategy"),
     [
-        ("auto", "cuda", 4095, Rung.LAST_LAYER),
-        ("auto", "cuda", 4096, Rung.FLEX_LAST_LAYER),
-        ("auto", "cpu", 4096, Rung.LAST_LAYER),
-        ("flex", "cuda", 10, Rung.FLEX_LAST_LAYER),
-        ("split", "cuda", 9000, Rung.LAST_LAYER),
+        ("auto", "cuda", 4095, Strategy.LAST_LAYER),
+        ("auto", "cuda", 4096, Strategy.FLEX_LAST_LAYER),
+        ("auto", "cpu", 4096, Strategy.LAST_LAYER),
+        ("flex", "cuda", 10, Strategy.FLEX_LAST_LAYER),
+        ("split", "cuda", 9000, Strategy.LAST_LAYER),
     ],
 )
 def test_long_prompts_on_a_card_are_tried_with_flexattention(
-    attention: str, device: str, prompt: int, rung: Rung
+    attention: str, device: str, prompt: int, strategy: Strategy
 ) -> None:
-    assert selection.lowest_rung(attention, device, some_items(prompt)) is rung
+    assert selection.first_strategy(attention, device, some_items(prompt)) is strategy

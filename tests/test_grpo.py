@@ -16,12 +16,12 @@ from rl.rewards.base import RewardSample, RewardValue
 from rl.training import grpo_trainer
 from rl.training.grpo import GRPOTrainer
 from rl.training.hardware import Hardware
-from rl.training.packed import selection
-from rl.training.packed.prefix_attention import Rung
+from rl.training.packed import selection, selftest
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import load_policy
 from rl.training.result import TrainingRefused
 from rl.training.scoring import score_responses
-from tests.test_ppo import ROWS, Follower, Length, weights
+from tests.test_ppo import ROWS, Length, ListenerCallback, weights
 from tests.tiny import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
@@ -70,7 +70,7 @@ def groups(count: int) -> list[dict[str, Any]]:
 def test_a_run_tells_its_reward_its_kl_and_what_held_out_prompts_earn(
     trainer: Callable[..., GRPOTrainer],
 ) -> None:
-    follower = Follower()
+    follower = ListenerCallback()
     result = trainer(listener=follower).train(ROWS, ROWS[:3])
     assert (result.status, result.steps, follower.total) == ("succeeded", 2, 2)
     assert result.samples == {"train": 12, "eval": 3}
@@ -109,9 +109,9 @@ def test_log_probabilities_and_gradients_are_trls(
 
     def both_ways(self: Any, model: Any, inputs: Any) -> torch.Tensor:
         found = []
-        for rung in (self.choice.rung, Rung.STOCK):
-            selection.install(self.policy, rung)
-            self.choice = selection.Choice(rung, "", {})
+        for strategy in (self.choice.strategy, Strategy.STOCK):
+            selftest.install(self.policy, strategy)
+            self.choice = selection.StrategyChoice(strategy, "", {})
             model.zero_grad()
             torch.nn.init.constant_(
                 model.base_model.model.model.layers[0].mlp.up_proj.lora_B.default.weight, 0.05
@@ -168,7 +168,7 @@ def test_a_micro_batch_holds_whole_groups(
 
 def test_a_resumed_run_takes_the_same_steps(trainer: Callable[..., GRPOTrainer]) -> None:
     straight = trainer("straight", max_steps=4, save_steps=2).train(ROWS, ROWS[:2])
-    first = trainer("broken", max_steps=4, save_steps=2, listener=Follower(stop_after=2)).train(
+    first = trainer("broken", max_steps=4, save_steps=2, listener=ListenerCallback(stop_after=2)).train(
         ROWS, ROWS[:2]
     )
     assert (first.status, first.steps, first.total_steps) == ("cancelled", 2, 4)

@@ -13,13 +13,13 @@ import torch
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
 from rl.training import trl_runs
 from rl.training.kto import KTOTrainer, kto_weights, likelihood_loss, logistic_loss
-from rl.training.packed.prefix_attention import Rung
-from rl.training.packed.selection import Choice
+from rl.training.packed.selection import StrategyChoice
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import generate, load_policy
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer
-from tests.test_dpo import HARDWARE, Follower, some_pairs
+from tests.test_dpo import HARDWARE, ListenerCallback, some_pairs
 from tests.tiny import tiny_model
 
 CHART, TABLE = '{"widget": "line_chart"}', '{"widget": "table"}'
@@ -110,7 +110,7 @@ def preference(base: str, adapter: str | None) -> float:
 
 @pytest.mark.training
 def test_kto_learns_from_thumbs_what_is_preferred(base: str, tmp_path: Path) -> None:
-    follower = Follower()
+    follower = ListenerCallback()
     result = kto(base, tmp_path, dataclasses.replace(KTO, epochs=6), listener=follower).train(
         labels(32), labels(6)
     )
@@ -139,7 +139,9 @@ def test_the_logistic_loss_teaches_what_is_preferred(
     assert "kl" not in packed.metrics
     assert preference(base, packed.checkpoint) > preference(base, None)
     # and the library's own rows, one for each response, give the same
-    monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, **__: Choice(Rung.STOCK, "a test", {}))
+    monkeypatch.setattr(
+        trl_runs, "strategy_select", lambda *_, **__: StrategyChoice(Strategy.STOCK, "a test", {})
+    )
     stock = kto(base, tmp_path / "stock", recipe).train(labels(16), labels(4))
     assert stock.history["loss"] == pytest.approx(packed.history["loss"], abs=1e-4)
 
@@ -182,7 +184,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(base: str, tmp_path: Path, method
             return sft(base, tmp_path / folder, recipe, **more).train(demonstrations(12))
 
     whole = run("whole")
-    stopped = run("stopped", listener=Follower(stop_after=2))
+    stopped = run("stopped", listener=ListenerCallback(stop_after=2))
     assert stopped.status == "cancelled"
     resumed = run("stopped", resume=True)
     assert resumed.status == "succeeded"
@@ -239,8 +241,8 @@ def test_packed_rows_lose_what_trl_s_rows_lose(
     rows[3] |= {"completion": TABLE, "label": False}
     packed = kto(base, tmp_path / "packed", recipe).train(rows, rows[:4])
     assert any("rows that share a prompt" in note for note in packed.notes)
-    stock = Choice(Rung.STOCK, "a test", {})
-    monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, **__: stock)
+    stock = StrategyChoice(Strategy.STOCK, "a test", {})
+    monkeypatch.setattr(trl_runs, "strategy_select", lambda *_, **__: stock)
     plain = kto(base, tmp_path / "plain", recipe).train(rows, rows[:4])
     assert "rows are not packed: a test" in plain.notes
     for name in ("loss", "kl", "rewards/chosen", "rewards/rejected"):

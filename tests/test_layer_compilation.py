@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from rl.training.packed import compile_choice, layer_compilation, prefix_attention, selection
+from rl.training.packed import compile_choice, forward, layer_compilation, selftest
 from rl.training.packed.layer_compilation import Buckets, widths_fit
 from rl.training.packed.logps import causal_model
 from rl.training.packed.packing import pack
-from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.strategies import Strategy
 from tests.test_dpo import QUICK, a_trainer, some_pairs
 from tests.test_prefix_attention import a_policy, some_items
 from tests.tiny import tiny_model
@@ -30,16 +30,16 @@ def nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def found(policy: Any, rung: Rung, sizes: tuple[int, ...], buckets: Buckets | None) -> Any:
+def found(policy: Any, strategy: Strategy, sizes: tuple[int, ...], buckets: Buckets | None) -> Any:
     items = some_items(*sizes)
     packed = pack(
         [i.prompt_ids for i in items], [i.response_ids for i in items], pad_token_id=0,
         fit=buckets.fit if buckets else None,
     )  # fmt: skip
     policy.model.zero_grad(set_to_none=True)
-    logps = selection.packed_logps(causal_model(policy.model), packed, rung)[0]
+    logps = forward.packed_logps(causal_model(policy.model), packed, strategy)[0]
     logps.sum().backward()
-    return logps.detach(), selection._gradients(policy)
+    return logps.detach(), selftest.gradients_of(policy)
 
 
 # --- Widths -------------------------------------------------------------------------------------------------
@@ -79,16 +79,16 @@ def test_padding_to_a_width_changes_nothing_but_the_padding() -> None:
 
 
 def test_compiled_layers_agree_and_are_compiled_once_for_each_width() -> None:
-    rung = Rung.LAST_LAYER
+    strategy = Strategy.LAST_LAYER
     policy, buckets = a_policy("llama"), Buckets((32, 64), (24,))
     model = causal_model(policy.model)
     forms = []
-    with selection._as_tested(policy, True):
+    with selftest.measurement_mode(policy, True):
         for sizes in ((57, 20), (60, 33, 20), (20, 21), (22, 25, 30)):
-            selection.install(policy, rung)
-            logps, gradients = found(policy, rung, sizes, None)
+            selftest.install(policy, strategy)
+            logps, gradients = found(policy, strategy, sizes, None)
             layer_compilation.compile_layers(model, "aot_eager")
-            compiled, theirs = found(policy, rung, sizes, buckets)
+            compiled, theirs = found(policy, strategy, sizes, buckets)
             assert torch.allclose(logps, compiled, atol=1e-5)
             assert gradients.keys() == theirs.keys()
             largest = max(float(gradient.norm()) for gradient in gradients.values())
@@ -104,14 +104,14 @@ def test_compiled_layers_agree_and_are_compiled_once_for_each_width() -> None:
 def test_another_rung_is_not_compiled_any_more() -> None:
     policy = a_policy("llama")
     layers = causal_model(policy.model).base_model.layers
-    selection.install(policy, Rung.LAST_LAYER)
+    selftest.install(policy, Strategy.LAST_LAYER)
     cut = layers[-1].forward
     layer_compilation.compile_layers(causal_model(policy.model), "aot_eager")
     assert layers[-1].forward != cut
     layer_compilation.uncompile_layers(causal_model(policy.model))
     assert layers[-1].forward == cut
     layer_compilation.compile_layers(causal_model(policy.model), "aot_eager")
-    selection.install(policy, Rung.STOCK)
+    selftest.install(policy, Strategy.STOCK)
     assert all("forward" not in vars(layer) for layer in layers)
 
 
@@ -119,10 +119,10 @@ def test_another_rung_is_not_compiled_any_more() -> None:
 
 
 def choose(
-    policy: Any, wish: str, rung: Rung = Rung.LAST_LAYER, step_s: float = 1.0, steps: int = 10**6
+    policy: Any, wish: str, strategy: Strategy = Strategy.LAST_LAYER, step_s: float = 1.0, steps: int = 10**6
 ) -> Any:
     return compile_choice.compile_choose(
-        policy, rung, some_items(57, 20), wish=wish, steps=steps, step_s=lambda: step_s
+        policy, strategy, some_items(57, 20), wish=wish, steps=steps, step_s=lambda: step_s
     )
 
 
@@ -140,26 +140,26 @@ def test_compiled_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPa
     policy = a_policy("llama")
     choice = choose(policy, "on")
     assert choice.buckets is None
-    assert "do not agree with the stock forward" in choice.said
+    assert "do not agree with the stock forward" in choice.summary
     assert not hasattr(causal_model(policy.model).base_model.layers[0], "ratchet_compiled")
-    with selection._as_tested(policy, False):  # and the rung is as right as it was
-        assert prefix_attention.installed(causal_model(policy.model)) is Rung.LAST_LAYER
+    with selftest.measurement_mode(policy, False):  # and the strategy is as right as it was
+        assert forward.installed(causal_model(policy.model)) is Strategy.LAST_LAYER
 
 
 @pytest.mark.parametrize(
-    ("wish", "rung", "reason"),
+    ("wish", "strategy", "reason"),
     [
-        ("off", Rung.SPLIT, "asked not to be"),
-        ("auto", Rung.SPLIT, "only on CUDA"),
-        ("on", Rung.STOCK, "rows are not packed"),
-        ("on", Rung.FLEX, "its own kernel"),
-        ("on", Rung.CACHE, "two passes"),
+        ("off", Strategy.SPLIT, "asked not to be"),
+        ("auto", Strategy.SPLIT, "only on CUDA"),
+        ("on", Strategy.STOCK, "rows are not packed"),
+        ("on", Strategy.FLEX, "its own kernel"),
+        ("on", Strategy.CACHE, "two passes"),
     ],
 )
-def test_why_layers_are_not_compiled_is_said(wish: str, rung: Rung, reason: str) -> None:
-    choice = choose(a_policy("llama"), wish, rung)
+def test_why_layers_are_not_compiled_is_said(wish: str, strategy: Strategy, reason: str) -> None:
+    choice = choose(a_policy("llama"), wish, strategy)
     assert choice.buckets is None
-    assert reason in choice.said
+    assert reason in choice.summary
 
 
 def test_on_a_card_a_short_run_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_on_a_card_a_short_run_is_not_compiled(monkeypatch: pytest.MonkeyPatch) 
     # a tenth of 100 steps of half a second is 5 s; two widths are taken to cost a minute
     short = choose(policy, "auto", step_s=0.5, steps=100)
     assert short.buckets is None
-    assert "100 steps of 0.5 s, of which a tenth is 5 s, against 60 s for compiling 2 widths" in short.said
+    assert "100 steps of 0.5 s, of which a tenth is 5 s, against 60 s for compiling 2 widths" in short.summary
     # 17 tokens of completions are fed: 7 + 12, without their last ones
     assert choose(policy, "auto", step_s=0.5, steps=10_000).buckets == Buckets((24, 64), (24,))
 

@@ -1,4 +1,4 @@
-"""Metrics kept on the device: TRL's own numbers, read in one go when they are logged."""
+"""Metrics lazy on the device: TRL's own numbers, read in one go when they are logged."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 import trl
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl.training.packed import selection
-from rl.training.packed.lazy_metrics import Kept, Later, Ledger
+from rl.training.packed import forward, selftest
+from rl.training.packed.lazy_metrics import LazyMetrics, LazyScalar, LazyTensor
 from rl.training.packed.logps import causal_model
 from rl.training.packed.packing import pack
-from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.strategies import Strategy
 from rl.training.pair_trainer import EXTRAS, PairTrainer
 from rl.training.result import TrainingFailed
 from tests.test_dpo import QUICK, a_trainer, some_pairs
@@ -46,7 +46,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def history(base: str, folder: Path, monkeypatch: pytest.MonkeyPatch, later: bool, **knobs: Any) -> Any:
-    monkeypatch.setattr(PairTrainer, "later_metrics", later)
+    monkeypatch.setattr(PairTrainer, "defer_metrics", later)
     recipe = dataclasses.replace(QUICK, gradient_accumulation=2, logging_steps=2, max_steps=6, **knobs)
     return a_trainer(base, folder, recipe).train(some_pairs(16), some_pairs(4, seed=1)).history
 
@@ -98,19 +98,19 @@ def test_a_run_that_diverged_is_found_when_its_losses_are_read(
 
 
 def test_one_transfer_fetches_all_numbers_of_a_type() -> None:
-    ledger = Ledger()
-    numbers = [ledger.keep(torch.tensor([1.0, 2.0, float(i)])).mean().item() for i in range(9)]
-    tokens = ledger.keep(torch.tensor([3, 4])).sum().item()
+    pending = LazyMetrics()
+    numbers = [pending.wrap(torch.tensor([1.0, 2.0, float(i)])).mean().item() for i in range(9)]
+    tokens = pending.wrap(torch.tensor([3, 4])).sum().item()
     mean = sum(numbers) / len(numbers)
     assert (float(mean), int(tokens // 2)) == (pytest.approx(7 / 3), 3)
-    assert ledger.transfers == 2
-    assert ledger.entries == []
+    assert pending.transfers == 2
+    assert pending.entries == []
 
 
 def test_a_count_that_was_taken_to_be_above_zero_gives_zero_where_it_is_not() -> None:
-    ledger = Ledger()
+    pending = LazyMetrics()
     for count, expected in ((torch.tensor(4), 0.5), (torch.tensor(0), 0.0)):
-        total, tokens = ledger.keep(torch.tensor(2.0)), ledger.keep(count)
+        total, tokens = pending.wrap(torch.tensor(2.0)), pending.wrap(count)
         share = (total / tokens).item() if tokens > 0 else -1.0
         numbers = total.item(), tokens.item()
         assert float(numbers[0] / numbers[1] if numbers[1] > 0 else -1.0) == expected
@@ -118,33 +118,33 @@ def test_a_count_that_was_taken_to_be_above_zero_gives_zero_where_it_is_not() ->
 
 
 def test_a_branch_taken_wrongly_is_loud() -> None:
-    ledger = Ledger()
-    count = ledger.keep(torch.tensor(0)).item()
+    pending = LazyMetrics()
+    count = pending.wrap(torch.tensor(0)).item()
     assert count > 0  # not known yet
     with pytest.raises(RuntimeError, match="taken to be above 0"):
-        ledger.read()
+        pending.read()
 
 
 def test_what_a_kept_tensor_does_not_know_is_done_by_the_tensor() -> None:
-    kept = Ledger().keep(torch.tensor([1.0, float("nan")]))
-    assert isinstance(kept, Kept)
-    assert kept.nansum().item() == 1.0
-    assert torch.equal(torch.isnan(kept), torch.tensor([False, True]))
-    assert not isinstance(torch.zeros(1) + kept, Later)
+    lazy = LazyMetrics().wrap(torch.tensor([1.0, float("nan")]))
+    assert isinstance(lazy, LazyTensor)
+    assert lazy.nansum().item() == 1.0
+    assert torch.equal(torch.isnan(lazy), torch.tensor([False, True]))
+    assert not isinstance(torch.zeros(1) + lazy, LazyScalar)
 
 
-@pytest.mark.parametrize("rung", [Rung.LAST_LAYER, Rung.SPLIT, Rung.DENSE, Rung.CACHE])
+@pytest.mark.parametrize("strategy", [Strategy.LAST_LAYER, Strategy.SPLIT, Strategy.DENSE, Strategy.CACHE])
 def test_packed_rows_are_computed_where_they_lie_and_nothing_is_read(
-    rung: Rung, monkeypatch: pytest.MonkeyPatch
+    strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device `meta` has shapes but no values: a mask made elsewhere, or a number read, would raise."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # it does not know this device
     policy, items = a_policy("llama"), some_items(20, 31)
     packed = pack([i.prompt_ids for i in items], [i.response_ids for i in items], pad_token_id=0)
-    selection.install(policy, rung)
+    selftest.install(policy, strategy)
     model = causal_model(policy.model.to("meta"))
     with Reads() as seen:
-        logps = selection.packed_logps(model, packed.to("meta"), rung, EXTRAS)[0]
+        logps = forward.packed_logps(model, packed.to("meta"), strategy, EXTRAS)[0]
         logps.sum().backward()
     assert logps.device.type == "meta"
     assert logps.shape == packed.targets.shape

@@ -42,7 +42,7 @@ class Length:
         return [RewardValue(max(-2.0, 2.0 - 0.5 * sample.facts["tokens"])) for sample in samples]
 
 
-class Follower(Silent):
+class ListenerCallback(Silent):
     """Writes down what a run tells; stops it after a step."""
 
     def __init__(self, stop_after: int = 10**9) -> None:
@@ -109,7 +109,7 @@ def test_the_step_does_not_depend_on_how_a_mini_batch_is_cut(trainer: Callable[.
 
 def test_a_resumed_run_takes_the_same_steps(trainer: Callable[..., PPOTrainer]) -> None:
     straight = trainer("straight", max_steps=4, save_steps=2).train(ROWS, ROWS[:2])
-    first = trainer("broken", max_steps=4, save_steps=2, listener=Follower(stop_after=2)).train(
+    first = trainer("broken", max_steps=4, save_steps=2, listener=ListenerCallback(stop_after=2)).train(
         ROWS, ROWS[:2]
     )
     assert (first.status, first.steps, first.total_steps) == ("cancelled", 2, 4)
@@ -123,7 +123,7 @@ def test_a_resumed_run_takes_the_same_steps(trainer: Callable[..., PPOTrainer]) 
 
 
 def test_a_resumed_run_must_be_the_same_run(trainer: Callable[..., PPOTrainer]) -> None:
-    trainer(listener=Follower(stop_after=1)).train(ROWS)
+    trainer(listener=ListenerCallback(stop_after=1)).train(ROWS)
     with pytest.raises(TrainingRefused, match=r"init_kl_coef \(0.2, now 0.3\)"):
         trainer(resume=True, init_kl_coef=0.3).train(ROWS)
     with pytest.raises(TrainingRefused, match="prompts"):
@@ -137,7 +137,7 @@ def test_a_folder_in_use_is_refused(trainer: Callable[..., PPOTrainer]) -> None:
 
 
 def test_every_step_tells_every_metric(trainer: Callable[..., PPOTrainer], tmp_path: Path) -> None:
-    follower = Follower()
+    follower = ListenerCallback()
     result = trainer(listener=follower, eval_steps=1, samples_per_prompt=2).train(ROWS, ROWS[:4])
     assert [step for step, _ in follower.rows] == [0, 1, 2]
     assert set(follower.rows[0][1]) == {"eval_reward", "eval_kl", "eval_tokens", "eval_ended"}

@@ -12,7 +12,7 @@ from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware
 from rl.training.packed.logps import causal_model, collate, token_logps
-from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import load_policy
 from rl.training.ppo.rollout import Sampling, draw, generate_tokens, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase, adapter_of
@@ -128,16 +128,16 @@ def test_a_shared_trunk_takes_both_losses(base_path: Path) -> None:
     assert set(base.parameters_of(VALUE)) == {"value_head.weight", "value_head.bias"}
 
 
-@pytest.mark.parametrize("rung", [Rung.LAST_LAYER, Rung.STOCK])
-def test_packed_and_plain_rows_say_the_same(base_path: Path, rung: Rung) -> None:
+@pytest.mark.parametrize("strategy", [Strategy.LAST_LAYER, Strategy.STOCK])
+def test_packed_and_plain_rows_say_the_same(base_path: Path, strategy: Strategy) -> None:
     from rl.training.packed.selection import install
 
     base = shared_base(base_path)
     plain = base.micro_batch([0, 1, 2], ITEMS)
     assert plain.padded is not None
     expected = (*base.policy_tokens(plain), base.values(plain), base.reference_logps(plain))
-    install(base.policy, rung)
-    base.rung = rung
+    install(base.policy, strategy)
+    base.strategy = strategy
     micro = base.micro_batch([0, 1, 2], ITEMS)
     found = (*base.policy_tokens(micro), base.values(micro), base.reference_logps(micro))
     for before, after in zip(expected, found, strict=True):
@@ -147,8 +147,8 @@ def test_packed_and_plain_rows_say_the_same(base_path: Path, rung: Rung) -> None
 def test_the_quickest_forward_is_found_with_two_adapters_on_the_base(base_path: Path) -> None:
     base = shared_base(base_path)
     before = {name: p.clone() for name, p in base.model.named_parameters()}
-    said = base.rung_find(ITEMS)
-    assert base.rung is Rung.LAST_LAYER, said
+    said = base.strategy_find(ITEMS)
+    assert base.strategy is Strategy.LAST_LAYER, said
     assert all(torch.equal(p, before[name]) for name, p in base.model.named_parameters())
 
 

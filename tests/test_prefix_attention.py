@@ -14,9 +14,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from rl.recipes import Recipe
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware
-from rl.training.packed import fused_layers, prefix_attention, selection
+from rl.training.packed import fused_layers, prefix_attention, selection, selftest
 from rl.training.packed.packing import Packed, pack
-from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
@@ -43,30 +43,30 @@ LINEAR = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-SHAPES: dict[str, tuple[str, dict[str, Any], Rung]] = {
-    "llama": ("llama", COMMON, Rung.LAST_LAYER),
-    "qwen2": ("qwen2", COMMON, Rung.LAST_LAYER),
-    "qwen3": ("qwen3", COMMON | HEAD, Rung.LAST_LAYER),
-    "mistral": ("mistral", COMMON | HEAD | {"sliding_window": None}, Rung.LAST_LAYER),
-    "gemma": ("gemma", COMMON | HEAD, Rung.LAST_LAYER),
+SHAPES: dict[str, tuple[str, dict[str, Any], Strategy]] = {
+    "llama": ("llama", COMMON, Strategy.LAST_LAYER),
+    "qwen2": ("qwen2", COMMON, Strategy.LAST_LAYER),
+    "qwen3": ("qwen3", COMMON | HEAD, Strategy.LAST_LAYER),
+    "mistral": ("mistral", COMMON | HEAD | {"sliding_window": None}, Strategy.LAST_LAYER),
+    "gemma": ("gemma", COMMON | HEAD, Strategy.LAST_LAYER),
     "qwen2_moe": (
         "qwen2_moe",
         COMMON | {"num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
-        Rung.LAST_LAYER,
+        Strategy.LAST_LAYER,
     ),
-    "phi3": ("phi3", COMMON | {"original_max_position_embeddings": 512}, Rung.SPLIT),
-    "olmo2": ("olmo2", COMMON, Rung.SPLIT),
-    "gpt_neox": ("gpt_neox", COMMON, Rung.SPLIT),
-    "gpt2": ("gpt2", GPT2, Rung.SPLIT),
+    "phi3": ("phi3", COMMON | {"original_max_position_embeddings": 512}, Strategy.SPLIT),
+    "olmo2": ("olmo2", COMMON, Strategy.SPLIT),
+    "gpt_neox": ("gpt_neox", COMMON, Strategy.SPLIT),
+    "gpt2": ("gpt2", GPT2, Strategy.SPLIT),
     # every fourth layer has no positions, and its last layer is one of them
-    "smollm3": ("smollm3", COMMON, Rung.SPLIT),
+    "smollm3": ("smollm3", COMMON, Strategy.SPLIT),
     # a window shorter than the rows
-    "mistral, windowed": ("mistral", COMMON | HEAD | {"sliding_window": 16}, Rung.STOCK),
-    "gemma3, windowed": ("gemma3_text", COMMON | HEAD | {"sliding_window": 16}, Rung.STOCK),
-    "qwen3_next": ("qwen3_next", COMMON | HEAD | LINEAR | {"num_experts": 0}, Rung.STOCK),
-    "mamba": ("mamba", MAMBA, Rung.STOCK),
+    "mistral, windowed": ("mistral", COMMON | HEAD | {"sliding_window": 16}, Strategy.STOCK),
+    "gemma3, windowed": ("gemma3_text", COMMON | HEAD | {"sliding_window": 16}, Strategy.STOCK),
+    "qwen3_next": ("qwen3_next", COMMON | HEAD | LINEAR | {"num_experts": 0}, Strategy.STOCK),
+    "mamba": ("mamba", MAMBA, Strategy.STOCK),
 }
-"""Name -> (architecture, its config, the rung it must end on)."""
+"""Name -> (architecture, its config, the strategy it must end on)."""
 
 
 def a_policy(shape: str, dtype: torch.dtype = torch.float32) -> LoadedPolicy:
@@ -111,12 +111,12 @@ def some_items(*prompts: int, seed: int = 1) -> list[EncodedResponse]:
     return [EncodedResponse(prompt, tokens(length)) for prompt in ids for length in (7, 12)]
 
 
-def compare(policy: LoadedPolicy, items: list[EncodedResponse], rung: Rung) -> tuple[float, float]:
+def compare(policy: LoadedPolicy, items: list[EncodedResponse], strategy: Strategy) -> tuple[float, float]:
     """Largest difference of a token's log-probability, and largest relative difference of a gradient, to stock rows."""
-    with selection._as_tested(policy, True):
-        expected, wanted = selection._stock(policy, items, True)
-        selection.install(policy, rung)
-        found, gradients = selection._packed(policy, items, rung, True)
+    with selftest.measurement_mode(policy, True):
+        expected, wanted = selftest.measure_reference(policy, items, True)
+        selftest.install(policy, strategy)
+        found, gradients = selftest.measure_packed(policy, items, strategy, True)
     largest = max(float(gradient.norm()) for gradient in wanted.values())
     off = max(
         float((gradients[name] - gradient).norm()) / max(float(gradient.norm()), 0.01 * largest)
@@ -168,30 +168,32 @@ def test_an_empty_completion_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_a_model_ends_on_the_quickest_rung_that_is_right(shape: str) -> None:
-    choice = selection.rung_choose(a_policy(shape), some_items(57, 20), gradients=True)
-    assert choice.rung == SHAPES[shape][2], choice
+    choice = selection.strategy_select(a_policy(shape), some_items(57, 20), gradients=True)
+    assert choice.strategy == SHAPES[shape][2], choice
 
 
-PACKED = [Rung.LAST_LAYER, Rung.SPLIT, Rung.DENSE, Rung.CACHE]
+PACKED = [Strategy.LAST_LAYER, Strategy.SPLIT, Strategy.DENSE, Strategy.CACHE]
 EXACT = [
-    (name, rung)
+    (name, strategy)
     for name, (_, _, first) in SHAPES.items()
-    if first is not Rung.STOCK
-    for rung in PACKED[PACKED.index(first) :]
+    if first is not Strategy.STOCK
+    for strategy in PACKED[PACKED.index(first) :]
 ]
 
 
-@pytest.mark.parametrize(("shape", "rung"), EXACT)
-def test_log_probabilities_and_gradients_are_those_of_the_stock_forward(shape: str, rung: Rung) -> None:
-    logps, gradients = compare(a_policy(shape), some_items(40, 20, 57), rung)
+@pytest.mark.parametrize(("shape", "strategy"), EXACT)
+def test_log_probabilities_and_gradients_are_those_of_the_stock_forward(
+    shape: str, strategy: Strategy
+) -> None:
+    logps, gradients = compare(a_policy(shape), some_items(40, 20, 57), strategy)
     assert logps < 1e-5
     assert gradients < 1e-4
 
 
 def test_a_window_is_found_on_the_longest_row_only() -> None:
     policy = a_policy("mistral, windowed")
-    assert selection.rung_choose(policy, some_items(4), gradients=False).rung is Rung.LAST_LAYER
-    assert selection.rung_choose(policy, some_items(4, 40, 4), gradients=False).rung is Rung.STOCK
+    assert selection.strategy_select(policy, some_items(4), gradients=False).strategy is Strategy.LAST_LAYER
+    assert selection.strategy_select(policy, some_items(4, 40, 4), gradients=False).strategy is Strategy.STOCK
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -204,14 +206,14 @@ def test_a_mask_that_lets_completions_see_each_other_is_caught(
         return mask[None, None].expand(self.prompt_ids.shape[0], 1, -1, -1)
 
     monkeypatch.setattr(Packed, "suffix_mask", plainly_causal)
-    choice = selection.rung_choose(a_policy("llama", dtype), some_items(57, 20), gradients=False)
-    assert choice.rung is Rung.STOCK
+    choice = selection.strategy_select(a_policy("llama", dtype), some_items(57, 20), gradients=False)
+    assert choice.strategy is Strategy.STOCK
     assert "no packed forward agrees" in choice.reason
 
 
 def test_bfloat16_differs_by_its_rounding_alone() -> None:
-    choice = selection.rung_choose(a_policy("llama", torch.bfloat16), some_items(57, 20), gradients=True)
-    assert choice.rung is Rung.LAST_LAYER
+    choice = selection.strategy_select(a_policy("llama", torch.bfloat16), some_items(57, 20), gradients=True)
+    assert choice.strategy is Strategy.LAST_LAYER
 
 
 def test_half_precision_is_held_to_no_more_than_it_knows_itself() -> None:
@@ -219,11 +221,11 @@ def test_half_precision_is_held_to_no_more_than_it_knows_itself() -> None:
     logps = torch.zeros(3)
     expected = logps, {name: torch.full((4,), 1.0) for name in "abc"}
     found = logps, {"a": torch.full((4,), 1.4), "b": torch.full((4,), 1.01), "c": torch.full((4,), 1.01)}
-    assert not selection._compare(expected, found, torch.bfloat16)[0]
-    assert selection._compare(expected, found, torch.bfloat16, {"a": 0.25, "b": 0.0, "c": 0.0})[0]
-    assert not selection._compare(expected, found, torch.bfloat16, {"a": 0.15, "b": 0.0, "c": 0.0})[0]
+    assert not selftest.compare(expected, found, torch.bfloat16)[0]
+    assert selftest.compare(expected, found, torch.bfloat16, {"a": 0.25, "b": 0.0, "c": 0.0})[0]
+    assert not selftest.compare(expected, found, torch.bfloat16, {"a": 0.15, "b": 0.0, "c": 0.0})[0]
     missing = logps, {"a": torch.full((4,), 1.4), "b": torch.full((4,), 1.4), "c": torch.full((4,), 1.01)}
-    assert not selection._compare(expected, missing, torch.bfloat16, dict.fromkeys("abc", 9.0))[0]
+    assert not selftest.compare(expected, missing, torch.bfloat16, dict.fromkeys("abc", 9.0))[0]
 
 
 def test_a_row_that_half_precision_cannot_tell_is_packed_all_the_same(
@@ -231,14 +233,14 @@ def test_a_row_that_half_precision_cannot_tell_is_packed_all_the_same(
 ) -> None:
     """As if two right ways differed by more than the tolerance: what the stock forward moves by itself is allowed."""
     policy, items = a_policy("llama", torch.bfloat16), some_items(57, 20)
-    with selection._as_tested(policy, True):
-        expected = selection._stock(policy, selection._probe(items), True)
-        selection.install(policy, Rung.LAST_LAYER)
-        found = selection._packed(policy, selection._probe(items), Rung.LAST_LAYER, True)
-    apart = sorted(selection._differences(expected, found).values())
-    monkeypatch.setitem(selection.TOLERANCE, torch.bfloat16, (0.08, (apart[len(apart) // 2] + apart[-1]) / 2))
-    choice = selection.rung_choose(policy, items, gradients=True)
-    assert choice.rung is Rung.LAST_LAYER
+    with selftest.measurement_mode(policy, True):
+        expected = selftest.measure_reference(policy, selftest.probe_completions(items), True)
+        selftest.install(policy, Strategy.LAST_LAYER)
+        found = selftest.measure_packed(policy, selftest.probe_completions(items), Strategy.LAST_LAYER, True)
+    apart = sorted(selftest.gradient_differences(expected, found).values())
+    monkeypatch.setitem(selftest.TOLERANCE, torch.bfloat16, (0.08, (apart[len(apart) // 2] + apart[-1]) / 2))
+    choice = selection.strategy_select(policy, items, gradients=True)
+    assert choice.strategy is Strategy.LAST_LAYER
     assert "of rounding alone" in choice.reason
     assert policy.model.get_base_model().config._attn_implementation == prefix_attention.ATTENTION
 
@@ -253,15 +255,15 @@ def test_a_backward_pass_that_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch
         return query, 2 * key, *others
 
     monkeypatch.setattr(prefix_attention.BlockAttention, "backward", staticmethod(wrong))
-    choice = selection.rung_choose(a_policy("llama", dtype), some_items(57, 20), gradients=True)
-    assert choice.rung is Rung.DENSE
+    choice = selection.strategy_select(a_policy("llama", dtype), some_items(57, 20), gradients=True)
+    assert choice.strategy is Strategy.DENSE
 
 
 def test_the_test_leaves_the_policy_as_it_was() -> None:
     policy = a_policy("llama")
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
     policy.model.train()
-    selection.rung_choose(policy, some_items(20), gradients=True)
+    selection.strategy_select(policy, some_items(20), gradients=True)
     assert policy.model.training
     assert all(torch.equal(value, before[name]) for name, value in policy.model.state_dict().items())
     assert all(parameter.grad is None for parameter in policy.model.parameters())
@@ -269,8 +271,8 @@ def test_the_test_leaves_the_policy_as_it_was() -> None:
 
 def test_stock_restores_the_stock_forward() -> None:
     policy = a_policy("llama")
-    selection.install(policy, Rung.LAST_LAYER)
-    selection.install(policy, Rung.STOCK)
+    selftest.install(policy, Strategy.LAST_LAYER)
+    selftest.install(policy, Strategy.STOCK)
     model = policy.model.get_base_model()
     assert model.config._attn_implementation == "sdpa"
     assert "forward" not in vars(model.base_model.layers[-1].self_attn.q_proj)
@@ -339,10 +341,10 @@ def test_a_gated_mlp_has_the_gradients_of_its_formula() -> None:
 def test_a_fused_lora_layer_has_pefts_output_and_gradients() -> None:
     policy = a_policy("llama")
     ids = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
-    with selection._as_tested(policy, True):
+    with selftest.measurement_mode(policy, True):
         grads = []
         for fused in (False, True):
-            fused_layers.lighten(policy.model) if fused else fused_layers.restore(policy.model)
+            fused_layers.fuse_layers(policy.model) if fused else fused_layers.restore_layers(policy.model)
             policy.model.zero_grad()
             out = policy.model(input_ids=ids).logits
             out.square().mean().backward()
@@ -382,6 +384,6 @@ def test_autocast_to_the_type_of_the_base_leaves_the_fused_layers_in_place() -> 
     x = torch.zeros(1, 64, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         assert fused_layers.plain_adapter(layer, x) == "default"
-        assert selection.rung_choose(policy, items, gradients=True).rung is Rung.LAST_LAYER
+        assert selection.strategy_select(policy, items, gradients=True).strategy is Strategy.LAST_LAYER
     with torch.autocast("cpu", torch.float16):
         assert fused_layers.plain_adapter(layer, x) is None

@@ -16,10 +16,10 @@ from rl.rewards.base import RewardSample
 from rl.statistics import calibration_curve, expected_calibration_error
 from rl.training import trl_runs
 from rl.training.model_files import PolicyLoadError
-from rl.training.packed.prefix_attention import Rung
-from rl.training.packed.selection import Choice
+from rl.training.packed.selection import StrategyChoice
+from rl.training.packed.strategies import Strategy
 from rl.training.result import TrainingRefused
-from rl.training.reward_metrics import foretold
+from rl.training.reward_metrics import held_out_metrics
 from rl.training.reward_model import RewardModel, RewardModelTrainer, train_reward_model
 from rl.training.score_trainer import as_judged, reward_loss
 from tests.test_dpo import HARDWARE, some_pairs
@@ -215,8 +215,8 @@ def test_packed_rows_score_as_the_library_s_own(
     found = {}
     for way in ("packed", "plain"):
         if way == "plain":
-            stock = Choice(Rung.STOCK, "a test", {})
-            monkeypatch.setattr(trl_runs, "rung_choose", lambda *_, kept=stock, **__: kept)
+            stock = StrategyChoice(Strategy.STOCK, "a test", {})
+            monkeypatch.setattr(trl_runs, "strategy_select", lambda *_, kept=stock, **__: kept)
         trainer = RewardModelTrainer(recipe, base, output_dir=tmp_path / way, hardware=HARDWARE)
         found[way] = trainer.train(rows, rows[:4])
     assert any("rows that share a prompt" in note for note in found["packed"].notes)
@@ -228,7 +228,7 @@ def test_packed_rows_score_as_the_library_s_own(
 
 
 def test_a_pair_is_foretold_by_the_difference_of_its_scores() -> None:
-    held = foretold([(1.0, 1.0 - math.log(3)), (0.0, math.log(4))], [1.0, 1.0], "pairwise")
+    held = held_out_metrics([(1.0, 1.0 - math.log(3)), (0.0, math.log(4))], [1.0, 1.0], "pairwise")
     assert held.accuracy == 0.5  # 3 to 1 for the chosen, then 4 to 1 against it
     assert held.brier == pytest.approx((0.25**2 + 0.8**2) / 2)
     # both are sure of themselves, 0.75 and right, 0.8 and wrong: bins of a tenth
@@ -236,6 +236,6 @@ def test_a_pair_is_foretold_by_the_difference_of_its_scores() -> None:
 
 
 def test_neutral_scores_are_on_no_side() -> None:
-    held = foretold([(0.9, 0.9), (0.2, 0.2)], [1.0, 0.5], "regression")
+    held = held_out_metrics([(0.9, 0.9), (0.2, 0.2)], [1.0, 0.5], "regression")
     assert held.accuracy == 1.0
     assert held.brier == pytest.approx((0.1**2 + 0.3**2) / 2)

@@ -13,7 +13,7 @@ import torch
 from rl.training.encoding import DEFAULT_CHAT_TEMPLATE, EncodedResponse, Encoder
 from rl.training.hardware import Hardware
 from rl.training.packed.logps import causal_model, head_logps
-from rl.training.packed.prefix_attention import Rung
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, load_policy
 from rl.training.scoring import (
     ScoringError,
@@ -120,12 +120,15 @@ def test_the_distance_to_a_reference_is_the_same_however_the_two_are_computed(
     texts = ["a line", "a pie, and then a table", "none", "a", "b", "a bar", "c", "two lines"]
     items = llama.encoder.responses([(prompt, text) for text in texts])
     found = []
-    for rung in (Rung.STOCK, None):  # None: the policy finds that rows which share a prompt can be packed
+    for strategy in (
+        Strategy.STOCK,
+        None,
+    ):  # None: the policy finds that rows which share a prompt can be packed
         policy = load_policy(llama.base_model, adapter, hardware=llama.hardware)
         reference = load_policy(llama.base_model, hardware=llama.hardware)
-        policy.rung, reference.rung = rung, Rung.STOCK
+        policy.strategy, reference.strategy = strategy, Strategy.STOCK
         found.append(kl_encoded(policy, items, reference=reference))
-    assert policy.rung != Rung.STOCK
+    assert policy.strategy != Strategy.STOCK
     assert all(value > 0 for value in found[0])
     assert found[1] == pytest.approx(found[0], rel=1e-3)
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl.training.packed import selection
+from rl.training.packed import selftest
 from rl.training.packed.logps import causal_model
-from rl.training.packed.prefix_attention import Rung
 from rl.training.packed.shared_prompt import SharedPrompt, rows_left
+from rl.training.packed.strategies import Strategy
 from rl.training.ppo.rollout import Sampling, generate_tokens
 from tests.test_prefix_attention import SHAPES, a_policy
 
 PROMPTS = [[5, 9, 40, 7, 13, 28, 61, 17], [33, 4, 19], [70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80]]
-OURS = [shape for shape, (_, _, rung) in SHAPES.items() if rung in (Rung.LAST_LAYER, Rung.SPLIT)]
+OURS = [
+    shape for shape, (_, _, strategy) in SHAPES.items() if strategy in (Strategy.LAST_LAYER, Strategy.SPLIT)
+]
 
 
-def drawn(shape: str, rung: Rung, stops: list[int], temperature: float, asked: list[int]) -> torch.Tensor:
+def drawn(
+    shape: str, strategy: Strategy, stops: list[int], temperature: float, asked: list[int]
+) -> torch.Tensor:
     policy = a_policy(shape)
-    selection.install(policy, rung)
+    selftest.install(policy, strategy)
     policy.model.eval()
     sampling = Sampling(12, temperature)
     return generate_tokens(
@@ -39,7 +43,7 @@ def test_the_tokens_are_those_of_a_prompt_repeated_for_each_answer(
         return attend(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SharedPrompt, "attend", noted)
-    stock = drawn(shape, Rung.STOCK, [], 3.0, [0, 1, 2])
+    stock = drawn(shape, Strategy.STOCK, [], 3.0, [0, 1, 2])
     assert not used
     assert torch.equal(drawn(shape, SHAPES[shape][2], [], 3.0, [0, 1, 2]), stock)
     assert used
@@ -48,19 +52,19 @@ def test_the_tokens_are_those_of_a_prompt_repeated_for_each_answer(
 
 def test_answers_that_end_leave_and_the_others_go_on_as_they_were() -> None:
     """One prompt: rows leave in the same order either way, so that the same numbers are drawn for the rest."""
-    whole = drawn("llama", Rung.STOCK, [], 3.0, [0])
+    whole = drawn("llama", Strategy.STOCK, [], 3.0, [0])
     early = sorted({int(whole[row, 2]) for row in range(3)})  # at least two of four end at their third token
-    stock = drawn("llama", Rung.STOCK, early, 3.0, [0])
+    stock = drawn("llama", Strategy.STOCK, early, 3.0, [0])
     assert (stock[:, 3:] == 0).all(1).sum() >= 2
-    assert torch.equal(drawn("llama", Rung.LAST_LAYER, early, 3.0, [0]), stock)
+    assert torch.equal(drawn("llama", Strategy.LAST_LAYER, early, 3.0, [0]), stock)
 
 
 def test_answers_of_several_prompts_end_each_in_its_own_time() -> None:
     """Which rows are left over to draw numbers for differs; greedily nothing is drawn, and all is the same."""
-    whole = drawn("llama", Rung.STOCK, [], 0.0, [0, 1, 2])
+    whole = drawn("llama", Strategy.STOCK, [], 0.0, [0, 1, 2])
     stops = [int(whole[0, 2]), int(whole[4, 5])]
-    stock = drawn("llama", Rung.STOCK, stops, 0.0, [0, 1, 2])
-    assert torch.equal(drawn("llama", Rung.LAST_LAYER, stops, 0.0, [0, 1, 2]), stock)
+    stock = drawn("llama", Strategy.STOCK, stops, 0.0, [0, 1, 2])
+    assert torch.equal(drawn("llama", Strategy.LAST_LAYER, stops, 0.0, [0, 1, 2]), stock)
     assert (stock[:4, 3:] == 0).all()
 
 

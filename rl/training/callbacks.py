@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerCallback
 from rl.training.progress import TrainListener
 
 
-class Follower(TrainerCallback):
+class ListenerCallback(TrainerCallback):
     """Passes the run on to its listener, and the listener's wish to stop back to the run. Rank 0 decides for all."""
 
     def __init__(self, trainer: Trainer, listener: TrainListener) -> None:

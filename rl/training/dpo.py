@@ -197,8 +197,8 @@ class DPOTrainer:
         trainer.settle(self, policy)
         for note in weights_begin(recipe, trainer.model):
             self._note(note)
-        self._note(trainer.choice.said)
-        self._note(trainer.compile_choice.said)
+        self._note(trainer.choice.summary)
+        self._note(trainer.compile_choice.summary)
         return trainer
 
     def _dataset(self, policy: LoadedPolicy, arguments: trl.DPOConfig, pairs: EncodedPairs) -> Dataset:

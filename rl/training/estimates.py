@@ -13,7 +13,7 @@ from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.machine import GB
-from rl.training.profiler import Asked, Trial, trial
+from rl.training.profiler import GenerationLoad, MicroBatchProfile, profile_micro_batches
 from rl.training.reward_model import SCALED
 from rl.training.sampling import LengthGroupedSampler
 
@@ -63,15 +63,17 @@ def estimated(
     *,
     packed: bool,
     causal: bool = True,
-    asked: Asked | None = None,
+    generation: GenerationLoad | None = None,
     sample_s: float | None = None,
 ) -> Estimate:
     """Time and memory of some work, from a trial of its micro-batches on a random model of the same shape.
 
-    `sample_s` are the seconds of a sampling where they are known; else `asked` is sampled in the trial.
+    `sample_s` are the seconds of a sampling where they are known; else `generation` is sampled in the trial.
     """
     config, encoder, parameters = shape
-    found = trial(config, encoder, recipe, hardware, micros, packed=packed, causal=causal, asked=asked)
+    found = profile_micro_batches(
+        config, encoder, recipe, hardware, micros, packed=packed, causal=causal, generation=generation
+    )
     trained = work.steps * recipe.gradient_accumulation if work.micros is None else work.micros
     sampling_s = found.sample_s if sample_s is None else sample_s
     recomputed = found.forward_s if recipe.gradient_checkpointing else 0.0
@@ -87,7 +89,7 @@ def estimated(
     tokens = sum(len(i.prompt_ids) + len(i.response_ids) for micro in micros for i in micro) / len(micros)
     said = [
         f"{trained:,.0f} micro-batches of {len(micros[0])} responses, {tokens:,.0f} tokens before anything is shared, "
-        f"at {1000 * found.train_s:,.0f} ms ({found.rung} forward and backward, measured)"
+        f"at {1000 * found.train_s:,.0f} ms ({found.strategy} forward and backward, measured)"
     ]
     if work.forwards:
         said.append(f"{work.forwards:,.0f} forward at {1000 * found.forward_s:,.0f} ms")
@@ -124,7 +126,7 @@ def nothing(what: str) -> Estimate:
 
 
 def memory_estimate(
-    text: Any, recipe: Recipe, hardware: Hardware, parameters: int, found: Trial, *, packed: bool
+    text: Any, recipe: Recipe, hardware: Hardware, parameters: int, found: MicroBatchProfile, *, packed: bool
 ) -> tuple[float, str]:
     """Peak memory: weights, LoRA with its optimiser, what the largest micro-batch keeps, the process itself."""
     hidden, layers = int(text.hidden_size), int(text.num_hidden_layers)

@@ -113,7 +113,7 @@ class GRPOTrainer:
                 self._note(note)
             if self.recipe.held_to_start:
                 reference_add(trainer.model)
-            self._note(f"forward {trainer.choice.rung}: {trainer.choice.reason}")
+            self._note(f"forward {trainer.choice.strategy}: {trainer.choice.reason}")
             if checkpoint is None and isinstance(trainer, OnlineTrainer):
                 trainer.probe_rewards()
             with failures_explained(self.recipe, self.output_dir):

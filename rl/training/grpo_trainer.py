@@ -21,8 +21,8 @@ from rl.rewards.engine import group_advantages
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.logps import causal_model
 from rl.training.packed.packing import pack
-from rl.training.packed.prefix_attention import Rung
-from rl.training.packed.selection import Choice
+from rl.training.packed.selection import StrategyChoice
+from rl.training.packed.strategies import Strategy
 from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy
 from rl.training.ppo.formulas import kl_k3
@@ -40,7 +40,7 @@ from rl.training.ppo.rollout import (
 )
 from rl.training.result import TrainingRefused
 from rl.training.scoring import kl_encoded
-from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle
+from rl.training.trl_runs import TokenizedTrainerMixin, strategy_apply, trainer_settle
 from rl.training.watch import Watch, repetition_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, Any]
 
 
-class GroupTrainer(OwnHouse, trl.GRPOTrainer):
+class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
     """What both ways of getting groups share: a group's answers are computed on one packed row with their prompt.
 
     The underscored methods are TRL 1.16's, which is pinned.
@@ -59,7 +59,7 @@ class GroupTrainer(OwnHouse, trl.GRPOTrainer):
 
     owner: GRPOTrainer
     policy: LoadedPolicy
-    choice: Choice
+    choice: StrategyChoice
     """How rows that share a prompt are computed, and why."""
     _buffered_inputs: list[Tensors] | None
 
@@ -72,8 +72,8 @@ class GroupTrainer(OwnHouse, trl.GRPOTrainer):
         self.add_callback(_Watcher(self.watch))
         trainer_settle(self, policy, owner)
         forward_settle(self, self.temperature)
-        self.choice = rung_settle(self, self.probe())
-        policy.rung_longest = owner.recipe.max_length  # what is sampled later may be longer
+        self.choice = strategy_apply(self, self.probe())
+        policy.strategy_max_tokens = owner.recipe.max_length  # what is sampled later may be longer
 
     def probe(self) -> list[EncodedResponse]:
         """Responses of this run, the longest prompt's among them, to try ways of computing them on."""
@@ -92,7 +92,7 @@ class GroupTrainer(OwnHouse, trl.GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """TRL's, each [N, logits_to_keep]: of N rows, prompt padded on the left and answer on the right, those of one
         prompt share its computation, and equal answers share all of it."""
-        if self.choice.rung is Rung.STOCK:
+        if self.choice.strategy is Strategy.STOCK:
             found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
             found = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss,

@@ -21,23 +21,23 @@ from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
 from rl.training.packed.packing import completions_alone, pack
-from rl.training.packed.prefix_attention import Rung
 from rl.training.packed.row_cache import RowCache
+from rl.training.packed.strategies import Strategy
 from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
-    OwnHouse,
+    TokenizedTrainerMixin,
     common_arguments,
     lora_begun,
     one_gpu,
     result_of,
     rows_ordered,
     run_facts,
-    rung_settle,
     special_tokens_settle,
+    strategy_apply,
     trainer_settle,
     weights_begin,
 )
@@ -258,15 +258,15 @@ class KTOTrainer:
 
 @dataclass
 class KTOCollator(DataCollatorForUnpairedPreference):
-    """A batch as TRL's loss takes it; with a packed `rung`, one row per prompt, its responses and the mismatched ones
-    behind it, where TRL has two rows per response."""
+    """A batch as TRL's loss takes it; with a packed `strategy`, one row per prompt, its responses and the
+    mismatched ones behind it, where TRL has two rows per response."""
 
-    rung: Rung = Rung.STOCK
+    strategy: Strategy = Strategy.STOCK
     mismatched: bool = True
     """Whether the loss has a reference point, which the mismatched responses are for."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.rung is Rung.STOCK:
+        if self.strategy is Strategy.STOCK:
             return dict(super().torch_call(examples))
         columns = ("completion_ids", "KL_completion_ids")[: 1 + self.mismatched]
         packed = pack(
@@ -292,7 +292,7 @@ def logistic_loss(rewards: torch.Tensor, labels: torch.Tensor, weights: tuple[fl
     return -(weight * functional.logsigmoid(signs * rewards)).mean()
 
 
-class _Trainer(OwnHouse, trl.KTOTrainer):
+class _Trainer(TokenizedTrainerMixin, trl.KTOTrainer):
     """TRL's trainer on responses that are already tokens and whose reference is known."""
 
     method = "kto"
@@ -310,9 +310,9 @@ class _Trainer(OwnHouse, trl.KTOTrainer):
         self.sft_weight = owner.recipe.sft_weight
         trainer_settle(self, policy, owner)
         forward_settle(self)
-        choice = rung_settle(self, self.token_rows("completion_ids", "KL_completion_ids"))
-        self.data_collator.rung, self.data_collator.mismatched = choice.rung, self.calculate_KL
-        owner._note(choice.said)
+        choice = strategy_apply(self, self.token_rows("completion_ids", "KL_completion_ids"))
+        self.data_collator.strategy, self.data_collator.mismatched = choice.strategy, self.calculate_KL
+        owner._note(choice.summary)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the figures; where a loss has no reference point TRL's 0 is no KL that anybody measured."""

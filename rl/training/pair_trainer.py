@@ -23,19 +23,19 @@ from rl.recipes import DPORecipe
 from rl.training.early_stopping import RANKING_LOSS, ranking_loss
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.compile_choice import CompileChoice, compile_choose
-from rl.training.packed.flex import flatten
-from rl.training.packed.lazy_metrics import Ledger
+from rl.training.packed.forward import installed, packed_logps
+from rl.training.packed.lazy_metrics import LazyMetrics
 from rl.training.packed.logps import causal_model, head_logps, spread
-from rl.training.packed.micro_batches import MicroBatcher, Rows
-from rl.training.packed.packing import Packed, completions_alone, pack
-from rl.training.packed.prefix_attention import FLEX_RUNGS, Rung, installed
+from rl.training.packed.micro_batches import MicroBatcher, UncollatedRows
+from rl.training.packed.packing import Packed, completions_alone, flatten, pack
 from rl.training.packed.row_cache import RowCache, row_key
-from rl.training.packed.selection import Choice, lowest_rung, packed_logps
+from rl.training.packed.selection import StrategyChoice, first_strategy
+from rl.training.packed.strategies import FLEX_STRATEGIES, Strategy
 from rl.training.policy import LoadedPolicy
 from rl.training.processes import Processes
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
-from rl.training.trl_runs import OwnHouse, head_compact, rung_settle, trainer_settle
+from rl.training.trl_runs import TokenizedTrainerMixin, head_compact, strategy_apply, trainer_settle
 
 if TYPE_CHECKING:
     from rl.training.dpo import DPOTrainer
@@ -97,24 +97,24 @@ def reference_logps(
 
 @dataclass
 class PairCollator(DataCollatorForPreference):
-    """A batch of B pairs as TRL's loss takes it, the chosen half first; with a packed `rung`, one row per prompt
+    """A batch of B pairs as TRL's loss takes it, the chosen half first; with a packed `strategy`, one row per prompt
     instead of two per pair: TRL then sees the completions alone, [2B, 1 + C], and the model finds the rows in `packed`.
     """
 
     weight_scale: float = 1.0
-    rung: Rung = Rung.STOCK
+    strategy: Strategy = Strategy.STOCK
     fit: Callable[[int, int], tuple[int, int]] | None = None
     """Widths that packed rows are padded to, see `rl.training.packed.packing.pack`."""
     later: bool = False
     """Leave the rows as they are: the trainer cuts them into micro-batches first (`packed.micro_batches`)."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"rows": Rows(examples)} if self.later else self.batch(examples)
+        return {"rows": UncollatedRows(examples)} if self.later else self.batch(examples)
 
     def batch(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """The tensors of these rows."""
         batch: dict[str, Any]
-        batch = super().torch_call(examples) if self.rung is Rung.STOCK else self._packed(examples)
+        batch = super().torch_call(examples) if self.strategy is Strategy.STOCK else self._packed(examples)
         if "weight" in examples[0]:
             weights = [example["weight"] * self.weight_scale for example in examples]
             batch["pair_weights"] = torch.tensor(weights)
@@ -127,7 +127,7 @@ class PairCollator(DataCollatorForPreference):
             pad_token_id=self.pad_token_id,
             fit=self.fit,
         )
-        if self.rung in FLEX_RUNGS:
+        if self.strategy in FLEX_STRATEGIES:
             packed = dataclasses.replace(packed, flat=flatten(packed))
         batch = completions_alone(packed, self.pad_token_id, 2 * len(examples))
         for side in ("ref_chosen_logps", "ref_rejected_logps"):
@@ -154,7 +154,7 @@ class _ScaleGradient(torch.autograd.Function):
 def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None:
     """Give the causal model the forward TRL's loss calls with fused_lm_head=True.
 
-    A `packed` batch is computed by the rung it names. Else, `compact` projects completion positions only: TRL does
+    A `packed` batch is computed by the strategy it names. Else, `compact` projects completion positions only: TRL does
     so on CUDA itself; elsewhere it projects the prompt too. Further keys of a batch arrive here as keyword arguments
     (TRL passes what it does not know to the model). Logits are divided by `temperature`.
     """
@@ -220,7 +220,7 @@ def forward_settle(trainer: Any, temperature: float = 1.0) -> None:
     install_forward(causal_model(trainer.model), head_compact(trainer, trainer.policy), temperature)
 
 
-class PairTrainer(OwnHouse, trl.DPOTrainer):
+class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
     """TRL's trainer on pairs that are already tokens. Loss, metrics, optimiser and checkpoints stay TRL's."""
 
     method = "dpo"
@@ -228,13 +228,13 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
     owner: DPOTrainer
     policy: LoadedPolicy
     data_collator: PairCollator
-    choice: Choice
+    choice: StrategyChoice
     """How rows that share a prompt are computed, and why."""
     compile_choice: CompileChoice
     """Whether the layers are compiled, and why."""
     _differences: list[float] | None = None
     """log p(chosen) - log p(rejected) of the eval pairs so far, nats; None while it is not evaluated."""
-    later_metrics: bool | None = None
+    defer_metrics: bool | None = None
     """Whether metrics stay on the device until they are logged; None: where the device is not the CPU."""
 
     def settle(self, owner: DPOTrainer, policy: LoadedPolicy) -> None:
@@ -247,8 +247,8 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         self.choice = self._climb(items)
         self.compile_choice = self._compile(items)
         self._busy_s, self._busy_tokens = 0.0, 0
-        later = policy.device.type != "cpu" if self.later_metrics is None else self.later_metrics
-        self.ledger = Ledger(self.args.world_size) if later else None
+        later = policy.device.type != "cpu" if self.defer_metrics is None else self.defer_metrics
+        self.lazy_metrics = LazyMetrics(self.args.world_size) if later else None
         self._share = 1.0
         self._micro = MicroBatcher(
             [parameter for parameter in self.model.parameters() if parameter.requires_grad],
@@ -258,11 +258,11 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
             Processes(cpu=policy.device.type == "cpu").most if self.args.world_size > 1 else None,
         )
 
-    def _climb(self, items: list[EncodedResponse]) -> Choice:
+    def _climb(self, items: list[EncodedResponse]) -> StrategyChoice:
         """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
-        lowest = lowest_rung(self.owner.recipe.attention, self.policy.device.type, items)
-        choice = rung_settle(self, items, lowest=lowest)
-        self.data_collator.rung = choice.rung
+        first = first_strategy(self.owner.recipe.attention, self.policy.device.type, items)
+        choice = strategy_apply(self, items, first=first)
+        self.data_collator.strategy = choice.strategy
         return choice
 
     def _compile(self, items: list[EncodedResponse]) -> CompileChoice:
@@ -270,7 +270,7 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         recipe = self.owner.recipe
         steps = recipe.steps(len(self.train_dataset)) * recipe.gradient_accumulation // self.args.world_size
         choice = compile_choose(
-            self.policy, self.choice.rung, items,
+            self.policy, self.choice.strategy, items,
             wish=recipe.compile, steps=steps, step_s=self._step_time, autocast=self._autocast,
         )  # fmt: skip
         self.data_collator.fit = choice.buckets.fit if choice.buckets else None
@@ -362,7 +362,7 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
         return True
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
-        with contextlib.nullcontext() if self.ledger is None else self.ledger.gathering(self):
+        with contextlib.nullcontext() if self.lazy_metrics is None else self.lazy_metrics.gathering(self):
             watched = self._read_later(model) if self.model.training else self._read_differences(model)
             loss = super()._compute_loss(watched, inputs, return_outputs)
             tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()
@@ -399,14 +399,14 @@ class PairTrainer(OwnHouse, trl.DPOTrainer):
 
     def _read_later(self, model: Any) -> Any:
         """The model, whose mean logits TRL selects by a mask to average them."""
-        if self.ledger is None:
+        if self.lazy_metrics is None:
             return model
 
         def asked(**inputs: Any) -> Any:
-            assert self.ledger is not None
+            assert self.lazy_metrics is not None
             output = model(**inputs)
             if isinstance(output.get("mean_logits"), torch.Tensor):
-                output.mean_logits = self.ledger.keep(output.mean_logits)
+                output.mean_logits = self.lazy_metrics.wrap(output.mean_logits)
             return output
 
         return asked

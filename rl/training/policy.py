@@ -27,6 +27,7 @@ from rl.recipes import Recipe
 from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import config_load, context_of, four_bit, model_load, tokenizer_load
+from rl.training.machine import cpu_model
 from rl.training.model_files import (
     ADAPTER_FILES,
     FACTS,
@@ -37,6 +38,7 @@ from rl.training.model_files import (
     model_located,
 )
 from rl.training.packed.row_cache import RowCache
+from rl.training.packed.selftest_cache import SelftestCache
 
 
 @dataclass
@@ -56,13 +58,17 @@ class LoadedPolicy:
     """What was really done: `none` or `4bit`."""
     adapter: str | None = None
     notes: list[str] = field(default_factory=list)
-    rung: str | None = None
-    """Strategy by which rows that share a prompt are computed (`packed.prefix_attention.Rung`); None before the
+    strategy: str | None = None
+    """Strategy by which rows that share a prompt are computed (`packed.strategies.Strategy`); None before the
     self-test."""
-    rung_longest: int = 0
+    strategy_max_tokens: int = 0
     """Tokens of the longest row it was tried on."""
-    findings: RowCache | None = None
+    selftest_cache: SelftestCache | None = None
     """What earlier runs found of this model (`rl.training.packed.selftest_cache`); None keeps nothing."""
+
+    @property
+    def pad_token_id(self) -> int:
+        return int(self.tokenizer.pad_token_id)
 
     @property
     def context(self) -> int | None:
@@ -131,7 +137,12 @@ def load_policy(
     )
     if cache_dir is not None:
         encoder.cache = RowCache(Path(cache_dir) / "tokens.sqlite3")
-        policy.findings = RowCache(Path(cache_dir) / "findings.sqlite3", max_rows=10_000)
+        policy.selftest_cache = SelftestCache(
+            RowCache(Path(cache_dir) / "findings.sqlite3", max_rows=10_000),
+            policy.base_model_hash,
+            policy.quantization,
+            cpu_model(),
+        )
     model.generation_config = GenerationConfig(
         eos_token_id=encoder.stop_ids or None,
         pad_token_id=tokenizer.pad_token_id,

@@ -18,10 +18,11 @@ from transformers import AutoModel, AutoModelForCausalLM
 from rl.recipes import Recipe
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
+from rl.training.packed.forward import packed_logps
 from rl.training.packed.logps import causal_model, collate, token_logps
 from rl.training.packed.packing import pack
-from rl.training.packed.prefix_attention import Rung
-from rl.training.packed.selection import packed_logps, rung_choose
+from rl.training.packed.selection import strategy_select
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config, matmul
 from rl.training.ppo.rollout import Sampling, generate_tokens
 
@@ -39,7 +40,7 @@ FEWEST, TIMED_S = 4, 2.0
 
 
 @dataclass(frozen=True)
-class Trial:
+class MicroBatchProfile:
     """What one micro-batch costs on the whole model, on average."""
 
     train_s: float
@@ -47,18 +48,18 @@ class Trial:
     forward_s: float
     """Forward alone, as a reference takes it."""
     sample_s: float
-    """Answering a batch of prompts; 0 where none was asked for."""
+    """Answering a batch of prompts; 0 where none was generation for."""
     setup_s: float
     """Finding how rows can be computed, once a run."""
     saved_bytes: float
     """Kept for the backward pass of the largest micro-batch."""
     checkpoint_bytes: float
     """The same where only each layer's input is kept, and one layer whole."""
-    rung: str
+    strategy: str
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenerationLoad:
     """Prompts to be answered as a run answers them."""
 
     prompts: list[list[int]]
@@ -69,7 +70,7 @@ class Asked:
 Micro = Sequence[EncodedResponse]
 
 
-def trial(
+def profile_micro_batches(
     config: Any,
     encoder: Encoder,
     recipe: Recipe,
@@ -78,26 +79,26 @@ def trial(
     *,
     packed: bool,
     causal: bool = True,
-    asked: Asked | None = None,
-) -> Trial:
+    generation: GenerationLoad | None = None,
+) -> MicroBatchProfile:
     """Measure micro-batches of a run: `packed` as rows that share their prompt, else padded side by side.
 
     A model deeper than WHOLE_LAYERS is measured with one and three layers, and each figure taken to grow evenly.
     """
     layers = int(config.get_text_config().num_hidden_layers)
 
-    def measure(depth: int) -> Trial:
-        return _measure(config, encoder, recipe, hardware, micros, depth, packed, causal, asked)
+    def measure(depth: int) -> MicroBatchProfile:
+        return _measure(config, encoder, recipe, hardware, micros, depth, packed, causal, generation)
 
     if layers <= WHOLE_LAYERS:
         return measure(layers)
     one, three = measure(1), measure(3)
     figures: dict[str, Any] = {}
-    for field in dataclasses.fields(Trial):
+    for field in dataclasses.fields(MicroBatchProfile):
         low, high = getattr(one, field.name), getattr(three, field.name)
         grown = low if isinstance(low, str) else low + max(high - low, 0.0) / 2 * (layers - 1)
         figures[field.name] = high if isinstance(low, str) else grown
-    return Trial(**figures)
+    return MicroBatchProfile(**figures)
 
 
 def _measure(
@@ -109,19 +110,21 @@ def _measure(
     layers: int,
     packed: bool,
     causal: bool,
-    asked: Asked | None,
-) -> Trial:
+    generation: GenerationLoad | None,
+) -> MicroBatchProfile:
     with torch.random.fork_rng(devices=[]), matmul(hardware):
         policy = _random_policy(config, encoder, recipe, hardware, layers, causal)
         vocabulary = policy.model.config.get_text_config().vocab_size
         micros = [[_within(item, vocabulary) for item in micro] for micro in micros]
         began = time.perf_counter()
-        rung = Rung.STOCK
+        strategy = Strategy.STOCK
         if packed and causal:
-            rung = rung_choose(policy, [item for micro in micros for item in micro], gradients=True).rung
+            strategy = strategy_select(
+                policy, [item for micro in micros for item in micro], gradients=True
+            ).strategy
         setup = time.perf_counter() - began
-        run = _runner(policy, rung, causal)
-        largest = max(micros, key=lambda micro: _tokens(micro, rung))
+        run = _runner(policy, strategy, causal)
+        largest = max(micros, key=lambda micro: _tokens(micro, strategy))
         saved, inputs = _saved(policy, lambda: run(largest))
         optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad])
         trained, forwards = [], []
@@ -139,24 +142,24 @@ def _measure(
             if number >= FEWEST and sum(trained) + sum(forwards) > TIMED_S:
                 break
         sampled = 0.0
-        if asked is not None:
+        if generation is not None:
             policy.model.eval()
             generator = torch.Generator(policy.device).manual_seed(0)
-            prompts = [[token % vocabulary for token in prompt] for prompt in asked.prompts]
+            prompts = [[token % vocabulary for token in prompt] for prompt in generation.prompts]
             began = _now(hardware)
             generate_tokens(
-                causal_model(policy.model), prompts, asked.samples, asked.sampling, [],
+                causal_model(policy.model), prompts, generation.samples, generation.sampling, [],
                 encoder.tokenizer.pad_token_id % vocabulary, generator,
             )  # fmt: skip
             sampled = _now(hardware) - began
-    return Trial(
+    return MicroBatchProfile(
         train_s=statistics.fmean(trained),
         forward_s=statistics.fmean(forwards),
         sample_s=sampled,
         setup_s=setup,
         saved_bytes=saved,
         checkpoint_bytes=inputs * layers + saved / layers,
-        rung=str(rung),
+        strategy=str(strategy),
     )
 
 
@@ -179,7 +182,7 @@ def _random_policy(
         lora.task_type = None
     model = get_peft_model(model, lora)
     return LoadedPolicy(
-        model=model.eval(), tokenizer=encoder.tokenizer, encoder=encoder, base_model="a trial", base_model_hash="",
+        model=model.eval(), tokenizer=encoder.tokenizer, encoder=encoder, base_model="a profile", base_model_hash="",
         device=torch.device(hardware.device), hardware=hardware,
     )  # fmt: skip
 
@@ -191,14 +194,14 @@ def _within(item: EncodedResponse, vocabulary: int) -> EncodedResponse:
     )
 
 
-def _runner(policy: LoadedPolicy, rung: Rung, causal: bool) -> Callable[[Micro], torch.Tensor]:
+def _runner(policy: LoadedPolicy, strategy: Strategy, causal: bool) -> Callable[[Micro], torch.Tensor]:
     model, pad = causal_model(policy.model), policy.tokenizer.pad_token_id
     pad %= model.config.get_text_config().vocab_size
 
     def run(micro: Micro) -> torch.Tensor:
-        if rung is not Rung.STOCK:
+        if strategy is not Strategy.STOCK:
             rows = pack([i.prompt_ids for i in micro], [i.response_ids for i in micro], pad_token_id=pad)
-            logps: torch.Tensor = packed_logps(model, rows.to(policy.device), rung)[0]
+            logps: torch.Tensor = packed_logps(model, rows.to(policy.device), strategy)[0]
             return -logps.sum()
         batch = {name: tensor.to(policy.device) for name, tensor in collate(micro, pad).items()}
         if causal:
@@ -210,9 +213,9 @@ def _runner(policy: LoadedPolicy, rung: Rung, causal: bool) -> Callable[[Micro],
     return run
 
 
-def _tokens(micro: Micro, rung: Rung) -> int:
+def _tokens(micro: Micro, strategy: Strategy) -> int:
     """Positions that are computed, padding included."""
-    if rung is Rung.STOCK:
+    if strategy is Strategy.STOCK:
         return len(micro) * max(len(item.prompt_ids) + len(item.response_ids) for item in micro)
     rows = pack([item.prompt_ids for item in micro], [item.response_ids for item in micro], pad_token_id=0)
     return rows.prompt_ids.numel() + rows.suffix_ids.numel()

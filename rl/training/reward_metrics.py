@@ -11,7 +11,7 @@ from rl.statistics import calibration_curve, expected_calibration_error
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOutMetrics:
     """How well held-out feedback is foretold."""
 
     accuracy: float
@@ -24,7 +24,9 @@ class Held:
     """Per bin that holds any: predicted and observed share, count."""
 
 
-def foretold(scores: Sequence[tuple[float, float]], targets: Sequence[float], objective: str) -> Held:
+def held_out_metrics(
+    scores: Sequence[tuple[float, float]], targets: Sequence[float], objective: str
+) -> HeldOutMetrics:
     """Of held-out rows: the head's numbers for each response and the other of its pair, and what people said.
 
     `targets` are the scores (regression) or thumbs (binary), in [0, 1]; of pairs (pairwise) people's choice is the
@@ -38,13 +40,13 @@ def foretold(scores: Sequence[tuple[float, float]], targets: Sequence[float], ob
         right = [float(p > 0.5) for p in chances]
         brier = statistics.fmean((1 - p) ** 2 for p in chances)
         curve = calibration_curve(sure, right)
-        return Held(statistics.fmean(right), brier, expected_calibration_error(sure, right), curve)
+        return HeldOutMetrics(statistics.fmean(right), brier, expected_calibration_error(sure, right), curve)
     alone = [first for first, _ in scores]
     chances = [sigmoid(s) if objective == "binary" else min(1.0, max(0.0, s)) for s in alone]
     decided = [(p, t) for p, t in zip(chances, targets, strict=True) if t != 0.5]
     accuracy = statistics.fmean((p > 0.5) == (t > 0.5) for p, t in decided) if decided else math.nan
     brier = statistics.fmean((p - t) ** 2 for p, t in zip(chances, targets, strict=True))
-    return Held(
+    return HeldOutMetrics(
         accuracy, brier, expected_calibration_error(chances, targets), calibration_curve(chances, targets)
     )
 

@@ -26,12 +26,12 @@ from rl.training.callbacks import history_columns
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware, detect
 from rl.training.model_files import model_located
-from rl.training.packed.prefix_attention import Rung
-from rl.training.packed.selection import install
+from rl.training.packed.selftest import install
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
-from rl.training.reward_metrics import foretold
+from rl.training.reward_metrics import held_out_metrics
 from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
 from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions
@@ -132,7 +132,7 @@ class RewardModelTrainer:
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out else {}
             facts = self._facts(trainer, train, held_out)
-            install(policy, Rung.STOCK)
+            install(policy, Strategy.STOCK)
         if facts is not None and trainer.is_world_process_zero():
             self._save(model, encoder, facts)
         counts = {"train": len(train), "eval": len(held_out)}
@@ -205,7 +205,7 @@ class RewardModelTrainer:
         }
         if held_out:
             targets = [row["target"] for row in held_out]
-            held = foretold(trainer.scores(held_out), targets, self.recipe.objective)
+            held = held_out_metrics(trainer.scores(held_out), targets, self.recipe.objective)
             facts["held_out"] = dataclasses.asdict(held)
         return facts
 

@@ -17,11 +17,12 @@ from torch.nn import functional
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from rl.training.encoding import EncodedResponse
+from rl.training.packed.forward import installed, packed_hidden
 from rl.training.packed.logps import causal_model
 from rl.training.packed.packing import Packed, ended, pack
-from rl.training.packed.prefix_attention import Rung, installed, packed_hidden
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy
-from rl.training.trl_runs import OwnHouse, rung_settle, trainer_settle
+from rl.training.trl_runs import TokenizedTrainerMixin, strategy_apply, trainer_settle
 
 if TYPE_CHECKING:
     from rl.training.reward_model import RewardModelTrainer
@@ -42,7 +43,7 @@ class ScoreCollator:
     """Chosen and then rejected in one batch; of single responses only the first half is looked at."""
 
     pad: int
-    rung: Rung = Rung.STOCK
+    strategy: Strategy = Strategy.STOCK
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         sides = [("ids", "prompt"), ("other_ids", "other_prompt")]
@@ -50,7 +51,7 @@ class ScoreCollator:
             sides = sides[:1]
         texts = [row[ids] for ids, _ in sides for row in rows]
         batch: dict[str, Any]
-        if self.rung is Rung.STOCK:
+        if self.strategy is Strategy.STOCK:
             batch = padded(texts, self.pad)
         else:
             starts = [row[prompt] for _, prompt in sides for row in rows]
@@ -66,7 +67,7 @@ def scores_read(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(model.score(hidden)[:, 0])
 
 
-class ScoreTrainer(OwnHouse, transformers.Trainer):
+class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
     """transformers' trainer with the three objectives."""
 
     method = "reward_model"
@@ -84,9 +85,9 @@ class ScoreTrainer(OwnHouse, transformers.Trainer):
             for row in data or ()
             for ids, prompt in (("ids", "prompt"), ("other_ids", "other_prompt"))
         ]
-        choice = rung_settle(self, items, scores_read)
-        self.data_collator.rung = choice.rung
-        owner._note(choice.said)
+        choice = strategy_apply(self, items, scores_read)
+        self.data_collator.strategy = choice.strategy
+        owner._note(choice.summary)
         inner = causal_model(self.model)
         stock = inner.forward
 

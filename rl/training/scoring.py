@@ -11,10 +11,11 @@ import torch
 
 from rl.agents.base import Message
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
+from rl.training.packed.forward import packed_logps
 from rl.training.packed.logps import causal_model, collate, token_logps
 from rl.training.packed.packing import pack
-from rl.training.packed.prefix_attention import Rung
-from rl.training.packed.selection import packed_logps, rung_choose
+from rl.training.packed.selection import strategy_select
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, matmul
 
 
@@ -125,7 +126,7 @@ def _rows_scored(
     policy.model.eval()
     try:
         with torch.inference_mode(), matmul(policy.hardware):
-            _rung_settle(policy, items)
+            _strategy_ensure(policy, items)
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
                 scored = _batch_logps(policy, [items[i] for i in rows])
@@ -139,20 +140,22 @@ WORTH_PACKING = 8
 """Fewest items for which finding out how the model can be computed pays."""
 
 
-def _rung_settle(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> None:
-    """Find the model's rung where it is not known for rows this long: a sliding window shows only beyond its width."""
-    if len(items) < WORTH_PACKING and policy.rung is None:
+def _strategy_ensure(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> None:
+    """Select the model's strategy where it is not known for rows this long: a sliding window shows beyond its width."""
+    if len(items) < WORTH_PACKING and policy.strategy is None:
         return
     longest = max((len(item.prompt_ids) + len(item.response_ids) for item in items), default=0)
-    if policy.rung is None or (policy.rung != Rung.STOCK and longest > policy.rung_longest):
-        policy.rung = rung_choose(policy, items, gradients=False).rung
-        policy.rung_longest = longest
+    if policy.strategy is None or (
+        policy.strategy != Strategy.STOCK and longest > policy.strategy_max_tokens
+    ):
+        policy.strategy = strategy_select(policy, items, gradients=False).strategy
+        policy.strategy_max_tokens = longest
 
 
 def _batch_logps(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> list[torch.Tensor]:
     """Log-probabilities of each response's tokens, float64 on the CPU, whichever way the model is computed."""
     model, pad = causal_model(policy.model), policy.tokenizer.pad_token_id
-    if policy.rung is None or policy.rung == Rung.STOCK:
+    if policy.strategy is None or policy.strategy == Strategy.STOCK:
         batch = {name: tensor.to(policy.device) for name, tensor in collate(items, pad).items()}
         stock = token_logps(model, **batch).cpu().double()
         masks = batch["completion_mask"][:, 1:].bool().cpu()
@@ -160,7 +163,7 @@ def _batch_logps(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> list
     packed = pack(
         [item.prompt_ids for item in items], [item.response_ids for item in items], pad_token_id=pad
     )
-    logps: torch.Tensor = packed_logps(model, packed.to(policy.device), Rung(policy.rung))[0]
+    logps: torch.Tensor = packed_logps(model, packed.to(policy.device), Strategy(policy.strategy))[0]
     rows = logps.cpu().double()
     return [row[: len(item.response_ids)] for row, item in zip(rows, items, strict=True)]
 

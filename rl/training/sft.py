@@ -22,7 +22,7 @@ from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
-    OwnHouse,
+    TokenizedTrainerMixin,
     common_arguments,
     lora_begun,
     one_gpu,
@@ -168,7 +168,7 @@ class SFTTrainer:
             self.listener.on_note(text)
 
 
-class _Trainer(OwnHouse, trl.SFTTrainer):
+class _Trainer(TokenizedTrainerMixin, trl.SFTTrainer):
     """TRL's trainer on demonstrations that are already tokens."""
 
     method = "sft"

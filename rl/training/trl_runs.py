@@ -19,14 +19,15 @@ from transformers import PrinterCallback, TrainerCallback
 
 from rl.recipes import BASE, AdapterRecipe, Recipe
 from rl.recipes.curriculum import curriculum_order
-from rl.training.callbacks import Follower, history_columns
+from rl.training.callbacks import ListenerCallback, history_columns
 from rl.training.early_stopping import EarlyStopping, best_evaluation, stopping_arguments
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware
 from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
-from rl.training.packed.lazy_metrics import Later, Ledger
-from rl.training.packed.prefix_attention import Rung
-from rl.training.packed.selection import Choice, Head, install, rung_choose
+from rl.training.packed.lazy_metrics import LazyMetrics, LazyScalar
+from rl.training.packed.selection import StrategyChoice, strategy_select
+from rl.training.packed.selftest import Head, install
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
 from rl.training.progress import checkpoint_last, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
@@ -110,21 +111,26 @@ def head_compact(trainer: Any, policy: LoadedPolicy) -> bool:
     return policy.device.type != "cuda" and not trainer.aux_loss_enabled and not sharded(trainer)
 
 
-def rung_settle(
-    trainer: Any, items: Sequence[EncodedResponse], head: Head | None = None, lowest: Rung = Rung.LAST_LAYER
-) -> Choice:
+def strategy_apply(
+    trainer: Any,
+    items: Sequence[EncodedResponse],
+    head: Head | None = None,
+    first: Strategy = Strategy.LAST_LAYER,
+) -> StrategyChoice:
     """Find how packed rows can be computed in a run, on its own `items`, prepare the model for it and note it."""
     policy: LoadedPolicy = trainer.policy
     if getattr(trainer, "aux_loss_enabled", False):
-        install(policy, Rung.STOCK)
-        choice = Choice(Rung.STOCK, "its router loss depends on every token fed", {})
+        install(policy, Strategy.STOCK)
+        choice = StrategyChoice(Strategy.STOCK, "its router loss depends on every token fed", {})
     elif sharded(trainer):
-        install(policy, Rung.STOCK)
-        choice = Choice(Rung.STOCK, "its weights are sharded, and only its own forward gathers them", {})
+        install(policy, Strategy.STOCK)
+        choice = StrategyChoice(
+            Strategy.STOCK, "its weights are sharded, and only its own forward gathers them", {}
+        )
     else:
-        choice = rung_choose(policy, items, gradients=True, head=head, lowest=lowest)
-    policy.rung = choice.rung
-    policy.rung_longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
+        choice = strategy_select(policy, items, gradients=True, head=head, first=first)
+    policy.strategy = choice.strategy
+    policy.strategy_max_tokens = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
     return choice
 
 
@@ -204,7 +210,7 @@ def trainer_settle(trainer: Any, policy: LoadedPolicy, owner: Any) -> None:
         trainer.add_callback(trainer.early_stopping)
     if owner.recipe.checkpoints == "epoch":
         trainer.add_callback(EpochCheckpoints(trainer, owner))
-    trainer.add_callback(Follower(trainer, owner.listener))
+    trainer.add_callback(ListenerCallback(trainer, owner.listener))
 
 
 EPOCHS = "epochs"
@@ -230,7 +236,7 @@ class EpochCheckpoints(TrainerCallback):
             )
 
 
-class OwnHouse:
+class TokenizedTrainerMixin:
     """Mixed into TRL's trainers: rows are tokens already, checkpoints are sealed, nobody is told of the run.
 
     The underscored methods are TRL 1.16's and transformers 5.23's own; both are pinned.
@@ -250,9 +256,9 @@ class OwnHouse:
 
     early_stopping: EarlyStopping | None = None
     """Who watches the eval split; None: the run makes every step."""
-    ledger: Ledger | None = None
+    lazy_metrics: LazyMetrics | None = None
     """Where metrics wait on the device until they are logged; None: they are read at once."""
-    _unchecked: tuple[tuple[int, str, Later], ...] = ()
+    _unchecked: tuple[tuple[int, str, LazyScalar], ...] = ()
     """Losses nobody has looked at yet: step, advice, value."""
 
     def _send_telemetry(self) -> None:
@@ -291,10 +297,10 @@ class OwnHouse:
         return self.early_stopping.reason if self.early_stopping is not None else ""
 
     def loss_check(self, loss: torch.Tensor, advice: str) -> None:
-        """Raises TrainingFailed for a loss that is not a number any more; with a ledger, when that is read."""
+        """Raises TrainingFailed for a loss that is not a number any more; with a lazy_metrics, when that is read."""
         step = self.state.global_step + 1
-        if self.ledger is not None:
-            self._unchecked += ((step, advice, self.ledger.keep(loss).item()),)
+        if self.lazy_metrics is not None:
+            self._unchecked += ((step, advice, self.lazy_metrics.wrap(loss).item()),)
         else:
             self._loss_finite(step, advice, float(loss.detach()))
 
@@ -308,16 +314,16 @@ class OwnHouse:
 
     def metrics_read(self) -> None:
         """Fetch what waits on the device. Raises TrainingFailed for a loss among it that is not a number."""
-        if self.ledger is None:
+        if self.lazy_metrics is None:
             return
         unchecked, self._unchecked = self._unchecked, ()
         for step, advice, loss in unchecked:
             self._loss_finite(step, advice, float(loss))
         for metrics in self._metrics.values():
             for name, values in metrics.items():
-                metrics[name] = [v.known() if isinstance(v, Later) else v for v in values]
-        if isinstance(self._total_train_tokens, Later):
-            self._total_train_tokens = self._total_train_tokens.known()
+                metrics[name] = [v.resolve() if isinstance(v, LazyScalar) else v for v in values]
+        if isinstance(self._total_train_tokens, LazyScalar):
+            self._total_train_tokens = self._total_train_tokens.resolve()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.metrics_read()  # no checkpoint of a run that has diverged

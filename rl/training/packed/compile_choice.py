@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from rl.training.encoding import EncodedResponse
 from rl.training.packed import layer_compilation
 from rl.training.packed.layer_compilation import Buckets, buckets_fit, compiling_pays
 from rl.training.packed.logps import causal_model
-from rl.training.packed.prefix_attention import FLEX_RUNGS, Rung
+from rl.training.packed.packing import Completion
 from rl.training.packed.selection import compiled_agrees
-from rl.training.policy import LoadedPolicy
+from rl.training.packed.selftest import PackablePolicy
+from rl.training.packed.strategies import FLEX_STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class CompileChoice:
     reason: str
 
     @property
-    def said(self) -> str:
-        """The same for a run's record."""
+    def summary(self) -> str:
+        """One line for a run's record."""
         if self.buckets is None:
             return f"layers are not compiled: {self.reason}"
         widths = " or ".join(map(str, self.buckets.prompts)), " or ".join(map(str, self.buckets.suffixes))
@@ -35,9 +35,9 @@ class CompileChoice:
 
 
 def compile_choose(
-    policy: LoadedPolicy,
-    rung: Rung,
-    items: Sequence[EncodedResponse],
+    policy: PackablePolicy,
+    strategy: Strategy,
+    items: Sequence[Completion],
     *,
     wish: str,
     steps: int,
@@ -49,7 +49,7 @@ def compile_choose(
     `wish` is the recipe's `compile`: auto, on or off. `items` are completions in pairs, those of one row next to each
     other. `step_s` measures a micro-batch; it is asked only where the answer counts.
     """
-    why_not = _impossible(policy, rung, wish)
+    why_not = _impossible(policy, strategy, wish)
     if why_not:
         return CompileChoice(None, why_not)
     pairs = list(zip(items[::2], items[1::2], strict=True))
@@ -65,20 +65,20 @@ def compile_choose(
             return CompileChoice(None, "a step that was to be timed did not fit into memory")
         if not pays:
             return CompileChoice(None, why)
-    agrees, said = compiled_agrees(policy, items, rung, buckets.fit, autocast)
+    agrees, said = compiled_agrees(policy, items, strategy, buckets.fit, autocast)
     if not agrees:
         return CompileChoice(None, f"compiled, they do not agree with the stock forward ({said})")
     return CompileChoice(buckets, f"{why}; {said}")
 
 
-def _impossible(policy: LoadedPolicy, rung: Rung, wish: str) -> str:
+def _impossible(policy: PackablePolicy, strategy: Strategy, wish: str) -> str:
     if wish == "off":
         return "asked not to be"
-    if rung is Rung.STOCK:
+    if strategy is Strategy.STOCK:
         return "rows are not packed"
-    if rung in FLEX_RUNGS:
+    if strategy in FLEX_STRATEGIES:
         return "FlexAttention compiles its own kernel, and its rows have no few widths"
-    if rung is Rung.CACHE:
+    if strategy is Strategy.CACHE:
         return "two passes over a key-value cache are not one form of a layer"
     if not layer_compilation.compilable(causal_model(policy.model)):
         return "its layers are not where they are looked for"

@@ -158,7 +158,7 @@ class RmsNormFunction(torch.autograd.Function):
 # --- Putting them in ----------------------------------------------------------------------------------------
 
 
-def lighten(model: Any) -> None:
+def fuse_layers(model: Any) -> None:
     """Let a PeftModel's plain LoRA layers, gated MLPs and RMS norms compute with the functions above.
 
     Each goes back to its own forward by itself wherever the function is not the same thing: adapter off or merged,
@@ -171,8 +171,8 @@ def lighten(model: Any) -> None:
             module.forward = types.MethodType(forward, module)
 
 
-def restore(model: Any) -> None:
-    """Undo `lighten`."""
+def restore_layers(model: Any) -> None:
+    """Undo `fuse_layers`."""
     for module in model.modules():
         if "ratchet_own_forward" in vars(module):  # a wrapper shows the attributes of what it wraps
             del module.forward, module.ratchet_own_forward  # what is left is the class's own

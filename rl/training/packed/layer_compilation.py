@@ -84,7 +84,7 @@ def widths_fit(lengths: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def compile_layers(model: Any, backend: str = "inductor") -> None:
-    """Compile each decoder layer of a causal model, prepared for its rung before. Calling it again changes nothing."""
+    """Compile each decoder layer of a causal model that is prepared for its strategy. A second call changes nothing."""
     for layer in model.base_model.layers:
         if hasattr(layer, "ratchet_compiled"):
             continue

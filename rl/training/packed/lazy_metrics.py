@@ -17,117 +17,117 @@ import torch
 Number = int | float
 
 
-class Later:
+class LazyScalar:
     """A Python number that is not known yet. Arithmetic with it is noted down and done in Python, as TRL does it."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        pending: LazyMetrics,
         tensor: Callable[[], torch.Tensor] | None = None,
         how: Callable[..., Number] | None = None,
         inputs: tuple[Any, ...] = (),
     ) -> None:
-        self.ledger, self.tensor, self.how, self.inputs = ledger, tensor, how, inputs
+        self.pending, self.tensor, self.how, self.inputs = pending, tensor, how, inputs
         self.value: Number | None = None
-        self.taken_positive = False
+        self.assumed_positive = False
         """TRL asked whether it is above 0 and was told yes; division by it then gives 0.0 where it is not."""
         self.divides = False
-        ledger.entries.append(self)
+        pending.entries.append(self)
 
-    def known(self) -> Number:
+    def resolve(self) -> Number:
         """Its value; fetches all that is noted so far if need be."""
         if self.value is None:
-            self.ledger.read()
+            self.pending.read()
         assert self.value is not None
         return self.value
 
-    def _with(self, how: Callable[..., Number], *inputs: Any) -> Later:
-        return Later(self.ledger, how=how, inputs=inputs)
+    def _with(self, how: Callable[..., Number], *inputs: Any) -> LazyScalar:
+        return LazyScalar(self.pending, how=how, inputs=inputs)
 
-    def __add__(self, other: Any) -> Later:
+    def __add__(self, other: Any) -> LazyScalar:
         return self._with(operator.add, self, other)
 
-    def __radd__(self, other: Any) -> Later:
+    def __radd__(self, other: Any) -> LazyScalar:
         return self._with(operator.add, other, self)
 
-    def __sub__(self, other: Any) -> Later:
+    def __sub__(self, other: Any) -> LazyScalar:
         return self._with(operator.sub, self, other)
 
-    def __mul__(self, other: Any) -> Later:
+    def __mul__(self, other: Any) -> LazyScalar:
         return self._with(operator.mul, self, other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> Later:
-        if isinstance(other, Later) and other.taken_positive:
+    def __truediv__(self, other: Any) -> LazyScalar:
+        if isinstance(other, LazyScalar) and other.assumed_positive:
             other.divides = True
             return self._with(lambda a, b: a / b if b > 0 else 0.0, self, other)
         return self._with(operator.truediv, self, other)
 
-    def __floordiv__(self, other: Any) -> Later:
+    def __floordiv__(self, other: Any) -> LazyScalar:
         return self._with(operator.floordiv, self, other)
 
     def __gt__(self, other: Any) -> Any:
-        return _AboveZero(self) if other == 0 and self.value is None else self.known() > other
+        return _AboveZero(self) if other == 0 and self.value is None else self.resolve() > other
 
     def __float__(self) -> float:
-        return float(self.known())
+        return float(self.resolve())
 
     def __int__(self) -> int:
-        return int(self.known())
+        return int(self.resolve())
 
     def __bool__(self) -> bool:
-        return bool(self.known())
+        return bool(self.resolve())
 
 
-class Kept:
+class LazyTensor:
     """A tensor of which only numbers are wanted: what is done with it is done when they are read.
 
     Knows what TRL does between gathering and reading (`sum`, `mean`, a quotient, a comparison with 0, slices and
     masks); anything else is given the tensor itself.
     """
 
-    def __init__(self, ledger: Ledger, make: Callable[[], torch.Tensor]) -> None:
-        self.ledger, self.make = ledger, make
-        self.taken_positive = False
+    def __init__(self, pending: LazyMetrics, make: Callable[[], torch.Tensor]) -> None:
+        self.pending, self.make = pending, make
+        self.assumed_positive = False
 
-    def _then(self, what: Callable[[torch.Tensor], torch.Tensor]) -> Kept:
-        return Kept(self.ledger, lambda: what(self.make()))
+    def _then(self, what: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
+        return LazyTensor(self.pending, lambda: what(self.make()))
 
-    def sum(self) -> Kept:
+    def sum(self) -> LazyTensor:
         return self._then(torch.sum)
 
-    def mean(self) -> Kept:
+    def mean(self) -> LazyTensor:
         return self._then(torch.mean)
 
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[Kept, ...]:
-        def part(number: int) -> Kept:
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[LazyTensor, ...]:
+        def part(number: int) -> LazyTensor:
             return self._then(lambda tensor: tensor.chunk(chunks, dim=dim)[number])
 
         return tuple(part(number) for number in range(chunks))
 
-    def __getitem__(self, index: Any) -> Kept:
+    def __getitem__(self, index: Any) -> LazyTensor:
         # a mask of booleans would wait for the device to count what it selects
         return self._then(lambda tensor: tensor[index])
 
-    def __truediv__(self, other: Any) -> Kept:
-        if not isinstance(other, Kept):
+    def __truediv__(self, other: Any) -> LazyTensor:
+        if not isinstance(other, LazyTensor):
             return self._then(lambda tensor: tensor / other)
-        if not other.taken_positive:
-            return Kept(self.ledger, lambda: self.make() / other.make())
+        if not other.assumed_positive:
+            return LazyTensor(self.pending, lambda: self.make() / other.make())
 
         def quotient() -> torch.Tensor:
             below = other.make()
             found = self.make() / below
             return torch.where(below > 0, found, torch.zeros_like(found))
 
-        return Kept(self.ledger, quotient)
+        return LazyTensor(self.pending, quotient)
 
     def __gt__(self, other: Any) -> Any:
         return _AboveZero(self) if other == 0 else self.make() > other
 
-    def item(self) -> Later:
-        return Later(self.ledger, tensor=self.make)
+    def item(self) -> LazyScalar:
+        return LazyScalar(self.pending, tensor=self.make)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.make(), name)
@@ -136,33 +136,33 @@ class Kept:
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        plain = [arg.make() if isinstance(arg, Kept) else arg for arg in args]
+        plain = [arg.make() if isinstance(arg, LazyTensor) else arg for arg in args]
         return function(*plain, **(kwargs or {}))
 
 
 class _AboveZero:
     """The answer to `count > 0` before the count is known: yes, and a quotient by it will mind that it may be no."""
 
-    def __init__(self, of: Later | Kept) -> None:
+    def __init__(self, of: LazyScalar | LazyTensor) -> None:
         self.of = of
 
     def __bool__(self) -> bool:
-        self.of.taken_positive = True
+        self.of.assumed_positive = True
         return True
 
 
-class Ledger:
+class LazyMetrics:
     """What is to be read from the device, in the order in which it was asked for."""
 
     def __init__(self, processes: int = 1) -> None:
         self.processes = processes
-        self.entries: list[Later] = []
+        self.entries: list[LazyScalar] = []
         self.transfers = 0
         """Transfers made so far, one for each type of number in each reading."""
 
-    def keep(self, tensor: torch.Tensor) -> Kept:
+    def wrap(self, tensor: torch.Tensor) -> LazyTensor:
         tensor = tensor.detach()
-        return Kept(self, lambda: tensor)
+        return LazyTensor(self, lambda: tensor)
 
     @contextlib.contextmanager
     def gathering(self, trainer: Any) -> Iterator[None]:
@@ -177,7 +177,7 @@ class Ledger:
     def read(self) -> None:
         """Fetch and compute all that is noted, with one transfer for each type of number there is."""
         entries, self.entries = self.entries, []
-        by_type: dict[torch.dtype, list[tuple[Later, torch.Tensor]]] = defaultdict(list)
+        by_type: dict[torch.dtype, list[tuple[LazyScalar, torch.Tensor]]] = defaultdict(list)
         for entry in entries:
             if entry.tensor is not None:
                 made = entry.tensor().reshape(())
@@ -192,35 +192,35 @@ class Ledger:
                 entry.value = entry.how(*(_value(part) for part in entry.inputs))
             entry.tensor, entry.how, entry.inputs = None, None, ()
         for entry in entries:
-            if entry.taken_positive and not entry.divides and _value(entry) <= 0:
+            if entry.assumed_positive and not entry.divides and _value(entry) <= 0:
                 raise RuntimeError(
                     f"a count was taken to be above 0 before it was read, and is {entry.value}; read metrics at once "
-                    "instead (later_metrics = False)"
+                    "instead (defer_metrics = False)"
                 )
 
 
 def _value(part: Any) -> Any:
-    return part.known() if isinstance(part, Later) else part
+    return part.resolve() if isinstance(part, LazyScalar) else part
 
 
 class Gathering:
     """An accelerator whose gathered tensors are kept rather than read."""
 
-    def __init__(self, ledger: Ledger, accelerator: Any) -> None:
-        self._ledger, self._accelerator = ledger, accelerator
+    def __init__(self, pending: LazyMetrics, accelerator: Any) -> None:
+        self._pending, self._accelerator = pending, accelerator
 
-    def gather(self, found: Any) -> Kept:
+    def gather(self, found: Any) -> LazyTensor:
         return self._kept(self._accelerator.gather, found)
 
-    def gather_for_metrics(self, found: Any) -> Kept:
+    def gather_for_metrics(self, found: Any) -> LazyTensor:
         return self._kept(self._accelerator.gather_for_metrics, found)
 
-    def _kept(self, gather: Callable[[torch.Tensor], torch.Tensor], found: Any) -> Kept:
-        if not isinstance(found, Kept):
-            return self._ledger.keep(gather(found.detach()))
-        if self._ledger.processes == 1:
+    def _kept(self, gather: Callable[[torch.Tensor], torch.Tensor], found: Any) -> LazyTensor:
+        if not isinstance(found, LazyTensor):
+            return self._pending.wrap(gather(found.detach()))
+        if self._pending.processes == 1:
             return found
-        return self._ledger.keep(gather(found.make()))  # all processes meet here, so it is made now
+        return self._pending.wrap(gather(found.make()))  # all processes meet here, so it is made now
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._accelerator, name)

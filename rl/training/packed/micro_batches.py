@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Rows:
+class UncollatedRows:
     """The rows of one batch, not yet tensors: how many go at once is known only when they are computed."""
 
     rows: list[dict[str, Any]]
@@ -39,7 +39,7 @@ def micro_batches(rows: Sequence[dict[str, Any]], budget: int) -> Iterator[list[
         yield batch
 
 
-def evenly(rows: Sequence[dict[str, Any]], parts: int) -> list[list[dict[str, Any]]]:
+def split_evenly(rows: Sequence[dict[str, Any]], parts: int) -> list[list[dict[str, Any]]]:
     """Rows cut, in order, into `parts` of nearly the same number; none is empty where there are rows enough."""
     cuts = [len(rows) * part // parts for part in range(parts + 1)]
     return [list(rows[start:end]) for start, end in itertools.pairwise(cuts) if end > start]
@@ -71,7 +71,7 @@ class MicroBatcher:
         """
         waiting = list(micro_batches(rows, self.budget))
         if self.most is not None and self.budget > 0:
-            waiting = evenly(rows, self.most(len(waiting)))
+            waiting = split_evenly(rows, self.most(len(waiting)))
         total: torch.Tensor | None = None
         while waiting:
             part = waiting.pop(0)

@@ -1,32 +1,62 @@
-"""What a model's self-test found, on disk for later runs: a retrain need not test again what has not changed."""
+"""Cache of self-test results on disk: a retrain need not measure again what has not changed."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from rl.training.machine import cpu_model
 from rl.training.packed.prefix_attention import ATTENTION
-from rl.training.packed.row_cache import row_key
-from rl.training.policy import LoadedPolicy
+from rl.training.packed.row_cache import RowCache, row_key
 
 LIBRARIES = ("torch", "transformers", "peft", "trl")
 
 SOURCES = (
-    "layer_compilation.py", "flex.py", "frozen_head.py", "selection.py", "fused_layers.py", "logps.py", "packing.py",
-    "prefix_attention.py",
+    "flex.py", "forward.py", "frozen_head.py", "fused_layers.py", "layer_compilation.py", "logps.py", "packing.py",
+    "prefix_attention.py", "selection.py", "selftest.py", "strategies.py",
 )  # fmt: skip
 """Files beside this one that decide how a packed row is computed."""
 
 
-def finding_key(policy: LoadedPolicy, *asked: str) -> bytes:
-    """Of everything a finding depends on but the rows: weights, arithmetic, adapter, machine, libraries, our code."""
+@dataclass(frozen=True)
+class SelftestCache:
+    """Where results are kept, with the facts about a model that it does not carry itself."""
+
+    rows: RowCache
+    base_model_hash: str
+    quantization: str
+    """`none` or `4bit`."""
+    processor: str
+    """The CPU's name; a result on CUDA goes by the card's."""
+
+
+class CachedPolicy(Protocol):
+    """The part of `selftest.PackablePolicy` that a key is made of."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def selftest_cache(self) -> SelftestCache | None: ...
+
+
+def selftest_key(policy: CachedPolicy, *conditions: str) -> bytes | None:
+    """Key of all that a result depends on but the rows: weights, arithmetic, adapter, machine, libraries, our code.
+
+    None for a policy without a cache.
+    """
+    cache = policy.selftest_cache
+    if cache is None:
+        return None
     shapes = [
         f"{name} {tuple(parameter.shape)} {parameter.dtype}"
         for name, parameter in policy.model.named_parameters()
@@ -34,36 +64,36 @@ def finding_key(policy: LoadedPolicy, *asked: str) -> bytes:
     ]
     cuda = policy.device.type == "cuda"
     return row_key(
-        policy.base_model_hash,
+        cache.base_model_hash,
         str(policy.model.dtype),
-        policy.quantization,
-        _attention(policy),
+        cache.quantization,
+        _attention(policy.model),
         json.dumps(shapes),
-        torch.cuda.get_device_name(policy.device) if cuda else cpu_model(),
+        torch.cuda.get_device_name(policy.device) if cuda else cache.processor,
         str(torch.is_autocast_enabled(policy.device.type)),
         _code(),
-        *asked,
+        *conditions,
     )
 
 
-def finding_read(policy: LoadedPolicy, key: bytes, longest: int) -> dict[str, Any] | None:
-    """What was kept under the key, unless only shorter rows were tested: a sliding window shows beyond its width."""
-    if policy.findings is None:
+def selftest_read(policy: CachedPolicy, key: bytes, longest: int) -> dict[str, Any] | None:
+    """The result under the key, unless only shorter rows were tested: a sliding window shows beyond its width."""
+    if policy.selftest_cache is None:
         return None
-    kept = policy.findings.get([key]).get(key)
-    finding: dict[str, Any] | None = json.loads(kept) if kept is not None else None
-    return finding if finding is not None and finding["longest"] >= longest else None
+    stored = policy.selftest_cache.rows.get([key]).get(key)
+    result: dict[str, Any] | None = json.loads(stored) if stored is not None else None
+    return result if result is not None and result["longest"] >= longest else None
 
 
-def finding_keep(policy: LoadedPolicy, key: bytes, longest: int, **facts: Any) -> None:
-    """Keep facts under the key, with the tokens of the longest row they were found on."""
-    if policy.findings is not None:
-        policy.findings.put({key: json.dumps({**facts, "longest": longest}).encode()})
+def selftest_store(policy: CachedPolicy, key: bytes, longest: int, **result: Any) -> None:
+    """Store a result under the key, with the tokens of the longest row it was measured on."""
+    if policy.selftest_cache is not None:
+        policy.selftest_cache.rows.put({key: json.dumps({**result, "longest": longest}).encode()})
 
 
-def _attention(policy: LoadedPolicy) -> str:
-    kind = str(policy.model.config._attn_implementation)
-    return "sdpa" if kind == ATTENTION else kind  # ours was put in sdpa's place
+def _attention(model: Any) -> str:
+    kind = str(model.config._attn_implementation)
+    return "sdpa" if kind == ATTENTION else kind  # prefix attention was put in sdpa's place
 
 
 @functools.cache

@@ -32,7 +32,7 @@ from rl.training.packed.logps import causal_model
 from rl.training.policy import load_policy, lora_config, matmul
 from rl.training.ppo.rollout import Sampling, sample_responses
 from rl.training.preflight import ASKABLE
-from rl.training.profiler import Asked
+from rl.training.profiler import GenerationLoad
 
 ANSWER_SHARE = 0.5
 """Share of `max_new_tokens` that an answer of a model too large to ask is taken to use."""
@@ -50,7 +50,7 @@ class _Answers:
 
     items: list[EncodedResponse]
     sample_s: float | None
-    asked: Asked
+    generation: GenerationLoad
 
 
 def ppo(
@@ -153,21 +153,23 @@ def _answers(
 ) -> _Answers:
     """What the base says to `at_once` prompts at a time, `samples` answers to each, with an adapter as a run has it."""
     order = itertools.cycle(random.Random(recipe.seed).sample(ids, len(ids)))
-    asked = [list(itertools.islice(order, at_once)) for _ in range(TRIED)]
+    generation = [list(itertools.islice(order, at_once)) for _ in range(TRIED)]
     sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
     if shape[2] > ASKABLE:
         length = max(1, round(ANSWER_SHARE * recipe.max_new_tokens))
-        items = [EncodedResponse(prompt, [0] * length) for prompt in asked[0] for _ in range(samples)]
+        items = [EncodedResponse(prompt, [0] * length) for prompt in generation[0] for _ in range(samples)]
         half = Sampling(length, recipe.temperature, recipe.top_k, recipe.top_p)
-        return _Answers(items, None, Asked(asked[0], samples, half))
+        return _Answers(items, None, GenerationLoad(generation[0], samples, half))
     policy = load_policy(base_model, hardware=hardware, quantization=recipe.quantization)
     model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
     generator = torch.Generator(policy.device).manual_seed(recipe.seed)
     said: list[EncodedResponse] = []
     seconds: list[float] = []
     with matmul(hardware):
-        sample_responses(causal_model(model), policy.encoder, asked[0], 1, sampling, generator)  # wakes it
-        for prompts in asked:
+        sample_responses(
+            causal_model(model), policy.encoder, generation[0], 1, sampling, generator
+        )  # wakes it
+        for prompts in generation:
             began = time.perf_counter()
             rollouts = sample_responses(
                 causal_model(model), policy.encoder, prompts, samples, sampling, generator
@@ -176,7 +178,7 @@ def _answers(
             said += [rollout.item for rollout in rollouts]
             if sum(seconds) > TRIED_S:
                 break
-    return _Answers(said, statistics.fmean(seconds), Asked(asked[0], samples, sampling))
+    return _Answers(said, statistics.fmean(seconds), GenerationLoad(generation[0], samples, sampling))
 
 
 def _told(
@@ -187,7 +189,7 @@ def _told(
     work: Work,
     answers: _Answers,
 ) -> Estimate:
-    asked = answers.asked if answers.sample_s is None else None
+    generation = answers.generation if answers.sample_s is None else None
     return estimated(
-        shape, recipe, hardware, micros, work, packed=True, asked=asked, sample_s=answers.sample_s
+        shape, recipe, hardware, micros, work, packed=True, generation=generation, sample_s=answers.sample_s
     )

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
+from rl.training.packed.forward import packed_hidden
 from rl.training.packed.logps import causal_model, collate, head_logps, spread
 from rl.training.packed.packing import Packed, pack
-from rl.training.packed.prefix_attention import Rung, packed_hidden
-from rl.training.packed.selection import rung_choose
+from rl.training.packed.selection import strategy_select
+from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config
 from rl.training.trl_runs import REFERENCE, lora_begun, reference_add, weights_begin
 
@@ -49,7 +50,12 @@ class MicroBatch:
 
     @classmethod
     def of(
-        cls, rows: list[int], items: Sequence[EncodedResponse], pad_token_id: int, rung: Rung, device: Any
+        cls,
+        rows: list[int],
+        items: Sequence[EncodedResponse],
+        pad_token_id: int,
+        strategy: Strategy,
+        device: Any,
     ) -> Self:
         packed = pack(
             [item.prompt_ids for item in items],
@@ -57,7 +63,7 @@ class MicroBatch:
             pad_token_id=pad_token_id,
         )
         padded = None
-        if rung is Rung.STOCK:
+        if strategy is Strategy.STOCK:
             padded = {name: tensor.to(device) for name, tensor in collate(items, pad_token_id).items()}
         return cls(rows, packed.to(device), padded)
 
@@ -76,7 +82,7 @@ class SharedBase:
     def __init__(self, policy: LoadedPolicy, recipe: PPORecipe) -> None:
         self.policy = policy
         self.recipe = recipe
-        self.rung = Rung.STOCK
+        self.strategy = Strategy.STOCK
         base = policy.model
         with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
@@ -131,16 +137,16 @@ class SharedBase:
 
     # --- What each says -------------------------------------------------------------------------------------
 
-    def rung_find(self, items: Sequence[EncodedResponse]) -> str:
+    def strategy_find(self, items: Sequence[EncodedResponse]) -> str:
         """Find out how this model can be computed packed, on real responses; returns it with its reason."""
         with self.speaking_as(POLICY):
-            choice = rung_choose(self.policy, items, gradients=True)
-        self.rung = choice.rung
-        return f"forward {choice.rung}: {choice.reason}"
+            choice = strategy_select(self.policy, items, gradients=True)
+        self.strategy = choice.strategy
+        return f"forward {choice.strategy}: {choice.reason}"
 
     def micro_batch(self, rows: list[int], items: Sequence[EncodedResponse]) -> MicroBatch:
         pad = self.policy.tokenizer.pad_token_id
-        return MicroBatch.of(rows, items, pad, self.rung, self.policy.device)
+        return MicroBatch.of(rows, items, pad, self.strategy, self.policy.device)
 
     def policy_tokens(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """The policy's log-probability of each response token and its entropy there, float32 [N, C]. Differentiable.
@@ -171,7 +177,7 @@ class SharedBase:
     def _hidden(self, model: Any, micro: MicroBatch) -> Tensor:
         """The hidden states that predict the response tokens, in the mask's order: [tokens, width]."""
         if micro.padded is None:
-            hidden = packed_hidden(model, micro.packed, self.rung)
+            hidden = packed_hidden(model, micro.packed, self.strategy)
             return hidden.reshape(-1, hidden.shape[-1])[micro.packed.sources[micro.mask]]
         ids, attention = micro.padded["input_ids"], micro.padded["attention_mask"]
         hidden = model.base_model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state

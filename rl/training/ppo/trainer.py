@@ -378,7 +378,7 @@ class PPOTrainer:
         """Sample a little to find the quickest forward that is right for this model; nothing is learnt from it."""
         ids = sorted(self.train_prompts.ids, key=len)
         rollouts = self._answers([ids[-1], ids[0]], 2, self._generator("sample", -1))
-        self._note(self.base.rung_find([rollout.item for rollout in rollouts]))
+        self._note(self.base.strategy_find([rollout.item for rollout in rollouts]))
 
     # --- What is told and kept ----------------------------------------------------------------------------------
 

@@ -1,0 +1,217 @@
+"""Forward pass over packed rows under each strategy: hidden states, log-probabilities, and the patched last layer."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from rl.training.packed import flex
+from rl.training.packed.logps import head_logps, spread_at
+from rl.training.packed.packing import Packed, flatten
+from rl.training.packed.prefix_attention import ATTENTION, Prefix, additive, repeat_heads
+from rl.training.packed.shared_prompt import SharedPrompt
+from rl.training.packed.strategies import (
+    FLEX_STRATEGIES,
+    LAST_LAYER_STRATEGIES,
+    PREFIX_ATTENTION_STRATEGIES,
+    Strategy,
+)
+
+
+def packed_hidden(model: Any, packed: Packed, strategy: Strategy) -> torch.Tensor:
+    """Last hidden states of the prompt's last token and of the suffix, [R, 1 + S, width]. Differentiable.
+
+    `model` is the causal model itself, prepared by `install` for the strategy.
+    """
+    prompt = packed.prompt_ids.shape[1]
+    ids = torch.cat([packed.prompt_ids, packed.suffix_ids], 1)
+    last = packed.prompt_lengths[:, None] - 1
+    if strategy is Strategy.CACHE:
+        return _two_passes(model, packed, last)
+    if strategy in FLEX_STRATEGIES:
+        return _flat_hidden(model, packed, strategy)
+    suffix_mask = packed.suffix_mask()
+    if strategy is Strategy.DENSE:
+        mask = torch.cat([packed.prompt_mask(), suffix_mask], 2)
+        if model.config._attn_implementation != "sdpa":  # eager adds its mask to the scores
+            mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+        hidden = model.base_model(
+            input_ids=ids, position_ids=packed.positions(), attention_mask=mask, use_cache=False
+        ).last_hidden_state
+        return _keep(hidden, packed, last)
+    prefix = Prefix(prompt, suffix_mask)
+    if strategy is Strategy.LAST_LAYER:
+        suffix = torch.arange(prompt, ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
+        column = torch.arange(ids.shape[1], device=ids.device)
+        seen_by_last = (column[None] <= last)[:, None, None]
+        prefix = Prefix(
+            prompt, suffix_mask, torch.cat([last, suffix], 1), torch.cat([seen_by_last, suffix_mask], 2)
+        )
+    # a 4-D mask is passed on by transformers as it is; ours says nothing, `prefix` says it all
+    nothing = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+    hidden = model.base_model(
+        input_ids=ids,
+        position_ids=packed.positions(),
+        attention_mask=nothing,
+        use_cache=False,
+        prefix=prefix,
+    ).last_hidden_state
+    return hidden if strategy is Strategy.LAST_LAYER else _keep(hidden, packed, last)
+
+
+def _flat_hidden(model: Any, packed: Packed, strategy: Strategy) -> torch.Tensor:
+    row = packed.flat or flatten(packed)
+    at = row.kept if strategy is Strategy.FLEX_LAST_LAYER else None
+    prefix = Prefix(
+        0, None, kept=at, blocks=flex.block_mask(row), kept_blocks=None if at is None else flex.block_mask(row, at[0])
+    )  # fmt: skip
+    hidden = model.base_model(
+        input_ids=row.ids,
+        position_ids=row.positions,
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=row.ids.device),
+        use_cache=False,
+        prefix=prefix,
+    ).last_hidden_state
+    if at is None:
+        hidden = hidden.gather(1, row.kept[..., None].expand(-1, -1, hidden.shape[-1]))
+    return hidden.view(packed.prompt_ids.shape[0], -1, hidden.shape[-1])
+
+
+def _keep(hidden: torch.Tensor, packed: Packed, last: torch.Tensor) -> torch.Tensor:
+    end = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
+    return torch.cat([end, hidden[:, packed.prompt_ids.shape[1] :]], 1)
+
+
+def _two_passes(model: Any, packed: Packed, last: torch.Tensor) -> torch.Tensor:
+    positions = packed.positions()
+    prompt = packed.prompt_ids.shape[1]
+    first = model.base_model(input_ids=packed.prompt_ids, position_ids=positions[:, :prompt], use_cache=True)
+    mask = packed.suffix_mask()
+    if model.config._attn_implementation != "sdpa":
+        mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+    second = model.base_model(
+        input_ids=packed.suffix_ids,
+        position_ids=positions[:, prompt:],
+        attention_mask=mask,
+        past_key_values=first.past_key_values,
+        use_cache=True,
+    ).last_hidden_state
+    end = first.last_hidden_state.gather(1, last[..., None].expand(-1, -1, second.shape[-1]))
+    return torch.cat([end, second], 1)
+
+
+def packed_logps(
+    model: Any, packed: Packed, strategy: Strategy, extras: tuple[str, ...] = (), temperature: float = 1.0
+) -> tuple[Any, ...]:
+    """Log-probability of each completion token, float32 [N, C], 0 where there is none; then what `extras` name, as
+    `head_logps` returns it. `model` is the causal model itself. Differentiable.
+    """
+    hidden = packed_hidden(model, packed, strategy)
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    shape, places = packed.target_mask.shape, packed.places
+    read = flat[packed.sources.flatten()[places]]
+    found = head_logps(model, read, packed.targets.flatten()[places], extras, temperature)
+    return tuple(None if values is None else spread_at(values, places, shape) for values in found)
+
+
+# --- The last layer -----------------------------------------------------------------------------------------
+
+LAST_LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def last_layer_known(model: Any) -> bool:
+    """Whether the last layer has the parts, and only those, that `_last_layer` computes itself."""
+    layers = getattr(model.base_model, "layers", None)
+    if not layers:
+        return False
+    layer = layers[-1]
+    module = sys.modules[type(layer).__module__]
+    return (
+        {name for name, _ in layer.named_children()} == LAST_LAYER_PARTS
+        and {name for name, _ in layer.self_attn.named_children()} >= ATTENTION_PARTS
+        and hasattr(module, "apply_rotary_pos_emb")
+    )
+
+
+def _last_layer(
+    self: Any,
+    hidden_states: torch.Tensor,
+    *args: Any,
+    position_embeddings: Any = None,
+    prefix: Prefix | SharedPrompt | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The layer's forward; with a prefix that keeps positions, computed there only: [R, T, width] -> [R, 1 + S,
+    width]."""
+    if not isinstance(prefix, Prefix) or prefix.kept is None:
+        if prefix is not None:
+            kwargs["prefix"] = prefix
+        return self.ratchet_stock_forward(
+            hidden_states, *args, position_embeddings=position_embeddings, **kwargs
+        )
+    attention = self.self_attn
+    rows, length, width = hidden_states.shape
+    at = prefix.kept[..., None]
+    normed = self.input_layernorm(hidden_states)
+    head = attention.head_dim
+    query = attention.q_proj(normed.gather(1, at.expand(-1, -1, width))).view(rows, at.shape[1], -1, head)
+    key = attention.k_proj(normed).view(rows, length, -1, head)
+    value = attention.v_proj(normed).view(rows, length, -1, head).transpose(1, 2)
+    if hasattr(attention, "q_norm"):
+        query, key = attention.q_norm(query), attention.k_norm(key)
+    query, key = query.transpose(1, 2), key.transpose(1, 2)
+    # the architecture's own rotation, once for the kept queries and once for all keys
+    rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
+    cos, sin = (part.expand(rows, -1, -1) for part in position_embeddings)
+    spread = at.expand(-1, -1, cos.shape[-1])
+    query, _ = rotate(query, query, cos.gather(1, spread), sin.gather(1, spread))
+    key, _ = rotate(key, key, cos, sin)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    groups = query.shape[1] // key.shape[1]
+    keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
+    if prefix.kept_blocks is not None:
+        seen = flex.attend(query, key, value, prefix.kept_blocks, attention.scaling)
+    elif query.device.type == "cpu":  # few queries: plain products are quicker there, see BlockAttention
+        scores = torch.matmul(query * attention.scaling, keys.transpose(-1, -2))
+        scores = scores.add_(additive(prefix.kept_mask, query.dtype))
+        seen = torch.matmul(torch.softmax(scores, -1), values)
+    else:
+        seen = functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=prefix.kept_mask, scale=attention.scaling
+        )
+    out = attention.o_proj(seen.transpose(1, 2).reshape(rows, at.shape[1], -1))
+    residual = hidden_states.gather(1, at.expand(-1, -1, width)) + out
+    return residual + self.mlp(self.post_attention_layernorm(residual))
+
+
+def install(model: Any, strategy: Strategy) -> None:
+    """Prepare a causal model for a strategy; the stock forward stays what it was. A second call changes it."""
+    uninstall(model)
+    model.ratchet_strategy = strategy
+    if strategy in PREFIX_ATTENTION_STRATEGIES:
+        model.config._attn_implementation = ATTENTION
+    if strategy in LAST_LAYER_STRATEGIES:
+        layer = model.base_model.layers[-1]
+        if "forward" in vars(layer):
+            raise RuntimeError("the last layer's forward was replaced by something else")
+        layer.ratchet_stock_forward = layer.forward
+        layer.forward = types.MethodType(_last_layer, layer)
+
+
+def installed(model: Any) -> Strategy:
+    """The strategy a causal model is prepared for."""
+    return getattr(model, "ratchet_strategy", Strategy.STOCK)
+
+
+def uninstall(model: Any) -> None:
+    """Undo `install`."""
+    if model.config._attn_implementation == ATTENTION:
+        model.config._attn_implementation = "sdpa"
+    for layer in getattr(model.base_model, "layers", None) or ():
+        if hasattr(layer, "ratchet_stock_forward"):
+            del layer.forward, layer.ratchet_stock_forward  # what is left is the class's own

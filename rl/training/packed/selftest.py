@@ -1,0 +1,265 @@
+"""Self-test of packed forwards: log-probabilities and gradients of a few rows, measured packed and by the reference.
+
+The reference is the model's own forward over unpacked rows. Nothing is assumed about an architecture: a strategy is
+used for a model only where its numbers agree with the reference on that model's weights and on the run's own rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from rl.training.packed import forward as packed_forward
+from rl.training.packed import fused_layers, layer_compilation
+from rl.training.packed.forward import packed_hidden
+from rl.training.packed.logps import causal_model, collate, head_logps
+from rl.training.packed.packing import Completion, ended, pack
+from rl.training.packed.selftest_cache import SelftestCache
+from rl.training.packed.strategies import Strategy
+
+TOLERANCE = {torch.float32: (1e-3, 2e-3), torch.bfloat16: (0.08, 0.15), torch.float16: (0.01, 0.1)}
+"""dtype -> (root mean square difference of a token's log-probability in nats, relative difference of a gradient). A
+wrong mask is off by 0.5 to 5 nats; float32 agrees to 1e-5 and bfloat16 to its rounding."""
+
+PROBES = 4
+"""Completions compared: those of the longest row and of the shortest."""
+
+ROUNDINGS = 3
+"""Repetitions of the reference with its input rounded otherwise, where half precision leaves a doubt."""
+
+FORWARD_ERRORS = (
+    RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError, AssertionError,
+)  # fmt: skip
+"""Errors that a forward which was not made for packed rows may raise."""
+
+Head = Callable[[Any, torch.Tensor], torch.Tensor]
+"""(the transformers model, hidden states [n, width]) -> scores [n]: for a run that reads a score at the end of each
+response instead of the log-probabilities of its tokens."""
+
+Fit = Callable[[int, int], tuple[int, int]]
+"""(prompt tokens, suffix tokens) -> the widths that rows are padded to."""
+
+Measurement = tuple[torch.Tensor, dict[str, torch.Tensor]]
+"""Log-probabilities [n] (or scores) in float32, and the gradient of each trained parameter by its name."""
+
+
+class PackablePolicy(Protocol):
+    """A causal language model, with what a self-test must know beside it; `LoadedPolicy` is one."""
+
+    @property
+    def model(self) -> Any:
+        """A transformers causal model, or a PeftModel around one."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def pad_token_id(self) -> int: ...
+
+    @property
+    def selftest_cache(self) -> SelftestCache | None:
+        """Results of earlier self-tests; None keeps nothing."""
+
+
+def install(policy: PackablePolicy, strategy: Strategy) -> None:
+    """Prepare a policy's model for a strategy; STOCK restores what transformers and peft made of it."""
+    layer_compilation.uncompile_layers(causal_model(policy.model))
+    packed_forward.install(causal_model(policy.model), strategy)
+    if strategy is Strategy.STOCK:
+        fused_layers.restore_layers(policy.model)
+    else:
+        fused_layers.fuse_layers(policy.model)
+
+
+def probe_completions(completions: Sequence[Completion]) -> list[Completion]:
+    """The completions to compare: those of the longest row, where a sliding window would show, and of the shortest."""
+    by_prompt: dict[tuple[int, ...], list[Completion]] = {}
+    for item in completions:
+        by_prompt.setdefault(tuple(item.prompt_ids), []).append(item)
+
+    def length(same: list[Completion]) -> int:
+        return len(same[0].prompt_ids) + max(len(item.response_ids) for item in same)
+
+    rows = sorted(by_prompt.values(), key=length)
+    half = PROBES // 2
+    longest = sorted(rows[-1], key=lambda item: -len(item.response_ids))[:half]
+    return longest + (rows[0][:half] if len(rows) > 1 else [])
+
+
+@contextlib.contextmanager
+def measurement_mode(policy: PackablePolicy, gradients: bool) -> Iterator[None]:
+    """Inside, no dropout, and LoRA matrices B that are not zero; everything is as before afterwards.
+
+    B is zero at the start of a run, and then A has no gradient that could be compared.
+    """
+    model = policy.model
+    was_training = model.training
+    originals = {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if gradients and parameter.requires_grad and "lora_B" in name
+    }
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in originals:
+                    noise = torch.randn(parameter.shape, generator=generator) * 0.02
+                    parameter.add_(noise.to(parameter))
+        yield
+    finally:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in originals:
+                    parameter.copy_(originals[name])
+        model.zero_grad(set_to_none=True)
+        model.train(was_training)
+
+
+def measure_reference(
+    policy: PackablePolicy, probes: Sequence[Completion], gradients: bool, head: Head | None = None
+) -> Measurement:
+    """The probes measured by the model's own forward, over rows padded side by side."""
+    install(policy, Strategy.STOCK)
+    batch = collate(probes, policy.pad_token_id)
+    batch = {name: tensor.to(policy.device) for name, tensor in batch.items()}
+    attention = batch["attention_mask"]
+    with torch.set_grad_enabled(gradients):
+        model = causal_model(policy.model)
+        hidden = model.base_model(
+            input_ids=batch["input_ids"], attention_mask=attention, use_cache=False
+        ).last_hidden_state
+        if head is not None:
+            rows = torch.arange(len(probes), device=attention.device)
+            return _measure_scores(policy, head(model, hidden[rows, attention.sum(1) - 1]), gradients)
+        mask = batch["completion_mask"][:, 1:].bool()
+        return _measure_logps(policy, hidden[:, :-1][mask], batch["input_ids"][:, 1:][mask], gradients)
+
+
+def measure_packed(
+    policy: PackablePolicy,
+    probes: Sequence[Completion],
+    strategy: Strategy,
+    gradients: bool,
+    head: Head | None = None,
+    fit: Fit | None = None,
+) -> Measurement:
+    """The probes measured over packed rows, by a model that is prepared for the strategy."""
+    pad = policy.pad_token_id
+    answers = [item.response_ids if head is None else ended(item.response_ids, pad) for item in probes]
+    packed = pack([item.prompt_ids for item in probes], answers, pad_token_id=pad, fit=fit).to(policy.device)
+    with torch.set_grad_enabled(gradients):
+        model = causal_model(policy.model)
+        hidden = packed_hidden(model, packed, strategy)
+        flat, mask = hidden.reshape(-1, hidden.shape[-1]), packed.target_mask
+        if head is not None:
+            return _measure_scores(policy, head(model, flat[packed.ends()]), gradients)
+        return _measure_logps(policy, flat[packed.sources[mask]], packed.targets[mask], gradients)
+
+
+def _measure_scores(policy: PackablePolicy, scores: torch.Tensor, gradients: bool) -> Measurement:
+    """The scores, and the gradients of one fixed weighted sum of them."""
+    if not gradients:
+        return scores.detach().float(), {}
+    policy.model.zero_grad(set_to_none=True)
+    (scores * torch.linspace(-1, 1, len(scores), device=scores.device)).sum().backward()
+    return scores.detach().float(), gradients_of(policy)
+
+
+def _measure_logps(
+    policy: PackablePolicy, hidden: torch.Tensor, targets: torch.Tensor, gradients: bool
+) -> Measurement:
+    """The tokens' log-probabilities from hidden states [n, width], and gradients of one fixed weighted sum of others'.
+
+    A token the model is sure of has next to no gradient, and what there is would be rounding: the gradients are those
+    of other tokens in the same places, which it did not expect.
+    """
+    model = causal_model(policy.model)
+    logps = head_logps(model, hidden.detach(), targets)[0]
+    if not gradients:
+        return logps.detach().float(), {}
+    policy.model.zero_grad(set_to_none=True)
+    unexpected = (targets * 7919 + 13) % model.get_output_embeddings().weight.shape[0]
+    weights = torch.linspace(-1, 1, len(logps), device=logps.device)
+    (head_logps(model, hidden, unexpected)[0] * weights).sum().backward()
+    return logps.detach().float(), gradients_of(policy)
+
+
+def gradients_of(policy: PackablePolicy) -> dict[str, torch.Tensor]:
+    """A float32 copy of the gradient of each trained parameter, by its name."""
+    return {
+        name: parameter.grad.detach().float().clone()
+        for name, parameter in policy.model.named_parameters()
+        if parameter.requires_grad and parameter.grad is not None
+    }
+
+
+def rounding_spread(
+    policy: PackablePolicy, probes: Sequence[Completion], expected: Measurement, head: Head | None = None
+) -> dict[str, float]:
+    """Largest relative change of each of the reference's own gradients when its input is rounded another way.
+
+    Some rows are ill-conditioned in half precision, one token over and over for example: there two right forwards
+    differ by more than TOLERANCE, and so does one forward from itself.
+    """
+    embedding = causal_model(policy.model).get_input_embeddings()
+    generator = torch.Generator().manual_seed(0)
+
+    def rounded(module: Any, inputs: Any, out: torch.Tensor) -> torch.Tensor:
+        # a rounding is off by a quarter of the spacing of numbers, in the mean
+        noise = torch.randn(out.shape, generator=generator) * torch.finfo(out.dtype).eps / 4
+        return (out.float() * (1 + noise.to(out.device))).to(out.dtype)
+
+    most: dict[str, float] = {}
+    hook = embedding.register_forward_hook(rounded)
+    try:
+        for _ in range(ROUNDINGS):
+            moved = gradient_differences(expected, measure_reference(policy, probes, True, head))
+            most = {name: max(by, most.get(name, 0.0)) for name, by in moved.items()}
+    finally:
+        hook.remove()
+    return most
+
+
+def gradient_differences(expected: Measurement, measured: Measurement) -> dict[str, float]:
+    """Distance of each gradient from the one expected, relative to the norm of that."""
+    largest = max((float(gradient.norm()) for gradient in expected[1].values()), default=0.0)
+    differences = {}
+    for name, gradient in expected[1].items():
+        other = measured[1].get(name)
+        difference = math.inf if other is None else float((gradient - other).norm())
+        # a gradient that is nearly nothing is compared with the largest, not with itself
+        differences[name] = difference / max(float(gradient.norm()), 0.01 * largest)
+    return differences
+
+
+def compare(
+    expected: Measurement,
+    measured: Measurement,
+    dtype: torch.dtype,
+    spread: Mapping[str, float] | None = None,
+) -> tuple[bool, str]:
+    """Whether two measurements agree, and the differences in words.
+
+    A gradient may differ by twice its rounding `spread`, one of which each of the two may have, where that is more
+    than TOLERANCE; half of the gradients at least must be within TOLERANCE.
+    """
+    off = float((expected[0] - measured[0]).square().mean().sqrt())
+    logp_limit, gradient_limit = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
+    text = f"log-probabilities within {off:.1e} nats"
+    if not expected[1]:
+        return off <= logp_limit, text
+    differences, spread = gradient_differences(expected, measured), spread or {}
+    text += f", gradients within {max(differences.values()):.1e}"
+    if spread:
+        text += f" (of rounding alone {max(spread.values()):.1e})"
+    near = statistics.median(differences.values()) <= gradient_limit and all(
+        by <= max(gradient_limit, 2 * spread.get(name, 0.0)) for name, by in differences.items()
+    )
+    return off <= logp_limit and near, text
