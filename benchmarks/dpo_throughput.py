@@ -318,7 +318,7 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
             for row in pairs
         ]
     )  # fmt: skip
-    return {"times": times, "losses": losses, "reference_s": reference[0], "notes": trainer.notes}
+    return {"times": times, "losses": losses, "reference_s": reference[0], "notes": trainer.context.notes}
 
 
 def _settle() -> None:

@@ -37,7 +37,7 @@ def train(
     trainer.load_base_model()
     began = time.perf_counter()
     trainer.train([{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in pairs])
-    said = [note for note in trainer.notes if note.startswith("reference log-probabilities")]
+    said = [note for note in trainer.context.notes if note.startswith("reference log-probabilities")]
     return {"seconds": time.perf_counter() - began, "reference": said[0] if said else "all computed"}
 
 

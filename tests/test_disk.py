@@ -346,9 +346,12 @@ def test_training_export_and_snapshot_say_where_the_disk_takes_nothing(
     way: str,
 ) -> None:
     from rl.datasets.snapshots import DatasetRefused, rows_write, temporary_file
+    from rl.recipes import DPORecipe
     from rl.training.folder import folder_prepare
     from rl.training.result import TrainingRefused
+    from rl.training.run_context import run_context
 
+    context = run_context(DPORecipe(), "bundled", output_dir=small_disk.folder / "runs" / "1")
     (small_disk.folder / "snapshots").mkdir()
     (small_disk.folder / "snapshots" / "kept.jsonl").write_text("whole")
     spoil(small_disk, way)
@@ -364,7 +367,7 @@ def test_training_export_and_snapshot_say_where_the_disk_takes_nothing(
     for refused, act in (
         (DatasetRefused, snapshot),
         (ExportRefused, exporting),
-        (TrainingRefused, lambda: folder_prepare(small_disk.folder / "runs" / "1", resume=False)),
+        (TrainingRefused, lambda: folder_prepare(context)),
     ):
         with pytest.raises(refused, match=str(small_disk.folder)) as found:
             act()

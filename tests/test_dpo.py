@@ -30,6 +30,7 @@ from rl.training.pair_trainer import EXTRAS, install_forward, trl_losses
 from rl.training.policy import generate, load_policy
 from rl.training.progress import Silent, checkpoint_is_whole
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
+from rl.training.run_context import run_context
 from rl.training.scoring import score_responses
 from tests.tiny import TOKENIZERS, tiny_model
 
@@ -466,7 +467,7 @@ def test_a_full_disk_fails_with_what_to_do(
 ) -> None:
     with (
         pytest.raises(TrainingFailed, match="is full: free some space and resume"),
-        failures_explained(QUICK, tmp_path),
+        failures_explained(run_context(QUICK, "", output_dir=tmp_path, hardware=HARDWARE)),
     ):
         raise OSError(28, "No space left on device")
 

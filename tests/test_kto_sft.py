@@ -88,7 +88,7 @@ def test_a_knob_overrides_the_weights(base: str, tmp_path: Path) -> None:
     recipe = dataclasses.replace(KTO, max_steps=1, undesirable_weight=2.5)
     trainer = kto(base, tmp_path, recipe)
     trainer.train(labels(8))
-    assert any("weights 1 and 2.5" in note for note in trainer.notes), trainer.notes
+    assert any("weights 1 and 2.5" in note for note in trainer.context.notes), trainer.context.notes
 
 
 def test_a_batch_of_one_has_no_reference_point() -> None:

@@ -104,4 +104,4 @@ def test_a_run_that_is_out_of_memory_goes_on_with_less_at_once(
     trainer = a_trainer(base, tmp_path / "tight", recipe)
     cut = trainer.train(some_pairs(12))
     assert cut.history["loss"] == pytest.approx(whole.history["loss"], abs=1e-5)
-    assert any(note.startswith("out of memory at") for note in trainer.notes)
+    assert any(note.startswith("out of memory at") for note in trainer.context.notes)

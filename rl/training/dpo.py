@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import trl
 from datasets import Dataset
@@ -14,12 +14,10 @@ from datasets import Dataset
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedPairs, EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
-from rl.training.hardware import Hardware, detect
-from rl.training.packed.row_cache import RowCache
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
-from rl.training.policy import LoadedPolicy, load_policy, matmul
-from rl.training.progress import Silent, TrainListener
+from rl.training.policy import LoadedPolicy, matmul
 from rl.training.result import TrainingRefused, TrainResult
+from rl.training.run_context import RunOptions, base_load, reference_cache, run_context
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     common_arguments,
@@ -47,36 +45,17 @@ class DPOTrainer:
         self,
         recipe: DPORecipe,
         base_model: str = "bundled",
-        *,
-        output_dir: str | Path,
-        agent: str = "",
-        hardware: Hardware | None = None,
-        listener: TrainListener | None = None,
-        resume: bool = False,
-        cache_dir: str | Path | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
-        """`cache_dir`: where the next run finds tokens, reference log-probabilities and what the self-test found."""
+        self.context = run_context(recipe, base_model, **options)
         self.recipe = recipe
-        self.base_model = base_model
-        self.output_dir = Path(output_dir)
-        self.agent = agent
-        self.hardware = hardware or detect()
-        self.listener: TrainListener = listener or Silent()
-        self.resume = resume
-        self.cache_dir = Path(cache_dir) if cache_dir is not None else None
         self.policy: LoadedPolicy | None = None
         self.warm_up: WarmUp | None = None
-        self.notes: list[str] = []
 
     def load_base_model(self) -> LoadedPolicy:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
-            self.policy = load_policy(
-                self.base_model,
-                hardware=self.hardware,
-                quantization=self.recipe.quantization,
-                cache_dir=self.cache_dir,
-            )
+            self.policy = base_load(self.context)
         return self.policy
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
@@ -89,14 +68,12 @@ class DPOTrainer:
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one preference pair to train on, found none")
-        checkpoint, said = folder_prepare(self.output_dir, resume=self.resume)
-        for note in said:
-            self._note(note)
+        checkpoint, said = folder_prepare(self.context)
+        self.context.note_all(said)
         arguments = self._arguments(len(train_rows), len(eval_rows))
-        self._main = arguments.process_index == 0
+        self.context.main_process = arguments.process_index == 0
         policy = self.load_base_model()
-        for note in policy.notes:
-            self._note(note)
+        self.context.note_all(policy.notes)
         head_check(policy)
         train, held_out = self._encode(policy, train_rows), self._encode(policy, eval_rows)
         if not train.rows:
@@ -106,29 +83,25 @@ class DPOTrainer:
             )
         self._report_cuts(train)
         now = run_facts(self.recipe, policy, train.rows, arguments.world_size)
-        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
-        with matmul(self.hardware):
+        same_run_check(self.context, now, resumed=checkpoint is not None)
+        with matmul(self.context.hardware):
             self._warm_up(train_rows)
             trainer = self._trainer(policy, arguments, train, held_out)
-            with failures_explained(self.recipe, self.output_dir):
+            with failures_explained(self.context):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out.rows else {}
         result = result_of(
             "dpo",
             trainer,
             policy,
-            recipe=self.recipe,
-            hardware=self.hardware,
-            output_dir=self.output_dir,
-            agent=self.agent,
+            context=self.context,
             seconds=time.monotonic() - started,
             samples={"train": len(train.rows), "eval": len(held_out.rows)},
             truncated=train.truncated,
             left_out=train.left_out,
             metrics=metrics,
-            notes=self.notes,
         )
-        if self.warm_up is not None and self._main and result.status == "succeeded":
+        if self.warm_up is not None and self.context.main_process and result.status == "succeeded":
             self.warm_up.store(Path(result.checkpoint))
         return result
 
@@ -138,12 +111,9 @@ class DPOTrainer:
             for row in rows
             for side in ("chosen", "rejected")
         ]
-        self.warm_up = warm_up(
-            self.recipe, judged, self.base_model, output_dir=self.output_dir, agent=self.agent,
-            hardware=self.hardware, cache_dir=self.cache_dir,
-        )  # fmt: skip
+        self.warm_up = warm_up(self.context, judged)
         if self.warm_up is not None:
-            self._note(self.warm_up.note)
+            self.context.note(self.warm_up.note)
 
     def _encode(self, policy: LoadedPolicy, rows: Sequence[Any]) -> EncodedPairs:
         try:
@@ -153,26 +123,29 @@ class DPOTrainer:
 
     def _report_cuts(self, pairs: EncodedPairs) -> None:
         if any(pairs.truncated.values()):
-            self._note(
+            self.context.note(
                 f"truncated to max_length {self.recipe.max_length} and max_completion_length "
                 f"{self.recipe.max_completion_length}: {pairs.truncated['prompts']} prompts (oldest tokens), "
                 f"{pairs.truncated['completions']} responses (end)"
             )
         for why, count in pairs.left_out.items():
-            self._note(f"left out {count} pairs: {why}")
+            self.context.note(f"left out {count} pairs: {why}")
 
     def _arguments(self, rows: int, eval_rows: int) -> trl.DPOConfig:
         losses, weights = trl_losses(self.recipe)
         arguments = trl.DPOConfig(
-            **common_arguments(self.recipe, self.hardware, self.output_dir, rows=rows, eval_rows=eval_rows),
+            **common_arguments(
+                self.context,
+                rows=rows,
+                eval_rows=eval_rows,
+            ),
             beta=self.recipe.beta,
             loss_type=losses,
             loss_weights=weights,
             label_smoothing=self.recipe.label_smoothing,
             max_length=None,  # cut by us, before TRL would drop pairs
         )
-        for note in one_gpu(arguments):
-            self._note(note)
+        self.context.note_all(one_gpu(arguments))
         return arguments
 
     def _trainer(
@@ -194,11 +167,10 @@ class DPOTrainer:
             data_collator=collator,
             peft_config=lora_begun(recipe, policy),
         )
-        trainer.settle(self, policy)
-        for note in weights_begin(recipe, trainer.model):
-            self._note(note)
-        self._note(trainer.choice.summary)
-        self._note(trainer.compile_choice.summary)
+        trainer.settle(self.context, policy)
+        self.context.note_all(weights_begin(recipe, trainer.model))
+        self.context.note(trainer.choice.summary)
+        self.context.note(trainer.compile_choice.summary)
         return trainer
 
     def _dataset(self, policy: LoadedPolicy, arguments: trl.DPOConfig, pairs: EncodedPairs) -> Dataset:
@@ -213,19 +185,15 @@ class DPOTrainer:
                 for row in pairs.rows
                 for side in ("chosen_ids", "rejected_ids")
             ]
-            own = self.warm_up is None and self.cache_dir is not None  # of a warm-up nothing is known before
-            cache = RowCache(self.cache_dir / "reference.sqlite3") if own and self.cache_dir else None
+            cache = (
+                reference_cache(self.context) if self.warm_up is None else None
+            )  # a warm-up is new in each run
             reference = self.warm_up.reference if self.warm_up is not None else policy
             logps, computed = reference_logps(reference, arguments, items, 2 * self.recipe.batch_size, cache)
             if cache is not None:
-                self._note(
+                self.context.note(
                     f"reference log-probabilities: {computed:,} computed, "
                     f"{len(items) - computed:,} known before"
                 )
             columns["ref_chosen_logps"], columns["ref_rejected_logps"] = logps[::2], logps[1::2]
         return Dataset.from_dict(columns)
-
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        if getattr(self, "_main", True):
-            self.listener.on_note(text)

@@ -14,16 +14,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from rl.recipes import Recipe
 from rl.training.progress import checkpoint_last
 from rl.training.result import TrainingFailed, TrainingRefused
+from rl.training.run_context import RunContext
 
 
-def folder_prepare(output_dir: Path, *, resume: bool) -> tuple[Path | None, list[str]]:
-    """Make `output_dir` with its `checkpoints/`; return the checkpoint to go on from (None: start), and notes.
+def folder_prepare(context: RunContext[Any]) -> tuple[Path | None, list[str]]:
+    """Make the run's folder with its `checkpoints/`; return the checkpoint to go on from (None: start), and notes.
 
-    Raises TrainingRefused for a folder that cannot be written, or holds an earlier run's checkpoints unless `resume`.
+    Raises TrainingRefused for a folder that cannot be written, or holds an earlier run's checkpoints while the run does
+    not resume.
     """
+    output_dir = context.output_dir
     checkpoints = output_dir / "checkpoints"
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
@@ -37,7 +39,7 @@ def folder_prepare(output_dir: Path, *, resume: bool) -> tuple[Path | None, list
             f"expected a folder that can be written at {output_dir}, found {error.strerror}: "
             f"free some space, choose another or change its permissions"
         ) from error
-    if resume:
+    if context.resume:
         checkpoint, notes = checkpoint_last(checkpoints)
         begins = (
             f"resuming from {checkpoint.name}" if checkpoint else "no whole checkpoint: starting at step 0"
@@ -51,15 +53,15 @@ def folder_prepare(output_dir: Path, *, resume: bool) -> tuple[Path | None, list
     return None, []
 
 
-def same_run_check(output_dir: Path, now: Mapping[str, Any], *, resumed: bool, main: bool) -> None:
+def same_run_check(context: RunContext[Any], now: Mapping[str, Any], *, resumed: bool) -> None:
     """A resumed run must be the one that was interrupted, or its steps and data order would not be.
 
     `now` says what the run is made of, its `recipe` as a dict of knobs; a run that begins has it written down by its
     `main` process. Raises TrainingRefused naming what differs.
     """
-    file = output_dir / "run.json"
+    file = context.output_dir / "run.json"
     if not resumed:
-        if main:
+        if context.main_process:
             file.write_text(json.dumps(now, indent=2) + "\n", "utf-8")
         return
     try:
@@ -76,25 +78,25 @@ def same_run_check(output_dir: Path, now: Mapping[str, Any], *, resumed: bool, m
         ]
     if different:
         raise TrainingRefused(
-            f"cannot resume {output_dir}: it was started with other {', '.join(different)}; "
+            f"cannot resume {context.output_dir}: it was started with other {', '.join(different)}; "
             f"start a new run, or give what it was started with"
         )
 
 
 @contextlib.contextmanager
-def failures_explained(recipe: Recipe, output_dir: Path) -> Iterator[None]:
+def failures_explained(context: RunContext[Any]) -> Iterator[None]:
     """Inside, running out of memory or disk is a TrainingFailed that says what to do; other errors pass."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise TrainingFailed(
-            f"the accelerator ran out of memory: lower batch_size (now {recipe.batch_size}) or max_length "
-            f"(now {recipe.max_length}), or use the small_gpu preset"
+            f"the accelerator ran out of memory: lower batch_size (now {context.recipe.batch_size}) or max_length "
+            f"(now {context.recipe.max_length}), or use the small_gpu preset"
         ) from error
     except (OSError, SafetensorError, RuntimeError) as error:
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-        if not full and shutil.disk_usage(output_dir).free > 1 << 20:
+        if not full and shutil.disk_usage(context.output_dir).free > 1 << 20:
             raise
         raise TrainingFailed(
-            f"the disk of {output_dir} is full: free some space and resume; the last whole checkpoint is kept"
+            f"the disk of {context.output_dir} is full: free some space and resume; the last whole checkpoint is kept"
         ) from error

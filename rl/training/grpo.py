@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import trl
 from datasets import Dataset
@@ -16,14 +15,13 @@ from rl.rewards.base import RewardFunction
 from rl.training.encoding import prompt_messages, response_text
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.grpo_trainer import GroupTrainer, LoggedTrainer, OnlineTrainer
-from rl.training.hardware import Hardware, detect
-from rl.training.policy import LoadedPolicy, load_policy, matmul
+from rl.training.policy import LoadedPolicy, matmul
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.named import rewards_of
 from rl.training.ppo.probing import prompts_judged
 from rl.training.ppo.prompts import Prompts, prompts_encoded
-from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
+from rl.training.run_context import RunOptions, base_load, run_context
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     common_arguments,
@@ -53,36 +51,18 @@ class GRPOTrainer:
         recipe: GRPORecipe,
         base_model: str = "bundled",
         *,
-        output_dir: str | Path,
-        agent: str = "",
-        hardware: Hardware | None = None,
-        listener: TrainListener | None = None,
-        resume: bool = False,
-        cache_dir: str | Path | None = None,
         rewards: Sequence[RewardFunction] = (),
+        **options: Unpack[RunOptions],
     ) -> None:
-        """`cache_dir`: where tokens and what the self-test found are kept for the next run; None keeps nothing."""
+        self.context = run_context(recipe, base_model, **options)
         self.recipe = recipe
-        self.base_model = base_model
-        self.output_dir = Path(output_dir)
-        self.agent = agent
-        self.hardware = hardware or detect()
-        self.listener: TrainListener = listener or Silent()
-        self.resume = resume
-        self.cache_dir = cache_dir
         self.rewards = list(rewards)
         self.policy: LoadedPolicy | None = None
-        self.notes: list[str] = []
 
     def load_base_model(self) -> LoadedPolicy:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
-            self.policy = load_policy(
-                self.base_model,
-                hardware=self.hardware,
-                quantization=self.recipe.quantization,
-                cache_dir=self.cache_dir,
-            )
+            self.policy = base_load(self.context)
         return self.policy
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
@@ -95,47 +75,41 @@ class GRPOTrainer:
             raise TrainingRefused(
                 f"vllm={self.recipe.vllm} needs vLLM, which is not installed here: `pip install trl[vllm]`, or vllm=off"
             )
-        checkpoint, notes = folder_prepare(self.output_dir, resume=self.resume)
+        checkpoint, notes = folder_prepare(self.context)
         policy = self.load_base_model()
         head_check(policy)
         arguments = self._arguments()
-        self._main = arguments.process_index == 0
-        for note in [*notes, *policy.notes, *one_gpu(arguments)]:
-            self._note(note)
-        with matmul(self.hardware):
+        self.context.main_process = arguments.process_index == 0
+        self.context.note_all([*notes, *policy.notes, *one_gpu(arguments)])
+        with matmul(self.context.hardware):
             special_tokens_settle(policy)
             build = self._online if self.recipe.mode == "online" else self._logged
             trainer, facts, counts = build(policy, arguments, train_rows, eval_rows)
             now = run_facts(self.recipe, policy, facts, arguments.world_size)
-            same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
-            trainer.settle(self, policy)
-            for note in weights_begin(self.recipe, trainer.model):
-                self._note(note)
+            same_run_check(self.context, now, resumed=checkpoint is not None)
+            trainer.settle(self.context, policy)
+            self.context.note_all(weights_begin(self.recipe, trainer.model))
             if self.recipe.held_to_start:
                 reference_add(trainer.model)
-            self._note(f"forward {trainer.choice.strategy}: {trainer.choice.reason}")
+            self.context.note(f"forward {trainer.choice.strategy}: {trainer.choice.reason}")
             if checkpoint is None and isinstance(trainer, OnlineTrainer):
                 trainer.probe_rewards()
-            with failures_explained(self.recipe, self.output_dir):
+            with failures_explained(self.context):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             stopped_early = ""
             if reason := trainer.watch.reason:
-                step = last_good_restore(trainer, self.output_dir, reason)
+                step = last_good_restore(trainer, self.context.output_dir, reason)
                 stopped_early = f"{reason}; the policy is that of step {step}"
-                self._note(f"stopped early: {stopped_early}")
+                self.context.note(f"stopped early: {stopped_early}")
             logged = self.recipe.mode == "logged" and trainer.eval_dataset is not None
             metrics = trainer.evaluate_at_end() if logged else {}
         result = result_of(
             "grpo",
             trainer,
             policy,
-            recipe=self.recipe,
-            hardware=self.hardware,
-            output_dir=self.output_dir,
-            agent=self.agent,
+            context=self.context,
             seconds=time.monotonic() - started,
             metrics=metrics,
-            notes=self.notes,
             evaluated="eval_loss" if self.recipe.mode == "logged" else "eval_reward",
             stopped_early=stopped_early,
             **counts,
@@ -154,8 +128,8 @@ class GRPOTrainer:
             self.rewards = rewards_of(recipe.reward)
         prompts, held_out = (
             prompts_judged(
-                prompts_encoded(policy.encoder, some, recipe, self._note, most),
-                self.rewards, self.agent, self._note, held_out=most is not None,
+                prompts_encoded(policy.encoder, some, recipe, self.context.note, most),
+                self.rewards, self.context.agent, self.context.note, held_out=most is not None,
             )
             for some, most in ((rows, None), (eval_rows, recipe.eval_prompts))
         )  # fmt: skip
@@ -167,7 +141,7 @@ class GRPOTrainer:
             peft_config=lora_begun(recipe, policy),
             prompts=prompts,
             eval_prompts=held_out,
-            judge=Judge(self.rewards, agent=self.agent),
+            judge=Judge(self.rewards, agent=self.context.agent),
         )
         counts = {
             "samples": {"train": len(prompts.ids), "eval": len(held_out.ids)},
@@ -263,7 +237,7 @@ class GRPOTrainer:
         logged = recipe.mode == "logged"
         vllm = {} if recipe.vllm == "off" else {"use_vllm": True, "vllm_mode": recipe.vllm}
         return trl.GRPOConfig(
-            **common_arguments(recipe, self.hardware, self.output_dir),
+            **common_arguments(self.context),
             num_generations=recipe.num_generations,
             max_completion_length=recipe.max_new_tokens,
             temperature=recipe.temperature,
@@ -278,11 +252,6 @@ class GRPOTrainer:
             shuffle_dataset=recipe.curriculum == "none",
             **vllm,
         )
-
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        if getattr(self, "_main", True):
-            self.listener.on_note(text)
 
 
 def _not_asked(**_: Any) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import pad, split_tensor_dict, use_adapter
 
-from rl.recipes import BASE
+from rl.recipes import BASE, GRPORecipe
 from rl.rewards.engine import group_advantages
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.logps import causal_model
@@ -39,12 +39,10 @@ from rl.training.ppo.rollout import (
     sample_responses,
 )
 from rl.training.result import TrainingRefused
+from rl.training.run_context import RunContext
 from rl.training.scoring import kl_encoded
 from rl.training.trl_runs import TokenizedTrainerMixin, strategy_apply, trainer_settle
 from rl.training.watch import Watch, repetition_of
-
-if TYPE_CHECKING:
-    from rl.training.grpo import GRPOTrainer
 
 Tensors = dict[str, Any]
 
@@ -57,7 +55,7 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
 
     method = "grpo"
 
-    owner: GRPOTrainer
+    context: RunContext[GRPORecipe]
     policy: LoadedPolicy
     choice: StrategyChoice
     """How rows that share a prompt are computed, and why."""
@@ -65,15 +63,17 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
 
     watch: Watch
 
-    def settle(self, owner: GRPOTrainer, policy: LoadedPolicy) -> None:
+    def settle(self, context: RunContext[GRPORecipe], policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
-        self.owner = owner
-        self.watch = Watch(owner.recipe.max_kl, owner.recipe.start_from == BASE or owner.recipe.held_to_start)
+        self.context = context
+        self.watch = Watch(
+            context.recipe.max_kl, context.recipe.start_from == BASE or context.recipe.held_to_start
+        )
         self.add_callback(_Watcher(self.watch))
-        trainer_settle(self, policy, owner)
+        trainer_settle(self, policy, context)
         forward_settle(self, self.temperature)
         self.choice = strategy_apply(self, self.probe())
-        policy.strategy_max_tokens = owner.recipe.max_length  # what is sampled later may be longer
+        policy.strategy_max_tokens = context.recipe.max_length  # what is sampled later may be longer
 
     def probe(self) -> list[EncodedResponse]:
         """Responses of this run, the longest prompt's among them, to try ways of computing them on."""
@@ -150,10 +150,10 @@ class OnlineTrainer(GroupTrainer):
         self.prompts, self.eval_prompts, self.judge = prompts, eval_prompts, judge
         super().__init__(*args, reward_funcs=[self.reward], **kwargs)
 
-    def settle(self, owner: GRPOTrainer, policy: LoadedPolicy) -> None:
-        recipe = owner.recipe
+    def settle(self, context: RunContext[GRPORecipe], policy: LoadedPolicy) -> None:
+        recipe = context.recipe
         self.sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
-        super().settle(owner, policy)
+        super().settle(context, policy)
         self.add_callback(_Evaluator(self, recipe.eval_steps))
 
     def probe(self) -> list[EncodedResponse]:
@@ -174,13 +174,13 @@ class OnlineTrainer(GroupTrainer):
         for name, mean in judged.parts.items():
             log_metric(f"reward/{name}", mean)
         return [
-            score - (0.0 if rollout.ended else self.owner.recipe.missing_eos_penalty)
+            score - (0.0 if rollout.ended else self.context.recipe.missing_eos_penalty)
             for score, rollout in zip(judged.scores, rollouts, strict=True)
         ]
 
     def probe_rewards(self) -> None:
         """Raises TrainingRefused for rewards that tell no sampled answer from another."""
-        if self.owner.recipe.allow_constant_reward:
+        if self.context.recipe.allow_constant_reward:
             return
         generator = self._generator("probe", 1)
         fault = rewards_probe(
@@ -358,7 +358,7 @@ class LoggedTrainer(GroupTrainer):
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
-            batch_size=self.owner.recipe.groups,
+            batch_size=self.context.recipe.groups,
             sampler_fn=lambda data: transformers.Trainer._get_train_sampler(self, data),
             is_training=True,
         )
@@ -399,4 +399,4 @@ class LoggedTrainer(GroupTrainer):
         return batch
 
     def _advantages(self, row: Mapping[str, Any]) -> list[float]:
-        return group_advantages(row["rewards"], scale=self.owner.recipe.scale_rewards == "group")
+        return group_advantages(row["rewards"], scale=self.context.recipe.scale_rewards == "group")

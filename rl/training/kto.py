@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import trl
@@ -19,14 +19,12 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 from rl.recipes import AdapterRecipe, KTORecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
-from rl.training.hardware import Hardware, detect
 from rl.training.packed.packing import completions_alone, pack
-from rl.training.packed.row_cache import RowCache
 from rl.training.packed.strategies import Strategy
 from rl.training.pair_trainer import forward_settle, reference_logps
-from rl.training.policy import LoadedPolicy, load_policy, matmul
-from rl.training.progress import Silent, TrainListener
+from rl.training.policy import LoadedPolicy, matmul
 from rl.training.result import TrainingRefused, TrainResult
+from rl.training.run_context import RunContext, RunOptions, base_load, reference_cache, run_context
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     TokenizedTrainerMixin,
@@ -78,35 +76,17 @@ class KTOTrainer:
         self,
         recipe: KTORecipe,
         base_model: str = "bundled",
-        *,
-        output_dir: str | Path,
-        agent: str = "",
-        hardware: Hardware | None = None,
-        listener: TrainListener | None = None,
-        resume: bool = False,
-        cache_dir: str | Path | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
+        self.context = run_context(recipe, base_model, **options)
         self.recipe = recipe
-        self.base_model = base_model
-        self.output_dir = Path(output_dir)
-        self.agent = agent
-        self.hardware = hardware or detect()
-        self.listener: TrainListener = listener or Silent()
-        self.resume = resume
-        self.cache_dir = Path(cache_dir) if cache_dir is not None else None
         self.policy: LoadedPolicy | None = None
         self.warm_up: WarmUp | None = None
-        self.notes: list[str] = []
 
     def load_base_model(self) -> LoadedPolicy:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
-            self.policy = load_policy(
-                self.base_model,
-                hardware=self.hardware,
-                quantization=self.recipe.quantization,
-                cache_dir=self.cache_dir,
-            )
+            self.policy = base_load(self.context)
         return self.policy
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
@@ -115,7 +95,7 @@ class KTOTrainer:
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         good = sum(bool(row.get("label")) for row in train_rows)
         weights = kto_weights(good, len(train_rows) - good)
-        checkpoint, notes = folder_prepare(self.output_dir, resume=self.resume)
+        checkpoint, notes = folder_prepare(self.context)
         policy = self.load_base_model()
         head_check(policy)
         encoded, left_out = self._encode(policy, train_rows)
@@ -124,28 +104,24 @@ class KTOTrainer:
         # the reference point needs a second prompt; one held-out row alone has none
         held_out = self._encode(policy, eval_rows)[0] if len(eval_rows) > 1 else []
         arguments = self._arguments(len(encoded), len(held_out), weights)
-        self._main = arguments.process_index == 0
+        self.context.main_process = arguments.process_index == 0
         truncated = {
             "prompts": sum(item.prompt_cut for item, _ in encoded),
             "completions": sum(item.response_cut for item, _ in encoded),
         }
-        for note in [*notes, *policy.notes, *one_gpu(arguments)]:
-            self._note(note)
-        self._note(
+        self.context.note_all([*notes, *policy.notes, *one_gpu(arguments)])
+        self.context.note(
             f"{good:,} good and {len(train_rows) - good:,} bad responses: weights {arguments.desirable_weight:.3g} and "
             f"{arguments.undesirable_weight:.3g}"
         )
         rows = [[item.prompt_ids, item.response_ids, label] for item, label in encoded]
         now = run_facts(self.recipe, policy, rows, arguments.world_size)
-        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
-        with matmul(self.hardware):
-            self.warm_up = warm_up(
-                self.recipe, train_rows, self.base_model, output_dir=self.output_dir, agent=self.agent,
-                hardware=self.hardware, cache_dir=self.cache_dir,
-            )  # fmt: skip
+        same_run_check(self.context, now, resumed=checkpoint is not None)
+        with matmul(self.context.hardware):
+            self.warm_up = warm_up(self.context, train_rows)
             recipe: AdapterRecipe = self.recipe
             if self.warm_up is not None:
-                self._note(self.warm_up.note)
+                self.context.note(self.warm_up.note)
                 recipe = self.warm_up.begun(recipe)
             special_tokens_settle(policy)
             trainer = _Trainer(
@@ -157,28 +133,23 @@ class KTOTrainer:
                 data_collator=KTOCollator(policy.tokenizer.pad_token_id),
                 peft_config=lora_begun(recipe, policy),
             )
-            trainer.settle(self, policy)
-            for note in weights_begin(recipe, trainer.model):
-                self._note(note)
-            with failures_explained(self.recipe, self.output_dir):
+            trainer.settle(self.context, policy)
+            self.context.note_all(weights_begin(recipe, trainer.model))
+            with failures_explained(self.context):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out else {}
         result = result_of(
             "kto",
             trainer,
             policy,
-            recipe=self.recipe,
-            hardware=self.hardware,
-            output_dir=self.output_dir,
-            agent=self.agent,
+            context=self.context,
             seconds=time.monotonic() - started,
             samples={"train": len(encoded), "eval": len(held_out)},
             truncated=truncated,
             left_out=left_out,
             metrics=metrics,
-            notes=self.notes,
         )
-        if self.warm_up is not None and self._main and result.status == "succeeded":
+        if self.warm_up is not None and self.context.main_process and result.status == "succeeded":
             self.warm_up.store(Path(result.checkpoint))
         return result
 
@@ -203,7 +174,7 @@ class KTOTrainer:
         recipe = self.recipe
         return trl.KTOConfig(
             # our order is shuffled already, see _dataset
-            **common_arguments(recipe, self.hardware, self.output_dir, rows=rows, eval_rows=eval_rows)
+            **common_arguments(self.context, rows=rows, eval_rows=eval_rows)
             | {"train_sampling_strategy": "sequential"},
             beta=recipe.beta,
             loss_type="apo_zero_unpaired" if recipe.loss == "logistic" else recipe.loss,
@@ -231,12 +202,13 @@ class KTOTrainer:
         ]
         pointed = arguments.loss_type == "kto"  # the other losses have no reference point
         scored = [*items, *mismatched] if pointed else items
-        own = self.warm_up is None and self.cache_dir is not None  # of a warm-up nothing is known before
-        cache = RowCache(self.cache_dir / "reference.sqlite3") if own and self.cache_dir else None
+        cache = (
+            reference_cache(self.context) if self.warm_up is None else None
+        )  # a warm-up is new in each run
         reference = self.warm_up.reference if self.warm_up is not None else policy
         logps, computed = reference_logps(reference, arguments, scored, 2 * self.recipe.batch_size, cache)
         if cache is not None:
-            self._note(
+            self.context.note(
                 f"reference log-probabilities: {computed:,} computed, {len(scored) - computed:,} known before"
             )
         return Dataset.from_dict(
@@ -249,11 +221,6 @@ class KTOTrainer:
                 "ref_KL_logps": logps[len(items) :] if pointed else [0.0] * len(items),
             }
         )
-
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        if getattr(self, "_main", True):
-            self.listener.on_note(text)
 
 
 @dataclass
@@ -304,15 +271,15 @@ class _Trainer(TokenizedTrainerMixin, trl.KTOTrainer):
     _log_probs: torch.Tensor | None = None
     """[B, T] log-probabilities of the tokens of this batch's responses, 0 elsewhere."""
 
-    def settle(self, owner: KTOTrainer, policy: LoadedPolicy) -> None:
+    def settle(self, context: RunContext[KTORecipe], policy: LoadedPolicy) -> None:
         self.precompute_ref_logps = True
-        self.logistic = owner.recipe.loss == "logistic"
-        self.sft_weight = owner.recipe.sft_weight
-        trainer_settle(self, policy, owner)
+        self.logistic = context.recipe.loss == "logistic"
+        self.sft_weight = context.recipe.sft_weight
+        trainer_settle(self, policy, context)
         forward_settle(self)
         choice = strategy_apply(self, self.token_rows("completion_ids", "KL_completion_ids"))
         self.data_collator.strategy, self.data_collator.mismatched = choice.strategy, self.calculate_KL
-        owner._note(choice.summary)
+        context.note(choice.summary)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the figures; where a loss has no reference point TRL's 0 is no KL that anybody measured."""

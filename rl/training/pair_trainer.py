@@ -10,7 +10,7 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import trl
@@ -33,12 +33,10 @@ from rl.training.packed.selection import StrategyChoice, first_strategy
 from rl.training.packed.strategies import FLEX_STRATEGIES, Strategy
 from rl.training.policy import LoadedPolicy
 from rl.training.processes import Processes
+from rl.training.run_context import RunContext
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
 from rl.training.trl_runs import TokenizedTrainerMixin, head_compact, strategy_apply, trainer_settle
-
-if TYPE_CHECKING:
-    from rl.training.dpo import DPOTrainer
 
 EXTRAS = ("entropy", "mean_logits", "is_top1")
 """Per-token values TRL's metrics want beside the log-probabilities."""
@@ -225,7 +223,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
 
     method = "dpo"
 
-    owner: DPOTrainer
+    context: RunContext[DPORecipe]
     policy: LoadedPolicy
     data_collator: PairCollator
     choice: StrategyChoice
@@ -237,11 +235,11 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
     defer_metrics: bool | None = None
     """Whether metrics stay on the device until they are logged; None: where the device is not the CPU."""
 
-    def settle(self, owner: DPOTrainer, policy: LoadedPolicy) -> None:
+    def settle(self, context: RunContext[DPORecipe], policy: LoadedPolicy) -> None:
         """What TRL's constructor cannot be told."""
-        self.owner = owner
-        self.precompute_ref_logps = owner.recipe.precompute_reference
-        trainer_settle(self, policy, owner)
+        self.context = context
+        self.precompute_ref_logps = context.recipe.precompute_reference
+        trainer_settle(self, policy, context)
         forward_settle(self)
         items = self.token_rows("chosen_ids", "rejected_ids")
         self.choice = self._climb(items)
@@ -252,22 +250,22 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         self._share = 1.0
         self._micro = MicroBatcher(
             [parameter for parameter in self.model.parameters() if parameter.requires_grad],
-            owner.recipe.micro_tokens,
+            context.recipe.micro_tokens,
             self._checkpoint,
-            owner._note,
+            context.note,
             Processes(cpu=policy.device.type == "cpu").most if self.args.world_size > 1 else None,
         )
 
     def _climb(self, items: list[EncodedResponse]) -> StrategyChoice:
         """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
-        first = first_strategy(self.owner.recipe.attention, self.policy.device.type, items)
+        first = first_strategy(self.context.recipe.attention, self.policy.device.type, items)
         choice = strategy_apply(self, items, first=first)
         self.data_collator.strategy = choice.strategy
         return choice
 
     def _compile(self, items: list[EncodedResponse]) -> CompileChoice:
         """Find whether the layers are compiled, and batch for it."""
-        recipe = self.owner.recipe
+        recipe = self.context.recipe
         steps = recipe.steps(len(self.train_dataset)) * recipe.gradient_accumulation // self.args.world_size
         choice = compile_choose(
             self.policy, self.choice.strategy, items,
@@ -286,7 +284,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
     def _step_time(self) -> float:
         """Seconds that a micro-batch takes, forward and backward, uncompiled; the second of two."""
         model = causal_model(self.model)
-        rows = self.train_dataset.select(range(min(self.owner.recipe.batch_size, len(self.train_dataset))))
+        rows = self.train_dataset.select(range(min(self.context.recipe.batch_size, len(self.train_dataset))))
         packed = self.data_collator.batch(list(rows))["packed"].to(self.args.device)
         seconds = 0.0
         for _ in range(2):
@@ -308,7 +306,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         ]
         groups = (
             [hash(tuple(prompt)) for prompt in data["prompt_ids"]]
-            if self.owner.recipe.group_prompts
+            if self.context.recipe.group_prompts
             else None
         )
         # trainer.state survives a resume, so the sampler asks it rather than being told
@@ -320,7 +318,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             self.args.data_seed,
             lambda: self.state.epoch or 0,
             groups,
-            shuffled=self.owner.recipe.curriculum == "none",
+            shuffled=self.context.recipe.curriculum == "none",
         )
 
     def get_train_dataloader(self) -> Any:

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import transformers
@@ -24,15 +24,15 @@ from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
 from rl.training.callbacks import history_columns
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
-from rl.training.hardware import Hardware, detect
+from rl.training.hardware import Hardware
 from rl.training.model_files import model_located
 from rl.training.packed.selftest import install
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, matmul
-from rl.training.progress import Silent, TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.reward_metrics import held_out_metrics
 from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load
+from rl.training.run_context import RunOptions, run_context
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
 from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions
 
@@ -55,7 +55,7 @@ def train_reward_model(
         config or RewardModelConfig(), base_model, output_dir=output_dir, agent=agent, hardware=hardware
     )
     result = trainer.train(rows, eval_rows)
-    return RewardModel.load(result.checkpoint, trainer.hardware), result
+    return RewardModel.load(result.checkpoint, trainer.context.hardware), result
 
 
 class RewardModelTrainer:
@@ -69,29 +69,18 @@ class RewardModelTrainer:
         self,
         recipe: RewardModelRecipe,
         base_model: str = "bundled",
-        *,
-        output_dir: str | Path,
-        agent: str = "",
-        hardware: Hardware | None = None,
-        listener: TrainListener | None = None,
-        resume: bool = False,
-        cache_dir: str | Path | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
-        """`cache_dir` is taken because every trainer is; there is no reference to keep."""
+        self.context = run_context(recipe, base_model, **options)
         self.recipe = recipe
-        self.base_model = base_model
-        self.output_dir = Path(output_dir)
-        self.agent = agent
-        self.hardware = hardware or detect()
-        self.listener: TrainListener = listener or Silent()
-        self.resume = resume
         self.loaded: tuple[Any, Any] | None = None
-        self.notes: list[str] = []
 
     def load_base_model(self) -> tuple[Any, Any]:
         """Load the backbone with a fresh score head, and its encoder, once. Raises PolicyLoadError."""
         if self.loaded is None:
-            self.loaded = backbone_load(self.base_model, self.recipe.architecture, self.hardware)
+            self.loaded = backbone_load(
+                self.context.base_model, self.recipe.architecture, self.context.hardware
+            )
         return self.loaded
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
@@ -102,23 +91,24 @@ class RewardModelTrainer:
             raise TrainingRefused(
                 f"expected at least one row of {self.recipe.objective} feedback, found none"
             )
-        checkpoint, notes = folder_prepare(self.output_dir, resume=self.resume)
+        checkpoint, notes = folder_prepare(self.context)
         torch.manual_seed(self.recipe.seed)  # the score head starts at random
         backbone, encoder = self.load_base_model()
         train, held_out = self._encode(encoder, train_rows), self._encode(encoder, eval_rows)
         arguments = transformers.TrainingArguments(
             **common_arguments(
-                self.recipe, self.hardware, self.output_dir, rows=len(train), eval_rows=len(held_out)
+                self.context,
+                rows=len(train),
+                eval_rows=len(held_out),
             )
         )
-        self._main = arguments.process_index == 0
-        for note in [*notes, *encoder.notes]:
-            self._note(note)
+        self.context.main_process = arguments.process_index == 0
+        self.context.note_all([*notes, *encoder.notes])
         model = get_peft_model(backbone, self._lora(backbone))
-        policy = _as_policy(model, encoder, self.base_model, self.hardware)
+        policy = _as_policy(model, encoder, self.context.base_model, self.context.hardware)
         now = run_facts(self.recipe, policy, train, arguments.world_size)
-        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
-        with matmul(self.hardware):
+        same_run_check(self.context, now, resumed=checkpoint is not None)
+        with matmul(self.context.hardware):
             trainer = ScoreTrainer(
                 model=model,
                 args=arguments,
@@ -127,8 +117,8 @@ class RewardModelTrainer:
                 data_collator=ScoreCollator(encoder.tokenizer.pad_token_id),
             )
             trainer.objective = self.recipe.objective
-            trainer.settle(self, policy)
-            with failures_explained(self.recipe, self.output_dir):
+            trainer.settle(self.context, policy)
+            with failures_explained(self.context):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out else {}
             facts = self._facts(trainer, train, held_out)
@@ -196,9 +186,9 @@ class RewardModelTrainer:
         facts: dict[str, Any] = {
             "objective": self.recipe.objective,
             "architecture": self.recipe.architecture,
-            "base_model": self.base_model,
+            "base_model": self.context.base_model,
             "base_model_hash": trainer.policy.base_model_hash,
-            "agent": self.agent,
+            "agent": self.context.agent,
             "max_length": self.recipe.max_length,
             "mean": statistics.fmean(scores),
             "std": statistics.pstdev(scores),
@@ -211,7 +201,7 @@ class RewardModelTrainer:
 
     @property
     def _folder(self) -> Path:
-        return self.output_dir / "reward_model"
+        return self.context.output_dir / "reward_model"
 
     def _save(self, model: Any, encoder: Any, facts: dict[str, Any]) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -229,7 +219,7 @@ class RewardModelTrainer:
     ) -> TrainResult:
         state = trainer.state
         history = history_columns(state.log_history)
-        checkpoint = self.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
+        checkpoint = self.context.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
         if facts is not None:
             held = facts.get("held_out", {})
             metrics |= {name: value for name, value in held.items() if name != "curve"}
@@ -240,7 +230,7 @@ class RewardModelTrainer:
             method="reward_model",
             status="cancelled" if facts is None else "succeeded",
             checkpoint=str(checkpoint if facts is None else self._folder),
-            base_model=self.base_model,
+            base_model=self.context.base_model,
             base_model_hash=trainer.policy.base_model_hash,
             steps=state.global_step,
             total_steps=state.max_steps,
@@ -249,17 +239,12 @@ class RewardModelTrainer:
             metrics={**last, **metrics},
             history=history,
             recipe=self.recipe.as_dict(),
-            hardware=dataclasses.asdict(self.hardware),
+            hardware=dataclasses.asdict(self.context.hardware),
             libraries=versions(LIBRARIES),
-            notes=self.notes,
+            notes=self.context.notes,
             stopped_early=trainer.stopped_early(),
             best_step=trainer.best_step(),
         )
-
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        if getattr(self, "_main", True):
-            self.listener.on_note(text)
 
 
 # --- The model ----------------------------------------------------------------------------------------------

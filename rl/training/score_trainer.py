@@ -8,7 +8,7 @@ import types
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -16,16 +16,15 @@ from accelerate.utils import send_to_device
 from torch.nn import functional
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from rl.recipes import RewardModelRecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.forward import installed, packed_hidden
 from rl.training.packed.logps import causal_model
 from rl.training.packed.packing import Packed, ended, pack
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy
+from rl.training.run_context import RunContext
 from rl.training.trl_runs import TokenizedTrainerMixin, strategy_apply, trainer_settle
-
-if TYPE_CHECKING:
-    from rl.training.reward_model import RewardModelTrainer
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, torch.Tensor]:
@@ -73,11 +72,11 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
     method = "reward_model"
     objective: str
 
-    def settle(self, owner: RewardModelTrainer, policy: LoadedPolicy) -> None:
+    def settle(self, context: RunContext[RewardModelRecipe], policy: LoadedPolicy) -> None:
         """What the constructor cannot be told, and rows that share a prompt where the model can compute them."""
         self._noted: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        trainer_settle(self, policy, owner)
-        if owner.recipe.architecture != "causal":
+        trainer_settle(self, policy, context)
+        if context.recipe.architecture != "causal":
             return
         items = [
             EncodedResponse(row[ids][: row[prompt]], row[ids][row[prompt] :])
@@ -87,7 +86,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
         ]
         choice = strategy_apply(self, items, scores_read)
         self.data_collator.strategy = choice.strategy
-        owner._note(choice.summary)
+        context.note(choice.summary)
         inner = causal_model(self.model)
         stock = inner.forward
 

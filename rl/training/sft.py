@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import trl
@@ -14,12 +13,10 @@ from datasets import Dataset
 from rl.recipes import SFTRecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
-from rl.training.hardware import Hardware, detect
-from rl.training.packed.row_cache import RowCache
 from rl.training.pair_trainer import forward_settle, reference_logps
-from rl.training.policy import LoadedPolicy, load_policy, matmul
-from rl.training.progress import Silent, TrainListener
+from rl.training.policy import LoadedPolicy, matmul
 from rl.training.result import TrainingRefused, TrainResult
+from rl.training.run_context import RunContext, RunOptions, base_load, reference_cache, run_context
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     TokenizedTrainerMixin,
@@ -49,35 +46,16 @@ class SFTTrainer:
         self,
         recipe: SFTRecipe,
         base_model: str = "bundled",
-        *,
-        output_dir: str | Path,
-        agent: str = "",
-        hardware: Hardware | None = None,
-        listener: TrainListener | None = None,
-        resume: bool = False,
-        cache_dir: str | Path | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
-        """`cache_dir`: where tokens and what the self-test found are kept for the next run; None keeps nothing."""
+        self.context = run_context(recipe, base_model, **options)
         self.recipe = recipe
-        self.base_model = base_model
-        self.output_dir = Path(output_dir)
-        self.agent = agent
-        self.hardware = hardware or detect()
-        self.listener: TrainListener = listener or Silent()
-        self.resume = resume
-        self.cache_dir = cache_dir
         self.policy: LoadedPolicy | None = None
-        self.notes: list[str] = []
 
     def load_base_model(self) -> LoadedPolicy:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
-            self.policy = load_policy(
-                self.base_model,
-                hardware=self.hardware,
-                quantization=self.recipe.quantization,
-                cache_dir=self.cache_dir,
-            )
+            self.policy = base_load(self.context)
         return self.policy
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
@@ -86,23 +64,24 @@ class SFTTrainer:
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one demonstration to train on, found none")
-        checkpoint, notes = folder_prepare(self.output_dir, resume=self.resume)
+        checkpoint, notes = folder_prepare(self.context)
         policy = self.load_base_model()
         head_check(policy)
         train, held_out = self._encode(policy, train_rows), self._encode(policy, eval_rows)
         arguments = trl.SFTConfig(
             **common_arguments(
-                self.recipe, self.hardware, self.output_dir, rows=len(train), eval_rows=len(held_out)
+                self.context,
+                rows=len(train),
+                eval_rows=len(held_out),
             ),
             max_length=None,
         )
-        self._main = arguments.process_index == 0
-        for note in [*notes, *policy.notes, *one_gpu(arguments)]:
-            self._note(note)
+        self.context.main_process = arguments.process_index == 0
+        self.context.note_all([*notes, *policy.notes, *one_gpu(arguments)])
         rows = [[item.prompt_ids, item.response_ids] for item in train]
         now = run_facts(self.recipe, policy, rows, arguments.world_size)
-        same_run_check(self.output_dir, now, resumed=checkpoint is not None, main=self._main)
-        with matmul(self.hardware):
+        same_run_check(self.context, now, resumed=checkpoint is not None)
+        with matmul(self.context.hardware):
             known = self._reference(policy, arguments, [*train, *held_out])
             special_tokens_settle(policy)
             trainer = _Trainer(
@@ -113,20 +92,16 @@ class SFTTrainer:
                 processing_class=policy.tokenizer,
                 peft_config=lora_begun(self.recipe, policy),
             )
-            trainer.settle(self, policy, known)
-            for note in weights_begin(self.recipe, trainer.model):
-                self._note(note)
-            with failures_explained(self.recipe, self.output_dir):
+            trainer.settle(self.context, policy, known)
+            self.context.note_all(weights_begin(self.recipe, trainer.model))
+            with failures_explained(self.context):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             metrics = trainer.evaluate_at_end() if held_out else {}
         return result_of(
             "sft",
             trainer,
             policy,
-            recipe=self.recipe,
-            hardware=self.hardware,
-            output_dir=self.output_dir,
-            agent=self.agent,
+            context=self.context,
             seconds=time.monotonic() - started,
             samples={"train": len(train), "eval": len(held_out)},
             truncated={
@@ -135,7 +110,6 @@ class SFTTrainer:
             },
             left_out={},
             metrics=metrics,
-            notes=self.notes,
         )
 
     def _encode(self, policy: LoadedPolicy, rows: Sequence[Any]) -> list[EncodedResponse]:
@@ -150,7 +124,7 @@ class SFTTrainer:
         self, policy: LoadedPolicy, arguments: trl.SFTConfig, items: Sequence[EncodedResponse]
     ) -> Reference:
         """What the base says of each demonstration: how far training goes from it is told by that."""
-        cache = RowCache(Path(self.cache_dir) / "reference.sqlite3") if self.cache_dir is not None else None
+        cache = reference_cache(self.context)
         logps, _ = reference_logps(policy, arguments, items, 2 * self.recipe.batch_size, cache)
         return {(*item.prompt_ids, *item.response_ids): logp for item, logp in zip(items, logps, strict=True)}
 
@@ -162,19 +136,14 @@ class SFTTrainer:
             }
         )
 
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        if getattr(self, "_main", True):
-            self.listener.on_note(text)
-
 
 class _Trainer(TokenizedTrainerMixin, trl.SFTTrainer):
     """TRL's trainer on demonstrations that are already tokens."""
 
     method = "sft"
 
-    def settle(self, owner: SFTTrainer, policy: LoadedPolicy, reference: Reference) -> None:
-        trainer_settle(self, policy, owner)
+    def settle(self, context: RunContext[SFTRecipe], policy: LoadedPolicy, reference: Reference) -> None:
+        trainer_settle(self, policy, context)
         forward_settle(self)
         self.reference = reference
 

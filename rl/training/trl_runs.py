@@ -22,7 +22,6 @@ from rl.recipes.curriculum import curriculum_order
 from rl.training.callbacks import ListenerCallback, history_columns
 from rl.training.early_stopping import EarlyStopping, best_evaluation, stopping_arguments
 from rl.training.encoding import EncodedResponse
-from rl.training.hardware import Hardware
 from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
 from rl.training.packed.lazy_metrics import LazyMetrics, LazyScalar
 from rl.training.packed.selection import StrategyChoice, strategy_select
@@ -31,19 +30,19 @@ from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
 from rl.training.progress import checkpoint_last, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
+from rl.training.run_context import RunContext
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
 
 
-def common_arguments(
-    recipe: Recipe, hardware: Hardware, output_dir: Path, *, rows: int = 0, eval_rows: int = 0
-) -> dict[str, Any]:
+def common_arguments(context: RunContext[Any], *, rows: int = 0, eval_rows: int = 0) -> dict[str, Any]:
     """Keyword arguments that every one of TRL's configs is given, for a run on so many rows; without `eval_rows` it is
     never evaluated."""
+    recipe, hardware = context.recipe, context.hardware
     on_gpu = hardware.device == "cuda"
     steps = eval_rows > 0 and recipe.eval_steps > 0
     return {
-        "output_dir": str(output_dir / "checkpoints"),
+        "output_dir": str(context.output_dir / "checkpoints"),
         "use_cpu": hardware.device == "cpu",
         "num_train_epochs": recipe.epochs,
         "max_steps": recipe.max_steps,
@@ -194,23 +193,23 @@ def reference_add(model: Any, policy_adapter: str = "default") -> None:
             parameter.requires_grad_(False)
 
 
-def trainer_settle(trainer: Any, policy: LoadedPolicy, owner: Any) -> None:
-    """What TRL's constructors cannot be told: float32 LoRA, its dropout, `owner`'s listener, nothing on stdout."""
-    trainer.policy, trainer.agent = policy, owner.agent
+def trainer_settle(trainer: Any, policy: LoadedPolicy, context: RunContext[Any]) -> None:
+    """What TRL's constructors cannot be told: float32 LoRA, its dropout, the run's listener, nothing on stdout."""
+    trainer.policy, trainer.agent = policy, context.agent
     policy.model = trainer.model
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:  # TRL makes a 4-bit model's LoRA bfloat16, too coarse for small steps
             parameter.data = parameter.data.float()
     for name, module in trainer.model.named_modules():
         if isinstance(module, torch.nn.Dropout) and "lora_dropout" in name:  # TRL silences it with the others
-            module.p = owner.recipe.lora_dropout
+            module.p = context.recipe.lora_dropout
     trainer.remove_callback(PrinterCallback)  # it prints to stdout
     if trainer.args.load_best_model_at_end:
-        trainer.early_stopping = EarlyStopping(owner.recipe.patience)
+        trainer.early_stopping = EarlyStopping(context.recipe.patience)
         trainer.add_callback(trainer.early_stopping)
-    if owner.recipe.checkpoints == "epoch":
-        trainer.add_callback(EpochCheckpoints(trainer, owner))
-    trainer.add_callback(ListenerCallback(trainer, owner.listener))
+    if context.recipe.checkpoints == "epoch":
+        trainer.add_callback(EpochCheckpoints(trainer, context))
+    trainer.add_callback(ListenerCallback(trainer, context.listener))
 
 
 EPOCHS = "epochs"
@@ -220,8 +219,8 @@ EPOCHS = "epochs"
 class EpochCheckpoints(TrainerCallback):
     """Saves the adapter after each whole epoch, complete as a finished one is; nothing removes it."""
 
-    def __init__(self, trainer: Any, owner: Any) -> None:
-        self.trainer, self.owner = trainer, owner
+    def __init__(self, trainer: Any, context: RunContext[Any]) -> None:
+        self.trainer, self.context = trainer, context
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         epoch = round(state.epoch or 0)
@@ -230,9 +229,9 @@ class EpochCheckpoints(TrainerCallback):
         trainer = self.trainer
         weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded(trainer) else None
         if state.is_world_process_zero:
-            folder = Path(self.owner.output_dir) / EPOCHS / f"epoch-{epoch}"
+            folder = Path(self.context.output_dir) / EPOCHS / f"epoch-{epoch}"
             adapter_save(
-                trainer.policy, folder, agent=self.owner.agent, method=trainer.method, weights=weights
+                trainer.policy, folder, agent=self.context.agent, method=trainer.method, weights=weights
             )
 
 
@@ -372,31 +371,27 @@ def result_of(
     trainer: Any,
     policy: LoadedPolicy,
     *,
-    recipe: Recipe,
-    hardware: Hardware,
-    output_dir: Path,
-    agent: str,
+    context: RunContext[Any],
     seconds: float,
     samples: dict[str, int],
     truncated: dict[str, int],
     left_out: dict[str, int],
     metrics: dict[str, float],
-    notes: list[str],
     evaluated: str = "eval_loss",
     stopped_early: str = "",
 ) -> TrainResult:
-    """What came of a run over TRL; the finished adapter is saved below `output_dir` by the main process."""
+    """What came of a run over TRL; the finished adapter is saved below the output folder by the main process."""
     state = trainer.state
     stopped_early = stopped_early or trainer.stopped_early()
     cancelled = state.global_step < state.max_steps and not stopped_early
     history = history_columns(state.log_history, evaluated)
-    checkpoint = output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
+    checkpoint = context.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
     if not cancelled:
-        checkpoint = output_dir / "adapter"
+        checkpoint = context.output_dir / "adapter"
         # gathered by all processes together, before one of them writes
         weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded(trainer) else None
         if trainer.is_world_process_zero():
-            adapter_save(policy, checkpoint, agent=agent, method=method, weights=weights)
+            adapter_save(policy, checkpoint, agent=context.agent, method=method, weights=weights)
     taken = trainer.best_step() or state.global_step
     standing = history_columns([row for row in state.log_history if row.get("step", 0) <= taken], evaluated)
     last = {name: values[-1] for name, values in standing.items() if values and not name.endswith("step")}
@@ -414,10 +409,10 @@ def result_of(
         left_out=left_out,
         metrics={**last, **metrics},
         history=history,
-        recipe=recipe.as_dict(),
-        hardware=dataclasses.asdict(hardware),
+        recipe=context.recipe.as_dict(),
+        hardware=dataclasses.asdict(context.hardware),
         libraries=versions(LIBRARIES),
-        notes=notes,
+        notes=context.notes,
         stopped_early=stopped_early,
         best_step=trainer.best_step(),
     )

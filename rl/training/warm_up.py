@@ -19,9 +19,9 @@ from typing import Any
 from accelerate import PartialState
 
 from rl.recipes import BASE, AdapterRecipe, SFTRecipe
-from rl.training.hardware import Hardware
 from rl.training.model_files import ADAPTER_FILES
 from rl.training.policy import REFERENCE, LoadedPolicy, load_policy
+from rl.training.run_context import RunContext
 from rl.training.sft import SFTTrainer
 
 
@@ -45,25 +45,17 @@ class WarmUp:
         )
 
 
-def warm_up(
-    recipe: AdapterRecipe,
-    rows: Sequence[Mapping[str, Any]],
-    base_model: str,
-    *,
-    output_dir: Path,
-    agent: str,
-    hardware: Hardware,
-    cache_dir: Path | None,
-) -> WarmUp | None:
+def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> WarmUp | None:
     """Fine-tune the base on the responses of `rows` ({"prompt", "completion"}) for the recipe's `warm_up_steps`, or
     take what an interrupted run has finished; None where the recipe asks for none.
 
     Loads the base once more beside the policy that is trained. It is short and is not interrupted: a run that is asked
     to stop does so at its own first step.
     """
+    recipe: AdapterRecipe = context.recipe
     if recipe.warm_up_steps == 0 or not rows:
         return None
-    folder = output_dir / "warm_up"
+    folder = context.output_dir / "warm_up"
     steps = recipe.warm_up(len(rows))
     note = f"warmed up on the {len(rows):,} responses that were judged, {steps} steps: they are the reference"
     adapter = folder / "adapter"
@@ -76,18 +68,22 @@ def warm_up(
         together.wait_for_everyone()
         result = SFTTrainer(
             _recipe(recipe, steps),
-            base_model,
+            context.base_model,
             output_dir=folder,
-            agent=agent,
-            hardware=hardware,
-            cache_dir=cache_dir,
+            agent=context.agent,
+            hardware=context.hardware,
+            cache_dir=context.cache_dir,
         ).train(list(rows))
         adapter = Path(result.checkpoint)
         together.wait_for_everyone()  # the main process has written it
         if together.is_main_process:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     reference = load_policy(
-        base_model, adapter, hardware=hardware, quantization=recipe.quantization, cache_dir=cache_dir
+        context.base_model,
+        adapter,
+        hardware=context.hardware,
+        quantization=recipe.quantization,
+        cache_dir=context.cache_dir,
     )
     return WarmUp(reference, adapter, note)
 

@@ -11,8 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from transformers import get_scheduler
@@ -21,7 +20,6 @@ from rl.recipes import BASE, PPORecipe
 from rl.rewards.base import RewardFunction
 from rl.training.callbacks import history_columns
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
-from rl.training.hardware import Hardware, detect
 from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
 from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
 from rl.training.ppo.formulas import kl_coef_adapted
@@ -39,8 +37,9 @@ from rl.training.ppo.step import (
 )
 from rl.training.ppo.vllm_server import VllmServer
 from rl.training.processes import Processes
-from rl.training.progress import Silent, TrainListener, checkpoint_last
+from rl.training.progress import checkpoint_last
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
+from rl.training.run_context import RunOptions, run_context
 from rl.training.scoring import head_check
 from rl.training.trl_runs import rows_ordered
 from rl.training.watch import Watch, repetition_of
@@ -63,26 +62,13 @@ class PPOTrainer:
         recipe: PPORecipe,
         base_model: str = "bundled",
         *,
-        output_dir: str | Path,
-        agent: str = "",
-        hardware: Hardware | None = None,
-        listener: TrainListener | None = None,
-        resume: bool = False,
-        cache_dir: str | Path | None = None,
         rewards: Sequence[RewardFunction] = (),
+        **options: Unpack[RunOptions],
     ) -> None:
-        """`cache_dir`: where tokens and what the self-test found are kept for the next run; None keeps nothing."""
+        self.context = run_context(recipe, base_model, **options)
         self.recipe = recipe
-        self.base_model = base_model
-        self.output_dir = Path(output_dir)
-        self.agent = agent
-        self.hardware = hardware or detect()
-        self.listener: TrainListener = listener or Silent()
-        self.resume = resume
-        self.cache_dir = cache_dir
         self.rewards = list(rewards)
         self.policy: LoadedPolicy | None = None
-        self.notes: list[str] = []
         self.stopped_early = ""
         self.watch = Watch(recipe.max_kl, recipe.start_from == BASE or recipe.held_to_start)
         self._order: tuple[int, list[int]] = (-1, [])
@@ -90,16 +76,16 @@ class PPOTrainer:
     def load_base_model(self) -> LoadedPolicy:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
-            hardware = self.hardware
+            hardware = self.context.hardware
             if hardware.dtype == "float16":
                 # gradients below 6e-8 vanish in float16, and nothing here scales the loss
                 hardware = dataclasses.replace(hardware, dtype="float32")
-                self._note("float16 would lose small gradients: the base is loaded in float32")
+                self.context.note("float16 would lose small gradients: the base is loaded in float32")
             self.policy = load_policy(
-                self.base_model,
+                self.context.base_model,
                 hardware=hardware,
                 quantization=self.recipe.quantization,
-                cache_dir=self.cache_dir,
+                cache_dir=self.context.cache_dir,
             )
         return self.policy
 
@@ -113,35 +99,38 @@ class PPOTrainer:
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one prompt to train on, found none")
-        checkpoint, said = folder_prepare(self.output_dir, resume=self.resume)
-        self.processes = Processes(cpu=self.hardware.device == "cpu")
+        checkpoint, said = folder_prepare(self.context)
+        self.processes = Processes(cpu=self.context.hardware.device == "cpu")
+        self.context.main_process = self.processes.main
         policy = self.load_base_model()
-        for note in (*said, *policy.notes):
-            self._note(note)
+        self.context.note_all((*said, *policy.notes))
         head_check(policy)
-        self.train_prompts = prompts_encoded(policy.encoder, train_rows, self.recipe, self._note)
+        self.train_prompts = prompts_encoded(policy.encoder, train_rows, self.recipe, self.context.note)
         self.eval_prompts = prompts_encoded(
-            policy.encoder, eval_rows, self.recipe, self._note, self.recipe.eval_prompts
+            policy.encoder,
+            eval_rows,
+            self.recipe,
+            self.context.note,
+            self.recipe.eval_prompts,
         )
         self.base = SharedBase(policy, self.recipe)
-        for note in self.base.notes:
-            self._note(note)
+        self.context.note_all(self.base.notes)
         if not self.rewards:
             self.rewards = rewards_of(self.recipe.reward, self.base)
         self.train_prompts = prompts_judged(
-            self.train_prompts, self.rewards, self.agent, self._note, held_out=False
+            self.train_prompts, self.rewards, self.context.agent, self.context.note, held_out=False
         )
         self.eval_prompts = prompts_judged(
-            self.eval_prompts, self.rewards, self.agent, self._note, held_out=True
+            self.eval_prompts, self.rewards, self.context.agent, self.context.note, held_out=True
         )
         self._check_same_run(policy, resumed=checkpoint is not None)
-        self.judge = Judge(self.rewards, agent=self.agent)
+        self.judge = Judge(self.rewards, agent=self.context.agent)
         self.server = self._server(policy)
         self.optimizer = self._optimizer()
         self.state = State(kl_coef=self.recipe.init_kl_coef)
         if checkpoint is not None:
             self.state = checkpoint_read(checkpoint, self.base, self.optimizer)
-        with matmul(self.hardware), failures_explained(self.recipe, self.output_dir):
+        with matmul(self.context.hardware), failures_explained(self.context):
             cancelled = self._loop()
             return self._result(cancelled, time.monotonic() - started)
 
@@ -151,7 +140,7 @@ class PPOTrainer:
         """Every step that is left; True where the listener ended it."""
         recipe, state, total = self.recipe, self.state, self.total_steps
         if self.processes.main:
-            self.listener.on_start(total)
+            self.context.listener.on_start(total)
         self._find_forward()
         if state.step == 0:
             self._probe()
@@ -168,11 +157,11 @@ class PPOTrainer:
             row["step"] = float(state.step)
             self._tell(row, shown=last or state.step % recipe.logging_steps == 0)
             if self.processes.main:
-                self.listener.on_step(state.step, total)
+                self.context.listener.on_step(state.step, total)
             if reason := self.processes.agree(self.watch.see(state.step, row)):
                 self._last_good(reason)
                 return False
-            stop = self.processes.agree(self.listener.should_stop())
+            stop = self.processes.agree(self.context.listener.should_stop())
             due = stop or state.step % recipe.save_steps == 0 or self._epoch_ends()
             if last or (due and not self.watch.bad):  # what is kept is what a diverged run goes back to
                 self._save()
@@ -208,7 +197,7 @@ class PPOTrainer:
             )  # fmt: skip
         now = time.perf_counter()
         row |= self._parts(judged, rollouts)
-        row["valid"] = valid_share(rollouts, rows, self.agent)
+        row["valid"] = valid_share(rollouts, rows, self.context.agent)
         row["repetition"] = repetition_of([rollout.item.response_ids for rollout in rollouts])
         row["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         row["seconds_sampling"], row["seconds_judging"] = sampled - began, scored - sampled
@@ -231,7 +220,7 @@ class PPOTrainer:
         """Who samples instead of this process, where the recipe names one."""
         if not self.recipe.vllm_server:
             return None
-        folder = self.output_dir / "sampling" / str(self.processes.index)
+        folder = self.context.output_dir / "sampling" / str(self.processes.index)
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
         unique = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
         return VllmServer(self.recipe.vllm_server, policy, folder, f"ratchet-{unique}-{os.getpid()}")
@@ -344,7 +333,7 @@ class PPOTrainer:
             "prompts": prompts.hexdigest(),
             "processes": self.processes.count,
         }
-        same_run_check(self.output_dir, now, resumed=resumed, main=self.processes.main)
+        same_run_check(self.context, now, resumed=resumed)
 
     def _probe(self) -> None:
         """Raises TrainingRefused for rewards that tell no sampled answer from another."""
@@ -362,7 +351,7 @@ class PPOTrainer:
 
     def _last_good(self, reason: str) -> None:
         """Go back to the newest checkpoint, which is from before the run diverged. Raises TrainingFailed for none."""
-        path, _ = checkpoint_last(self.output_dir / "checkpoints")
+        path, _ = checkpoint_last(self.context.output_dir / "checkpoints")
         if path is None:
             raise TrainingFailed(
                 f"{reason}, before a checkpoint was written. Lower learning_rate (now {self.recipe.learning_rate:g}), "
@@ -372,13 +361,13 @@ class PPOTrainer:
         self.state = checkpoint_read(path, self.base, self.optimizer)
         self.state.rows = rows
         self.stopped_early = f"{reason}; the policy is that of step {self.state.step}"
-        self._note(f"stopped early: {self.stopped_early}")
+        self.context.note(f"stopped early: {self.stopped_early}")
 
     def _find_forward(self) -> None:
         """Sample a little to find the quickest forward that is right for this model; nothing is learnt from it."""
         ids = sorted(self.train_prompts.ids, key=len)
         rollouts = self._answers([ids[-1], ids[0]], 2, self._generator("sample", -1))
-        self._note(self.base.strategy_find([rollout.item for rollout in rollouts]))
+        self.context.note(self.base.strategy_find([rollout.item for rollout in rollouts]))
 
     # --- What is told and kept ----------------------------------------------------------------------------------
 
@@ -400,23 +389,27 @@ class PPOTrainer:
         self.state.rows.append(row)
         if shown and self.processes.main:
             said = {name: value for name, value in row.items() if name != "step" and math.isfinite(value)}
-            self.listener.on_metrics(int(row["step"]), said)
+            self.context.listener.on_metrics(int(row["step"]), said)
 
     def _save(self) -> None:
         if self.processes.main:
             checkpoint_write(
-                self.output_dir / "checkpoints", self.base, self.optimizer, self.state, agent=self.agent
+                self.context.output_dir / "checkpoints",
+                self.base,
+                self.optimizer,
+                self.state,
+                agent=self.context.agent,
             )
         self.processes.wait()
 
     def _result(self, cancelled: bool, seconds: float) -> TrainResult:
         state, policy = self.state, self.load_base_model()
         history = history_columns(state.rows, "eval_reward")
-        path = self.output_dir / "checkpoints" / f"checkpoint-{state.step}"
+        path = self.context.output_dir / "checkpoints" / f"checkpoint-{state.step}"
         if not cancelled:
-            path = self.output_dir / "adapter"
+            path = self.context.output_dir / "adapter"
             if self.processes.main:
-                adapter_save(policy, path, agent=self.agent, method="ppo")
+                adapter_save(policy, path, agent=self.context.agent, method="ppo")
             self.processes.wait()
         standing = history_columns([row for row in state.rows if row["step"] <= state.step], "eval_reward")
         metrics = {
@@ -428,7 +421,7 @@ class PPOTrainer:
             method="ppo",
             status="cancelled" if cancelled else "succeeded",
             checkpoint=str(path),
-            base_model=self.base_model,
+            base_model=self.context.base_model,
             base_model_hash=policy.base_model_hash,
             steps=state.step,
             total_steps=self.total_steps,
@@ -439,13 +432,8 @@ class PPOTrainer:
             metrics=metrics,
             history=history,
             recipe=self.recipe.as_dict(),
-            hardware=self.hardware.as_dict(),
+            hardware=self.context.hardware.as_dict(),
             libraries={name: importlib.metadata.version(name) for name in LIBRARIES},
-            notes=self.notes,
+            notes=self.context.notes,
             stopped_early=self.stopped_early,
         )
-
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        if not hasattr(self, "processes") or self.processes.main:
-            self.listener.on_note(text)

@@ -1,0 +1,103 @@
+"""Context of one training run, handed to functions in place of a trainer: recipe, hardware, listener, notes, folders.
+
+Every method's trainer is made from the same arguments (`run_context`), loads its base the same way (`base_load`) and
+keeps its caches in the same place; those functions stand here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Required, TypedDict, TypeVar
+
+from rl.recipes import Recipe
+from rl.training.hardware import Hardware, detect
+from rl.training.packed.row_cache import RowCache
+from rl.training.policy import LoadedPolicy, load_policy
+from rl.training.progress import Silent, TrainListener
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+
+
+class RunOptions(TypedDict, total=False):
+    """Keyword arguments that every trainer takes beside its recipe and its base model."""
+
+    output_dir: Required[str | Path]
+    """Folder of the run: `checkpoints/` while it works, `adapter/` when it has finished."""
+    agent: str
+    hardware: Hardware | None
+    """None: detected."""
+    listener: TrainListener | None
+    resume: bool
+    """Go on from the newest whole checkpoint in the folder."""
+    cache_dir: str | Path | None
+    """Folder where the next run finds tokens, reference log-probabilities and self-tests; None keeps nothing."""
+
+
+@dataclass
+class RunContext(Generic[RecipeT]):
+    """One run of one recipe on one machine, with whoever listens to it."""
+
+    recipe: RecipeT
+    base_model: str
+    """`bundled`, a Hugging Face name or a path."""
+    output_dir: Path
+    agent: str = ""
+    hardware: Hardware = field(default_factory=detect)
+    listener: TrainListener = field(default_factory=Silent)
+    resume: bool = False
+    cache_dir: Path | None = None
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the run's record, in the order in which they came up."""
+    main_process: bool = True
+    """Whether this process of a launch speaks to the listener and writes the files."""
+
+    def note(self, text: str) -> None:
+        """Record a sentence; the main process passes it on to the listener."""
+        self.notes.append(text)
+        if self.main_process:
+            self.listener.on_note(text)
+
+    def note_all(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.note(text)
+
+
+def run_context(
+    recipe: RecipeT,
+    base_model: str,
+    *,
+    output_dir: str | Path,
+    agent: str = "",
+    hardware: Hardware | None = None,
+    listener: TrainListener | None = None,
+    resume: bool = False,
+    cache_dir: str | Path | None = None,
+) -> RunContext[RecipeT]:
+    """The context of a run from a trainer's arguments (`RunOptions`), with hardware detected where none is given."""
+    return RunContext(
+        recipe=recipe,
+        base_model=base_model,
+        output_dir=Path(output_dir),
+        agent=agent,
+        hardware=hardware or detect(),
+        listener=listener or Silent(),
+        resume=resume,
+        cache_dir=Path(cache_dir) if cache_dir is not None else None,
+    )
+
+
+def base_load(context: RunContext[Any]) -> LoadedPolicy:
+    """The run's base model and tokenizer, with its caches. Raises PolicyLoadError."""
+    return load_policy(
+        context.base_model,
+        hardware=context.hardware,
+        quantization=context.recipe.quantization,
+        cache_dir=context.cache_dir,
+    )
+
+
+def reference_cache(context: RunContext[Any]) -> RowCache | None:
+    """Log-probabilities under the base model that earlier runs computed; None where the run keeps no cache."""
+    return RowCache(context.cache_dir / "reference.sqlite3") if context.cache_dir is not None else None

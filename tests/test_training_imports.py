@@ -1,0 +1,79 @@
+"""Import circles within rl/training, and the independence of rl/training/packed, read from the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.test_architecture import imports, modules, name_of
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def import_graph(package: str) -> dict[str, set[str]]:
+    """Module -> modules of the package it imports anywhere: at the top, inside functions, for type checkers."""
+    names = {name_of(file) for file in modules(package)}
+    return {
+        name_of(file): {module for module in imports(file) if module in names} - {name_of(file)}
+        for file in modules(package)
+    }
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that reach each other, each sorted; a graph without circles has none."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        front = list(graph[start])
+        while front:
+            module = front.pop()
+            if module not in seen:
+                seen.add(module)
+                front += graph[module]
+        return seen
+
+    reach = {module: reached(module) for module in graph}
+    groups = {
+        tuple(sorted(other for other in reach[module] if module in reach[other]))
+        for module in graph
+        if module in reach[module]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def test_circles_are_found_through_any_number_of_modules() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"f"}, "f": {"e"}}
+    assert circles(graph) == [["a", "b", "c"], ["e", "f"]]
+
+
+def test_training_has_no_import_circles_even_for_type_checkers() -> None:
+    assert circles(import_graph("rl.training")) == []
+
+
+def packages_imported(package: str) -> Iterator[str]:
+    for file in modules(package):
+        yield from imports(file)
+
+
+def test_packed_can_be_copied_out_of_this_project() -> None:
+    """It imports nothing of ours but itself: torch, transformers, peft and trl are all it needs."""
+    ours = {
+        module
+        for module in packages_imported("rl.training.packed")
+        if module.split(".")[0] in ("rl", "feedback", "backend")
+    }
+    assert {module for module in ours if not module.startswith("rl.training.packed")} == set()
+    outside = {module.split(".")[0] for module in packages_imported("rl.training.packed")}
+    assert {"torch", "transformers", "peft", "trl"} <= outside
+
+
+def test_no_trainer_is_handed_to_what_it_calls() -> None:
+    """Functions are given a RunContext, not the trainer that owns them."""
+    owners = [
+        f"{name_of(file)}:{node.lineno}"
+        for file in modules("rl.training")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.arg) and node.arg == "owner"
+    ]
+    assert owners == []
