@@ -14,10 +14,18 @@ ROOT = Path(__file__).resolve().parent.parent
 def import_graph(package: str) -> dict[str, set[str]]:
     """Module -> modules of the package it imports anywhere: at the top, inside functions, for type checkers."""
     names = {name_of(file) for file in modules(package)}
-    return {
-        name_of(file): {module for module in imports(file) if module in names} - {name_of(file)}
-        for file in modules(package)
-    }
+    graph: dict[str, set[str]] = {name: set() for name in names}
+    for file in modules(package):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                # `from package import module` needs the module; `from module import name` the module before it
+                wanted = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[name_of(file)] |= {
+                    one if one in names else one.rpartition(".")[0] for one in wanted
+                } & names
+            elif isinstance(node, ast.Import):
+                graph[name_of(file)] |= {alias.name for alias in node.names} & names
+    return {name: imported - {name} for name, imported in graph.items()}
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:

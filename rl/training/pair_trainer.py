@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import struct
 import time
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +14,6 @@ import torch
 import trl
 from accelerate.utils import gather_object, send_to_device
 from transformers import TrainingArguments
-from trl.trainer.dpo_trainer import DataCollatorForPreference
-from trl.trainer.utils import FusedCausalLMOutput
 
 from rl.recipes import DPORecipe
 from rl.training.early_stopping import RANKING_LOSS, ranking_loss
@@ -25,21 +21,18 @@ from rl.training.encoding import EncodedResponse
 from rl.training.packed.compile_choice import CompileChoice, compile_choose
 from rl.training.packed.forward import installed, packed_logps
 from rl.training.packed.lazy_metrics import LazyMetrics
-from rl.training.packed.logps import causal_model, head_logps, spread
+from rl.training.packed.logps import causal_model
 from rl.training.packed.micro_batches import MicroBatcher, UncollatedRows
-from rl.training.packed.packing import Packed, completions_alone, flatten, pack
+from rl.training.packed.preference_collator import PreferenceCollator
 from rl.training.packed.row_cache import RowCache, row_key
 from rl.training.packed.selection import StrategyChoice, first_strategy
-from rl.training.packed.strategies import FLEX_STRATEGIES, Strategy
+from rl.training.packed.trl_forward import install_forward
 from rl.training.policy import LoadedPolicy
 from rl.training.processes import Processes
 from rl.training.run_context import RunContext
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.scoring import score_encoded
 from rl.training.trl_runs import TokenizedTrainerMixin, head_compact, strategy_apply, trainer_settle
-
-EXTRAS = ("entropy", "mean_logits", "is_top1")
-"""Per-token values TRL's metrics want beside the log-probabilities."""
 
 
 def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float]]:
@@ -94,123 +87,23 @@ def reference_logps(
 
 
 @dataclass
-class PairCollator(DataCollatorForPreference):
-    """A batch of B pairs as TRL's loss takes it, the chosen half first; with a packed `strategy`, one row per prompt
-    instead of two per pair: TRL then sees the completions alone, [2B, 1 + C], and the model finds the rows in `packed`.
-    """
+class PairCollator(PreferenceCollator):
+    """A batch of B pairs with their weights; or, where the trainer cuts micro-batches first, its rows as they are."""
 
     weight_scale: float = 1.0
-    strategy: Strategy = Strategy.STOCK
-    fit: Callable[[int, int], tuple[int, int]] | None = None
-    """Widths that packed rows are padded to, see `rl.training.packed.packing.pack`."""
-    later: bool = False
+    uncollated: bool = False
     """Leave the rows as they are: the trainer cuts them into micro-batches first (`packed.micro_batches`)."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"rows": UncollatedRows(examples)} if self.later else self.batch(examples)
+        return {"rows": UncollatedRows(examples)} if self.uncollated else self.batch(examples)
 
     def batch(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """The tensors of these rows."""
-        batch: dict[str, Any]
-        batch = super().torch_call(examples) if self.strategy is Strategy.STOCK else self._packed(examples)
+        batch = super().torch_call(examples)
         if "weight" in examples[0]:
             weights = [example["weight"] * self.weight_scale for example in examples]
             batch["pair_weights"] = torch.tensor(weights)
         return batch
-
-    def _packed(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        packed = pack(
-            [example["prompt_ids"] for example in examples] * 2,
-            [example[side] for side in ("chosen_ids", "rejected_ids") for example in examples],
-            pad_token_id=self.pad_token_id,
-            fit=self.fit,
-        )
-        if self.strategy in FLEX_STRATEGIES:
-            packed = dataclasses.replace(packed, flat=flatten(packed))
-        batch = completions_alone(packed, self.pad_token_id, 2 * len(examples))
-        for side in ("ref_chosen_logps", "ref_rejected_logps"):
-            if side in examples[0]:
-                batch[side] = torch.tensor([example[side] for example in examples])
-        return batch
-
-
-class _ScaleGradient(torch.autograd.Function):
-    """x -> x, with the gradient multiplied: each pair's loss depends on its own log-probabilities only, so scaling
-    their gradient by w is training on w times that pair's loss, whatever the loss."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(factor)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (factor,) = ctx.saved_tensors
-        return grads[0] * factor, None
-
-
-def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None:
-    """Give the causal model the forward TRL's loss calls with fused_lm_head=True.
-
-    A `packed` batch is computed by the strategy it names. Else, `compact` projects completion positions only: TRL does
-    so on CUDA itself; elsewhere it projects the prompt too. Further keys of a batch arrive here as keyword arguments
-    (TRL passes what it does not know to the model). Logits are divided by `temperature`.
-    """
-    stock = model.forward
-
-    @functools.wraps(type(model).forward)
-    def forward(
-        self: Any,
-        *args: Any,
-        fused_lm_head: bool = False,
-        pair_weights: Any = None,
-        packed: Packed | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if not fused_lm_head:
-            return stock(*args, **kwargs)
-        if packed is not None:
-            output = _packed_output(self, packed, temperature)
-        elif compact:
-            output = _compact_output(self, *args, temperature=temperature, **kwargs)
-        else:
-            output = stock(*args, fused_lm_head=True, **kwargs)
-        if pair_weights is not None:
-            factor = pair_weights.to(output.log_probs).repeat(2)[
-                :, None
-            ]  # the chosen half, then the rejected
-            output.log_probs = _ScaleGradient.apply(output.log_probs, factor)
-        return output
-
-    model.forward = types.MethodType(forward, model)
-
-
-def _packed_output(model: Any, packed: Packed, temperature: float) -> FusedCausalLMOutput:
-    logps, entropy, _, mean_logits, is_top1 = packed_logps(
-        model, packed, installed(model), EXTRAS, temperature
-    )
-    return FusedCausalLMOutput(
-        log_probs=logps,
-        entropy=entropy,
-        mean_logits=mean_logits,
-        is_top1=is_top1,
-        label_mask=packed.target_mask,
-    )
-
-
-def _compact_output(
-    model: Any, *args: Any, labels: torch.Tensor, temperature: float, **kwargs: Any
-) -> FusedCausalLMOutput:
-    hidden = model.base_model(*args, **kwargs).last_hidden_state[:, :-1]
-    targets = labels[:, 1:]
-    mask = targets != -100
-    logps, entropy, _, mean_logits, is_top1 = (
-        None if values is None else spread(values, mask)
-        for values in head_logps(model, hidden[mask], targets[mask], EXTRAS, temperature)
-    )
-    return FusedCausalLMOutput(
-        log_probs=logps, entropy=entropy, mean_logits=mean_logits, is_top1=is_top1, label_mask=mask
-    )
 
 
 def forward_settle(trainer: Any, temperature: float = 1.0) -> None:
@@ -323,7 +216,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
 
     def get_train_dataloader(self) -> Any:
         own = self.data_collator
-        self.data_collator = dataclasses.replace(own, later=True)
+        self.data_collator = dataclasses.replace(own, uncollated=True)
         try:
             return super().get_train_dataloader()
         finally:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
 from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import PrinterCallback, TrainerCallback
@@ -27,6 +26,7 @@ from rl.training.packed.lazy_metrics import LazyMetrics, LazyScalar
 from rl.training.packed.selection import StrategyChoice, strategy_select
 from rl.training.packed.selftest import Head, install
 from rl.training.packed.strategies import Strategy
+from rl.training.packed.trl_forward import sharded
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
 from rl.training.progress import checkpoint_last, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
@@ -94,14 +94,6 @@ def one_gpu(arguments: Any) -> list[str]:
     seen = arguments.n_gpu
     arguments._n_gpu = 1
     return [f"{seen} GPUs seen, one is used: `accelerate launch` uses all"]
-
-
-def sharded(trainer: Any) -> bool:
-    """Whether each process of the launch holds a part of the weights only (FSDP, DeepSpeed ZeRO-3)."""
-    kind = trainer.accelerator.distributed_type
-    if kind == DistributedType.DEEPSPEED:
-        return bool(trainer.accelerator.state.deepspeed_plugin.zero_stage == 3)
-    return bool(kind == DistributedType.FSDP)
 
 
 def head_compact(trainer: Any, policy: LoadedPolicy) -> bool:

@@ -29,6 +29,14 @@ class Completion(Protocol):
 
 
 @dataclass(frozen=True)
+class TokenizedCompletion:
+    """A `Completion` that carries nothing else."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+
+
+@dataclass(frozen=True)
 class Flat:
     """All tokens of a `Packed` batch, without padding, in one row of T: prompt, its completions, the next prompt."""
 
@@ -92,6 +100,17 @@ class Packed:
     def tokens(self) -> int:
         """Tokens that are really fed, padding aside."""
         return int(self.prompt_lengths.sum()) + int((self.suffix_segments >= 0).sum())
+
+    def unpack(self) -> list[TokenizedCompletion]:
+        """The N prompts and completions that were packed, in their order."""
+        suffix = self.suffix_ids.shape[1]
+        rows = (self.sources[:, 0] // (1 + suffix)).tolist()
+        return [
+            TokenizedCompletion(
+                self.prompt_ids[row, : int(self.prompt_lengths[row])].tolist(), targets[mask].tolist()
+            )
+            for row, targets, mask in zip(rows, self.targets, self.target_mask, strict=True)
+        ]
 
     def ends(self) -> torch.Tensor:
         """[N] int64: where the hidden state lies that a completion's last token is predicted from. Of completions made

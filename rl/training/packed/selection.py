@@ -96,7 +96,7 @@ def _select_by_test(
     head: Head | None,
 ) -> StrategyChoice:
     probes = selftest.probe_completions(completions)
-    dtype = causal_model(policy.model).dtype
+    dtype = selftest.compute_dtype(policy)
     agreement: dict[str, str] = {}
     raised = False
     spread: dict[str, float] = {}

@@ -10,6 +10,7 @@ import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +65,37 @@ class PackablePolicy(Protocol):
     @property
     def selftest_cache(self) -> SelftestCache | None:
         """Results of earlier self-tests; None keeps nothing."""
+
+
+@dataclass(frozen=True)
+class PackableModel:
+    """A model that is no loaded policy: from a notebook, or in a trainer of TRL's."""
+
+    model: Any
+    """A transformers causal model, or a PeftModel around one."""
+    pad_token_id: int
+    selftest_cache: SelftestCache | None = None
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    """Context of the run's forward passes; backward passes run outside of it."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(causal_model(self.model).device)
+
+
+def forward_context(policy: PackablePolicy) -> contextlib.AbstractContextManager[Any]:
+    """The autocast under which a policy's forward is measured; a loaded policy is measured in its own dtype."""
+    return policy.autocast() if isinstance(policy, PackableModel) else contextlib.nullcontext()
+
+
+def compute_dtype(policy: PackablePolicy) -> torch.dtype:
+    """The dtype of a policy's matrix products: autocast's where that is on, else the weights'."""
+    kind = policy.device.type
+    with forward_context(policy):
+        if torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind)
+    dtype: torch.dtype = causal_model(policy.model).dtype
+    return dtype
 
 
 def install(policy: PackablePolicy, strategy: Strategy) -> None:
@@ -132,9 +164,10 @@ def measure_reference(
     attention = batch["attention_mask"]
     with torch.set_grad_enabled(gradients):
         model = causal_model(policy.model)
-        hidden = model.base_model(
-            input_ids=batch["input_ids"], attention_mask=attention, use_cache=False
-        ).last_hidden_state
+        with forward_context(policy):
+            hidden = model.base_model(
+                input_ids=batch["input_ids"], attention_mask=attention, use_cache=False
+            ).last_hidden_state
         if head is not None:
             rows = torch.arange(len(probes), device=attention.device)
             return _measure_scores(policy, head(model, hidden[rows, attention.sum(1) - 1]), gradients)
@@ -156,7 +189,8 @@ def measure_packed(
     packed = pack([item.prompt_ids for item in probes], answers, pad_token_id=pad, fit=fit).to(policy.device)
     with torch.set_grad_enabled(gradients):
         model = causal_model(policy.model)
-        hidden = packed_hidden(model, packed, strategy)
+        with forward_context(policy):
+            hidden = packed_hidden(model, packed, strategy)
         flat, mask = hidden.reshape(-1, hidden.shape[-1]), packed.target_mask
         if head is not None:
             return _measure_scores(policy, head(model, flat[packed.ends()]), gradients)
@@ -181,13 +215,16 @@ def _measure_logps(
     of other tokens in the same places, which it did not expect.
     """
     model = causal_model(policy.model)
-    logps = head_logps(model, hidden.detach(), targets)[0]
+    with forward_context(policy):
+        logps = head_logps(model, hidden.detach(), targets)[0]
     if not gradients:
         return logps.detach().float(), {}
     policy.model.zero_grad(set_to_none=True)
     unexpected = (targets * 7919 + 13) % model.get_output_embeddings().weight.shape[0]
     weights = torch.linspace(-1, 1, len(logps), device=logps.device)
-    (head_logps(model, hidden, unexpected)[0] * weights).sum().backward()
+    with forward_context(policy):
+        total = (head_logps(model, hidden, unexpected)[0] * weights).sum()
+    total.backward()
     return logps.detach().float(), gradients_of(policy)
 
 
