@@ -64,6 +64,7 @@ ALLOCATOR = {
 SIDES = {
     "trl_default": "TRL's DPOConfig as it comes",
     "trl_tuned": "TRL: reference computed once, no checkpointing, bfloat16 where it pays, allocator settings",
+    "packed_trl": "TRL tuned, with PackedDPOTrainer in the place of its trainer",
     "trl_fp32": "TRL tuned, in float32: the losses the others are compared with",
     "ours": "rl.training.dpo.DPOTrainer with its defaults on this machine",
     "ours_fp32": "the same in float32",
@@ -228,7 +229,12 @@ def run_trl(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, va
         lr_scheduler_type="constant", dataloader_pin_memory=False,
         **{"train_sampling_strategy": "sequential", **knobs},
     )  # fmt: skip
-    trainer = trl.DPOTrainer(
+    kind: Any = trl.DPOTrainer
+    if side == "packed_trl":
+        from rl.training.packed.dpo_trainer import PackedDPOTrainer
+
+        kind = PackedDPOTrainer
+    trainer = kind(
         model=model, args=arguments, train_dataset=dataset, processing_class=tokenizer, callbacks=[Clock()],
         peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear"),
     )  # fmt: skip
@@ -428,7 +434,7 @@ def side_run(folder: Path, spec: dict[str, Any]) -> dict[str, Any] | str:
             (own / file.name).symlink_to(file)
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         environment.pop("OMP_NUM_THREADS", None)
-        if spec["side"] in ("trl_tuned", "trl_fp32"):
+        if spec["side"] in ("trl_tuned", "trl_fp32", "packed_trl"):
             environment |= ALLOCATOR
         done = subprocess.run(
             [sys.executable, __file__, "--child", json.dumps(spec | {"folder": str(own)})],
@@ -489,7 +495,7 @@ def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse
             }
             for ours in sides
             for theirs in sides
-            if theirs.startswith("trl") and ours in ("ours", "ours_compiled", "ours_flex")
+            if theirs.startswith("trl") and ours in ("ours", "ours_compiled", "ours_flex", "packed_trl")
         },
     }
 

@@ -26,7 +26,8 @@ from rl.training.evaluate import evaluate_policy
 from rl.training.folder import failures_explained
 from rl.training.hardware import Hardware
 from rl.training.packed import selection, strategies
-from rl.training.pair_trainer import EXTRAS, install_forward, trl_losses
+from rl.training.packed.trl_forward import EXTRAS, install_forward
+from rl.training.pair_trainer import trl_losses
 from rl.training.policy import generate, load_policy
 from rl.training.progress import Silent, checkpoint_is_whole
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult

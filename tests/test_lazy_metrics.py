@@ -16,7 +16,8 @@ from rl.training.packed.lazy_metrics import LazyMetrics, LazyScalar, LazyTensor
 from rl.training.packed.logps import causal_model
 from rl.training.packed.packing import pack
 from rl.training.packed.strategies import Strategy
-from rl.training.pair_trainer import EXTRAS, PairTrainer
+from rl.training.packed.trl_forward import EXTRAS
+from rl.training.pair_trainer import PairTrainer
 from rl.training.result import TrainingFailed
 from tests.test_dpo import QUICK, a_trainer, some_pairs
 from tests.test_prefix_attention import a_policy, some_items
