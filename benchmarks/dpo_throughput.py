@@ -64,7 +64,7 @@ ALLOCATOR = {
 SIDES = {
     "trl_default": "TRL's DPOConfig as it comes",
     "trl_tuned": "TRL: reference computed once, no checkpointing, bfloat16 where it pays, allocator settings",
-    "packed_trl": "TRL tuned, with PackedDPOTrainer in the place of its trainer",
+    "packed_trl": "trl_fp32 with PackedDPOTrainer in the place of TRL's trainer",
     "trl_fp32": "TRL tuned, in float32: the losses the others are compared with",
     "ours": "rl.training.dpo.DPOTrainer with its defaults on this machine",
     "ours_fp32": "the same in float32",
@@ -175,7 +175,7 @@ def run_trl(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, va
     knobs: dict[str, Any] = {}
     if side != "trl_default":
         knobs = {"gradient_checkpointing": False, "precompute_ref_log_probs": True, "max_length": None}
-        if side == "trl_fp32":
+        if side in ("trl_fp32", "packed_trl"):
             knobs["bf16"] = False
         if vary:
             knobs |= {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
@@ -342,7 +342,7 @@ def child(spec: dict[str, Any]) -> dict[str, Any]:
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(spec["threads"])
-    if spec["side"] == "trl_fp32":
+    if spec["side"] in ("trl_fp32", "packed_trl"):
         torch.set_float32_matmul_precision("highest")
     pairs = rows(
         spec["batch"] * spec["steps"], SHAPES[spec["model"]]["vocab_size"], spec["prompt"],

@@ -220,7 +220,7 @@ def test_known_references_are_not_computed_again(base: str, tmp_path: Path) -> N
     kto(base, tmp_path / "one", recipe, cache_dir=tmp_path / "cache").train(labels(8))
     again = kto(base, tmp_path / "two", recipe, cache_dir=tmp_path / "cache")
     again.train(labels(8))
-    assert any(note.startswith("reference log-probabilities: 0 computed") for note in again.notes)
+    assert any(note.startswith("reference log-probabilities: 0 computed") for note in again.context.notes)
 
 
 def test_the_likelihood_of_the_good_responses_is_a_mean_over_their_tokens() -> None:
