@@ -132,7 +132,8 @@ class RatchetCommand(BaseCommand):
             options["agent"] = agent.lower()  # no slug has capitals, but whoever types FILER means filer
         try:
             result = self.work(options)
-        except CommandError:
+        except CommandError as refusal:
+            refusal.args = (as_typed(str(refusal)),)
             raise
         except KeyboardInterrupt:
             raise CommandError("stopped by Ctrl-C") from None

@@ -47,4 +47,4 @@ def command_words(*arguments: str) -> list[str]:
 
 def as_typed(text: str) -> str:
     """A text for people with its commands as they are typed here: `manage.py` becomes `ratchet` where installed."""
-    return re.sub(r"(?:python )?\bmanage\.py\b", PROGRAM, text) if INSTALLED else text
+    return re.sub(r"(?:(?:\.venv/bin/)?python )?\bmanage\.py\b", PROGRAM, text) if INSTALLED else text

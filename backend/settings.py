@@ -10,6 +10,7 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
@@ -24,6 +25,10 @@ from backend.operator_file import OperatorFileError, operator_file
 
 BASE_DIR = ROOT
 load_dotenv(dotenv_file(os.environ))
+# Child processes inherit the environment and run in BASE_DIR: a relative path would mean another file to them.
+for _name in ("RATCHET_HOME", "RATCHET_CONFIG", "LLAMA_CPP_PATH"):
+    if os.environ.get(_name):
+        os.environ[_name] = str(Path(os.environ[_name]).expanduser().absolute())
 
 
 def _flag(name: str, default: bool) -> bool:
@@ -215,6 +220,11 @@ except ValueError as error:
         f"DATABASE_URL must look like postgres://user:password@host:5432/name or sqlite:///path; {error}"
     ) from error
 if _database["ENGINE"] == "django.db.backends.sqlite3":
+    if os.environ.get("DATABASE_URL") and not _database["NAME"].startswith((":memory:", "file:")):
+        _database["NAME"] = str(Path(_database["NAME"]).absolute())
+        # for child processes, as the paths above
+        _query = DATABASE_URL[len(DATABASE_URL.partition("?")[0]) :]
+        os.environ["DATABASE_URL"] = f"sqlite:///{quote(_database['NAME'])}{_query}"
     # WAL lets readers and one writer work at once; IMMEDIATE takes the write lock at BEGIN, where waiting for it
     # works, instead of failing in the middle of a transaction with "database is locked".
     _database["OPTIONS"] = {

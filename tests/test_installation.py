@@ -28,7 +28,7 @@ client = Client(HTTP_HOST="localhost")
 client.force_login(User.objects.create_superuser("ada"))
 import backend, json
 print(json.dumps({
-    "statuses": [client.get(page).status_code for page in ("/", "/rate/", "/admin/", "/api/schema/")],
+    "statuses": [client.get(page).status_code for page in ("/", "/rate/", "/admin/")],
     "style": bool(finders.find("ratchet.css")),
     "from": backend.__file__,
 }))
@@ -107,7 +107,26 @@ def test_a_wheel_installs_and_runs_from_another_directory(tmp_path: Path) -> Non
     shown = json.loads(
         run([ratchet, "shell", "--no-imports", "-c", PAGE], elsewhere, **environment).splitlines()[-1]
     )
-    assert shown == {"statuses": [200] * 4, "style": True, "from": str(target / "backend" / "__init__.py")}
+    assert shown == {"statuses": [200] * 3, "style": True, "from": str(target / "backend" / "__init__.py")}
+
+
+def test_paths_in_the_environment_mean_the_same_to_child_processes_in_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "knobs.yaml").write_text("dpo:\n  seed: 3\n")
+    code = (
+        "import os, json; from backend import settings; os.chdir('/'); import importlib; "
+        "before = (settings.RATCHET_HOME, settings.DATABASES['default']['NAME'], settings.RATCHET_CONFIG); "
+        "settings = importlib.reload(settings); "
+        "after = (settings.RATCHET_HOME, settings.DATABASES['default']['NAME'], settings.RATCHET_CONFIG); "
+        "print(json.dumps([[str(one) for one in both] for both in (before, after)]))"
+    )
+    before, after = json.loads(
+        run(
+            [sys.executable, "-c", code], tmp_path, PYTHONPATH=str(ROOT), RATCHET_HOME="my data",
+            DATABASE_URL="sqlite:///my%20rows.sqlite3", RATCHET_CONFIG="knobs.yaml",
+        )
+    )  # fmt: skip
+    assert before == [str(tmp_path / "my data"), str(tmp_path / "my rows.sqlite3"), "{'dpo': {'seed': 3}}"]
+    assert after == before
 
 
 def test_a_checkout_keeps_its_data_and_settings_beside_it() -> None:
@@ -126,6 +145,7 @@ def test_an_installation_keeps_them_in_the_users_data_folder(monkeypatch: pytest
     assert dotenv_file({"RATCHET_HOME": "/other", "XDG_DATA_HOME": "/data"}) == Path("/other/.env")
     assert dotenv_file({"XDG_DATA_HOME": "/data"}) == Path("/data/ratchet/.env")
     assert command_words("qcluster") == ["-m", "backend", "qcluster"]
+    assert as_typed("  .venv/bin/python manage.py serve") == "  ratchet serve"
     assert as_typed("run `python manage.py migrate`, Example: manage.py demo") == (
         "run `ratchet migrate`, Example: ratchet demo"
     )

@@ -79,7 +79,7 @@ def test_every_block_is_found(page: Path) -> None:
 
 
 def test_every_language_of_a_block_is_known_here() -> None:
-    known = {*SHELLS, "python", "json", "yaml", "nginx", ""}
+    known = {*SHELLS, "python", "json", "yaml", "nginx", "mermaid", ""}
     assert [str(block) for block in ALL if block.language not in known] == []
 
 

@@ -73,6 +73,7 @@ def command_run(arguments: list[str], log: Path) -> int:
     with device() as held, log.open("ab") as said:
         child = subprocess.Popen(  # noqa: S603
             command_line(arguments),
+            cwd=settings.BASE_DIR,  # not where the worker was started: another app may have a package `backend` there
             stdout=said, stderr=said, stdin=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is the worker's to pass on
             preexec_fn=dies_with_parent(),

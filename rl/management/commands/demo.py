@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from backend.command import RatchetCommand
+from backend.installation import INSTALLED, PROGRAM, as_typed
 from rl.management import demo
 from rl.management.commands.evaluate_model import share_text, verdict
 
@@ -49,8 +50,10 @@ class Command(RatchetCommand):
         )  # fmt: skip
         self.console.print(Panel(table, title="one turn of the ratchet", title_align="left", expand=False))
         self.stdout.write(verdict(judged))
+        serve = f"{PROGRAM} serve" if INSTALLED else "make serve"
+        plan = as_typed(".venv/bin/python manage.py train_dpo --dry-run")
         self.stdout.write(
             "\nNext:\n"
-            "  make serve                                       the pages; prints a link that signs you in\n"
-            "  .venv/bin/python manage.py train_dpo --dry-run   what a training on all ratings there are now would take"
+            f"  {serve:<46}   the pages; prints a link that signs you in\n"
+            f"  {plan:<46}   what a training on all ratings there are now would take"
         )

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand, migrations_applied
+from backend.installation import PROGRAM
 from feedback.accounts.sign_in import anybody_signed_in, signin_link
 from rl.jobs import supervisor
 from rl.serving.files import base_prepare
@@ -78,7 +79,7 @@ class Command(RatchetCommand):
         if local and not anybody_signed_in():
             self._say(f"Open this once, it signs you in: {signin_link('admin', address).url}\n")
         else:
-            self._say(f"A sign-in link: python manage.py login_link --base-url {address}\n")
+            self._say(f"A sign-in link: {PROGRAM} login_link --base-url {address}\n")
 
     def _say(self, text: str) -> None:
         self.stderr.write(text, self.style.MIGRATE_HEADING)
