@@ -25,6 +25,7 @@ setup(
     package_dir={"backend.templates": "templates", "backend.static": "static"},
     include_package_data=False,  # only what is listed; True takes each folder of data for a package
     package_data={
+        "": ["*.md", "*.svg"],  # packages with a page of their own
         "backend.templates": ["**/*"],
         "backend.static": ["**/*"],
         "rl": ["bundled_model/*", "bundled_tasks/**/*", "former_models/**/*"],
