@@ -17,8 +17,10 @@ from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, load_policy
 from rl.training.scoring import (
     ScoringError,
+    distributions_kl,
     head_check,
     kl_encoded,
+    kl_next_token,
     score_encoded,
     score_pairs,
     score_responses,
@@ -131,6 +133,53 @@ def test_the_distance_to_a_reference_is_the_same_however_the_two_are_computed(
     assert policy.strategy != Strategy.STOCK
     assert all(value > 0 for value in found[0])
     assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
+def test_the_divergence_of_two_distributions_worked_by_hand() -> None:
+    p, q = torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    # 0.5 ln(0.5 / 0.9) + 0.5 ln(0.5 / 0.1) = -0.29389 + 0.80472
+    assert distributions_kl(p.log(), q.log()).tolist() == pytest.approx([0.51083, 0.0], abs=1e-5)
+
+
+def test_the_divergence_of_the_next_token_is_that_of_the_models_own_logits(
+    tmp_path: Path, llama: LoadedPolicy
+) -> None:
+    adapter = tiny_adapter(Path(llama.base_model), tmp_path / "adapter")
+    policy = load_policy(llama.base_model, adapter, hardware=llama.hardware)
+    texts = ["a line", "a pie, and then a table", "none"]
+    items = llama.encoder.responses([(ASK, text) for text in texts])
+
+    def logits(ids: list[int], start: int) -> torch.Tensor:
+        """Log-probabilities at the positions before each response token."""
+        with torch.inference_mode():
+            whole = policy.model(input_ids=torch.tensor([ids])).logits[0]
+        return torch.log_softmax(whole[start - 1 : -1].double(), -1)
+
+    expected = []
+    for item in items:
+        ids = [*item.prompt_ids, *item.response_ids]
+        own = logits(ids, len(item.prompt_ids))
+        with policy.without_adapter():
+            base = logits(ids, len(item.prompt_ids))
+        expected.append(float((own.exp() * (own - base)).sum()))
+    assert min(expected) > 0
+    assert kl_next_token(policy, items, batch_size=2) == pytest.approx(expected, rel=1e-3)
+    assert kl_next_token(policy, items, reference=llama) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_token_that_the_policy_is_unsure_of_does_not_carry_its_distance(
+    tmp_path: Path, llama: LoadedPolicy
+) -> None:
+    """An answer chosen for a policy may hold a token that its reference is sure of and the policy is not."""
+    adapter = tiny_adapter(Path(llama.base_model), tmp_path / "adapter")
+    policy = load_policy(llama.base_model, adapter, hardware=llama.hardware)
+    items = llama.encoder.responses([(ASK, "a pie, and then a table")])
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.mul_(-60)  # away from what was written, as far as a training that diverged
+    exact, estimate = kl_next_token(policy, items)[0], kl_encoded(policy, items)[0]
+    assert 0 < exact < estimate / 2
 
 
 def test_pairs_are_scored_chosen_first(llama: LoadedPolicy) -> None:

@@ -9,7 +9,7 @@ from rl.agents.base import Message
 from rl.statistics import Difference, mean_interval
 from rl.training.evaluate_evidence import hash_of, response_of
 from rl.training.policy import LoadedPolicy, reference_load
-from rl.training.scoring import kl_encoded, score_responses
+from rl.training.scoring import kl_next_token, score_responses
 
 
 def kl_to_reference(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Message], str]]) -> float | None:
@@ -17,13 +17,14 @@ def kl_to_reference(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Messa
     without adapter or answer.
 
     The reference is the base model, or what a warm-up made of it (`rl.training.warm_up`): how far a policy went for
-    the sake of what people prefer is told by the latter. The k3 estimator of `scoring.kl_encoded` over greedy answers,
-    where it is no unbiased estimate: it says how surprised the reference is by what users will read.
+    the sake of what people prefer is told by the latter. Exact at each token of the answers (`scoring.kl_next_token`):
+    the answers are greedy or chosen, and an estimator that takes them for draws (k3) was carried by single tokens of
+    which the policy is less sure than its reference (15 nats per token for 7).
     """
     items = policy.encoder.responses([(list(messages), text) for messages, text in answers if text])
     if policy.adapter is None or not items:
         return None
-    apart = kl_encoded(policy, items, reference=reference_load(policy))
+    apart = kl_next_token(policy, items, reference=reference_load(policy))
     return sum(apart) / max(sum(len(item.response_ids) for item in items), 1)
 
 

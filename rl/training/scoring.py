@@ -12,7 +12,7 @@ import torch
 from rl.agents.base import Message
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
 from rl.training.packed.forward import packed_logps
-from rl.training.packed.logps import causal_model, collate, token_logps
+from rl.training.packed.logps import causal_model, collate, head_logits, token_logps
 from rl.training.packed.packing import pack
 from rl.training.packed.selection import strategy_select
 from rl.training.packed.strategies import Strategy
@@ -112,6 +112,75 @@ def kl_encoded(
         float((torch.expm1(theirs - mine) - (theirs - mine)).sum())
         for mine, theirs in zip(own, base, strict=True)
     ]
+
+
+POSITIONS = 128
+"""Positions whose whole distributions are held at once, two of [POSITIONS, vocabulary] in float32."""
+
+
+def kl_next_token(
+    policy: LoadedPolicy,
+    items: Sequence[EncodedResponse],
+    *,
+    reference: LoadedPolicy | None = None,
+    batch_size: int = 16,
+) -> list[float]:
+    """KL(policy || reference) of the next token, summed over the positions of each response, in nats; never negative.
+
+    Without a `reference` it is the base, the same model without its adapter. Exact at each position: the sum over the
+    vocabulary of p (log p - log q). So one position at which the policy is far less sure than its reference cannot
+    outweigh all others, as it does in the k3 estimator of `kl_encoded` where a response was not drawn but chosen.
+    """
+    sums: list[float] = []
+    models = [policy, reference or policy]
+    modes = [model.model.training for model in models]
+    for model in models:
+        model.model.eval()
+    try:
+        with torch.inference_mode(), matmul(policy.hardware):
+            for start in range(0, len(items), batch_size):
+                sums += _batch_kl(policy, items[start : start + batch_size], reference)
+    finally:
+        for model, mode in zip(models, modes, strict=True):
+            model.model.train(mode)
+    return sums
+
+
+def _batch_kl(
+    policy: LoadedPolicy, items: Sequence[EncodedResponse], reference: LoadedPolicy | None
+) -> list[float]:
+    batch = collate(items, policy.tokenizer.pad_token_id)
+    other = reference or policy
+
+    def as_reference() -> contextlib.AbstractContextManager[Any]:
+        return policy.without_adapter() if reference is None else contextlib.nullcontext()
+
+    own = _response_states(policy, batch)
+    with as_reference():
+        theirs = _response_states(other, batch)
+    apart = []
+    for mine, yours in zip(own.split(POSITIONS), theirs.split(POSITIONS), strict=True):
+        log_p = torch.log_softmax(head_logits(causal_model(policy.model), mine), -1)
+        with as_reference():  # the head may have an adapter, too
+            log_q = torch.log_softmax(head_logits(causal_model(other.model), yours), -1)
+        apart.append(distributions_kl(log_p, log_q.to(log_p.device)).cpu().double())
+    by_response = torch.cat(apart).split([len(item.response_ids) for item in items])
+    return [float(row.sum()) for row in by_response]
+
+
+def distributions_kl(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """KL(p || q) [n] in nats of log-probabilities [n, vocabulary]; rounding below 0 is 0."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0.0)
+
+
+def _response_states(policy: LoadedPolicy, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Hidden states [n, width] of the positions that predict the response tokens of all rows, row after row."""
+    model, on = causal_model(policy.model), {name: tensor.to(policy.device) for name, tensor in batch.items()}
+    hidden = model.base_model(
+        input_ids=on["input_ids"], attention_mask=on["attention_mask"], use_cache=False
+    ).last_hidden_state
+    states: torch.Tensor = hidden[:, :-1][on["completion_mask"][:, 1:].bool()]
+    return states
 
 
 def _rows_scored(

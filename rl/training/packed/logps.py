@@ -87,6 +87,13 @@ def head_logps(
     return tuple(outputs)
 
 
+def head_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits [n, vocabulary], float32, of hidden states [n, width]: all at once, so n should be small."""
+    softcap, scale = logit_settings(model.config)
+    logits: torch.Tensor = model.get_output_embeddings()(hidden).float() * scale
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
 def _frozen_on_cpu(head: Any, hidden: torch.Tensor) -> bool:
     weight = head.weight
     return (
