@@ -38,7 +38,7 @@ UNTYPED = ("help", "version", "verbosity", "settings", "pythonpath", "traceback"
 """Options that say nothing about the work itself."""
 
 
-class Bar:
+class ProgressBar:
     """Progress of one piece of long work: a bar with time remaining on a terminal, a line now and then elsewhere."""
 
     def __init__(self, label: str, stream: Any) -> None:
@@ -73,7 +73,7 @@ class Bar:
             self._stream.write(f"{self.label}: {done} of {total} {self._suffix}".rstrip() + "\n")
             self._stream.flush()
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         if self._live is not None:
             # lines of a log would tear the bar; what they tell stands in the run's record and in the summary
             logging.disable(logging.INFO)
@@ -203,6 +203,6 @@ class RatchetCommand(BaseCommand):
         return Console(file=stream, highlight=False, width=None if stream.isatty() else 120)
 
     @contextmanager
-    def bar(self, label: str) -> Iterator[Bar]:
-        with Bar(label, sys.stderr) as bar:
+    def bar(self, label: str) -> Iterator[ProgressBar]:
+        with ProgressBar(label, sys.stderr) as bar:
             yield bar

@@ -19,32 +19,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.gates.answers import rule_kl, rule_reward, rule_valid
 from rl.gates.evidence_kinds import CORRECTIONS
-from rl.gates.report import Answered, Case, Evidence, GateBounds, Verdict
+from rl.gates.report import AnswerPair, Case, Evidence, GateBounds, RuleResult
 from rl.statistics import Difference, mean_interval, wilson_interval
 
 BOUNDS = GateBounds()
 ANSWERS = (40, 64, 100, 200)
 FALLS = (0.0, 0.05, 0.1, 0.2)
 
-Draw = Callable[[np.random.Generator], Verdict]
+Draw = Callable[[np.random.Generator], RuleResult]
 
 
-def valid(random: np.random.Generator, answers: int, fall: float, differ: float) -> Verdict:
+def valid(random: np.random.Generator, answers: int, fall: float, differ: float) -> RuleResult:
     """The rule about valid answers: both sides differ by luck on `differ` of the prompts each way, beside the fall."""
     draw = random.random(answers)
     wins, losses = draw < differ, draw > 1 - differ - fall
-    given = [Answered(not lost, not won, 1.0, 1.0, 40, 40) for won, lost in zip(wins, losses, strict=True)]
+    given = [AnswerPair(not lost, not won, 1.0, 1.0, 40, 40) for won, lost in zip(wins, losses, strict=True)]
     return rule_valid(Evidence("champion", (), given), BOUNDS, "champion")
 
 
-def reward(random: np.random.Generator, answers: int, fall: float, differ: float) -> Verdict:
+def reward(random: np.random.Generator, answers: int, fall: float, differ: float) -> RuleResult:
     """The rule about rewards: each side's answers earn 0, 1/2 or 1, and are alike on 1 - `differ` of the prompts."""
     other = random.choice([0.0, 0.5, 1.0], answers, p=[0.2, 0.4, 0.4])
     anew = random.choice([0.0, 0.5, 1.0], answers, p=[0.2, 0.4, 0.4])
     own = np.where(random.random(answers) < differ, anew, other)
     # a fall takes a whole point from a share of the answers that earned one: 0.4 of them do
     own = np.where((own == 1) & (random.random(answers) < fall / 0.4), 0.0, own)
-    given = [Answered(True, True, mine, theirs, 40, 40) for mine, theirs in zip(own, other, strict=True)]
+    given = [AnswerPair(True, True, mine, theirs, 40, 40) for mine, theirs in zip(own, other, strict=True)]
     return rule_reward(Evidence("champion", (), given), BOUNDS, "champion")
 
 
@@ -60,7 +60,7 @@ class Texts:
     """How much of what people prefer the policy learnt."""
     prompts: int = 64
 
-    def judged(self, random: np.random.Generator, *, lead: bool = True) -> Verdict:
+    def judged(self, random: np.random.Generator, *, lead: bool = True) -> RuleResult:
         """The rule about distance; `lead`: corrections are the evidence that leads."""
         shape = (self.prompts, 12, 200)
         base = log_softmax(1.5 * random.standard_normal(shape))

@@ -126,16 +126,16 @@ def measure(samples: int) -> dict[str, Any]:
     from django.test import Client
     from django.utils import timezone
 
-    from feedback.explorer.search import Narrowed
+    from feedback.explorer.search import DecisionFilter
     from feedback.rating.pair_queue import pairs_waiting
     from feedback.rating.queue import decision_take, queue_progress
     from feedback.services import rating_submit
 
     dice = random.Random(1)
     day = timezone.localdate() - timedelta(days=5)
-    narrowed = Narrowed(agent="support-bot")
+    narrowed = DecisionFilter(agent="support-bot")
 
-    def take(within: Narrowed) -> Callable[[int], None]:
+    def take(within: DecisionFilter) -> Callable[[int], None]:
         def one(number: int) -> None:
             decision_take(f"rater-{number % RATERS}", within)
 
@@ -172,17 +172,19 @@ def measure(samples: int) -> dict[str, Any]:
         assert answer.status_code == 200, (path, answer.status_code)
 
     return {
-        "next_card": timed(take(Narrowed()), samples),
+        "next_card": timed(take(DecisionFilter()), samples),
         "next_card_of_one_agent": timed(take(narrowed), samples),
-        "next_card_of_a_tag": timed(take(Narrowed(tag="billing")), samples),
-        "next_card_of_a_policy": timed(take(Narrowed(policy="filer-v2")), samples),
-        "next_card_of_a_day": timed(take(Narrowed(since=day, until=day)), samples),
-        "next_card_since_a_day": timed(take(Narrowed(since=day)), samples),
-        "next_card_of_an_agent_and_tag": timed(take(Narrowed(agent="support-bot", tag="billing")), samples),
-        "next_card_of_an_unknown_tag": timed(take(Narrowed(tag="unknown")), samples),
+        "next_card_of_a_tag": timed(take(DecisionFilter(tag="billing")), samples),
+        "next_card_of_a_policy": timed(take(DecisionFilter(policy="filer-v2")), samples),
+        "next_card_of_a_day": timed(take(DecisionFilter(since=day, until=day)), samples),
+        "next_card_since_a_day": timed(take(DecisionFilter(since=day)), samples),
+        "next_card_of_an_agent_and_tag": timed(
+            take(DecisionFilter(agent="support-bot", tag="billing")), samples
+        ),
+        "next_card_of_an_unknown_tag": timed(take(DecisionFilter(tag="unknown")), samples),
         "progress": timed(lambda n: queue_progress(f"rater-{n % RATERS}"), samples),
         "progress_of_a_tag": timed(
-            lambda n: queue_progress(f"rater-{n % RATERS}", Narrowed(tag="billing")), samples
+            lambda n: queue_progress(f"rater-{n % RATERS}", DecisionFilter(tag="billing")), samples
         ),
         "take_and_rate": timed(rate, samples),
         "page_get_and_rate": timed(page, samples),
@@ -193,10 +195,10 @@ def measure(samples: int) -> dict[str, Any]:
 
 def explained() -> None:
     """How the queue is walked, on stderr."""
-    from feedback.explorer.search import Narrowed
+    from feedback.explorer.search import DecisionFilter
     from feedback.rating.queue_order import in_order, stretches
 
-    for within in (Narrowed(), Narrowed(policy="filer-v2"), Narrowed(tag="billing")):
+    for within in (DecisionFilter(), DecisionFilter(policy="filer-v2"), DecisionFilter(tag="billing")):
         for stretch in stretches(within):
             for lane in stretch.lanes:
                 sys.stderr.write(f"{within}\n{in_order(lane).values('pk')[:50].explain(analyze=True)}\n")

@@ -38,7 +38,7 @@ from world_tastes import CORRECTIONS, KEPT, PAIRS, SCORES, THUMBS, TUNED, WORLDS
 
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
-from rl.linear.fit import Fitted, fit  # noqa: E402
+from rl.linear.fit import FittedPolicy, fit  # noqa: E402
 from rl.linear.model import WEIGHTS, LinearPolicy  # noqa: E402
 from rl.linear.teaching import rows_taught  # noqa: E402
 
@@ -83,7 +83,7 @@ def linear_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def linear_fitted(world: World, rows: Sequence[dict[str, Any]]) -> Fitted:
+def linear_fitted(world: World, rows: Sequence[dict[str, Any]]) -> FittedPolicy:
     """The product's own classifier: what `train_linear` makes of these rows."""
     return fit(linear_rows(rows), world_agent(world))
 

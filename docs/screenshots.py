@@ -70,10 +70,10 @@ def decision_shown(agent: str, response: str, **context: Any) -> str:
 
 def pair_shown(agent: str) -> str:
     """Two simulated responses to one prompt, as `?pair=` takes them; empty where there are none."""
-    from feedback.explorer.search import Narrowed
+    from feedback.explorer.search import DecisionFilter
     from feedback.rating.pair_queue import pairs_waiting
 
-    pair = pairs_waiting("admin", Narrowed(agent=agent)).pair
+    pair = pairs_waiting("admin", DecisionFilter(agent=agent)).pair
     return f"{pair.left.pk}~{pair.right.pk}" if pair else ""
 
 

@@ -46,7 +46,7 @@ class ByAgentOfLeft(ByAgent):
     path = "left__agent"
 
 
-class Standing(admin.SimpleListFilter):
+class StandingFilter(admin.SimpleListFilter):
     """Only what stands, or only what was replaced or taken back."""
 
     title = "standing"
@@ -168,7 +168,7 @@ class DecisionAdmin(FactAdmin):
 @admin.register(Rating)
 class RatingAdmin(FactAdmin):
     list_display = ["created", "of_decision", "rater", "kind", "verdict", "tags", "said", "stands"]
-    list_filter = [ByAgentOfDecision, "rater_kind", "thumb", Standing]
+    list_filter = [ByAgentOfDecision, "rater_kind", "thumb", StandingFilter]
     search_fields = ["rater", "notes", "correction"]
     ordering = ["-created_at", "-id"]
     fields = [
@@ -209,7 +209,7 @@ class RatingAdmin(FactAdmin):
 @admin.register(Comparison)
 class ComparisonAdmin(FactAdmin):
     list_display = ["created", "of_left", "of_right", "rater", "kind", "preference", "stands"]
-    list_filter = [ByAgentOfLeft, "rater_kind", "preference", Standing]
+    list_filter = [ByAgentOfLeft, "rater_kind", "preference", StandingFilter]
     search_fields = ["rater", "notes"]
     ordering = ["-created_at", "-id"]
     fields = [

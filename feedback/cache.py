@@ -22,10 +22,10 @@ V = TypeVar("V")
 STALE_S = 600.0
 """How long what a process remembers stands in for a database that cannot be reached: apps are served meanwhile."""
 
-_all: list[Remembered[object]] = []
+_all: list[TTLCache[object]] = []
 
 
-class Remembered(Generic[V]):
+class TTLCache(Generic[V]):
     """Values by key, each kept FEEDBACK_REMEMBER_S seconds at most, in this process alone.
 
     A value that is asked for in the second half of its life is made anew by a thread beside the requests, so that a
@@ -118,7 +118,7 @@ class _Renewer:
 _renewer = _Renewer()
 
 
-class Believed(Remembered[V]):
+class CostAwareCache(TTLCache[V]):
     """Values that are costly to make, believed for as long as that is worth it: what took a second to make is kept for
     BELIEF seconds, so that making it anew never takes more than one part in BELIEF of a process's time."""
 
@@ -137,9 +137,9 @@ class Believed(Remembered[V]):
         return value
 
 
-class Unchanged(Remembered[V]):
+class StampedCache(TTLCache[V]):
     """Values that follow from something that is cheaper to ask: kept while that stays the same (ten minutes at most),
-    and where it changes as long as `Believed` would keep them."""
+    and where it changes as long as `CostAwareCache` would keep them."""
 
     def __init__(self, size: int = 10_000) -> None:
         super().__init__(size)
@@ -150,13 +150,16 @@ class Unchanged(Remembered[V]):
         now = time.monotonic()
         kept, known = self._kept.get(key), self._stamps.get(key)
         if kept is not None and known is not None:
-            same = known[0] == stamp and now - kept[0] < Believed.LONGEST_S
+            same = known[0] == stamp and now - kept[0] < CostAwareCache.LONGEST_S
             if same or now < known[1]:
                 return kept[1]
         value = make()
         done = time.monotonic()
         self._keep(key, done, value)
-        self._stamps[key] = (stamp, done + min(Believed.BELIEF * (done - now), Believed.LONGEST_S))
+        self._stamps[key] = (
+            stamp,
+            done + min(CostAwareCache.BELIEF * (done - now), CostAwareCache.LONGEST_S),
+        )
         return value
 
 

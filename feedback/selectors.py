@@ -26,7 +26,7 @@ from django.db.models.functions import Cast, StrIndex
 from django.db.models.lookups import GreaterThan
 from django.utils import timezone
 
-from feedback.cache import Believed
+from feedback.cache import CostAwareCache
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.storage.agent_names import prompt_hash as prompt_hash
@@ -191,7 +191,7 @@ def _imitated() -> Q:
     return wanted
 
 
-_counts: Believed[dict[str, FeedbackCounts]] = Believed()
+_counts: CostAwareCache[dict[str, FeedbackCounts]] = CostAwareCache()
 
 
 def feedback_counts_lately() -> dict[str, FeedbackCounts]:
@@ -432,7 +432,7 @@ def raters_by_prompt(agent: str, prompt_hashes: Sequence[str]) -> dict[str, set[
     return found
 
 
-class Verdict(NamedTuple):
+class PolicyRating(NamedTuple):
     """One standing rating of a policy's decision."""
 
     decision: uuid.UUID
@@ -441,13 +441,13 @@ class Verdict(NamedTuple):
     score: float | None
 
 
-def policy_verdicts(agent: str, policy: str, since: datetime | None = None) -> Iterator[Verdict]:
+def policy_verdicts(agent: str, policy: str, since: datetime | None = None) -> Iterator[PolicyRating]:
     """What people said of a policy's decisions, oldest decision first; of decisions from `since` on alone."""
     rows = ratings_standing(agent).filter(decision__policy=policy)
     if since is not None:
         rows = rows.filter(decision__created_at__gte=since)
     ordered = rows.order_by("decision__created_at", "decision_id")
-    yield from map(Verdict._make, ordered.values_list("decision_id", "thumb", "stars", "score"))
+    yield from map(PolicyRating._make, ordered.values_list("decision_id", "thumb", "stars", "score"))
 
 
 def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> set[str]:

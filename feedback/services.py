@@ -38,14 +38,14 @@ BULK_BATCH = 1000
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteResult:
     """A stored row and whether this call made it (False: the same write had arrived before)."""
 
     row: Any
     created: bool
 
 
-def row_write(row: Any) -> Written:
+def row_write(row: Any) -> WriteResult:
     """Insert a row whose id may have been sent before: the same body is the same write, another is a conflict. Raises
     FeedbackConflict, Erased."""
     erased_refuse(row)
@@ -58,17 +58,17 @@ def row_write(row: Any) -> Written:
         if earlier is None:
             raise
         return earlier
-    return Written(row, created=True)
+    return WriteResult(row, created=True)
 
 
-def _earlier(row: Any) -> Written | None:
+def _earlier(row: Any) -> WriteResult | None:
     """The row that was stored under this one's id before, if any. Raises FeedbackConflict where it says otherwise."""
     earlier = type(row)._default_manager.filter(pk=row.pk).first()
     if earlier is None:
         return None
     if earlier.body_hash != row.body_hash:
         raise _clash(row)
-    return Written(earlier, created=False)
+    return WriteResult(earlier, created=False)
 
 
 def _clash(row: Any) -> FeedbackConflict:
@@ -78,7 +78,7 @@ def _clash(row: Any) -> FeedbackConflict:
     )
 
 
-def decision_record(**facts: Any) -> Written:
+def decision_record(**facts: Any) -> WriteResult:
     """Record one decision.
 
     Facts: agent (slug), messages (list of {role, content}, or one text), response; optionally id (UUID, makes a
@@ -90,12 +90,12 @@ def decision_record(**facts: Any) -> Written:
     return row_write(decision_build(**facts))
 
 
-def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[Written]:
+def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[WriteResult]:
     """Record many decisions in one transaction, all or none; ids seen before with the same body are kept."""
     rows = [decision_build(**item) for item in items]
     for pk in decisions_erased(rows):
         raise erased_refusal("decision", pk)
-    written: list[Written] = []
+    written: list[WriteResult] = []
     with transaction.atomic():
         for start in range(0, len(rows), BULK_BATCH):
             batch = {row.pk: row for row in rows[start : start + BULK_BATCH]}
@@ -110,7 +110,7 @@ def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[Written]:
                         f"decision {row.pk} was recorded before with a different body",
                         {"id": "already used for another write"},
                     )
-                written.append(Written(row, created=row.pk not in known))
+                written.append(WriteResult(row, created=row.pk not in known))
     return written
 
 
@@ -125,7 +125,7 @@ def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> Su
     raise _unknown(key, name)
 
 
-def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
+def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
     """Append to the chain of one rater's words on one subject; the newest row of a chain is the current one.
 
     Most raters say one thing of one subject: so the row is first written as the first of its chain, and only where
@@ -142,7 +142,7 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> Written:
             else:
                 with transaction.atomic():
                     row_insert(row)
-            return Written(row, created=True)
+            return WriteResult(row, created=True)
         except NoDecision:
             raise _unknown(row.decision_id) from None  # type: ignore[union-attr]  # of ratings alone
         except IntegrityError:
@@ -182,7 +182,7 @@ def _unknown(pk: uuid.UUID, name: str = "decision") -> DecisionUnknown:
 
 def rating_submit(
     *, decision: Decision | uuid.UUID | str, rater: str, rater_kind: str = RaterKind.HUMAN, **said: Any
-) -> Written:
+) -> WriteResult:
     """Store what one rater thinks of one decision; it supersedes what the same rater said of it before.
 
     said: thumb "up" | "down", stars 1..5, score in [0, 1], correction (the response it should have been), tags, notes:
@@ -198,7 +198,7 @@ def rating_submit(
 
 def rating_withdraw(
     rating: Rating, *, id: uuid.UUID | str | None = None, created_at: datetime | None = None
-) -> Written:
+) -> WriteResult:
     """Take a rating back (undo). It stays on record; what stood before it does not come back by itself.
 
     Raises FeedbackConflict where the rating was changed or taken back already.
@@ -208,12 +208,14 @@ def rating_withdraw(
 
 def comparison_withdraw(
     comparison: Comparison, *, id: uuid.UUID | str | None = None, created_at: datetime | None = None
-) -> Written:
+) -> WriteResult:
     """Take a comparison back, as `rating_withdraw` does a rating."""
     return _withdraw(comparison, id, created_at)
 
 
-def _withdraw(said: Rating | Comparison, id: uuid.UUID | str | None, created_at: datetime | None) -> Written:
+def _withdraw(
+    said: Rating | Comparison, id: uuid.UUID | str | None, created_at: datetime | None
+) -> WriteResult:
     row = withdrawal_build(said, id, created_at)
     try:
         with transaction.atomic():
@@ -240,7 +242,7 @@ def comparison_submit(
     notes: str = "",
     rater_kind: str = RaterKind.HUMAN,
     created_at: datetime | None = None,
-) -> Written:
+) -> WriteResult:
     """Store one rater's preference between two decisions of one agent on the same prompt.
 
     Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
@@ -268,7 +270,7 @@ def outcome_record(
     at: datetime | str | None = None,
     id: uuid.UUID | str | None = None,
     created_at: datetime | None = None,
-) -> Written:
+) -> WriteResult:
     """Store a measured fact about a decision. Raises FeedbackRefused, DecisionUnknown, FeedbackConflict."""
     subject = _subject(decision)
     return row_write(

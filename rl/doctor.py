@@ -37,7 +37,7 @@ PROBE_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One thing that is wrong, or worth a remark, with the next step."""
 
     part: str
@@ -50,12 +50,12 @@ class Finding:
         return asdict(self)
 
 
-Findings = Iterator[Finding]
+Findings = Iterator[Diagnosis]
 
 
-def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Finding]:
+def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
     """All findings, the wrong ones first; empty where all is well. Reads files and the database, writes nothing."""
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     for check in (settings_faults, folder_faults, disk_faults, llama_faults, lambda: port_faults(host, port)):
         found += check()
     try:
@@ -64,7 +64,7 @@ def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Finding]:
         behind = migrations_waiting()
     except DatabaseError as error:
         found.append(
-            Finding(
+            Diagnosis(
                 "database", WRONG, f"it does not answer: {_line(error)}",
                 "start it, or correct DATABASE_URL (without it an SQLite file in RATCHET_HOME is used)",
             )
@@ -72,7 +72,7 @@ def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Finding]:
     else:
         if behind:
             found.append(
-                Finding(
+                Diagnosis(
                     "migrations", WRONG, f"the database is {behind} migrations behind", f"{MANAGE} migrate"
                 )
             )
@@ -88,20 +88,20 @@ def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Finding]:
 def settings_faults() -> Findings:
     for message in run_checks():
         if message.level >= ERROR:
-            yield Finding(
+            yield Diagnosis(
                 "settings",
                 WRONG,
                 _line(message.msg),
                 message.hint or "correct it in .env or backend/settings.py",
             )
     if settings.DEBUG:
-        yield Finding(
+        yield Diagnosis(
             "settings", REMARK, "DEBUG is on: errors show settings and code to whoever meets them",
             "leave DEBUG out where others can reach this machine",
         )  # fmt: skip
     elif settings.HTTPS_ONLY:
         for warning in run_checks(tags=["security"], include_deployment_checks=True):
-            yield Finding(
+            yield Diagnosis(
                 "settings",
                 REMARK,
                 _line(warning.msg).split(". ")[0],
@@ -113,16 +113,16 @@ def folder_faults() -> Findings:
     home: Path = settings.RATCHET_HOME
     if not home.is_dir():
         step = f"{MANAGE} migrate makes it, or set RATCHET_HOME"
-        yield Finding("data folder", WRONG, f"RATCHET_HOME ({home}) is not there", step)
+        yield Diagnosis("data folder", WRONG, f"RATCHET_HOME ({home}) is not there", step)
         return
     if home.stat().st_mode & 0o007:
-        yield Finding(
+        yield Diagnosis(
             "data folder", WRONG, f"{home} can be read by everybody here (mode {home.stat().st_mode & 0o777:o})",
             f"chmod 700 {home}",
         )  # fmt: skip
     key = home / "secret_key"
     if key.exists() and key.stat().st_mode & 0o077:
-        yield Finding(
+        yield Diagnosis(
             "data folder", WRONG, f"{key} can be read by others: it signs sessions", f"chmod 600 {key}"
         )
 
@@ -134,9 +134,9 @@ def disk_faults() -> Findings:
     for folder in sorted(folders):
         state = disk_state(folder)
         if not state.ok:
-            yield Finding("disk", WRONG, f"{folder} is {state.state}", state.reason)
+            yield Diagnosis("disk", WRONG, f"{folder} is {state.state}", state.reason)
         elif folder.is_dir() and (free := shutil.disk_usage(folder).free) < LITTLE_DISK_BYTES:
-            yield Finding(
+            yield Diagnosis(
                 "disk", REMARK, f"{free / 1e6:,.0f} MB are left on the disk of {folder}",
                 "free some, or set RATCHET_HOME to a folder on another disk",
             )  # fmt: skip
@@ -146,12 +146,12 @@ def llama_faults() -> Findings:
     in_process = "in-process" in settings.SERVING_BACKENDS
     if in_process and importlib.util.find_spec("llama_cpp") is None:
         alone = settings.SERVING_BACKENDS == ["in-process"]
-        yield Finding(
+        yield Diagnosis(
             "llama.cpp", WRONG if alone else REMARK, "SERVING_BACKENDS has in-process, and llama_cpp is not installed",
             "pip install -r requirements-rl.txt, or set SERVING_BACKENDS to the address of a server",
         )  # fmt: skip
     if settings.LLAMA_CPP_PATH and not (Path(settings.LLAMA_CPP_PATH) / "convert_hf_to_gguf.py").is_file():
-        yield Finding(
+        yield Diagnosis(
             "llama.cpp", WRONG, f"LLAMA_CPP_PATH ({settings.LLAMA_CPP_PATH}) holds no convert_hf_to_gguf.py",
             "name a checkout of llama.cpp, or leave LLAMA_CPP_PATH out",
         )  # fmt: skip
@@ -162,7 +162,9 @@ def port_faults(host: str, port: int) -> Findings:
         with socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S):
             pass
     except OSError:
-        yield Finding("port", REMARK, f"nothing is served at {host}:{port}", f"{MANAGE} serve --port {port}")
+        yield Diagnosis(
+            "port", REMARK, f"nothing is served at {host}:{port}", f"{MANAGE} serve --port {port}"
+        )
         return
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/healthz", timeout=PROBE_TIMEOUT_S) as answer:
@@ -170,7 +172,7 @@ def port_faults(host: str, port: int) -> Findings:
     except (OSError, ValueError):
         ours = False
     if not ours:
-        yield Finding(
+        yield Diagnosis(
             "port",
             WRONG,
             f"another program listens at {host}:{port}",
@@ -188,7 +190,7 @@ def database_faults() -> Findings:
         cursor.execute("PRAGMA quick_check(3)")
         faults = [row[0] for row in cursor.fetchall()]
     if faults != ["ok"]:
-        yield Finding(
+        yield Diagnosis(
             "database", WRONG, f"the SQLite file is damaged: {_line(faults[0])}",
             f"stop the server, then {MANAGE} restore BACKUP --overwrite (docs/backup.md)",
         )  # fmt: skip
@@ -201,14 +203,14 @@ def clock_faults() -> Findings:
             cursor.execute("SELECT clock_timestamp()")
             skew = abs(cursor.fetchone()[0] - now)
         if skew > SKEW:
-            yield Finding(
+            yield Diagnosis(
                 "clock", WRONG,
                 f"the clocks of this machine and of the database differ by {skew.total_seconds():.0f} s",
                 "set both by NTP: heartbeats and the order of ratings go by them",
             )  # fmt: skip
     newest = Decision.objects.order_by("-created_at").values_list("created_at", flat=True).first()
     if newest is not None and newest - now > SKEW:
-        yield Finding(
+        yield Diagnosis(
             "clock", WRONG, f"the newest decision is of {newest:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
             f"{now:%Y-%m-%d %H:%M}", "set the clock by NTP, here and where decisions are recorded",
         )  # fmt: skip
@@ -226,7 +228,7 @@ def worker_faults() -> Findings:
     running = TrainingRun.objects.filter(status=TrainingRun.Status.RUNNING).count()
     if waiting or (queued and not running):
         what = f"{waiting} jobs" if waiting else f"{queued} training runs"
-        yield Finding(
+        yield Diagnosis(
             "workers", WRONG, f"{what} wait for more than {UNTAKEN.seconds // 60} minutes and no worker takes them",
             f"{MANAGE} serve, or on another machine {MANAGE} qcluster and Q_CLUSTER_NAME=training {MANAGE} qcluster",
         )  # fmt: skip
@@ -234,7 +236,7 @@ def worker_faults() -> Findings:
         status=TrainingRun.Status.RUNNING, heartbeat_at__lt=timezone.now() - timedelta(minutes=10)
     )
     for run in silent[:5]:
-        yield Finding(
+        yield Diagnosis(
             "workers", WRONG,
             f"run {run.pk} ({run.agent}) gave no sign of life since {run.heartbeat_at:%Y-%m-%d %H:%M} UTC",
             f"its clock puts it back into the queue: {MANAGE} online_learner tick",
@@ -258,7 +260,7 @@ def artefact_faults() -> Findings:
         place = settings.RATCHET_HOME / path
         if path and not place.exists():
             step = f"put it back from a backup (docs/backup.md), or {step}"
-            yield Finding("artefacts", WRONG, f"the file of {what} is missing: {place}", step)
+            yield Diagnosis("artefacts", WRONG, f"the file of {what} is missing: {place}", step)
 
 
 def spool_faults() -> Findings:
@@ -267,13 +269,13 @@ def spool_faults() -> Findings:
         return
     spool = Outbox(folder)
     if spool.unhandled():
-        yield Finding(
+        yield Diagnosis(
             "spool", REMARK, f"decisions in {folder} are not in the database yet",
             f"they go in while the server or its clock runs: {MANAGE} serve, or {MANAGE} online_learner tick",
         )  # fmt: skip
     refused = sum(1 for _ in folder.glob("*.refused.jsonl"))
     if refused:
-        yield Finding(
+        yield Diagnosis(
             "spool", REMARK, f"{refused} files *.refused.jsonl in {folder} hold decisions the database will not take",
             "each line has its reason; what you do not need may be deleted",
         )  # fmt: skip

@@ -11,7 +11,7 @@ import scipy
 from rl.datasets.pairs import HELD_OUT_PAIRS
 from rl.gates.clusters import one_per_cluster
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
-from rl.gates.report import Case, Evidence, Item, Rated
+from rl.gates.report import Case, Evidence, Item, RatedAnswer
 from rl.gates.rules import CHAMPION, PASSED, gate_judge, rule_accuracy
 from tests.gate_worlds import BOUNDS
 
@@ -64,7 +64,7 @@ class Drawn:
     def items(self) -> list[Item]:
         rows = zip(self.prompts.tolist(), self.first.tolist(), self.second.tolist(), strict=True)
         found: list[Item] = (
-            [Rated(f"p{prompt}", value, shift) for prompt, value, shift in rows]
+            [RatedAnswer(f"p{prompt}", value, shift) for prompt, value, shift in rows]
             if self.rated
             else [Case(own, other) for _, own, other in rows]
         )

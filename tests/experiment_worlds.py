@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from rl.statistics.contrasts import half_width
-from rl.statistics.offpolicy import Choice, OffPolicyRefused, report
+from rl.statistics.offpolicy import LoggedChoice, OffPolicyRefused, report
 from rl.statistics.propensities import Draw
 
 LOOK_EVERY = 10
@@ -88,7 +88,7 @@ class LogWorld:
     temperature: float = 0.3
     """Of the policy that is judged; the smaller, the sharper it is, and the heavier its weights."""
 
-    def choices(self, seed: int, decisions: int) -> tuple[list[Choice], float]:
+    def choices(self, seed: int, decisions: int) -> tuple[list[LoggedChoice], float]:
         """A log, and the judged policy's exact mean reward over its prompts."""
         random = np.random.default_rng(seed)
         low, high = self.quality
@@ -112,7 +112,7 @@ class LogWorld:
             [quality + random.normal(0, 0.25 * scale, quality.shape), np.ones_like(quality)], axis=2
         )
         choices = [
-            Choice(
+            LoggedChoice(
                 features[i], int(chosen[i]), float(up[i]), float(logged[i, chosen[i]]), judged[i], logged[i]
             )
             for i in range(decisions)

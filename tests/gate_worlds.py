@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rl.gates.clusters import one_per_prompt
-from rl.gates.report import Answered, Case, Evidence, GateBounds, Sheet
+from rl.gates.report import AnswerPair, Case, Evidence, GateBounds, GateReport
 from rl.gates.rules import CHAMPION, gate_judge
 
 BOUNDS = GateBounds()
@@ -124,7 +124,9 @@ def evidence_from(world: World, found: Outcomes, random: np.random.Generator, at
     lengths = random.lognormal(4.0, 0.5, 64)
     own, other = found.pairs[0]
     answered = [
-        Answered(True, True, float(own[i]), float(other[i]), int(lengths[i] * world.longer), int(lengths[i]))
+        AnswerPair(
+            True, True, float(own[i]), float(other[i]), int(lengths[i] * world.longer), int(lengths[i])
+        )
         for i in range(min(64, n))
     ]
     return Evidence("champion", cases, answered, kl=0.3, attempt=attempt)
@@ -148,14 +150,14 @@ def promoted_in_a_row(
     return None
 
 
-def sheets(world: World, seeds: int) -> list[Sheet]:
+def sheets(world: World, seeds: int) -> list[GateReport]:
     """The gate's sheet of one first attempt per seed."""
     return [
         gate_judge(evidence_of(world, np.random.default_rng(seed)), BOUNDS, CHAMPION) for seed in range(seeds)
     ]
 
 
-def refused_by(found: list[Sheet], rule: str) -> float:
+def refused_by(found: list[GateReport], rule: str) -> float:
     """Share of sheets that this rule refuses."""
     return sum(rule in [verdict.rule for verdict in sheet.refusals] for sheet in found) / len(found)
 

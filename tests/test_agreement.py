@@ -20,7 +20,7 @@ from feedback.agreement.report import (
     labels_aggregated,
     verdict,
 )
-from feedback.agreement.statistics import Estimate
+from feedback.agreement.statistics import AgreementEstimate
 from feedback.models import AgentSettings, Comparison, Decision, Rating
 from feedback.services import comparison_submit, decision_record, rating_submit, rating_withdraw
 
@@ -193,7 +193,7 @@ def test_of_a_rater_with_few_ratings_nothing_is_said() -> None:
     ],
 )
 def test_what_alpha_means(value: float | None, n: int, meaning: str) -> None:
-    assert alpha_meaning(Estimate(value, None, None, n)) == meaning
+    assert alpha_meaning(AgreementEstimate(value, None, None, n)) == meaning
 
 
 def test_a_report_is_json() -> None:

@@ -17,7 +17,7 @@ from django.test import Client
 
 from rl.evaluation.benchmarks import figures_paired
 from rl.gates.benchmarks import rule_benchmarks
-from rl.gates.report import NOT_APPLICABLE, BenchmarkCases, Case, Evidence, GateBounds, GateError, Verdict
+from rl.gates.report import NOT_APPLICABLE, BenchmarkCases, Case, Evidence, GateBounds, GateError, RuleResult
 from rl.models import BenchmarkResult, GateSettings, Policy, TrainingRun
 from rl.recipes.benchmark_tasks import TaskRefused, bundled_names, listed_option, task_folder
 from rl.registry import gate_evidence as judging
@@ -306,7 +306,7 @@ def test_figures_are_those_of_the_textbook() -> None:
     assert [shares["difference"][part] for part in ("value", "low", "high")] == pytest.approx([0.5] * 3)
 
 
-def asked(wins: int, losses: int, alike: int, *, listed: str = "words", **more: Any) -> Verdict:
+def asked(wins: int, losses: int, alike: int, *, listed: str = "words", **more: Any) -> RuleResult:
     cases = [Case(1, 0)] * wins + [Case(0, 1)] * losses + [Case(1, 1)] * alike
     found = Evidence("base", (), benchmarks={"words": BenchmarkCases("acc", cases)}, **more)
     return rule_benchmarks(found, GateBounds(benchmarks=listed), "champion")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from backend.command import Bar, RatchetCommand
+from backend.command import ProgressBar, RatchetCommand
 from rl.management.simulation import simulate
 from rl.models import TrainingRun
 from tests.test_docs import reference
@@ -140,7 +140,7 @@ def test_the_unexpected_is_one_line_with_its_kind() -> None:
 
 def test_a_bar_without_a_terminal_writes_a_line_now_and_then() -> None:
     stream = io.StringIO()
-    with Bar("training", stream) as bar:
+    with ProgressBar("training", stream) as bar:
         for step in range(1, 101):
             bar.update(step, 100, "loss 0.5")
     lines = stream.getvalue().splitlines()

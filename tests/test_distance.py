@@ -12,12 +12,12 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from backend import next_steps
-from feedback.cache import Unchanged, forget_all
+from feedback.cache import StampedCache, forget_all
 from feedback.selectors import feedback_counts
 from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
 from rl.datasets.gate_distance import distance_of, gate_distance, gate_distances_lately
-from rl.datasets.holdout import Tally
+from rl.datasets.holdout import SplitCounts
 from rl.jobs.teachability import STILL, doubt, optimiser_steps, rate_sum
 from rl.models import GateSettings
 from rl.recipes import RECIPES
@@ -41,13 +41,13 @@ def thumbs(count: int, agent: str = "helper") -> None:
 
 def test_the_distance_counts_the_prompts_that_are_missing_by_the_share_in_force() -> None:
     # a third is held out: 19 of 57 more
-    said = distance_of({"labels": 11}, Tally(33, 3, 11), 30)
+    said = distance_of({"labels": 11}, SplitCounts(33, 3, 11), 30)
     assert (said.found, said.needed, said.kind, said.further, said.reached) == (11, 30, "labels", 60, False)
     assert (
         said.words == "11 of 30 held-out prompts that the gate asks for (labels); about 60 more rated prompts"
     )
-    assert distance_of({}, Tally(), 30).further == 90
-    enough = distance_of({"labels": 44}, Tally(140, 14, 44), 30)
+    assert distance_of({}, SplitCounts(), 30).further == 90
+    enough = distance_of({"labels": 44}, SplitCounts(140, 14, 44), 30)
     assert (enough.further, enough.reached) == (0, True)
     assert enough.words == "44 held-out prompts (labels), the gate asks for 30"
 
@@ -55,7 +55,7 @@ def test_the_distance_counts_the_prompts_that_are_missing_by_the_share_in_force(
 def test_prompts_that_make_no_evidence_are_reckoned_with() -> None:
     # of 20 held-out prompts half have a pair: 20 more pairs are 40 more held-out prompts, 120 prompts at a third, of
     # which 60 are to come before 40 are held out and the rest at shares that fall
-    assert distance_of({"pairs": 10}, Tally(60, 6, 20), 30).further > 120
+    assert distance_of({"pairs": 10}, SplitCounts(60, 6, 20), 30).further > 120
 
 
 @pytest.mark.django_db
@@ -103,7 +103,7 @@ def test_agents_whose_feedback_stands_are_not_counted_again(
 def test_what_changed_is_made_anew_unless_it_was_costly(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("feedback.cache.time.monotonic", lambda: clock[0])
-    kept: Unchanged[int] = Unchanged()
+    kept: StampedCache[int] = StampedCache()
 
     def make(value: int, seconds: float) -> Any:
         def made() -> int:

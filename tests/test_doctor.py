@@ -23,7 +23,7 @@ from feedback.models import Decision
 from feedback.recording.outbox import Outbox
 from feedback.services import decision_record
 from rl import doctor
-from rl.doctor import Finding, diagnosis
+from rl.doctor import Diagnosis, diagnosis
 from rl.models import Policy, TrainingRun
 from tests.exposed import policy_of
 
@@ -55,7 +55,7 @@ def served() -> Iterator[int]:
 @pytest.fixture
 def sound(
     served: int, ratchet_home: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], list[Finding]]:
+) -> Callable[[], list[Diagnosis]]:
     """Findings of an installation in which nothing is wrong, until a test changes that."""
     ratchet_home.chmod(0o700)
     settings.SERVING_BACKENDS = ["http://localhost:1/v1"]
@@ -63,7 +63,7 @@ def sound(
     return lambda: diagnosis(port=served)
 
 
-def parts(findings: list[Finding]) -> list[tuple[str, str]]:
+def parts(findings: list[Diagnosis]) -> list[tuple[str, str]]:
     assert all(finding.found and finding.next_step for finding in findings)
     return [(finding.part, finding.level) for finding in findings]
 

@@ -12,7 +12,13 @@ import pytest
 
 from rl.datasets.examples import ExampleSet, examples_sampled, prompt_examples
 from rl.datasets.examples import examples_from_evidence as examples_made
-from rl.datasets.feedback_types import Corrected, Demonstrated, Evidence, Judged, Rewarded
+from rl.datasets.feedback_types import (
+    CorrectionEvidence,
+    DemonstrationEvidence,
+    Evidence,
+    RatingEvidence,
+    RewardEvidence,
+)
 from rl.datasets.holdout import split_by_hash
 from rl.datasets.pairs import pairs_from_evidence
 from rl.recipes import RecipeError
@@ -21,14 +27,14 @@ ONE, TWO = "0" * 64, "f" * 64
 """Prompt hashes of the train and of the holdout split."""
 
 EVIDENCE = [
-    Judged(ONE, "good", 1.0, tags=("clear",)),
-    Judged(ONE, "good", 0.75),
-    Judged(ONE, "bad", 0.0, simulated=True),
-    Judged(ONE, "split", 1.0),
-    Judged(ONE, "split", 0.0),
-    Judged(TWO, "only", 1.0),
-    Corrected(ONE, "bad", "mended"),
-    Corrected(TWO, "only", "nonsense", valid=False),
+    RatingEvidence(ONE, "good", 1.0, tags=("clear",)),
+    RatingEvidence(ONE, "good", 0.75),
+    RatingEvidence(ONE, "bad", 0.0, simulated=True),
+    RatingEvidence(ONE, "split", 1.0),
+    RatingEvidence(ONE, "split", 0.0),
+    RatingEvidence(TWO, "only", 1.0),
+    CorrectionEvidence(ONE, "bad", "mended"),
+    CorrectionEvidence(TWO, "only", "nonsense", valid=False),
 ]
 
 
@@ -76,7 +82,7 @@ def test_a_group_holds_the_rated_responses_of_one_prompt() -> None:
     assert groups.left_out == {"single_response": 1}
 
 
-REWARDS = [Rewarded(TWO, "earned", 0.25, simulated=True), Rewarded(ONE, "bad", 1.0)]
+REWARDS = [RewardEvidence(TWO, "earned", 0.25, simulated=True), RewardEvidence(ONE, "bad", 1.0)]
 
 
 def test_a_reward_stands_in_where_nobody_gave_a_verdict() -> None:
@@ -97,7 +103,7 @@ def test_a_reward_stands_in_where_nobody_gave_a_verdict() -> None:
 def test_a_reward_at_or_above_the_threshold_is_a_good_label_and_one_below_a_bad_one(
     threshold: float, labels: list[bool]
 ) -> None:
-    earned = [Rewarded(ONE, "a", 0.49), Rewarded(ONE, "b", 0.5), Rewarded(ONE, "c", 0.8)]
+    earned = [RewardEvidence(ONE, "a", 0.49), RewardEvidence(ONE, "b", 0.5), RewardEvidence(ONE, "c", 0.8)]
     found = examples_from_evidence(earned, "labels", threshold=threshold)
     assert [row.content["label"] for row in found.rows] == labels
     assert {row.source for row in found.rows} == {"reward"}
@@ -109,11 +115,11 @@ def test_a_threshold_that_makes_one_kind_of_label_only_is_refused() -> None:
 
 
 SHOWN_ON_ONE = [
-    Judged(ONE, "liked", 1.0),
-    Demonstrated(ONE, "brought"),
-    Demonstrated(ONE, "taught", "teacher"),
-    Rewarded(ONE, "earned", 0.9),
-    Corrected(ONE, "bad", "mended"),
+    RatingEvidence(ONE, "liked", 1.0),
+    DemonstrationEvidence(ONE, "brought"),
+    DemonstrationEvidence(ONE, "taught", "teacher"),
+    RewardEvidence(ONE, "earned", 0.9),
+    CorrectionEvidence(ONE, "bad", "mended"),
 ]
 
 
@@ -136,18 +142,22 @@ def test_the_strongest_source_of_a_prompt_is_its_demonstration(without: int, kep
 
 
 def test_what_people_dislike_is_never_shown_whoever_wrote_it() -> None:
-    said = [Demonstrated(ONE, "brought"), Judged(ONE, "brought", 0.0), Judged(ONE, "mended", 0.25)]
-    found = examples_from_evidence([*said, Corrected(ONE, "x", "mended")], "corrections")
+    said = [
+        DemonstrationEvidence(ONE, "brought"),
+        RatingEvidence(ONE, "brought", 0.0),
+        RatingEvidence(ONE, "mended", 0.25),
+    ]
+    found = examples_from_evidence([*said, CorrectionEvidence(ONE, "x", "mended")], "corrections")
     assert (found.rows, found.left_out) == ((), {"disliked": 2})
 
 
 def test_a_row_knows_the_feedback_it_is_made_of_and_no_other() -> None:
     ids = [uuid.UUID(int=number) for number in range(4)]
     said = [
-        Judged(ONE, "a", 1.0, feedback=(ids[0],)),
-        Judged(ONE, "a", 1.0, feedback=(ids[1],)),
-        Rewarded(ONE, "a", 0.0, feedback=(ids[2],)),  # people's word goes before it, so it is not read
-        Rewarded(ONE, "b", 0.0, feedback=(ids[3],)),
+        RatingEvidence(ONE, "a", 1.0, feedback=(ids[0],)),
+        RatingEvidence(ONE, "a", 1.0, feedback=(ids[1],)),
+        RewardEvidence(ONE, "a", 0.0, feedback=(ids[2],)),  # people's word goes before it, so it is not read
+        RewardEvidence(ONE, "b", 0.0, feedback=(ids[3],)),
     ]
     labels = examples_from_evidence(said, "labels")
     assert [set(row.feedback) for row in labels.rows] == [{ids[0], ids[1]}, {ids[3]}]
@@ -157,7 +167,7 @@ def test_a_row_knows_the_feedback_it_is_made_of_and_no_other() -> None:
 
 
 def test_a_group_without_difference_teaches_nothing() -> None:
-    groups = examples_from_evidence([Judged(ONE, "a", 1.0), Judged(ONE, "b", 1.0)], "groups")
+    groups = examples_from_evidence([RatingEvidence(ONE, "a", 1.0), RatingEvidence(ONE, "b", 1.0)], "groups")
     assert groups.rows == ()
     assert groups.left_out == {"same_reward": 1}
 

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from feedback.models import Decision, Rating, prompt_hash
 from rl.experiments.results import results_of
-from rl.experiments.verdicts import Effect
+from rl.experiments.verdicts import ArmEffect
 from rl.models import Experiment, Policy
 from rl.statistics.adjustment import FOLDS, adjusted_moments, cross_predictions
 from rl.statistics.contrasts import Moments
@@ -133,7 +133,7 @@ def past_of(units: Sequence[int], days_ago: float = 10.0, rated_days_ago: float 
     )  # fmt: skip
 
 
-def effect_in(experiment: Experiment) -> Effect:
+def effect_in(experiment: Experiment) -> ArmEffect:
     effect = results_of(experiment).leader.effect
     assert effect is not None
     return effect

@@ -20,7 +20,7 @@ from pytest_django import DjangoAssertNumQueries
 from feedback.explorer import listing as explorer
 from feedback.explorer.decision_facts import DecisionFacts
 from feedback.explorer.listing import decisions_page, place_of
-from feedback.explorer.search import Narrowed
+from feedback.explorer.search import DecisionFilter
 from feedback.explorer.timeline import PARTS_READ, STEPS_SHOWN, timeline_of
 from feedback.models import Decision, Trace
 from feedback.recording.traces import trace_record
@@ -46,8 +46,8 @@ def decide(number: int = 1, **facts: Any) -> Decision:
     return decision_record(**(known | {"created_at": START + timedelta(minutes=number)} | facts)).row
 
 
-def found(within: Narrowed | None = None, **asked: Any) -> list[str]:
-    return [row.response for row in decisions_page(within or Narrowed(), **asked).decisions]
+def found(within: DecisionFilter | None = None, **asked: Any) -> list[str]:
+    return [row.response for row in decisions_page(within or DecisionFilter(), **asked).decisions]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_newest_come_first_and_pages_leave_nothing_out(monkeypatch: pytest.M
         decide(9, id=pk, response=pk.hex)
     seen, place = [], None
     while True:
-        page = decisions_page(Narrowed(), before=place)
+        page = decisions_page(DecisionFilter(), before=place)
         seen += [row.response for row in page.decisions]
         if page.older is None:
             break
@@ -90,12 +90,12 @@ def test_decisions_are_found_by_agent_policy_tag_and_day() -> None:
     decide(2, policy="assistant-v2", tags=["a"])
     old = decide(3)
     Decision.objects.filter(pk=old.pk).update(created_at=START - timedelta(days=9))
-    assert found(Narrowed(agent="helpdesk")) == ["answer 1"]
-    assert found(Narrowed(policy="assistant-v2")) == ["answer 2"]
-    assert found(Narrowed(tag="a")) == ["answer 2"]
-    assert found(Narrowed(tag="a b")) == ["answer 1"]
-    assert found(Narrowed(until=(START - timedelta(days=9)).date())) == ["answer 3"]
-    assert found(Narrowed(since=START.date())) == ["answer 2", "answer 1"]
+    assert found(DecisionFilter(agent="helpdesk")) == ["answer 1"]
+    assert found(DecisionFilter(policy="assistant-v2")) == ["answer 2"]
+    assert found(DecisionFilter(tag="a")) == ["answer 2"]
+    assert found(DecisionFilter(tag="a b")) == ["answer 1"]
+    assert found(DecisionFilter(until=(START - timedelta(days=9)).date())) == ["answer 3"]
+    assert found(DecisionFilter(since=START.date())) == ["answer 2", "answer 1"]
 
 
 def test_decisions_are_found_by_what_stands_of_their_ratings() -> None:
@@ -120,12 +120,12 @@ def test_what_no_index_knows_is_looked_for_a_bounded_way_back(monkeypatch: pytes
     monkeypatch.setattr(explorer, "LOOK", 4)
     for number in range(10):
         decide(number, response="needle" if number in (1, 8) else "hay")
-    first = decisions_page(Narrowed(), q="needle")
+    first = decisions_page(DecisionFilter(), q="needle")
     assert [row.messages[0]["content"] for row in first.decisions] == ["question 8"]
     assert first.looked_to == START + timedelta(minutes=6)
-    second = decisions_page(Narrowed(), q="needle", before=first.older)
+    second = decisions_page(DecisionFilter(), q="needle", before=first.older)
     assert second.decisions == []
-    third = decisions_page(Narrowed(), q="needle", before=second.older)
+    third = decisions_page(DecisionFilter(), q="needle", before=second.older)
     assert [row.messages[0]["content"] for row in third.decisions] == ["question 1"]
     assert (third.older, third.looked_to) == (None, None)
 

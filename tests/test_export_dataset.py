@@ -12,7 +12,7 @@ from django.core.management import CommandError
 from feedback.services import decision_record, rating_submit
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.datasets.examples import examples_balanced, examples_from_evidence
-from rl.datasets.feedback_types import Judged
+from rl.datasets.feedback_types import RatingEvidence
 from rl.datasets.holdout import split_by_hash
 from tests.test_commands import run
 
@@ -83,7 +83,7 @@ def test_balanced_labels_are_four_to_three_at_most(tmp_path: Path) -> None:
 
 def test_one_kind_alone_is_not_balanced_away() -> None:
     labels = examples_from_evidence(
-        [Judged(f"{n:064x}", "yes", 1.0) for n in range(5)], "labels", split_by_hash
+        [RatingEvidence(f"{n:064x}", "yes", 1.0) for n in range(5)], "labels", split_by_hash
     )
     assert examples_balanced(labels) == labels
 

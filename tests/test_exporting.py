@@ -28,7 +28,7 @@ from feedback.services import (
 )
 from feedback.transfer import export as exporting
 from feedback.transfer import formats
-from feedback.transfer.export import ExportRefused, ExportReport, export_stream, file_export
+from feedback.transfer.export import ExportReport, FeedbackExportRefused, export_stream, file_export
 from feedback.transfer.exported import Selection
 from feedback.transfer.formats.records import RowRefused
 from feedback.transfer.formats.writing import REASONS
@@ -439,7 +439,7 @@ def test_an_agent_nobody_knows_is_refused_with_those_there_are(world: None, tmp_
 
 
 def test_a_file_that_cannot_be_written_is_refused(world: None, tmp_path: Path) -> None:
-    with pytest.raises(ExportRefused, match="cannot be written: No such file or directory"):
+    with pytest.raises(FeedbackExportRefused, match="cannot be written: No such file or directory"):
         file_export(tmp_path / "none" / "x.jsonl", "ratchet", Selection())
 
 
@@ -521,7 +521,7 @@ def test_a_file_that_cannot_be_written_ends_the_reading_at_once(
 
     monkeypatch.setattr(exporting, "export_stream", stream)
     monkeypatch.setattr(exporting, "_write", full)
-    with pytest.raises(ExportRefused, match="No space left on device") as refused:
+    with pytest.raises(FeedbackExportRefused, match="No space left on device") as refused:
         file_export(tmp_path / "x.jsonl", "ratchet", Selection())
     assert ended == [True], refused
     assert list(tmp_path.glob("*.jsonl")) == []

@@ -10,7 +10,7 @@ import pytest
 from rl.gates import rules as gates
 from rl.gates.effects import effect_of, items_of
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
-from rl.gates.report import OLDER, Case, Evidence, GateBounds, Item, Rated, Verdict
+from rl.gates.report import OLDER, Case, Evidence, GateBounds, Item, RatedAnswer, RuleResult
 from rl.gates.rules import CHAMPION, REFUSED, gate_judge, rule_slices
 from tests.evidence_worlds import DRAWN, KindWorld, evidence_from, evidence_of, promoted_in
 from tests.gate_worlds import BOUNDS
@@ -22,7 +22,7 @@ KINDS = (LABELS, CORRECTIONS, TESTS, OUTCOMES, REWARDS)
 def thumbs(up: list[float], down: list[float], **facts: Any) -> list[Item]:
     """One answer to each prompt, with the shifts of those liked and those disliked."""
     return [
-        Rated(f"{value}{i}{facts}", value, shift, **facts)
+        RatedAnswer(f"{value}{i}{facts}", value, shift, **facts)
         for value, shifts in ((1.0, up), (0.0, down))
         for i, shift in enumerate(shifts)
     ]
@@ -32,7 +32,7 @@ def evidence(**others: list[Item]) -> Evidence:
     return Evidence("old", (), others=others)
 
 
-def verdict(rule: gates.Rule, found: Evidence, to: str = gates.CHAMPION, **bounds: Any) -> Verdict:
+def verdict(rule: gates.Rule, found: Evidence, to: str = gates.CHAMPION, **bounds: Any) -> RuleResult:
     return rule(found, GateBounds(**bounds), to)
 
 
@@ -54,7 +54,7 @@ def test_thumbs_carry_the_gate_where_there_are_no_pairs() -> None:
 
 
 def test_twenty_nine_prompts_are_not_evidence_however_often_they_were_rated() -> None:
-    items = [Rated(f"p{i}", float(j), float(j)) for i in range(29) for j in range(2)]
+    items = [RatedAnswer(f"p{i}", float(j), float(j)) for i in range(29) for j in range(2)]
     said = verdict(gates.rule_evidence, evidence(labels=items))
     assert not said.passed
     assert said.words == "29 held-out prompts with thumbs, stars or scores were judged, 30 are needed"
@@ -81,7 +81,11 @@ def test_thumbs_that_are_all_alike_do_not_keep_other_evidence_from_leading() -> 
 
 
 def test_what_moved_towards_the_disliked_is_worse() -> None:
-    turned = [Rated(item.prompt, 1 - item.value, item.shift) for item in LIKED if isinstance(item, Rated)]
+    turned = [
+        RatedAnswer(item.prompt, 1 - item.value, item.shift)
+        for item in LIKED
+        if isinstance(item, RatedAnswer)
+    ]
     assert not verdict(gates.rule_accuracy, evidence(labels=turned), gates.CHALLENGER).passed
     assert verdict(gates.rule_accuracy, evidence(labels=LIKED), gates.CHALLENGER).passed
 
@@ -205,7 +209,7 @@ def test_near_identical_prompts_are_one_piece_of_evidence() -> None:
     ]
     assert len(items_of(rated)) == 2
     (one,) = items_of([*rated, {**rated[0], "prompt_hash": "q", "value": 0.5, "shift": 0.6}])
-    assert isinstance(one, Rated)
+    assert isinstance(one, RatedAnswer)
     assert (one.prompt, one.value, one.shift) == ("a", 0.5, pytest.approx(0.4))
 
 

@@ -11,7 +11,17 @@ import pytest
 from rl.gates import answers as gate_answers
 from rl.gates import rules as gates
 from rl.gates.evidence_kinds import CORRECTIONS
-from rl.gates.report import NEWER, OLDER, Answered, Case, Evidence, GateBounds, GateError, Golden, Verdict
+from rl.gates.report import (
+    NEWER,
+    OLDER,
+    AnswerPair,
+    Case,
+    Evidence,
+    GateBounds,
+    GateError,
+    GoldenResult,
+    RuleResult,
+)
 from rl.gates.rules import gate_judge
 from rl.statistics import Difference
 from tests import gate_worlds
@@ -33,12 +43,12 @@ def evidence(held_out: list[Case] | None = None, **facts: Any) -> Evidence:
     return Evidence("old", cases(20, 12, 1, 7) if held_out is None else held_out, **facts)
 
 
-def answered(n: int = 20, **facts: Any) -> list[Answered]:
-    same = Answered(True, True, 0.5, 0.5, 40, 40)
+def answered(n: int = 20, **facts: Any) -> list[AnswerPair]:
+    same = AnswerPair(True, True, 0.5, 0.5, 40, 40)
     return [dataclasses.replace(same, **facts)] * n
 
 
-def verdict(rule: gates.Rule, found: Evidence, to: str = gates.CHAMPION, **bounds: Any) -> Verdict:
+def verdict(rule: gates.Rule, found: Evidence, to: str = gates.CHAMPION, **bounds: Any) -> RuleResult:
     return rule(found, GateBounds(**bounds), to)
 
 
@@ -82,7 +92,7 @@ def test_a_challenger_need_only_not_be_worse() -> None:
     ],
 )
 def test_answers_that_got_worse_are_refused(
-    rule: gates.Rule, good: list[Answered], bad: list[Answered]
+    rule: gates.Rule, good: list[AnswerPair], bad: list[AnswerPair]
 ) -> None:
     assert verdict(rule, evidence(answered=good)).outcome == gates.PASSED
     assert verdict(rule, evidence(answered=bad)).outcome == gates.REFUSED
@@ -149,7 +159,7 @@ def test_forgetting_is_not_asked_where_nothing_is_older() -> None:
 
 
 def test_one_failing_golden_case_closes_the_gate() -> None:
-    right, wrong = Golden("refund", True, "yes"), Golden("threat", False, "sure", "must not")
+    right, wrong = GoldenResult("refund", True, "yes"), GoldenResult("threat", False, "sure", "must not")
     assert verdict(gate_answers.rule_golden, evidence(golden=[right])).passed
     said = verdict(gate_answers.rule_golden, evidence(golden=[right, wrong]))
     assert (said.passed, said.words) == (False, "1 of 2 golden cases fail: threat")

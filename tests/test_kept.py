@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from feedback.transfer.formats.kept import Kept, Tally
+from feedback.transfer.formats.kept import DiskMultimap, Tally
 
 
 def test_values_under_one_key_come_back_in_the_order_they_came() -> None:
-    kept = Kept()
+    kept = DiskMultimap()
     for value in ({"n": 1}, [2, None], "three"):
         kept.add("a", value)
     kept.add("b", 4)
@@ -18,13 +18,13 @@ def test_values_under_one_key_come_back_in_the_order_they_came() -> None:
 
 
 def test_what_was_never_added_is_not_there() -> None:
-    kept = Kept()
+    kept = DiskMultimap()
     assert "a" not in kept
     assert (kept.all("a"), kept.last("a"), kept.count("a")) == ([], None, 0)
 
 
 def test_values_are_counted_as_far_as_is_asked() -> None:
-    kept = Kept()
+    kept = DiskMultimap()
     for _ in range(5):
         kept.add("a")
     assert "a" in kept
@@ -33,14 +33,14 @@ def test_values_are_counted_as_far_as_is_asked() -> None:
 
 @pytest.mark.parametrize("odd", ["\ud800", 'a"b', "\0", ""])
 def test_any_text_is_a_key_of_its_own(odd: str) -> None:
-    kept = Kept()
+    kept = DiskMultimap()
     kept.add(odd, odd)
     kept.add("a" + odd, 1)
     assert kept.all(odd) == [odd]
 
 
 def test_two_stores_share_nothing() -> None:
-    one, other = Kept(), Kept()
+    one, other = DiskMultimap(), DiskMultimap()
     one.add("a", 1)
     assert "a" not in other
 

@@ -20,7 +20,7 @@ from feedback.rating.suggestions import suggestion_of, suggestion_settle
 from feedback.services import decision_record, rating_submit
 from rl.agents import widgets
 from rl.datasets.holdout import split_by_hash
-from rl.jobs.label import REWARD_MODEL, LabelsRefused, Row, _stacked, auto_label, rated_rows
+from rl.jobs.label import REWARD_MODEL, LabelRow, LabelsRefused, _stacked, auto_label, rated_rows
 from rl.models import LabelRun
 from rl.models.runs import RunRefused
 from rl.reward_models.specs import rewards_located
@@ -180,7 +180,7 @@ def stacked(judge: Any, rows: int = 900) -> tuple[Any, dict[str, str], np.ndarra
     x = np.where(good, 0.5, -0.5)[:, None] + draw.normal(size=(rows, 4))
     hashes = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(rows)]
     first = label_fit(x, good, hashes)
-    rated = [Row(uuid.uuid4(), key, [], "r", bool(side)) for key, side in zip(hashes, good, strict=True)]
+    rated = [LabelRow(uuid.uuid4(), key, [], "r", bool(side)) for key, side in zip(hashes, good, strict=True)]
     asked = first.model.probabilities(x[:50])
     left_out: dict[str, str] = {}
     said = judge(good, draw, hashes)

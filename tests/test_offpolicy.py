@@ -14,8 +14,8 @@ from scipy import stats
 
 from rl.statistics.bounded import mean_bounds
 from rl.statistics.offpolicy import (
-    Choice,
     Log,
+    LoggedChoice,
     OffPolicyRefused,
     clipped_ips,
     cross_fitted,
@@ -86,14 +86,14 @@ def test_a_policy_equal_to_the_logs_gains_nothing() -> None:
 def test_the_model_never_sees_the_decision_it_foretells() -> None:
     # the reward is 1 for the one group and 0 for all others, told by a feature nobody else has
     choices = [
-        Choice(np.eye(5)[[i]], 0, float(i == 0), 1.0, np.ones(1), group=f"prompt-{i}") for i in range(5)
+        LoggedChoice(np.eye(5)[[i]], 0, float(i == 0), 1.0, np.ones(1), group=f"prompt-{i}") for i in range(5)
     ]
     modelled, _ = cross_fitted(choices)
     assert modelled[0] == 0.0
 
 
 def test_one_prompt_is_on_one_side_of_a_fold() -> None:
-    same = [Choice(np.ones((1, 1)), 0, 1.0, 1.0, np.ones(1), group="one") for _ in range(4)]
+    same = [LoggedChoice(np.ones((1, 1)), 0, 1.0, 1.0, np.ones(1), group="one") for _ in range(4)]
     modelled, _ = cross_fitted(same)
     assert list(modelled) == [0.5] * 4  # nothing else to learn from
 
@@ -253,10 +253,12 @@ def test_candidates_of_one_decision_exclude_each_other() -> None:
     assert "place 1 should have been chosen 50 times and were chosen 100 times" in propensity_fault(first)
 
 
-def choices_of(n: int, logged: list[float], target: list[float], chosen: int = 0) -> list[Choice]:
+def choices_of(n: int, logged: list[float], target: list[float], chosen: int = 0) -> list[LoggedChoice]:
     features = np.eye(len(logged))
     return [
-        Choice(features, chosen, float(i % 2), logged[chosen], np.array(target), np.array(logged), f"p{i}")
+        LoggedChoice(
+            features, chosen, float(i % 2), logged[chosen], np.array(target), np.array(logged), f"p{i}"
+        )
         for i in range(n)
     ]
 

@@ -13,7 +13,7 @@ import pytest
 from rl.agents import AGENTS
 from rl.serving import openai_server
 from rl.serving.base import Ask, BackendFailed, BackendUnable, Model, Piece, ServingRefused
-from rl.serving.guards import Breaker, Turnstile
+from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 from rl.serving.openai_server import OpenAIServer
 from tests.server import free_port
 from tests.stub_openai import ModelServer
@@ -204,7 +204,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 def test_a_circuit_opens_pauses_tries_once_and_closes() -> None:
     now = [0.0]
-    breaker = Breaker("x", failures=2, pause_s=10, clock=lambda: now[0])
+    breaker = CircuitBreaker("x", failures=2, pause_s=10, clock=lambda: now[0])
     breaker.failed()
     breaker.enter()
     breaker.failed()
@@ -220,7 +220,7 @@ def test_a_circuit_opens_pauses_tries_once_and_closes() -> None:
 
 def test_a_failed_try_keeps_the_circuit_open() -> None:
     now = [0.0]
-    breaker = Breaker("x", failures=1, pause_s=10, clock=lambda: now[0])
+    breaker = CircuitBreaker("x", failures=1, pause_s=10, clock=lambda: now[0])
     breaker.failed()
     now[0] = 10.0
     breaker.enter()
@@ -231,7 +231,7 @@ def test_a_failed_try_keeps_the_circuit_open() -> None:
 
 
 def test_who_finds_the_queue_full_is_sent_away() -> None:
-    turns = Turnstile(1, 1, "x")
+    turns = ConcurrencyLimiter(1, 1, "x")
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -256,7 +256,7 @@ def test_who_finds_the_queue_full_is_sent_away() -> None:
 
 
 def test_who_waits_in_vain_has_not_held_a_place() -> None:
-    turns = Turnstile(1, 5, "x")
+    turns = ConcurrencyLimiter(1, 5, "x")
     with turns.turn(1):
         for _ in range(10):
             with pytest.raises(BackendFailed, match=r"no turn within 0\.001 s"), turns.turn(0.001):

@@ -10,7 +10,7 @@ from django.db import OperationalError
 from backend import outages
 from backend.outages import OutageLog
 from feedback import cache as remembered
-from feedback.cache import Remembered
+from feedback.cache import TTLCache
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_reads_from_what_is_remembered_say_it_once(
     clock: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remembered.outage.reset()
-    values: Remembered[int] = Remembered()
+    values: TTLCache[int] = TTLCache()
     assert values.get("a", lambda: 7) == 7
 
     def away() -> int:

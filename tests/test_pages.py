@@ -18,7 +18,7 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from feedback.accounts.roles import role_give
-from feedback.cache import Believed
+from feedback.cache import CostAwareCache
 from feedback.models import Decision, Trace
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
@@ -184,7 +184,7 @@ def test_what_is_costly_to_count_is_counted_seldom(monkeypatch: pytest.MonkeyPat
         counted.append(seconds)
         return len(counted)
 
-    believed: Believed[int] = Believed()
+    believed: CostAwareCache[int] = CostAwareCache()
     # half a second of work is believed for a hundred
     assert believed.get("a", lambda: count(0.5)) == 1
     clock[0] += 99
@@ -201,7 +201,7 @@ def test_what_is_costly_to_count_is_counted_seldom(monkeypatch: pytest.MonkeyPat
 def test_the_start_page_does_not_count_again_on_each_visit(
     rater: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Believed, "BELIEF", 1e6)
+    monkeypatch.setattr(CostAwareCache, "BELIEF", 1e6)
     rater.get("/")
     with CaptureQueriesContext(connection) as queries:
         rater.get("/")

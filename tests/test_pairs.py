@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from rl.datasets.feedback_types import (
-    Compared,
+    CandidatesEvidence,
+    ComparisonEvidence,
     Completion,
-    Corrected,
+    CorrectionEvidence,
     Evidence,
-    Judged,
-    Listed,
+    RatingEvidence,
     completion_key,
     completion_of,
     rating_value,
@@ -39,11 +39,11 @@ def found(pairs: PairSet) -> list[tuple[Completion, Completion, str, float, int]
 
 
 def judged(response: str, *values: float, prompt: str = TRAIN, simulated: bool = False) -> list[Evidence]:
-    return [Judged(prompt, response, value, simulated) for value in values]
+    return [RatingEvidence(prompt, response, value, simulated) for value in values]
 
 
-def compared(left: str, right: str, preference: str = "left", prompt: str = TRAIN) -> Compared:
-    return Compared(prompt, left, right, preference)
+def compared(left: str, right: str, preference: str = "left", prompt: str = TRAIN) -> ComparisonEvidence:
+    return ComparisonEvidence(prompt, left, right, preference)
 
 
 # --- The split --------------------------------------------------------------------------------------------
@@ -119,12 +119,12 @@ def test_an_unknown_preference_is_an_error() -> None:
 
 
 def test_a_correction_beats_the_response_it_corrects() -> None:
-    pairs = pairs_from_evidence([Corrected(TRAIN, "wrong", "right")])
+    pairs = pairs_from_evidence([CorrectionEvidence(TRAIN, "wrong", "right")])
     assert found(pairs) == [("right", "wrong", "correction", 1.0, 1)]
 
 
 def test_a_correction_the_agent_could_not_act_on_is_left_out() -> None:
-    pairs = pairs_from_evidence([Corrected(TRAIN, "wrong", "no json", valid=False)])
+    pairs = pairs_from_evidence([CorrectionEvidence(TRAIN, "wrong", "no json", valid=False)])
     assert pairs.rows == ()
     assert pairs.left_out == {"correction_invalid": 1}
 
@@ -132,7 +132,7 @@ def test_a_correction_the_agent_could_not_act_on_is_left_out() -> None:
 def test_responses_that_differ_in_white_space_alone_make_no_pair() -> None:
     pairs = pairs_from_evidence(
         [
-            Corrected(TRAIN, '{"widget": "table"}', '{"widget":"table"}\n'),
+            CorrectionEvidence(TRAIN, '{"widget": "table"}', '{"widget":"table"}\n'),
             compared("a b", "a  b"),
             *judged("x y", 1.0),
             *judged("xy", 0.0),
@@ -186,12 +186,12 @@ def test_a_thousand_responses_to_one_prompt_are_paired_from_the_ends() -> None:
 # --- Candidates -------------------------------------------------------------------------------------------
 
 
-def listed(choice: str, *options: str, prompt: str = TRAIN) -> Listed:
-    return Listed(prompt, choice, tuple((option, None) for option in options))
+def listed(choice: str, *options: str, prompt: str = TRAIN) -> CandidatesEvidence:
+    return CandidatesEvidence(prompt, choice, tuple((option, None) for option in options))
 
 
 def test_scored_candidates_are_paired_by_margin_without_votes() -> None:
-    evidence = Listed(TRAIN, "a", (("a", 0.9), ("b", 0.5), ("c", 0.4)))
+    evidence = CandidatesEvidence(TRAIN, "a", (("a", 0.9), ("b", 0.5), ("c", 0.4)))
     pairs = pairs_from_evidence([evidence], rating_margin=0.25)
     assert found(pairs) == [("a", "c", "candidates", 0.5, 0), ("a", "b", "candidates", 0.4, 0)]
     assert pairs.left_out == {"below_margin": 1}
@@ -199,7 +199,10 @@ def test_scored_candidates_are_paired_by_margin_without_votes() -> None:
 
 def test_scores_of_a_candidate_listed_twice_are_averaged() -> None:
     pairs = pairs_from_evidence(
-        [Listed(TRAIN, "a", (("a", 0.2), ("b", 0.1))), Listed(TRAIN, "b", (("a", 1.0), ("b", 0.3)))]
+        [
+            CandidatesEvidence(TRAIN, "a", (("a", 0.2), ("b", 0.1))),
+            CandidatesEvidence(TRAIN, "b", (("a", 1.0), ("b", 0.3))),
+        ]
     )
     assert found(pairs) == [("a", "b", "candidates", 0.4, 0)]
 
@@ -269,12 +272,18 @@ def test_a_pair_from_several_sources_is_named_after_the_strongest() -> None:
 
 
 def test_a_judgement_outvotes_any_score_of_a_candidate() -> None:
-    pairs = pairs_from_evidence([compared("b", "a"), Listed(TRAIN, "a", (("a", 1.0), ("b", 0.0)))])
+    pairs = pairs_from_evidence(
+        [compared("b", "a"), CandidatesEvidence(TRAIN, "a", (("a", 1.0), ("b", 0.0)))]
+    )
     assert found(pairs) == [("b", "a", "comparison", 1.0, 1)]
 
 
 def test_pairs_that_somebody_judged_stand_before_pairs_of_scores() -> None:
-    evidence = [*judged("a", 0.6), *judged("b", 0.2), Listed(TRAIN, "c", (("c", 1.0), ("d", 0.0)))]
+    evidence = [
+        *judged("a", 0.6),
+        *judged("b", 0.2),
+        CandidatesEvidence(TRAIN, "c", (("c", 1.0), ("d", 0.0))),
+    ]
     assert [p.votes for p in pairs_from_evidence(evidence).rows] == [1, 0]
 
 
@@ -341,7 +350,7 @@ def test_counts_and_sources_add_up() -> None:
     pairs = pairs_from_evidence(
         [
             compared("a", "b"),
-            Corrected(EVAL, "x", "y"),
+            CorrectionEvidence(EVAL, "x", "y"),
             compared("a", "b", prompt=HOLDOUT),
             *judged("c", 1.0, prompt=HOLDOUT),
         ]
@@ -360,16 +369,18 @@ def test_the_order_of_the_evidence_changes_nothing() -> None:
             kind = rng.randrange(4)
             if kind == 0:
                 evidence.append(
-                    Compared(prompt, left, right, rng.choice(["left", "right", "tie"]), tags=(left,))
+                    ComparisonEvidence(
+                        prompt, left, right, rng.choice(["left", "right", "tie"]), tags=(left,)
+                    )
                 )
             elif kind == 1:
                 evidence.append(
-                    Judged(prompt, left, rng.choice([0.1, 0.2, 0.3, 0.7, 1.0]), rng.random() < 0.2)
+                    RatingEvidence(prompt, left, rng.choice([0.1, 0.2, 0.3, 0.7, 1.0]), rng.random() < 0.2)
                 )
             elif kind == 2:
-                evidence.append(Corrected(prompt, left, right))
+                evidence.append(CorrectionEvidence(prompt, left, right))
             else:
-                evidence.append(Listed(prompt, left, tuple((c, rng.random()) for c in "abc")))
+                evidence.append(CandidatesEvidence(prompt, left, tuple((c, rng.random()) for c in "abc")))
     first = pairs_from_evidence(evidence)
     assert len(first.rows) > 30
     for _ in range(5):
@@ -394,13 +405,16 @@ def test_a_pair_is_simulated_where_any_judgement_behind_it_was() -> None:
 
 
 def test_a_pair_carries_the_tags_of_both_responses_in_order() -> None:
-    evidence = [Judged(TRAIN, "a", 1.0, tags=("zebra", "clear")), Judged(TRAIN, "b", 0.0, tags=("wrong",))]
+    evidence = [
+        RatingEvidence(TRAIN, "a", 1.0, tags=("zebra", "clear")),
+        RatingEvidence(TRAIN, "b", 0.0, tags=("wrong",)),
+    ]
     assert pairs_from_evidence(evidence).rows[0].tags == ("clear", "wrong", "zebra")
 
 
 def test_responses_of_messages_stay_messages() -> None:
     call: Completion = [{"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]}]
-    pair = pairs_from_evidence([Compared(TRAIN, call, "Warm.", "left")]).rows[0]
+    pair = pairs_from_evidence([ComparisonEvidence(TRAIN, call, "Warm.", "left")]).rows[0]
     assert pair.chosen == call
     assert pair.rejected == "Warm."
     assert completion_of(completion_key(call)) == call

@@ -11,14 +11,14 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from feedback.explorer.search import Narrowed
+from feedback.explorer.search import DecisionFilter
 from feedback.models import Comparison, Decision
 from feedback.rating import pair_queue
 from feedback.rating.pair_queue import compared_today, pair_key, pairs_waiting, sides_of
 from feedback.selectors import comparisons_standing, feedback_counts
 from feedback.services import comparison_submit, decision_record
 from rl.datasets.evidence import DatabaseEvidence
-from rl.datasets.feedback_types import Compared
+from rl.datasets.feedback_types import ComparisonEvidence
 from rl.management import simulation
 from tests.api_client import person
 
@@ -41,7 +41,7 @@ def two(prompt: str = "q") -> tuple[Decision, Decision]:
     return answer(prompt, "one", "v1"), answer(prompt, "two", "v2")
 
 
-def offered(rater: str, within: Narrowed | None = None) -> Iterator[set[str]]:
+def offered(rater: str, within: DecisionFilter | None = None) -> Iterator[set[str]]:
     """Responses of each pair this rater is offered, comparing until nothing is left."""
     while (pair := pairs_waiting(rater, within).pair) is not None:
         yield {pair.left.response, pair.right.response}
@@ -124,8 +124,8 @@ def test_pairs_are_narrowed_by_agent_and_tag() -> None:
     two()
     for response in "cd":
         answer("q", response, agent="helpdesk", tags=["billing"])
-    assert list(offered("ada", Narrowed(agent="helpdesk"))) == [{"c", "d"}]
-    assert list(offered("bob", Narrowed(tag="billing"))) == []
+    assert list(offered("ada", DecisionFilter(agent="helpdesk"))) == [{"c", "d"}]
+    assert list(offered("bob", DecisionFilter(tag="billing"))) == []
 
 
 def test_sides_depend_on_the_pair_and_the_rater_and_on_nothing_else() -> None:
@@ -146,7 +146,7 @@ def test_one_raters_word_on_swapped_sides_counts_once_and_the_last_one_stands() 
     comparison_submit(left=other, right=one, preference="tie", rater="bob")
     assert list(comparisons_standing().filter(rater="ada")) == [last]
     assert feedback_counts("assistant").comparisons == 2
-    found = [e for e in DatabaseEvidence("assistant").evidence({}) if isinstance(e, Compared)]  # type: ignore[arg-type]
+    found = [e for e in DatabaseEvidence("assistant").evidence({}) if isinstance(e, ComparisonEvidence)]  # type: ignore[arg-type]
     assert [(e.left, e.preference) for e in found if e.preference != "tie"] == [("two", "left")]
 
 

@@ -66,7 +66,7 @@ def doors(monkeypatch: pytest.MonkeyPatch) -> Doors:
     return Doors(monkeypatch)
 
 
-def follow(policy: Policy) -> pipeline.Outcome:
+def follow(policy: Policy) -> pipeline.PipelineResult:
     assert policy.run is not None
     # the heartbeat of a real run is written by a thread, which sees nothing of a test's transaction
     return pipeline.policy_follow(policy, pipeline.Wishes.of(pipeline.learner_settings("widgets")))

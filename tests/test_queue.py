@@ -15,7 +15,7 @@ from django.db import connection
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from feedback.explorer.search import Narrowed
+from feedback.explorer.search import DecisionFilter
 from feedback.models import AgentSettings, Decision, Lease, RaterKind
 from feedback.rating import queue, queue_order
 from feedback.rating.queue import (
@@ -135,8 +135,8 @@ def test_skipped_decisions_are_passed_over() -> None:
 def test_an_agent_has_a_queue_of_its_own() -> None:
     decide(1)
     mine = decide(2, agent="helpdesk")
-    assert next_decision("ada", Narrowed(agent="helpdesk")) == mine
-    assert next_decision("ada", Narrowed(agent="nobody")) is None
+    assert next_decision("ada", DecisionFilter(agent="helpdesk")) == mine
+    assert next_decision("ada", DecisionFilter(agent="nobody")) is None
 
 
 def test_ties_in_time_are_settled_by_id() -> None:
@@ -159,8 +159,8 @@ def test_the_next_decision_takes_at_most_three_queries(
         next_decision("ada")
 
 
-@pytest.mark.parametrize("within", [Narrowed(), Narrowed(agent="assistant")])
-def test_the_queue_is_read_in_the_order_of_its_index(within: Narrowed) -> None:
+@pytest.mark.parametrize("within", [DecisionFilter(), DecisionFilter(agent="assistant")])
+def test_the_queue_is_read_in_the_order_of_its_index(within: DecisionFilter) -> None:
     for number in range(20):
         decide(number)
     for stretch in stretches(within):
@@ -200,7 +200,7 @@ def test_a_long_queue_is_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) 
 
 def test_progress_of_an_agent_without_decisions() -> None:
     decide(1)
-    progress = queue_progress("ada", Narrowed(agent="helpdesk"))
+    progress = queue_progress("ada", DecisionFilter(agent="helpdesk"))
     assert (progress.today, progress.left, progress.any_decision) == (0, 0, False)
 
 
@@ -332,12 +332,12 @@ def test_the_queue_is_narrowed_by_tag_policy_and_day() -> None:
     old = decide(4)
     Decision.objects.filter(pk=old.pk).update(created_at=START - timedelta(days=30))
     day = (START - timedelta(days=30)).date()
-    assert next_decision("ada", Narrowed(tag='very "odd"')) == tagged
-    assert next_decision("ada", Narrowed(tag="odd")) is None
-    assert next_decision("ada", Narrowed(policy="assistant-v2")) == by_policy
-    assert next_decision("ada", Narrowed(until=day)) == old
-    assert next_decision("ada", Narrowed(until=day - timedelta(days=1))) is None
-    assert next_decision("ada", Narrowed(since=day + timedelta(days=1))) == plain
+    assert next_decision("ada", DecisionFilter(tag='very "odd"')) == tagged
+    assert next_decision("ada", DecisionFilter(tag="odd")) is None
+    assert next_decision("ada", DecisionFilter(policy="assistant-v2")) == by_policy
+    assert next_decision("ada", DecisionFilter(until=day)) == old
+    assert next_decision("ada", DecisionFilter(until=day - timedelta(days=1))) is None
+    assert next_decision("ada", DecisionFilter(since=day + timedelta(days=1))) == plain
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -346,7 +346,7 @@ def test_the_queue_of_a_tag_holds_a_decision_once_wherever_the_tag_stands(place:
     tags = [f"another-{number}" for number in range(5)]
     tags.insert(place, "asked")
     tagged = decide(2, tags=tags)
-    within = Narrowed(tag="asked")
+    within = DecisionFilter(tag="asked")
     assert next_decision("ada", within) == tagged
     assert queue_progress("ada", within).left == 1
     rate(tagged, rater="bob")
@@ -358,7 +358,7 @@ def test_the_first_of_all_lanes_of_a_tag_comes_first() -> None:
     decide(3, tags=["asked"])
     first = decide(1, tags=["b", "c", "d", "asked"])
     decide(2, tags=["b", "asked"])
-    assert next_decision("ada", Narrowed(tag="asked")) == first
+    assert next_decision("ada", DecisionFilter(tag="asked")) == first
 
 
 def test_within_days_what_is_worth_asking_comes_first_and_then_what_is_older() -> None:
@@ -367,7 +367,7 @@ def test_within_days_what_is_worth_asking_comes_first_and_then_what_is_older() -
     rated = decide(0)
     Decision.objects.filter(pk=rated.pk).update(ratings_wanted=2)
     rate(rated, rater="bob")
-    within = Narrowed(since=START.date())
+    within = DecisionFilter(since=START.date())
     found = []
     while (decision := next_decision("ada", within)) is not None:
         found.append(decision)
@@ -454,16 +454,16 @@ def test_changed_settings_count_for_decisions_recorded_before(monkeypatch: pytes
     other = decide(9, agent="helpdesk")
     for decision in decisions:
         rate(decision)
-    assert next_decision("bob", Narrowed(agent="assistant")) is None
+    assert next_decision("bob", DecisionFilter(agent="assistant")) is None
     settings = AgentSettings.objects.create(agent="assistant", ratings_wanted=2)
     assert collection.wanted_renew("assistant") == 5
-    assert (wanted(), next_decision("bob", Narrowed(agent="assistant"))) == ([2] * 5, decisions[0])
+    assert (wanted(), next_decision("bob", DecisionFilter(agent="assistant"))) == ([2] * 5, decisions[0])
     other.refresh_from_db()
     assert other.ratings_wanted == 1
     settings.ratings_wanted = 1
     settings.save()
     assert collection.wanted_renew("assistant") == 5
-    assert next_decision("bob", Narrowed(agent="assistant")) is None
+    assert next_decision("bob", DecisionFilter(agent="assistant")) is None
     assert collection.wanted_renew("assistant") == 0
 
 

@@ -300,10 +300,10 @@ def test_an_agent_that_keeps_a_share_keeps_it_here_too(recorder: Recorder) -> No
 def test_what_is_remembered_stands_in_for_a_database_that_is_away(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feedback.cache import Remembered
+    from feedback.cache import TTLCache
 
     settings.FEEDBACK_REMEMBER_S = 0.0
-    memory: Remembered[str] = Remembered()
+    memory: TTLCache[str] = TTLCache()
 
     def away() -> str:
         raise OperationalError("away")
@@ -319,10 +319,10 @@ def test_what_is_remembered_stands_in_for_a_database_that_is_away(
 
 
 def test_what_is_asked_for_often_is_read_again_beside_the_requests(settings: Any) -> None:
-    from feedback.cache import Remembered
+    from feedback.cache import TTLCache
 
     settings.FEEDBACK_RENEW_AHEAD, settings.FEEDBACK_REMEMBER_S = True, 60.0
-    memory: Remembered[str] = Remembered()
+    memory: TTLCache[str] = TTLCache()
     renewed = threading.Event()
     makers: list[str] = []
 
@@ -344,10 +344,10 @@ def test_what_is_asked_for_often_is_read_again_beside_the_requests(settings: Any
 
 
 def test_what_was_read_before_a_change_does_not_come_back_after_it(settings: Any) -> None:
-    from feedback.cache import Remembered
+    from feedback.cache import TTLCache
 
     settings.FEEDBACK_RENEW_AHEAD, settings.FEEDBACK_REMEMBER_S = True, 60.0
-    memory: Remembered[str] = Remembered()
+    memory: TTLCache[str] = TTLCache()
     reading, go_on = threading.Event(), threading.Event()
     memory.get("key", lambda: "valid")
     memory._kept["key"] = (memory._kept["key"][0] - 40, "valid")

@@ -38,7 +38,7 @@ from rl.datasets.reward_records import (
 from rl.models import LabelRun, Policy, RewardRecord, RewardSettings
 from rl.rewards.base import RewardSample
 from rl.rewards.formats import AgentReward
-from rl.rewards.horizons import Known, Plan, rewards_over_time
+from rl.rewards.horizons import HorizonPlan, Known, rewards_over_time
 from tests.api_client import ApiClient, error_of, person
 
 SAMPLE = RewardSample([{"role": "user", "content": "?"}], "an answer", "assistant", {})
@@ -53,7 +53,7 @@ FACTS = RewardFacts(
 
 
 def earned(known: Known, sample: RewardSample = SAMPLE, facts: RewardFacts = FACTS) -> Any:
-    return rewards_over_time(Plan([AgentReward()], facts), [sample], [known])[0]
+    return rewards_over_time(HorizonPlan([AgentReward()], facts), [sample], [known])[0]
 
 
 # --- The formula, worked by hand ----------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_a_weight_of_nothing_leaves_a_horizon_out() -> None:
 )
 def test_weights_that_mean_nothing_are_refused(weights: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="weight"):
-        Plan([], RewardFacts(weights=weights))
+        HorizonPlan([], RewardFacts(weights=weights))
 
 
 def test_words_do_not_change_what_a_reward_is_based_on() -> None:

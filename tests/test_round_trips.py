@@ -23,7 +23,7 @@ from feedback.transfer.formats.records import (
     Record,
     RowRefused,
 )
-from feedback.transfer.formats.writing import REASONS, Shape, View
+from feedback.transfer.formats.writing import REASONS, RowShape, View
 
 EXAMPLES = settings(
     max_examples=25,
@@ -113,7 +113,7 @@ SHAPES = [shape for shape in formats.SHAPES.values() if shape.views != (View.HIS
 OF_COMPARISONS = (View.PREFERENCES, View.COMPARISONS)
 
 
-def records_for(shape: Shape) -> Any:
+def records_for(shape: RowShape) -> Any:
     parts = [
         st.lists(comparisons() if view in OF_COMPARISONS else decisions(), max_size=3) for view in shape.views
     ]
@@ -133,7 +133,7 @@ def told(record: Record) -> list[Any]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_what_is_written_is_read_back(shape: Shape, tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(shape: RowShape, tmp_path: Path) -> None:
     @EXAMPLES
     @given(records_for(shape))
     def check(records: list[Any]) -> None:

@@ -285,7 +285,7 @@ def test_a_promotion_writes_what_serving_needs_before_it_says_done(
 def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
     ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl.gates.report import Sheet
+    from rl.gates.report import GateReport
     from rl.registry import service as registry
     from rl.registry.signals import PreparationRefused
     from rl.serving import preparation
@@ -294,7 +294,7 @@ def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
         raise PreparationRefused("no converter")
 
     monkeypatch.setattr(preparation, "_export", refuse)
-    monkeypatch.setattr(registry, "policy_judge", lambda policy, to: Sheet(to, "base", ()))
+    monkeypatch.setattr(registry, "policy_judge", lambda policy, to: GateReport(to, "base", ()))
     policy = policy_made("widgets-v1", stage="candidate")
     with pytest.raises(registry.RegistryRefused, match=r"stays candidate: .*no converter"):
         registry.policy_promote(policy, "champion", actor="ada")

@@ -18,7 +18,7 @@ from feedback.models import prompt_hash
 from feedback.services import decision_record, rating_submit
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.datasets.holdout import (
-    Tally,
+    SplitCounts,
     held_out_wanted,
     prompts_until,
     shares_in_force,
@@ -44,30 +44,35 @@ def sides(splits: dict[str, Any]) -> dict[str, int]:
 
 def test_a_third_is_held_out_until_the_gate_can_speak_and_then_less_and_less() -> None:
     assert held_out_wanted(30) == 40
-    assert shares_in_force(Tally(), 30).held_out == pytest.approx(1 / 3)
-    assert shares_in_force(Tally(120, 12, 40), 30).held_out == pytest.approx(1 / 3)
-    assert shares_in_force(Tally(300, 30, 80), 30).held_out == pytest.approx(0.1 + 7 / 60)
-    assert shares_in_force(Tally(10**6, 10**5, 10**5), 30).held_out == pytest.approx(0.1, abs=1e-3)
+    assert shares_in_force(SplitCounts(), 30).held_out == pytest.approx(1 / 3)
+    assert shares_in_force(SplitCounts(120, 12, 40), 30).held_out == pytest.approx(1 / 3)
+    assert shares_in_force(SplitCounts(300, 30, 80), 30).held_out == pytest.approx(0.1 + 7 / 60)
+    assert shares_in_force(SplitCounts(10**6, 10**5, 10**5), 30).held_out == pytest.approx(0.1, abs=1e-3)
 
 
 def test_a_share_is_pulled_towards_what_is_missing_within_bounds() -> None:
     # 30 prompts, 8 held out: two fewer than a third, so 1/3 + 2/10 of 1
-    assert shares_in_force(Tally(30, 3, 8), 30).held_out == pytest.approx(0.5)
-    assert shares_in_force(Tally(30, 3, 9), 30).held_out == pytest.approx(1 / 3 + 0.1)
-    assert shares_in_force(Tally(30, 3, 13), 30).held_out == pytest.approx(0.1)
-    assert shares_in_force(Tally(30, 2, 10), 30).evaluated == pytest.approx(0.2)
-    assert shares_in_force(Tally(30, 9, 10), 30).evaluated == pytest.approx(0.02)
+    assert shares_in_force(SplitCounts(30, 3, 8), 30).held_out == pytest.approx(0.5)
+    assert shares_in_force(SplitCounts(30, 3, 9), 30).held_out == pytest.approx(1 / 3 + 0.1)
+    assert shares_in_force(SplitCounts(30, 3, 13), 30).held_out == pytest.approx(0.1)
+    assert shares_in_force(SplitCounts(30, 2, 10), 30).evaluated == pytest.approx(0.2)
+    assert shares_in_force(SplitCounts(30, 9, 10), 30).evaluated == pytest.approx(0.02)
     # an agent of the days of one in ten: 200 rated prompts, 20 of them held out
-    assert shares_in_force(Tally(200, 20, 20), 30).held_out == 0.5
+    assert shares_in_force(SplitCounts(200, 20, 20), 30).held_out == 0.5
 
 
 def test_a_gate_that_asks_for_more_holds_out_a_third_for_longer() -> None:
     assert held_out_wanted(90) == 120
-    assert shares_in_force(Tally(120, 12, 40), 90).held_out == pytest.approx(1 / 3)
+    assert shares_in_force(SplitCounts(120, 12, 40), 90).held_out == pytest.approx(1 / 3)
 
 
 def test_the_upper_end_of_the_hashes_is_held_out_whatever_the_shares() -> None:
-    for tally in (Tally(), Tally(30, 3, 13), Tally(200, 20, 20), Tally(10**6, 10**5, 10**5)):
+    for tally in (
+        SplitCounts(),
+        SplitCounts(30, 3, 13),
+        SplitCounts(200, 20, 20),
+        SplitCounts(10**6, 10**5, 10**5),
+    ):
         shares = shares_in_force(tally, 30)
         assert split_drawn("e6666667" + "0" * 56, shares) == "holdout"
         assert split_drawn("4cccccc0" + "0" * 56, shares) == "train"
@@ -104,15 +109,15 @@ def test_what_is_known_stays_and_the_order_of_the_prompts_does_not_matter() -> N
 
 
 def test_how_many_more_prompts_it_takes_is_about_what_it_takes() -> None:
-    assert prompts_until(30, Tally(), 30) == 90
-    assert prompts_until(30, Tally(33, 3, 11), 30) == 57
-    assert prompts_until(30, Tally(120, 12, 40), 30) == 0
+    assert prompts_until(30, SplitCounts(), 30) == 90
+    assert prompts_until(30, SplitCounts(33, 3, 11), 30) == 57
+    assert prompts_until(30, SplitCounts(120, 12, 40), 30) == 0
     # one in ten of 200 was held out before: half of what comes now, until a third of all is near
-    assert prompts_until(30, Tally(200, 20, 20), 30) == 20
+    assert prompts_until(30, SplitCounts(200, 20, 20), 30) == 20
     for seed in range(5):
         prompts = names(600, f"more {seed}")
         known = splits_drawn({}, prompts[:200], min_evidence=30)
-        more = prompts_until(100, Tally.of(known.values()), 30)
+        more = prompts_until(100, SplitCounts.of(known.values()), 30)
         grown = splits_drawn(known, prompts[: 200 + more], min_evidence=30)
         assert 90 <= sides({**known, **grown})["holdout"] <= 110
 

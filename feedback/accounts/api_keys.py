@@ -14,7 +14,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from backend.rest.access import RATE_AS
-from feedback.cache import Remembered
+from feedback.cache import TTLCache
 from feedback.models import ApiKey
 from feedback.storage.validation import Check, FeedbackRefused
 
@@ -27,7 +27,7 @@ USED_EVERY = timedelta(minutes=1)
 """How exactly it is known when a key was used last."""
 
 _FORM = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{40}}")
-_checked: Remembered[ApiKey | None] = Remembered()
+_checked: TTLCache[ApiKey | None] = TTLCache()
 
 
 class KeyRefused(FeedbackRefused):

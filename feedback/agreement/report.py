@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedback.agreement.statistics import (
+    AgreementEstimate,
     Alpha,
-    Estimate,
     Floats,
     Ints,
     Metric,
@@ -87,7 +87,7 @@ class PairAgreement:
     shared: int
     agreement: float | None
     """Share on which both said the same, 0 to 1; None for scores."""
-    kappa: Estimate
+    kappa: AgreementEstimate
     """Cohen's kappa; quadratically weighted for stars and scores."""
 
 
@@ -103,7 +103,7 @@ class QuestionAgreement:
     """What was rated: decisions, or pairs of decisions for preferences."""
     overlapping: int
     """Of these, by two raters or more."""
-    alpha: Estimate
+    alpha: AgreementEstimate
     meaning: str
     raters: list[RaterAgreement] = field(default_factory=list)
     """Lowest alpha first; those who share nothing last."""
@@ -233,7 +233,7 @@ def _question(question: Question, answers: _Answers, names: list[str]) -> Questi
     )
 
 
-def alpha_meaning(alpha: Estimate) -> str:
+def alpha_meaning(alpha: AgreementEstimate) -> str:
     """What an alpha is taken to mean: Krippendorff, Content Analysis (2004), page 241."""
     if alpha.n < 2:
         return "nothing was rated by two raters yet"

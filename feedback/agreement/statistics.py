@@ -21,7 +21,7 @@ _MANY_VALUES = 50
 
 
 @dataclass(frozen=True)
-class Estimate:
+class AgreementEstimate:
     """A coefficient of agreement, at most 1, with its 95 % interval; None where it is not defined."""
 
     value: float | None
@@ -31,7 +31,7 @@ class Estimate:
     """What it was computed from: ratings that can be paired for alpha, shared decisions for kappa."""
 
 
-NOTHING = Estimate(None, None, None, 0)
+NOTHING = AgreementEstimate(None, None, None, 0)
 
 
 # --- Krippendorff's alpha -----------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ NOTHING = Estimate(None, None, None, 0)
 class Alpha:
     """Krippendorff's alpha of all raters, and each rating's part in the disagreement."""
 
-    estimate: Estimate
+    estimate: AgreementEstimate
     disagreement: Floats
     """Per rating: its mean squared distance to the others of its unit, over the distance expected by chance; NaN for
     a rating that is alone in its unit. 1 minus the mean over any set of ratings is the alpha of that set: over all, the
@@ -72,7 +72,7 @@ def krippendorff_alpha(units: ArrayLike, values: ArrayLike, metric: Metric) -> A
     levels, code = np.unique(value_of[~alone], return_inverse=True)
     disagreement = np.full(value_of.shape, np.nan)
     if levels.size < 2:
-        return Alpha(Estimate(None, None, None, int((~alone).sum())), disagreement)
+        return Alpha(AgreementEstimate(None, None, None, int((~alone).sum())), disagreement)
     if levels.size > _MANY_VALUES and metric == "interval":
         observed, expected, sums, chance = _by_moments(paired_unit, levels[code])
     elif levels.size > _MANY_VALUES:
@@ -155,25 +155,25 @@ def _by_moments(unit: Ints, value: Floats) -> tuple[Floats, float, tuple[Floats,
     return observed, expected, (features, np.ones(len(features))), alpha
 
 
-def _jackknife(value: float, sums: tuple[Floats, Floats], alpha: Chance, n: int) -> Estimate:
+def _jackknife(value: float, sums: tuple[Floats, Floats], alpha: Chance, n: int) -> AgreementEstimate:
     """The interval from alpha without each unit in turn; `sums`: features of each kind of unit, and how many of it."""
     features, times = sums
     many = float(times.sum())
     if many < 2 or value >= 1.0:
-        return Estimate(value, None, None, n)
+        return AgreementEstimate(value, None, None, n)
     without = alpha((times @ features)[None, :] - features)
     known = np.isfinite(without)
     if not known.all():
-        return Estimate(value, None, None, n)
+        return AgreementEstimate(value, None, None, n)
     mean = float(times @ without) / many
     error = math.sqrt((many - 1) / many * float(times @ (without - mean) ** 2))
-    return Estimate(value, max(value - _Z95 * error, -1.0), min(value + _Z95 * error, 1.0), n)
+    return AgreementEstimate(value, max(value - _Z95 * error, -1.0), min(value + _Z95 * error, 1.0), n)
 
 
 # --- Cohen's kappa ------------------------------------------------------------------------------------------
 
 
-def cohen_kappa(table: ArrayLike, weights: Literal["linear", "quadratic"] | None = None) -> Estimate:
+def cohen_kappa(table: ArrayLike, weights: Literal["linear", "quadratic"] | None = None) -> AgreementEstimate:
     """Kappa of two raters from their (V, V) table of counts, first rater's values in rows, in ascending order.
 
     weights: how much a disagreement counts, by the steps between the values (linear) or their square; without, all the
@@ -196,15 +196,15 @@ def cohen_kappa(table: ArrayLike, weights: Literal["linear", "quadratic"] | None
     agree = 1.0 - (steps > 0 if weights is None else steps if weights == "linear" else steps**2)
     seen, chance = float((agree * shares).sum()), float(rows @ agree @ columns)
     if 1 - chance < 1e-12:
-        return Estimate(None, None, None, round(n))
+        return AgreementEstimate(None, None, None, round(n))
     kappa = (seen - chance) / (1 - chance)
     mean = (agree @ columns)[:, None] + (rows @ agree)[None, :]
     spread = float((shares * (agree - mean * (1 - kappa)) ** 2).sum()) - (kappa - chance * (1 - kappa)) ** 2
     error = math.sqrt(max(spread, 0.0) / n) / (1 - chance)
-    return Estimate(kappa, max(kappa - _Z95 * error, -1.0), min(kappa + _Z95 * error, 1.0), round(n))
+    return AgreementEstimate(kappa, max(kappa - _Z95 * error, -1.0), min(kappa + _Z95 * error, 1.0), round(n))
 
 
-def kappa_of_scores(first: ArrayLike, second: ArrayLike) -> Estimate:
+def kappa_of_scores(first: ArrayLike, second: ArrayLike) -> AgreementEstimate:
     """Quadratically weighted kappa of two raters' scores (n,) on a continuous scale; without an interval.
 
     1 - mean squared difference / what it would be by chance. It equals Lin's concordance correlation coefficient, with
@@ -217,7 +217,7 @@ def kappa_of_scores(first: ArrayLike, second: ArrayLike) -> Estimate:
         return NOTHING
     chance = float(x.var() + y.var() + (x.mean() - y.mean()) ** 2)
     kappa = None if chance < 1e-12 else 1 - float(((x - y) ** 2).mean()) / chance
-    return Estimate(kappa, None, None, int(x.size))
+    return AgreementEstimate(kappa, None, None, int(x.size))
 
 
 def rated_by_both(units: Ints, raters: Ints, values: Floats) -> Iterator[tuple[int, int, Floats, Floats]]:

@@ -19,7 +19,7 @@ from feedback.agreement.report import (
     RaterAgreement,
     agreement_report,
 )
-from feedback.agreement.statistics import Estimate
+from feedback.agreement.statistics import AgreementEstimate
 from feedback.models import SLUG_PATTERN, RaterKind
 from feedback.selectors import agents_known
 
@@ -98,7 +98,7 @@ def _coefficient(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}".replace("-", "−")
 
 
-def _between(estimate: Estimate) -> str:
+def _between(estimate: AgreementEstimate) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
     return f"{_coefficient(estimate.low)} to {_coefficient(estimate.high)}"
@@ -113,7 +113,7 @@ def _bar(value: float | None) -> float | None:
     return None if value is None else round(max(value, 0.0) * 100, 1)
 
 
-def _range(estimate: Estimate) -> dict[str, float] | None:
+def _range(estimate: AgreementEstimate) -> dict[str, float] | None:
     """Places on a scale of 0 to 100; what lies below 0 is drawn there."""
     if estimate.value is None:
         return None

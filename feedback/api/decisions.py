@@ -20,7 +20,7 @@ from feedback.api.shown import decision_shown, outcome_shown, rating_shown
 from feedback.explorer.decision_facts import reward_asked, rewarded_at_least
 from feedback.explorer.search import DecisionWhole, batch_asked, decision_whole, decisions_found
 from feedback.explorer.text_index import text_looked_through
-from feedback.recording.ingest import MAX_BULK, Ingested, decision_ingest, decisions_ingest
+from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest
 from feedback.recording.recorder import recorded_or_never
 from feedback.storage.validation import Check, DecisionUnknown, FeedbackRefused
 
@@ -160,7 +160,7 @@ def _bulk(items: list[Any]) -> Response:
     return Response(body, status=207 if refused else 201 if counts[201] else 200)
 
 
-def _result(done: Ingested | FeedbackRefused) -> dict[str, Any]:
+def _result(done: IngestResult | FeedbackRefused) -> dict[str, Any]:
     if isinstance(done, FeedbackRefused):
         return _refused(done.code, str(done), done.fields)
     status = 201 if done.created else 200 if done.stored else 202

@@ -16,7 +16,7 @@ from backend.rest.views import ApiView
 from feedback.api.schemas import COMPONENTS, RATING_OPTIONAL
 from feedback.api.shown import comparison_shown, outcome_shown, rating_shown
 from feedback.recording.recorder import recorded_or_never
-from feedback.services import Written, comparison_submit, outcome_record, rating_submit
+from feedback.services import WriteResult, comparison_submit, outcome_record, rating_submit
 
 COMPARISON_REQUIRED = tuple(COMPONENTS["ComparisonSent"]["required"])
 COMPARISON_OPTIONAL = ("id", "tags", "notes", "rater", "rater_kind")
@@ -48,7 +48,7 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
     return rater
 
 
-def _answer(written: Written, shown: dict[str, Any]) -> Response:
+def _answer(written: WriteResult, shown: dict[str, Any]) -> Response:
     return Response(shown, status=201 if written.created else 200)
 
 

@@ -44,7 +44,7 @@ class UnitUnknown(ValueError):
 
 
 @dataclass
-class Forgotten:
+class ErasureReport:
     """What was removed of a unit, or with dry_run what would be."""
 
     unit: str
@@ -64,7 +64,7 @@ class Forgotten:
     """Why removed rows may still stand in the database's own files; empty: they do not, or nothing was removed."""
 
 
-def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
+def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
     """Erase a unit's decisions with everything said of them and every copy of their text; list what was trained on it.
 
     The rows and their tombstones are one transaction, at whose end the files are erased: where that is interrupted the
@@ -73,7 +73,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> Forgotten:
     if not unit:
         # an empty unit is that of every decision whose app named none
         raise UnitUnknown("expected a unit, found an empty text")
-    done = Forgotten(unit, dry_run)
+    done = ErasureReport(unit, dry_run)
     if not dry_run:
         tombstones_announce()
         secure_delete()
@@ -112,7 +112,7 @@ def _snapshots(marks: Marks) -> list[dict[str, Any]]:
     return find({agent: set(prompts) for agent, prompts in marks.prompts.items()})
 
 
-def _rows_erase(done: Forgotten, traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> None:
+def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> None:
     """Remove the rows of feedback, or count them."""
     dry_run = done.dry_run
     for chunk in _chunks(list(ids)):

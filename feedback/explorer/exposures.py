@@ -84,7 +84,7 @@ class Exposure(NamedTuple):
     """The values of the columns asked for."""
 
 
-class Verdict(NamedTuple):
+class RatingValue(NamedTuple):
     """What was said of one decision."""
 
     decision: uuid.UUID
@@ -108,11 +108,11 @@ def exposures(decisions: DecisionSet, columns: Sequence[str] = ()) -> Iterator[E
         yield Exposure(pk, arm, unit or str(pk), at, latency, failed, drawn, tuple(values))
 
 
-def verdicts(decisions: DecisionSet) -> Iterator[Verdict]:
+def verdicts(decisions: DecisionSet) -> Iterator[RatingValue]:
     """Every standing rating of these decisions, in no particular order."""
     rows = decisions.ratings().values_list("decision_id", "thumb", "stars", "score", "rater_kind")
     for pk, thumb, stars, score, kind in rows.iterator(chunk_size=CHUNK):
-        yield Verdict(pk, thumb, stars, score, kind == RaterKind.SIMULATED)
+        yield RatingValue(pk, thumb, stars, score, kind == RaterKind.SIMULATED)
 
 
 def outcomes_of(decisions: DecisionSet, name: str) -> dict[uuid.UUID, float]:
@@ -120,7 +120,7 @@ def outcomes_of(decisions: DecisionSet, name: str) -> dict[uuid.UUID, float]:
     return dict(decisions.outcomes(name).values_list("decision_id", "value").iterator(chunk_size=CHUNK))
 
 
-class Prompt(NamedTuple):
+class PromptText(NamedTuple):
     """Facts of a decision that were known before it was answered."""
 
     messages: list[dict[str, Any]]
@@ -128,12 +128,12 @@ class Prompt(NamedTuple):
     tags: list[str]
 
 
-def prompts_of(ids: Sequence[uuid.UUID]) -> Iterator[tuple[uuid.UUID, Prompt]]:
+def prompts_of(ids: Sequence[uuid.UUID]) -> Iterator[tuple[uuid.UUID, PromptText]]:
     """These decisions' prompts, in no particular order."""
     for start in range(0, len(ids), IDS):
         rows = Decision.objects.filter(pk__in=ids[start : start + IDS]).order_by()
         for pk, messages, source, tags in rows.values_list("pk", "messages", "source", "tags"):
-            yield pk, Prompt(messages, source, tags)
+            yield pk, PromptText(messages, source, tags)
 
 
 def outcomes_named(ids: Sequence[uuid.UUID], name: str) -> dict[uuid.UUID, float]:
@@ -179,13 +179,13 @@ def listed_prompts(agent: str) -> set[str]:
     return set(rows.order_by().values_list("prompt_hash", flat=True).distinct())
 
 
-def verdicts_on(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, list[Verdict]]:
+def verdicts_on(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, list[RatingValue]]:
     """Standing ratings of these decisions."""
-    found: dict[uuid.UUID, list[Verdict]] = {}
+    found: dict[uuid.UUID, list[RatingValue]] = {}
     for start in range(0, len(ids), IDS):
         rows = ratings_standing().filter(decision__in=ids[start : start + IDS]).order_by()
         for pk, thumb, stars, score, kind in rows.values_list(
             "decision_id", "thumb", "stars", "score", "rater_kind"
         ):
-            found.setdefault(pk, []).append(Verdict(pk, thumb, stars, score, kind == RaterKind.SIMULATED))
+            found.setdefault(pk, []).append(RatingValue(pk, thumb, stars, score, kind == RaterKind.SIMULATED))
     return found

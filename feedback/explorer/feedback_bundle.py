@@ -16,7 +16,7 @@ from feedback.storage.sql import IDS
 
 
 @dataclass
-class Said:
+class FeedbackBundle:
     """What is known of one decision."""
 
     ratings: list[RatingFact] = field(default_factory=list)
@@ -27,9 +27,9 @@ class Said:
     """Name -> the newest value."""
 
 
-def said_of(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Said]:
+def feedback_bundles(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, FeedbackBundle]:
     """What was said and measured of each of these decisions."""
-    found = {pk: Said() for pk in ids}
+    found = {pk: FeedbackBundle() for pk in ids}
     for start in range(0, len(ids), IDS):
         chunk = list(ids[start : start + IDS])
         ratings = ratings_standing().order_by().filter(decision__in=chunk)
@@ -92,7 +92,7 @@ def _ends_task(step: Any) -> bool:
     return isinstance(step, dict) and step.get("kind") == "task"
 
 
-def with_rows_said(decisions: QuerySet[Decision]) -> QuerySet[Any]:
+def annotate_feedback_count(decisions: QuerySet[Decision]) -> QuerySet[Any]:
     """Decisions with `rows_said`: how many rows were ever written about each. It only grows: rows are never changed.
 
     The traces of a decision's run count too: one may arrive after the decision that was taken in it.

@@ -11,7 +11,7 @@ from django.db.models import OuterRef, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 
 from feedback.explorer.decision_facts import rewarded_at_least
-from feedback.explorer.search import Narrowed, decisions_found, one_of
+from feedback.explorer.search import DecisionFilter, decisions_found, one_of
 from feedback.explorer.text_index import text_looked_through
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.selectors import ratings_standing
@@ -66,7 +66,7 @@ def place_of(text: str) -> Place | None:
 
 
 @dataclass(frozen=True)
-class Found:
+class DecisionPage:
     """One page of decisions."""
 
     decisions: list[Decision]
@@ -78,13 +78,13 @@ class Found:
 
 
 def decisions_page(
-    within: Narrowed,
+    within: DecisionFilter,
     *,
     q: str = "",
     rated: str = "",
     min_reward: float | None = None,
     before: Place | None = None,
-) -> Found:
+) -> DecisionPage:
     """Decisions that match, newest first, from below `before`. rated: a key of RATED, or empty; min_reward: raw."""
     # what an index narrows down; the rest is looked for among at most LOOK of these
     base = _below(within.but(tag="").decisions(), before).order_by("-created_at", "-id")
@@ -105,7 +105,7 @@ def decisions_page(
     else:
         looked_to = end.created_at if end else None
     _with_ratings(rows)
-    return Found(rows, end, looked_to)
+    return DecisionPage(rows, end, looked_to)
 
 
 def _below(decisions: QuerySet[Decision], place: Place | None) -> QuerySet[Decision]:
@@ -150,7 +150,7 @@ def rated_asked(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparisonView:
     """A comparison as seen from one of its two decisions."""
 
     comparison: Comparison
@@ -166,7 +166,7 @@ class History:
 
     ratings: list[tuple[Rating, bool]]
     """Each with whether it stands."""
-    comparisons: list[Compared]
+    comparisons: list[ComparisonView]
     outcomes: list[Outcome]
     siblings: list[Decision]
     """Other responses to the same prompt, newest first."""
@@ -192,7 +192,7 @@ def _stands(row: Any) -> bool:
     return not row.withdrawn and getattr(row, "superseded_by", None) is None
 
 
-def _compared(row: Comparison, decision: Decision) -> Compared:
+def _compared(row: Comparison, decision: Decision) -> ComparisonView:
     is_left = row.left_id == decision.pk
     if row.withdrawn:
         outcome = "taken back"
@@ -200,4 +200,4 @@ def _compared(row: Comparison, decision: Decision) -> Compared:
         outcome = "preferred" if (row.preference == "left") == is_left else "not preferred"
     else:
         outcome = {"tie": "equally good", "both_bad": "both bad"}[row.preference]
-    return Compared(row, row.right if is_left else row.left, outcome, _stands(row))
+    return ComparisonView(row, row.right if is_left else row.left, outcome, _stands(row))

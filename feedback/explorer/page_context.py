@@ -10,7 +10,7 @@ from django.http import HttpRequest
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.previews import agent_facts, conversation_of, preview_of, turns_of
-from feedback.explorer.search import Narrowed
+from feedback.explorer.search import DecisionFilter
 from feedback.models import Decision
 from feedback.selectors import agents_known, policies_known
 
@@ -32,14 +32,14 @@ def shown_context(decision: Decision) -> dict[str, Any]:
 
 
 def filter_context(
-    request: HttpRequest, within: Narrowed, more: Mapping[str, str] | None = None
+    request: HttpRequest, within: DecisionFilter, more: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """What the filters above a queue or a list offer: the agents as links, the rest as a form.
 
     more: what else stands in the address and is to stay there.
     """
 
-    def query(narrowed: Narrowed) -> str:
+    def query(narrowed: DecisionFilter) -> str:
         return urlencode({**narrowed.parts, **(more or {})})
 
     reads = request.user.has_perm(SCOPE_PERMISSIONS["read"])

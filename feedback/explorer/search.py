@@ -70,7 +70,7 @@ def one_of(rows: QuerySet[Any]) -> Subquery:
 
 
 @dataclass(frozen=True)
-class Narrowed:
+class DecisionFilter:
     """What an address narrows a list of decisions down to; empty: everything."""
 
     agent: str = ""
@@ -95,21 +95,21 @@ class Narrowed:
     @property
     def parts(self) -> dict[str, str]:
         """Name and value of what is set, as it stands in an address."""
-        values = {field.name: getattr(self, field.name) for field in fields(Narrowed)}
+        values = {field.name: getattr(self, field.name) for field in fields(DecisionFilter)}
         return {name: str(value) for name, value in values.items() if value}
 
     @property
     def query(self) -> str:
         return urlencode(self.parts)
 
-    def but(self, **changes: Any) -> Narrowed:
+    def but(self, **changes: Any) -> DecisionFilter:
         return replace(self, **changes)
 
 
-def narrowed_of(given: Mapping[str, str]) -> Narrowed:
+def narrowed_of(given: Mapping[str, str]) -> DecisionFilter:
     """What an address or a form asks for. Raises FeedbackRefused with a fault per field."""
     check = Check()
-    found = Narrowed(
+    found = DecisionFilter(
         agent=check.agent(given["agent"]) if given.get("agent") else "",
         policy=check.text("policy", given.get("policy", "").strip(), limit=200),
         tag=check.text("tag", given.get("tag", "").strip(), limit=100),

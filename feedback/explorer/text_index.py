@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from django.db import Error, connection
 
-from feedback.cache import Remembered
+from feedback.cache import TTLCache
 from feedback.models import Decision
 
 NAME = "feedback_decision_text_trgm"
 SHORTEST = 3
 """Characters a text must have to be found in it: its entries are of three."""
 
-_there: Remembered[bool] = Remembered()
+_there: TTLCache[bool] = TTLCache()
 
 
 class TextIndexRefused(ValueError):

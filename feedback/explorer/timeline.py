@@ -48,7 +48,7 @@ _OF_DECISION = {
 
 
 @dataclass(frozen=True)
-class Step:
+class TimelineStep:
     """One step, as it is shown."""
 
     number: int
@@ -90,7 +90,7 @@ class Step:
 class Timeline:
     """A page of a trace's steps."""
 
-    steps: list[Step]
+    steps: list[TimelineStep]
     total: int
     """Steps in the whole trace."""
     part: int
@@ -189,12 +189,12 @@ def _shown(
     own: uuid.UUID | None,
     here: uuid.UUID,
     began: datetime | None,
-) -> Step:
+) -> TimelineStep:
     at = parse_datetime(step["at"]) if isinstance(step.get("at"), str) else None
     after = (at - began).total_seconds() * 1000 if at and began and at.tzinfo else None
     kind = str(step.get("kind", "step"))
     hidden = _SHOWN_APART | (_OF_DECISION if kind == "decision" else set()) | {"unfinished", "forgotten"}
-    return Step(
+    return TimelineStep(
         number=number + 1,
         kind=kind if kind in STEP_KINDS else "step",
         name=str(step.get("name") or ""),

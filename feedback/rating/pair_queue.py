@@ -13,7 +13,7 @@ from datetime import datetime
 from django.db.models import OuterRef
 from django.utils import timezone
 
-from feedback.explorer.search import Narrowed, one_of
+from feedback.explorer.search import DecisionFilter, one_of
 from feedback.models import Comparison, Decision, RaterKind
 from feedback.selectors import comparisons_standing
 
@@ -30,7 +30,7 @@ Key = frozenset[uuid.UUID]
 
 
 @dataclass(frozen=True)
-class Pair:
+class QueuedPair:
     """Two decisions on the same prompt, on the sides on which this rater sees them."""
 
     left: Decision
@@ -46,7 +46,7 @@ class Pair:
 class PairsWaiting:
     """The pair to show, and how many wait for this rater."""
 
-    pair: Pair | None
+    pair: QueuedPair | None
     waiting: int
     """Among the decisions looked through; there may be more further back."""
 
@@ -86,14 +86,16 @@ def sides_of(rater: str, one: uuid.UUID, other: uuid.UUID) -> tuple[uuid.UUID, u
     return (second, first) if swapped else (first, second)
 
 
-def pairs_waiting(rater: str, within: Narrowed | None = None, skip: Collection[str] = ()) -> PairsWaiting:
+def pairs_waiting(
+    rater: str, within: DecisionFilter | None = None, skip: Collection[str] = ()
+) -> PairsWaiting:
     """The next pair for this rater: never one this rater compared, on whichever sides, nor one that as many people
     compared as its decisions want ratings.
 
     Of those that rank alike each rater starts at another one (by hash), so that two raters seldom compare the same
     pair at once. skip: keys of pairs put aside.
     """
-    within = within or Narrowed()
+    within = within or DecisionFilter()
     passed = set(skip)
     for prompts in _looks(within):
         candidates = [c for c in _candidates(rater, within, prompts) if c.key not in passed]
@@ -104,7 +106,7 @@ def pairs_waiting(rater: str, within: Narrowed | None = None, skip: Collection[s
         chosen = min(alike, key=lambda c: _number("turn", rater, c.key))
         left, right = sides_of(rater, chosen.first.pk, chosen.second.pk)
         rows = Decision.objects.in_bulk([left, right])
-        return PairsWaiting(Pair(rows[left], rows[right]), len(candidates))
+        return PairsWaiting(QueuedPair(rows[left], rows[right]), len(candidates))
     return PairsWaiting(None, 0)
 
 
@@ -115,7 +117,7 @@ def compared_today(rater: str, agent: str = "") -> int:
     return mine.order_by().count()
 
 
-def _looks(within: Narrowed) -> Iterator[list[tuple[str, str]]]:
+def _looks(within: DecisionFilter) -> Iterator[list[tuple[str, str]]]:
     """Agent and prompt hash of prompts with different responses, the newest first, look after look."""
     another = Decision.objects.filter(agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"))
     another = another.filter(withdrawal=None).exclude(response=OuterRef("response")).order_by()
@@ -136,7 +138,7 @@ def _looks(within: Narrowed) -> Iterator[list[tuple[str, str]]]:
             return
 
 
-def _candidates(rater: str, within: Narrowed, prompts: list[tuple[str, str]]) -> list[_Candidate]:
+def _candidates(rater: str, within: DecisionFilter, prompts: list[tuple[str, str]]) -> list[_Candidate]:
     if not prompts:
         return []
     responses: dict[tuple[str, str], dict[str, _Response]] = defaultdict(dict)

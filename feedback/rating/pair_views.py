@@ -15,10 +15,10 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.page_context import filter_context, shown_context
-from feedback.explorer.search import Narrowed
+from feedback.explorer.search import DecisionFilter
 from feedback.models import Comparison
 from feedback.rating.forms import ComparisonForm, rating_id
-from feedback.rating.pair_queue import Pair, compared_today, pair_key, pairs_waiting
+from feedback.rating.pair_queue import QueuedPair, compared_today, pair_key, pairs_waiting
 from feedback.rating.views import NOTICES, SKIP_LIMIT, UNDO_LIMIT, wants_card, within_asked
 from feedback.selectors import decision_get
 from feedback.services import FeedbackConflict, FeedbackRefused, comparison_submit, comparison_withdraw
@@ -71,7 +71,7 @@ def pairs_undo(request: HttpRequest) -> HttpResponse:
             comparison_withdraw(said)
         except FeedbackConflict:
             continue  # replaced or taken back in another window: the one before it is meant
-        pair = Pair(said.left, said.right)
+        pair = QueuedPair(said.left, said.right)
         if wants_card(request):
             return _card(request, within, pair, said=NOTICES["undone"], notes=said.notes)
         return _to_page(within, pair=f"{said.left_id}~{said.right_id}", said="undone")
@@ -92,7 +92,7 @@ def pairs_skip(request: HttpRequest) -> HttpResponse:
     return _next(request, within, "skipped")
 
 
-def _store(request: HttpRequest, within: Narrowed) -> HttpResponse:
+def _store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     pair = _pair_asked(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}")
     form = ComparisonForm(request.POST)
     notes = request.POST.get("notes", "")
@@ -118,7 +118,7 @@ def _skipped(request: HttpRequest) -> list[str]:
     return skipped
 
 
-def _pair_asked(text: str) -> Pair:
+def _pair_asked(text: str) -> QueuedPair:
     """Two ids with ~ between, left and right as they are shown; both decisions answer the same prompt."""
     left, _, right = text.partition("~")
     try:
@@ -127,10 +127,10 @@ def _pair_asked(text: str) -> Pair:
         first = second = None
     if first is None or second is None or first.prompt_hash != second.prompt_hash or first == second:
         raise Http404("no such pair of decisions")
-    return Pair(first, second)
+    return QueuedPair(first, second)
 
 
-def _next(request: HttpRequest, within: Narrowed, said: str) -> HttpResponse:
+def _next(request: HttpRequest, within: DecisionFilter, said: str) -> HttpResponse:
     if not wants_card(request):
         return _to_page(within, said=said)
     pair = None
@@ -140,15 +140,15 @@ def _next(request: HttpRequest, within: Narrowed, said: str) -> HttpResponse:
     return _card(request, within, pair, said=SAID.get(said) or NOTICES.get(said, ""))
 
 
-def _to_page(within: Narrowed, **query: str) -> HttpResponseRedirect:
+def _to_page(within: DecisionFilter, **query: str) -> HttpResponseRedirect:
     words = urlencode({**within.parts, **{name: value for name, value in query.items() if value}})
     return redirect(f"{reverse('pairs')}?{words}" if words else reverse("pairs"))
 
 
 def _card(
     request: HttpRequest,
-    within: Narrowed,
-    pair: Pair | None = None,
+    within: DecisionFilter,
+    pair: QueuedPair | None = None,
     *,
     said: str = "",
     fault: str = "",

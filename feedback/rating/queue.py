@@ -14,7 +14,7 @@ from django.db.models.functions import Coalesce
 from django.db.models.lookups import IsNull
 from django.utils import timezone
 
-from feedback.explorer.search import Narrowed, one_of
+from feedback.explorer.search import DecisionFilter, one_of
 from feedback.models import Decision, Lease, Rating
 from feedback.rating.queue_order import in_order, stretches, waiting, windows
 from feedback.selectors import ratings_standing
@@ -34,10 +34,10 @@ NEW_PROMPT_LOOK = 50
 LEASE = timedelta(minutes=10)
 """How long a decision shown to a rater is kept from the others."""
 
-EVERYTHING = Narrowed()
+EVERYTHING = DecisionFilter()
 
 
-def decisions_queued(rater: str, within: Narrowed = EVERYTHING) -> QuerySet[Decision]:
+def decisions_queued(rater: str, within: DecisionFilter = EVERYTHING) -> QuerySet[Decision]:
     """Decisions this rater has no standing rating on, and which people have not rated as often as wanted.
 
     Simulated ratings do not count: they stand in for people who have not rated yet, and take no work off them.
@@ -66,7 +66,7 @@ def _others(rater: str) -> Coalesce:
 
 def next_decision(
     rater: str,
-    within: Narrowed = EVERYTHING,
+    within: DecisionFilter = EVERYTHING,
     skip: Collection[uuid.UUID | str] = (),
     after: Decision | None = None,
 ) -> Decision | None:
@@ -105,7 +105,7 @@ def next_decision(
 
 
 def _foremost(
-    rater: str, within: Narrowed, passed: Collection[uuid.UUID | str], condition: Q | None = None
+    rater: str, within: DecisionFilter, passed: Collection[uuid.UUID | str], condition: Q | None = None
 ) -> Decision | None:
     """The first in order; of the first ones that are alike in ratings and worth, one on a prompt nobody rated."""
     for stretch in stretches(within):
@@ -157,7 +157,7 @@ def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
 
 def decision_take(
     rater: str,
-    within: Narrowed = EVERYTHING,
+    within: DecisionFilter = EVERYTHING,
     skip: Collection[uuid.UUID | str] = (),
     after: Decision | None = None,
 ) -> Decision | None:
@@ -224,7 +224,7 @@ class QueueProgress:
         return max(1, self.today + self.left)
 
 
-def queue_progress(rater: str, within: Narrowed = EVERYTHING) -> QueueProgress:
+def queue_progress(rater: str, within: DecisionFilter = EVERYTHING) -> QueueProgress:
     """Figures of the progress bar; the counts are bounded, so that the page stays quick with a long queue."""
     midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
     left = 0
@@ -240,7 +240,7 @@ def queue_progress(rater: str, within: Narrowed = EVERYTHING) -> QueueProgress:
         .order_by()
         .count(),
         left=left,
-        any_decision=left > 0 or Narrowed(agent=within.agent).decisions().exists(),
+        any_decision=left > 0 or DecisionFilter(agent=within.agent).decisions().exists(),
     )
 
 

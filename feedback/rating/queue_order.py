@@ -10,7 +10,7 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.fields.json import KT
 from django.db.models.lookups import Exact, IsNull
 
-from feedback.explorer.search import Narrowed
+from feedback.explorer.search import DecisionFilter
 from feedback.models import Decision
 from feedback.selectors import tagged
 
@@ -43,7 +43,7 @@ def in_order(queued: QuerySet[Decision]) -> QuerySet[Decision]:
     return queued.order_by("ratings_human", "-asking_worth", "created_at", "id")
 
 
-def stretches(within: Narrowed) -> Iterator[Stretch]:
+def stretches(within: DecisionFilter) -> Iterator[Stretch]:
     """Everybody's queue.
 
     Where days are asked for, what is worth nothing in particular, most of a queue often, is a stretch of its own: it

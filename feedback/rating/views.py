@@ -20,7 +20,7 @@ from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.accounts.sign_in import signin_link_check, signin_link_redeem
 from feedback.accounts.sign_in_brake import link_allowed, link_failed
 from feedback.explorer.page_context import filter_context, shown_context
-from feedback.explorer.search import Narrowed, narrowed_of
+from feedback.explorer.search import DecisionFilter, narrowed_of
 from feedback.models import Decision, Rating
 from feedback.rating.forms import ACCEPTING, RatingForm, rating_id, tags_sent
 from feedback.rating.queue import (
@@ -43,7 +43,7 @@ SKIP_LIMIT = 500
 """Decisions a session remembers as put aside; the one put aside first comes back first."""
 
 
-def within_asked(request: HttpRequest) -> Narrowed:
+def within_asked(request: HttpRequest) -> DecisionFilter:
     """What the address narrows the queue down to. Raters are blind, so a policy is named by who may read it alone."""
     try:
         within = narrowed_of(request.GET)
@@ -72,7 +72,7 @@ def wants_card(request: HttpRequest) -> bool:
 def _card(
     request: HttpRequest,
     decision: Decision | None,
-    within: Narrowed,
+    within: DecisionFilter,
     *,
     said: str = "",
     fault: str = "",
@@ -127,7 +127,7 @@ def _kept(rater: str, decision: Decision) -> dict[str, Any]:
     }
 
 
-def _next(request: HttpRequest, within: Narrowed, *, said: str = "") -> HttpResponse:
+def _next(request: HttpRequest, within: DecisionFilter, *, said: str = "") -> HttpResponse:
     """Go on to the next decision: the card for our script, a redirect for a plain form (so that reload is safe)."""
     if not wants_card(request):
         return _to_page(within, said=said)
@@ -142,7 +142,7 @@ def _next(request: HttpRequest, within: Narrowed, *, said: str = "") -> HttpResp
     return _card(request, decision, within, said=said)
 
 
-def _to_page(within: Narrowed, **query: str) -> HttpResponseRedirect:
+def _to_page(within: DecisionFilter, **query: str) -> HttpResponseRedirect:
     words = urlencode({**within.parts, **{name: value for name, value in query.items() if value}})
     return redirect(f"{reverse('rate')}?{words}" if words else reverse("rate"))
 
@@ -191,7 +191,7 @@ def _said(verdict: str) -> str:
     )
 
 
-def _rate_store(request: HttpRequest, within: Narrowed) -> HttpResponse:
+def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     decision = _decision_asked(request.POST.get("decision", ""))
     form = RatingForm(request.POST)
     kept = {

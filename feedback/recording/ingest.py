@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 
 from backend import limits
 from feedback.models import Decision
-from feedback.services import Written, rating_submit, row_write
+from feedback.services import WriteResult, rating_submit, row_write
 from feedback.storage.factories import decision_build, identity_of
 from feedback.storage.sampling import is_collected
 from feedback.storage.sql import rows_insert
@@ -23,7 +23,7 @@ MAX_BULK = limits.BULK_DECISIONS
 
 
 @dataclass(frozen=True)
-class Ingested:
+class IngestResult:
     """A decision that was accepted."""
 
     row: Decision
@@ -33,18 +33,18 @@ class Ingested:
     """False: the agent's collection rate leaves it out, now and whenever it is sent again."""
 
 
-def decision_ingest(**facts: Any) -> Ingested:
+def decision_ingest(**facts: Any) -> IngestResult:
     """Record one decision, if it is of the share that is kept; facts and refusals as of `decision_record`."""
     row = decision_build(**facts)
     if not is_collected(row.agent, row.pk):
         return _left_out(row, _body_hashes([row.pk]).get(row.pk))
     written = row_write(row)
-    return Ingested(written.row, written.created, stored=True)
+    return IngestResult(written.row, written.created, stored=True)
 
 
 def decisions_ingest(
     items: Sequence[Mapping[str, Any]], *, likely_new: bool = False, reserved: bool = False
-) -> list[Ingested | FeedbackRefused]:
+) -> list[IngestResult | FeedbackRefused]:
     """Record many decisions, each on its own: a result or a refusal per item, in their order.
 
     Of one id sent twice in a list the first stands, as if they had come one after the other. likely_new: the ids were
@@ -101,7 +101,7 @@ def _result(
     before: Mapping[uuid.UUID, str],
     created: set[uuid.UUID],
     kept: set[uuid.UUID],
-) -> Ingested | FeedbackRefused:
+) -> IngestResult | FeedbackRefused:
     try:
         if row.pk not in kept:
             return _left_out(row, before.get(row.pk))
@@ -110,14 +110,14 @@ def _result(
             raise _clash(row)
     except FeedbackConflict as clash:
         return clash
-    return Ingested(row, row is first[row.pk] and row.pk in created, stored=True)
+    return IngestResult(row, row is first[row.pk] and row.pk in created, stored=True)
 
 
-def _left_out(row: Decision, before: str | None) -> Ingested:
+def _left_out(row: Decision, before: str | None) -> IngestResult:
     """The answer for a decision outside the share that is kept; it may have been kept when the rate was higher."""
     if before is not None and before != row.body_hash:
         raise _clash(row)
-    return Ingested(row, created=False, stored=before is not None)
+    return IngestResult(row, created=False, stored=before is not None)
 
 
 def _clash(row: Decision) -> FeedbackConflict:
@@ -144,7 +144,7 @@ def scored_response_record(
     id: uuid.UUID | str | None = None,
     run_id: str = "",
     notes: str = "",
-) -> Written:
+) -> WriteResult:
     """Record a response together with a score in [0, 1], for an app that has both at once. Returns the rating.
 
     A decision that was recorded with the same prompt, response and run_id is the one that is rated; otherwise one is

@@ -28,7 +28,7 @@ from backend.disks import disk_state
 from backend.file_locks import file_lock, renew_after_fork
 from backend.problem_log import ProblemLog
 from feedback.models import Decision
-from feedback.recording.ingest import MAX_BULK, Ingested, decisions_ingest
+from feedback.recording.ingest import MAX_BULK, IngestResult, decisions_ingest
 from feedback.recording.journal import Journal, journals, noted, take_over
 from feedback.recording.outbox import Outbox, Progress
 from feedback.selectors import decision_get
@@ -383,7 +383,7 @@ def _line_of(facts: Facts) -> dict[str, Any]:
     return {"kind": "decision", "body": dict(facts)}
 
 
-def _ingested(bodies: Sequence[Facts]) -> list[Ingested | FeedbackRefused]:
+def _ingested(bodies: Sequence[Facts]) -> list[IngestResult | FeedbackRefused]:
     """As decisions_ingest; what the database itself refuses is refused alone, and holds nothing else back."""
     try:
         return decisions_ingest(bodies, reserved=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedback.cache import Remembered
+from feedback.cache import TTLCache
 from feedback.models import AgentName
 from feedback.models import prompt_hash as hash_of
 
-_names: Remembered[str] = Remembered()
+_names: TTLCache[str] = TTLCache()
 
 
 def name_hashed(agent: str) -> str:

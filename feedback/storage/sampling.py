@@ -8,14 +8,14 @@ from collections import defaultdict
 
 from django.conf import settings
 
-from feedback.cache import Remembered
+from feedback.cache import TTLCache
 from feedback.models import AgentSettings, Decision
 from feedback.storage.sql import among
 
 BATCH = 5_000
 """Decisions that are given their new numbers together."""
 
-_settings: Remembered[AgentSettings] = Remembered()
+_settings: TTLCache[AgentSettings] = TTLCache()
 
 
 def agent_settings(agent: str) -> AgentSettings:

@@ -70,21 +70,21 @@ _COPIED: dict[type, Callable[[Any], str]] = {
 """How a field's value is written for COPY, where it is not written as it is."""
 
 
-class Standing(NamedTuple):
+class RatingProgress(NamedTuple):
     """How often people rated a decision, and how often they are to."""
 
     ratings: int
     wanted: int
 
 
-def rating_insert(row: Rating, change: int) -> Standing | None:
+def rating_insert(row: Rating, change: int) -> RatingProgress | None:
     """Insert a rating and add `change` to its decision's number of standing ratings by people: both or neither.
 
     In PostgreSQL that is one statement, and one way to the database and back instead of four. Raises IntegrityError
     where the rating cannot stand in its chain, and (IntegrityError or NoDecision) where there is no decision. Returns
     how often the decision is rated now, None where that was not asked because nothing changed.
     """
-    standing: Standing | None = None
+    standing: RatingProgress | None = None
     together = connection.vendor == "postgresql" and change != 0
     with transaction.atomic() if connection.in_atomic_block or not together else nullcontext():
         if not together:
@@ -120,7 +120,7 @@ def _insertion(model: type[Model]) -> tuple[str, list[Any]]:
     return f"INSERT INTO {quote(model._meta.db_table)} ({columns}) VALUES ({places})", fields  # noqa: S608  # our own names
 
 
-def ratings_human_change(decision: uuid.UUID, change: int) -> Standing | None:
+def ratings_human_change(decision: uuid.UUID, change: int) -> RatingProgress | None:
     """Add to a decision's number of standing ratings by people. None where there is no such decision."""
     key = Decision._meta.get_field("id").get_db_prep_value(decision, connection)
     with connection.cursor() as cursor:
@@ -132,12 +132,14 @@ def ratings_human_change(decision: uuid.UUID, change: int) -> Standing | None:
         return _standing(cursor.fetchone())
 
 
-def ratings_human_changes(decisions: Collection[uuid.UUID], change: int) -> list[tuple[uuid.UUID, Standing]]:
+def ratings_human_changes(
+    decisions: Collection[uuid.UUID], change: int
+) -> list[tuple[uuid.UUID, RatingProgress]]:
     """The same for many decisions; those that there are."""
     rows = among(Decision.objects.order_by(), "id", decisions)
     rows.update(ratings_human=F("ratings_human") + change)
     return [
-        (pk, Standing(*standing))
+        (pk, RatingProgress(*standing))
         for pk, *standing in rows.values_list("pk", "ratings_human", "ratings_wanted")
     ]
 
@@ -159,5 +161,5 @@ def among(rows: QuerySet[M], column: str, values: Collection[Any]) -> QuerySet[M
     return rows.extra(where=[where], params=[sent])  # noqa: S610
 
 
-def _standing(row: tuple[int, int] | None) -> Standing | None:
-    return None if row is None else Standing(*row)
+def _standing(row: tuple[int, int] | None) -> RatingProgress | None:
+    return None if row is None else RatingProgress(*row)

@@ -17,13 +17,13 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from feedback.cache import Remembered
+from feedback.cache import TTLCache
 from feedback.models import Decision, Tombstone, Trace
 from feedback.storage.sql import IDS
 from feedback.storage.validation import FeedbackConflict
 
 Kind = Tombstone.Kind
-_salt: Remembered[bytes] = Remembered()
+_salt: TTLCache[bytes] = TTLCache()
 
 ABSENCE_S = 1.0
 """Seconds a process goes by it that nothing was ever erased here, and the first erasure waits for that: so whoever

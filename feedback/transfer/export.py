@@ -19,13 +19,13 @@ import orjson
 from feedback.storage.problem_rows import RowReader, unreadable_shown
 from feedback.transfer import formats
 from feedback.transfer.exported import MORE, Selection, one_moment, records
-from feedback.transfer.formats.writing import Line, LineWritten, Shape, View
+from feedback.transfer.formats.writing import Line, LineWritten, RowShape, View
 
 PIECE = 1 << 16
 """Bytes after which a piece of a stream is sent on."""
 
 
-class ExportRefused(ValueError):
+class FeedbackExportRefused(ValueError):
     """An export that cannot be written; the message says what was found and what to do."""
 
 
@@ -57,10 +57,10 @@ class ExportReport:
         }
 
 
-def shape_of(name: str) -> Shape:
+def shape_of(name: str) -> RowShape:
     """The kind of file that is written under a name. Raises ExportRefused."""
     if name not in formats.SHAPES:
-        raise ExportRefused(f"format: expected one of {', '.join(formats.SHAPES)}; found {name!r}")
+        raise FeedbackExportRefused(f"format: expected one of {', '.join(formats.SHAPES)}; found {name!r}")
     return formats.SHAPES[name]
 
 
@@ -102,7 +102,7 @@ def export_begun(
     return going_on()
 
 
-def _rows(shape: Shape, selection: Selection, left_out: Counter[str]) -> Generator[Line]:
+def _rows(shape: RowShape, selection: Selection, left_out: Counter[str]) -> Generator[Line]:
     for view in shape.views:
         with closing(records(view, selection, left_out)) as found:
             yield from shape.write(found, left_out)
@@ -114,7 +114,7 @@ def _limited(rows: Iterator[Line], limit: int | None, report: ExportReport) -> I
         report.truncated = next(rows, None) is not None
 
 
-def _encoded(shape: Shape, rows: Iterable[Line], report: ExportReport) -> Iterator[bytes]:
+def _encoded(shape: RowShape, rows: Iterable[Line], report: ExportReport) -> Iterator[bytes]:
     array = shape.container == "array"
     piece = bytearray(b"[\n" if array else b"")
     end = b"" if array else b"\n"
@@ -166,7 +166,7 @@ def file_export(path: Path, name: str, selection: Selection, *, limit: int | Non
     report = _file_written(path, name, selection, limit)
     if not report.samples:
         counts = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items() if count)
-        raise ExportRefused(
+        raise FeedbackExportRefused(
             f"nothing of {f'agent {selection.agent}' if selection.agent else 'any agent'} can be written as {name}"
             f"{f' (left out: {counts})' if counts else ''}: record and rate decisions first, lower --min-reward, or "
             "choose another --format"
@@ -198,7 +198,7 @@ def _file_written(path: Path, name: str, selection: Selection, limit: int | None
             finally:
                 Path(file.name).unlink(missing_ok=True)
     except OSError as error:
-        raise ExportRefused(
+        raise FeedbackExportRefused(
             f"{path} cannot be written: {error.strerror or error}; name a file in a folder that is there and writable"
         ) from error
     if report.samples:

@@ -131,7 +131,7 @@ def order_import(
         )
     opened = formats.readings(order.path, order.format, order.ratings_path, order.columns)
     with rows_bounded(order.max_rows), opened as files:
-        work = _Work(order, files, _report_begun(order, files), progress, dry_run)
+        work = _ImportJob(order, files, _report_begun(order, files), progress, dry_run)
         work.look_through()
         return work.write()
 
@@ -144,7 +144,7 @@ def _report_begun(order: ImportOrder, files: tuple[Reading, ...]) -> ImportRepor
 
 
 @dataclass
-class _Work:
+class _ImportJob:
     """One import under way."""
 
     order: ImportOrder

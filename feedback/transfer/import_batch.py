@@ -14,11 +14,11 @@ from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.services import counted, rating_change
 from feedback.storage.annotation_priority import worth_again
 from feedback.storage.factories import withdrawal_build
-from feedback.storage.sql import Standing, among, ratings_human_changes, rows_insert
+from feedback.storage.sql import RatingProgress, among, ratings_human_changes, rows_insert
 from feedback.storage.validation import DecisionUnknown, FeedbackConflict, FeedbackRefused
 from feedback.transfer.formats.base import DEMONSTRATION
 from feedback.transfer.formats.records import Record
-from feedback.transfer.import_plans import Chain, Origin, Plan, Planner, Raters, Said, Word
+from feedback.transfer.import_plans import Chain, ImportPlan, Origin, PlannedFeedback, Planner, Raters, Word
 from feedback.transfer.import_report import REPEATED, ImportReport
 
 
@@ -66,7 +66,7 @@ class Batch:
                 self._count_row(plan, added)
         self._insert()
 
-    def _count_row(self, plan: Plan, added: bool) -> None:
+    def _count_row(self, plan: ImportPlan, added: bool) -> None:
         """Count the row of a plan as stored, as skipped, or as here already: before this file, or by a row above."""
         if plan.skipped:
             self.report.skip(plan.skipped)
@@ -77,7 +77,7 @@ class Batch:
         else:
             self.report.already_here += 1
 
-    def _is_repeated(self, plan: Plan) -> bool:
+    def _is_repeated(self, plan: ImportPlan) -> bool:
         """Whether a row that adds nothing says what another row of this file said, rather than what was here before."""
         if plan.trace is not None:
             return self._brought_now(Trace, plan.trace.pk)
@@ -91,7 +91,7 @@ class Batch:
 
     # --- What is there already -------------------------------------------------------------------------------
 
-    def _look_up(self, plans: Sequence[Plan]) -> None:
+    def _look_up(self, plans: Sequence[ImportPlan]) -> None:
         said = [one.row for plan in plans for one in plan.said]
         decisions = {row.pk for plan in plans for row in plan.decisions}
         self._here: dict[type[Model], dict[uuid.UUID, _Stored]] = {
@@ -122,7 +122,7 @@ class Batch:
 
     # --- What is new -----------------------------------------------------------------------------------------
 
-    def _take(self, plan: Plan) -> bool:
+    def _take(self, plan: ImportPlan) -> bool:
         """Add what is new of a plan to the rows to be written; whether anything was. Raises FeedbackRefused, and then
         nothing was added."""
         if plan.trace is not None:
@@ -173,7 +173,7 @@ class Batch:
         return _same(row, before.body_hash)
 
     def _word(
-        self, one: Said, heads: MutableMapping[Chain, Word], fresh: dict[uuid.UUID, str]
+        self, one: PlannedFeedback, heads: MutableMapping[Chain, Word], fresh: dict[uuid.UUID, str]
     ) -> Word | None:
         """The row in its chain; None where it is here already. Raises FeedbackRefused."""
         row = one.row
@@ -226,7 +226,7 @@ class Batch:
         rows_insert(self._new.outcomes)
         self._attach()
         for row in decisions:
-            worth_again(row.pk, Standing(row.ratings_human, row.ratings_wanted))
+            worth_again(row.pk, RatingProgress(row.ratings_human, row.ratings_wanted))
         self._count()
 
     def _link(self) -> None:

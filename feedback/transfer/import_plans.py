@@ -79,7 +79,7 @@ Chain: TypeAlias = tuple[Any, ...]
 
 
 @dataclass
-class Said:
+class PlannedFeedback:
     """A rating or comparison that a record brings."""
 
     row: Word
@@ -91,12 +91,12 @@ class Said:
 
 
 @dataclass
-class Plan:
+class ImportPlan:
     """What one record brings, checked and built, before anybody looks what is there already."""
 
     record: Record
     decisions: list[Decision] = field(default_factory=list)
-    said: list[Said] = field(default_factory=list)
+    said: list[PlannedFeedback] = field(default_factory=list)
     outcomes: list[tuple[Outcome, bool]] = field(default_factory=list)
     """With whether the file says when it happened."""
     trace: Trace | None = None
@@ -118,7 +118,7 @@ class Planner:
         self.stored: set[uuid.UUID] = set()
         """Decisions that records name, of those that are in the database."""
 
-    def plans(self, records: Sequence[Record]) -> list[Plan]:
+    def plans(self, records: Sequence[Record]) -> list[ImportPlan]:
         """What each record brings; one that cannot be built is reported as refused."""
         self._build_decisions(records)
         self._leave_out_erased(records)
@@ -293,7 +293,7 @@ class Planner:
             "traces or calls this feedback was given on), then this file again"
         )
 
-    def _plans(self, records: Sequence[Record]) -> Iterator[Plan]:
+    def _plans(self, records: Sequence[Record]) -> Iterator[ImportPlan]:
         for record in records:
             if isinstance(record, RowRefused):
                 self.report.refuse(record)
@@ -305,8 +305,8 @@ class Planner:
                 except FeedbackRefused as error:
                     self.refuse(record, error)
 
-    def _plan(self, record: Record) -> Plan:
-        plan = Plan(record)
+    def _plan(self, record: Record) -> ImportPlan:
+        plan = ImportPlan(record)
         if isinstance(record, ImportedTrace):
             if record.id in self._traces_erased:
                 raise erased_refusal("trace", record.id)
@@ -335,7 +335,7 @@ class Planner:
             raise built
         return built
 
-    def _plan_comparison(self, plan: Plan, record: ImportedComparison) -> None:
+    def _plan_comparison(self, plan: ImportPlan, record: ImportedComparison) -> None:
         sides: list[Subject] = []
         for side in (record.left, record.right):
             if isinstance(side, ImportedDecision):
@@ -370,9 +370,9 @@ class Planner:
             )
         )
         chain = (left.pk, right.pk, rater)
-        plan.said.append(Said(row, chain, record.id is not None, record.withdrawn))
+        plan.said.append(PlannedFeedback(row, chain, record.id is not None, record.withdrawn))
 
-    def _rating(self, decision: Subject, rating: ImportedRating) -> Said:
+    def _rating(self, decision: Subject, rating: ImportedRating) -> PlannedFeedback:
         rater = rating.rater or self._nobody(decision.pk)
         said = [getattr(rating, name) for name in SAID]
         key = rating.id or _content_id([decision.pk, rater, *said, rating.created_at])
@@ -387,7 +387,7 @@ class Planner:
                 created_at=rating.created_at,
             )
         )
-        return Said(row, (decision.pk, rater), rating.id is not None, rating.withdrawn)
+        return PlannedFeedback(row, (decision.pk, rater), rating.id is not None, rating.withdrawn)
 
     def _nobody(self, *subject: uuid.UUID) -> str:
         """The format's name stands for raters the file does not name, numbered per subject: three anonymous verdicts

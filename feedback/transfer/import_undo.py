@@ -29,7 +29,8 @@ from feedback.models import (
     Suggestion,
     Trace,
 )
-from feedback.storage.annotation_priority import Standing, policy_doubt, worth_again
+from feedback.storage.annotation_priority import policy_doubt, worth_again
+from feedback.storage.sql import RatingProgress
 
 CHUNK = 400
 """Ids named in one statement, where it names each twice."""
@@ -119,7 +120,7 @@ def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
         raise UndoRefused(
             f"import {number} ({batch.file}) was undone on {batch.undone_at:%Y-%m-%d %H:%M} by {batch.undone_by}"
         )
-    work = _Work(batch, Undone(number, batch.file, dry_run, forced=force))
+    work = _UndoJob(batch, Undone(number, batch.file, dry_run, forced=force))
     done = work.done
     done.trained_on = trained_on(batch)
     if done.was_trained_on and not force and not dry_run:
@@ -156,7 +157,7 @@ def trained_on(batch: ImportBatch) -> dict[str, list[Any]]:
     return prompts_trained_on(prompts, batch.created_at)
 
 
-class _Work:
+class _UndoJob:
     """The removal of one import, inside a transaction."""
 
     def __init__(self, batch: ImportBatch, done: Undone) -> None:
@@ -326,7 +327,7 @@ def ratings_recount(ids: Sequence[uuid.UUID]) -> None:
         if count < 2:
             Decision.objects.filter(pk=pk).update(asking_worth=policy_doubt(candidates, propensity))
         else:
-            worth_again(pk, Standing(count, wanted))
+            worth_again(pk, RatingProgress(count, wanted))
 
 
 def _delete(rows: QuerySet[Any]) -> int:

@@ -17,7 +17,7 @@ from django.core.files.uploadedfile import UploadedFile
 from feedback.transfer import formats
 from feedback.transfer.formats.columns import FIELDS, ColumnMap
 from feedback.transfer.formats.files import rows_bounded
-from feedback.transfer.formats.previews import ColumnSeen, Preview
+from feedback.transfer.formats.previews import ColumnSeen, FilePreview
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import ImportOrder
 
@@ -96,7 +96,7 @@ class Upload:
             max_rows=settings.FEEDBACK_UPLOAD_MAX_ROWS,
         )
 
-    def previews(self) -> tuple[Preview, ...]:
+    def previews(self) -> tuple[FilePreview, ...]:
         """The first rows of each file in it, and what each column is taken for. Raises FormatRefused."""
         with rows_bounded(settings.FEEDBACK_UPLOAD_MAX_ROWS):
             return formats.preview(Path(self.path), self.column_map, ROWS_SHOWN)
@@ -124,7 +124,7 @@ def upload_keep(file: UploadedFile, ratings: UploadedFile | None, **how: Any) ->
     )
 
 
-def columns_chosen(previews: tuple[Preview, ...], given: Mapping[str, str]) -> dict[str, str]:
+def columns_chosen(previews: tuple[FilePreview, ...], given: Mapping[str, str]) -> dict[str, str]:
     """Field -> column from the selects of the form, `column-0` for the first column. Raises FormatRefused."""
     chosen: dict[str, str] = {}
     for number, column in enumerate(columns_shown(previews)):
@@ -144,12 +144,12 @@ def columns_chosen(previews: tuple[Preview, ...], given: Mapping[str, str]) -> d
     return chosen
 
 
-def columns_shown(previews: tuple[Preview, ...]) -> tuple[ColumnSeen, ...]:
+def columns_shown(previews: tuple[FilePreview, ...]) -> tuple[ColumnSeen, ...]:
     """The columns that the form offers: those of the first file that has any."""
     return next((preview.columns for preview in previews if preview.columns), ())
 
 
-def columns_read(previews: tuple[Preview, ...]) -> dict[str, str]:
+def columns_read(previews: tuple[FilePreview, ...]) -> dict[str, str]:
     """Field -> column as the file is read without a map."""
     return {column.field: column.name for column in columns_shown(previews) if column.field in FIELDS}
 

@@ -23,7 +23,7 @@ from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, export_begun, filename, media_type
 from feedback.transfer.exported import Selection
 from feedback.transfer.formats.columns import FIELDS
-from feedback.transfer.formats.previews import Preview
+from feedback.transfer.formats.previews import FilePreview
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import MAX_LICENCE, ImportRefused, order_import
 from feedback.transfer.import_report import COUNTS, ImportReport, counted
@@ -129,7 +129,7 @@ def _tried(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResp
     """Read the file without storing anything, and show what it would bring; or why it cannot be read, with a form for
     its columns where a map may cure it."""
     report: ImportReport | None = None
-    previews: tuple[Preview, ...] = ()
+    previews: tuple[FilePreview, ...] = ()
     try:
         previews = replace(upload, columns={}, scale="").previews()
         if not fault:
@@ -174,7 +174,7 @@ def _brought(upload: Upload, report: ImportReport) -> dict[str, Any]:
     }
 
 
-def _columns(upload: Upload, previews: tuple[Preview, ...]) -> dict[str, Any]:
+def _columns(upload: Upload, previews: tuple[FilePreview, ...]) -> dict[str, Any]:
     """The first rows as a table, with what each column is read as."""
     columns = columns_shown(previews)
     chosen = {

@@ -28,7 +28,7 @@ from rl.serving.fallback import NobodyAnswers
 from rl.serving.gateway import Completion, KeyReused, complete, complete_stream
 from rl.serving.recording_policy import HEADER as RECORDED_HEADER
 from rl.serving.recording_policy import RecordingImpossible
-from rl.serving.routing import Listed, ModelUnknown, models_listed, policy_model, target_of
+from rl.serving.routing import ListedModel, ModelUnknown, models_listed, policy_model, target_of
 
 STATUSES: dict[type[ServingRefused], int] = {ModelUnknown: 404, KeyReused: 409}
 """Refusals that are no 400."""
@@ -218,9 +218,9 @@ class ModelOne(OpenAIView):
         listed = {found.id: found for found in models_listed()}
         if name not in listed:
             target = target_of(name)  # refuses what cannot be asked for
-            return Response(_model_shown(Listed(name, 0, target.agent)))
+            return Response(_model_shown(ListedModel(name, 0, target.agent)))
         return Response(_model_shown(listed[name]))
 
 
-def _model_shown(found: Listed) -> dict[str, Any]:
+def _model_shown(found: ListedModel) -> dict[str, Any]:
     return {"id": found.id, "object": "model", "created": found.created, "owned_by": found.owner}

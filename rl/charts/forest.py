@@ -11,7 +11,7 @@ TICKS = 4
 
 
 @dataclass(frozen=True)
-class Row:
+class ForestRow:
     """One interval: what it is of, where it lies, how it is read aloud."""
 
     label: str
@@ -23,7 +23,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Tick:
+class ForestTick:
     """A mark of the scale."""
 
     x: float
@@ -34,15 +34,15 @@ class Tick:
 class Forest:
     """Intervals across a drawing of WIDTH, one under the other; `zero` is where no difference lies."""
 
-    rows: list[Row]
-    ticks: list[Tick]
+    rows: list[ForestRow]
+    ticks: list[ForestTick]
     zero: float | None
     summary: str
     width: int = WIDTH
 
 
 @dataclass(frozen=True)
-class Line:
+class ForestLine:
     """What is to be drawn: value with low and high on one scale."""
 
     label: str
@@ -54,7 +54,7 @@ class Line:
 
 
 def forest_of(
-    title: str, lines: Sequence[Line], label: Callable[[float], str], *, zero: bool, share: bool = False
+    title: str, lines: Sequence[ForestLine], label: Callable[[float], str], *, zero: bool, share: bool = False
 ) -> Forest | None:
     """The lines on one scale; None without any. zero: the scale holds 0 and shows it; share: it ends at 0 and 1."""
     if not lines:
@@ -72,7 +72,7 @@ def forest_of(
         return round(MARGIN + across * min(max((value - low) / (high - low), 0.0), 1.0), 1)
 
     rows = [
-        Row(
+        ForestRow(
             line.label,
             line.words,
             line.state,
@@ -84,7 +84,7 @@ def forest_of(
     ]
     return Forest(
         rows,
-        [Tick(at(value), label(value)) for value in round_values(low, high)],
+        [ForestTick(at(value), label(value)) for value in round_values(low, high)],
         at(0.0) if zero else None,
         f"{title}: " + "; ".join(f"{line.label}, {line.words}" for line in lines),
     )

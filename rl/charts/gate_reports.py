@@ -11,7 +11,7 @@ WIDTH, REACH = 120, 0.5
 
 
 @dataclass(frozen=True)
-class Drawn:
+class IntervalDrawing:
     """A difference with its interval, in units of WIDTH; zero stands in the middle."""
 
     dot: float
@@ -22,21 +22,21 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Line:
+class RuleLine:
     """One rule of the sheet."""
 
     rule: str
     outcome: str
     words: str
-    drawn: Drawn | None
+    drawn: IntervalDrawing | None
     details: list[tuple[str, str]]
     """What the words sum up: (name, what was found)."""
 
 
-def sheet_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[Line]:
+def sheet_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:
     """The stored verdicts, in their order."""
     return [
-        Line(
+        RuleLine(
             rule=verdict["rule"],
             outcome=verdict["outcome"],
             words=verdict["words"],
@@ -47,7 +47,7 @@ def sheet_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[Line]:
     ]
 
 
-def _drawn(figures: Mapping[str, Any]) -> Drawn | None:
+def _drawn(figures: Mapping[str, Any]) -> IntervalDrawing | None:
     value, low, high = (figures.get(name) for name in ("value", "low", "high"))
     if value is None or low is None or high is None:
         return None
@@ -55,7 +55,9 @@ def _drawn(figures: Mapping[str, Any]) -> Drawn | None:
     def at(difference: float) -> float:
         return round(WIDTH / 2 * (1 + min(max(difference, -REACH), REACH) / REACH), 1)
 
-    return Drawn(at(value), at(low), round(at(high) - at(low), 1), f"{value:+.3f}, {low:+.3f} to {high:+.3f}")
+    return IntervalDrawing(
+        at(value), at(low), round(at(high) - at(low), 1), f"{value:+.3f}, {low:+.3f} to {high:+.3f}"
+    )
 
 
 def _details(rule: str, figures: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
-from feedback.cache import Believed
+from feedback.cache import CostAwareCache
 from feedback.explorer.outcomes import outcomes_standing
 from feedback.models import Outcome
 from feedback.selectors import (
@@ -119,7 +119,7 @@ def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
     return found
 
 
-_sizes: Believed[dict[str, int]] = Believed()
+_sizes: CostAwareCache[dict[str, int]] = CostAwareCache()
 
 
 def buffer_sizes_lately() -> dict[str, int]:

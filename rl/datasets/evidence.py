@@ -20,14 +20,14 @@ from feedback.storage.responses import completion_read
 from feedback.storage.sampling import agent_settings
 from rl.agents import get_agent
 from rl.datasets.feedback_types import (
-    Compared,
+    CandidatesEvidence,
+    ComparisonEvidence,
     Completion,
-    Corrected,
-    Demonstrated,
+    CorrectionEvidence,
+    DemonstrationEvidence,
     Evidence,
-    Judged,
-    Listed,
-    Rewarded,
+    RatingEvidence,
+    RewardEvidence,
     rating_value,
 )
 from rl.datasets.reward_records import pending_with_evidence, reward_settings
@@ -85,12 +85,12 @@ class EvidenceSource(Protocol):
         """The prompts of these hashes, of those that can be read."""
         ...
 
-    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[Rewarded]:
+    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
         """Responses without a verdict of which outcomes or a trace say what they are worth, or, where `compared`,
         nothing but comparisons; to be read after `evidence`."""
         ...
 
-    def demonstrated(self) -> Iterator[Demonstrated]:
+    def demonstrated(self) -> Iterator[DemonstrationEvidence]:
         """Responses to be imitated that `evidence` did not give; to be read after it."""
         ...
 
@@ -142,7 +142,7 @@ class DatabaseEvidence:
                 if fact.judged:
                     responses[fact.id] = Response(fact.prompt_hash, completion, tuple(fact.tags))
                 if candidates and (fact.judged or any(score is not None for _, score in candidates)):
-                    yield Listed(fact.prompt_hash, completion, candidates)
+                    yield CandidatesEvidence(fact.prompt_hash, completion, candidates)
         yield from self._ratings(responses, left_out)
         for comparison in selectors.comparison_facts(self.agent):
             left, right = responses.get(comparison.left), responses.get(comparison.right)
@@ -152,7 +152,7 @@ class DatabaseEvidence:
             tags = (*comparison.tags, *left.tags, *right.tags)
             for side in (comparison.left, comparison.right):
                 self._compared.setdefault(side, []).append(comparison.id)
-            yield Compared(
+            yield ComparisonEvidence(
                 left.prompt_hash,
                 left.completion,
                 right.completion,
@@ -164,7 +164,7 @@ class DatabaseEvidence:
 
     def _ratings(
         self, responses: dict[uuid.UUID, Response], left_out: Counter[str]
-    ) -> Iterator[Judged | Corrected | Demonstrated]:
+    ) -> Iterator[RatingEvidence | CorrectionEvidence | DemonstrationEvidence]:
         corrected: list[_Correction] = []
         together = self._weighted()
         for rating in selectors.rating_facts(self.agent):
@@ -176,7 +176,7 @@ class DatabaseEvidence:
             value = rating_value(rating.thumb, rating.stars, rating.score)
             marked = [source for source in DEMONSTRATIONS if source in rating.tags]
             for source in marked:
-                yield Demonstrated(
+                yield DemonstrationEvidence(
                     response.prompt_hash, response.completion, source, simulated, tags, (rating.id,)
                 )
             if rating.correction is not None:
@@ -192,7 +192,9 @@ class DatabaseEvidence:
                     left_out["beside_a_person"] += 1
                     continue
                 value = label.probability_good
-            yield Judged(response.prompt_hash, response.completion, value, simulated, tags, (rating.id,))
+            yield RatingEvidence(
+                response.prompt_hash, response.completion, value, simulated, tags, (rating.id,)
+            )
         yield from self._corrections(responses, corrected)
 
     def _weighted(self) -> dict[uuid.UUID, LabelAggregated]:
@@ -206,7 +208,7 @@ class DatabaseEvidence:
         self,
         responses: dict[uuid.UUID, Response],
         corrected: list[_Correction],
-    ) -> Iterator[Corrected]:
+    ) -> Iterator[CorrectionEvidence]:
         agent = get_agent(self.agent)
         states: dict[uuid.UUID, Any] = {}
         if agent.structured:
@@ -216,7 +218,7 @@ class DatabaseEvidence:
             with self.rows.row(item.decision):
                 response = responses[item.decision]
                 valid = agent.is_valid(item.text, states.get(item.decision))
-                yield Corrected(
+                yield CorrectionEvidence(
                     response.prompt_hash,
                     response.completion,
                     item.text,
@@ -226,7 +228,7 @@ class DatabaseEvidence:
                     item.feedback,
                 )
 
-    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[Rewarded]:
+    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
         """As EvidenceSource: a decision counts where its reward knows more than what was known at once."""
         known = RewardRecord.objects.filter(agent=self.agent, superseded_by__isnull=True, value__isnull=False)
         speaks = Q(measured=True) | Q(delayed__isnull=False) if compared else Q(measured=True)
@@ -254,18 +256,18 @@ class DatabaseEvidence:
             with self.rows.row(fact.id):
                 completion = completion_read(fact.response, fact.metadata)
                 self._speaks(fact)
-                yield Rewarded(
+                yield RewardEvidence(
                     fact.prompt_hash, completion, value, simulated, tuple(fact.tags), measured, tuple(behind)
                 )
 
-    def demonstrated(self) -> Iterator[Demonstrated]:
+    def demonstrated(self) -> Iterator[DemonstrationEvidence]:
         for fact in selectors.responses_tagged(self.agent, DEMONSTRATIONS):
             with self.rows.row(fact.id):
                 completion = completion_read(fact.response, fact.metadata)
                 self._speaks(fact)
                 for source in DEMONSTRATIONS:
                     if source in fact.tags:
-                        yield Demonstrated(
+                        yield DemonstrationEvidence(
                             fact.prompt_hash, completion, source, False, tuple(fact.tags), (fact.id,)
                         )
 

@@ -15,11 +15,11 @@ from typing import Any
 from rl.datasets.feedback_types import (
     NEUTRAL,
     Completion,
-    Corrected,
-    Demonstrated,
+    CorrectionEvidence,
+    DemonstrationEvidence,
     Evidence,
-    Judged,
-    Rewarded,
+    RatingEvidence,
+    RewardEvidence,
     Split,
     SplitOf,
     completion_key,
@@ -143,14 +143,14 @@ def examples_from_evidence(
     left_out: Counter[str] = Counter()
     prompts: dict[str, Responses] = {}
     for item in evidence:
-        if isinstance(item, Judged):
+        if isinstance(item, RatingEvidence):
             _note(prompts, item.prompt_hash, item.response, item, "ratings").values.append(item.value)
-        elif isinstance(item, Rewarded):
+        elif isinstance(item, RewardEvidence):
             if item.measured or kind in COMPARED:
                 _note(prompts, item.prompt_hash, item.response, item, "reward").rewards.append(item.value)
-        elif isinstance(item, Demonstrated) and kind == "corrections":
+        elif isinstance(item, DemonstrationEvidence) and kind == "corrections":
             _note(prompts, item.prompt_hash, item.response, item, item.source).shown.add(item.source)
-        elif isinstance(item, Corrected) and kind == "corrections":
+        elif isinstance(item, CorrectionEvidence) and kind == "corrections":
             if item.valid:
                 _note(prompts, item.prompt_hash, item.correction, item, "correction").corrections += 1
             else:
@@ -217,7 +217,7 @@ def _note(
     prompts: dict[str, Responses],
     prompt_hash: str,
     response: Completion,
-    item: Judged | Corrected | Demonstrated | Rewarded,
+    item: RatingEvidence | CorrectionEvidence | DemonstrationEvidence | RewardEvidence,
     source: str,
 ) -> _Verdicts:
     verdicts = prompts.setdefault(prompt_hash, {}).setdefault(completion_key(response), _Verdicts())

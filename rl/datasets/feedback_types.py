@@ -56,7 +56,7 @@ def rating_value(thumb: str = "", stars: int | None = None, score: float | None 
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class RatingEvidence:
     """One rater's verdict on one response to a prompt; value in [0, 1]."""
 
     prompt_hash: str
@@ -69,7 +69,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparisonEvidence:
     """One rater's preference between two responses to a prompt: left, right, tie or both_bad."""
 
     prompt_hash: str
@@ -82,7 +82,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
+class CorrectionEvidence:
     """One rater's better response to a prompt; `valid` says whether the agent could act on it."""
 
     prompt_hash: str
@@ -95,7 +95,7 @@ class Corrected:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class CandidatesEvidence:
     """The options a decision chose among; a score in [0, 1] where the app gave one."""
 
     prompt_hash: str
@@ -105,7 +105,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Demonstrated:
+class DemonstrationEvidence:
     """A response that was written to be imitated, of one of DEMONSTRATIONS."""
 
     prompt_hash: str
@@ -117,7 +117,7 @@ class Demonstrated:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewarded:
+class RewardEvidence:
     """What a response that nobody gave a verdict on earned; value in [0, 1]."""
 
     prompt_hash: str
@@ -130,7 +130,14 @@ class Rewarded:
     feedback: tuple[uuid.UUID, ...] = ()
 
 
-Evidence: TypeAlias = Judged | Compared | Corrected | Listed | Demonstrated | Rewarded
+Evidence: TypeAlias = (
+    RatingEvidence
+    | ComparisonEvidence
+    | CorrectionEvidence
+    | CandidatesEvidence
+    | DemonstrationEvidence
+    | RewardEvidence
+)
 
 
 def completion_key(completion: Completion) -> str:

@@ -32,19 +32,19 @@ from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
 from rl.datasets.evidence import SIMULATED, Prompt, Response, candidates_read, tools_of
 from rl.datasets.feedback_types import (
-    Compared,
-    Corrected,
-    Demonstrated,
+    CandidatesEvidence,
+    ComparisonEvidence,
+    CorrectionEvidence,
+    DemonstrationEvidence,
     Evidence,
-    Judged,
-    Listed,
-    Rewarded,
+    RatingEvidence,
+    RewardEvidence,
     rating_value,
 )
 from rl.datasets.reward_records import RewardsRefused, reward_plan
 from rl.recipes.sft import DEMONSTRATIONS
 from rl.rewards.base import RewardSample
-from rl.rewards.horizons import Known, Plan, rewards_over_time
+from rl.rewards.horizons import HorizonPlan, Known, rewards_over_time
 from rl.rewards.rows import facts_of
 
 logger = logging.getLogger("rl.datasets")
@@ -145,7 +145,7 @@ class FileEvidence:
             value = rating_value(rating.thumb, rating.stars, rating.score)
             if rating.correction is not None:
                 valid = agent.is_valid(rating.correction, record.state)
-                yield Corrected(
+                yield CorrectionEvidence(
                     response.prompt_hash,
                     response.completion,
                     rating.correction,
@@ -157,12 +157,12 @@ class FileEvidence:
             elif value is None:
                 left_out["no_verdict"] += 1
             if value is not None:
-                yield Judged(response.prompt_hash, response.completion, value, simulated, tags, known)
+                yield RatingEvidence(response.prompt_hash, response.completion, value, simulated, tags, known)
                 judged = True
             said = True
         shown = [source for source in DEMONSTRATIONS if source in record.tags]
         for source in shown:
-            yield Demonstrated(
+            yield DemonstrationEvidence(
                 response.prompt_hash, response.completion, source, False, response.tags, self._number()
             )
         earned = not judged and bool(record.outcomes or record.trace)
@@ -170,7 +170,7 @@ class FileEvidence:
             self._unrated.append(_Unrated(record, response))
         candidates = candidates_read(record.candidates)
         if candidates and (said or any(score is not None for _, score in candidates)):
-            yield Listed(response.prompt_hash, response.completion, candidates)
+            yield CandidatesEvidence(response.prompt_hash, response.completion, candidates)
         elif not said and not shown and not earned:
             if record.response:
                 self._silent.append(response)
@@ -189,7 +189,7 @@ class FileEvidence:
             return
         simulated = self._count(record.rater_kind)
         tags = (*record.tags, *left.tags, *right.tags)
-        yield Compared(
+        yield ComparisonEvidence(
             left.prompt_hash,
             left.completion,
             right.completion,
@@ -247,7 +247,7 @@ class FileEvidence:
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
         return {prompt_hash: self._prompts[prompt_hash] for prompt_hash in prompt_hashes}
 
-    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[Rewarded]:
+    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
         """As EvidenceSource, by what the agent's rewards say of the file's outcomes and traces."""
         if not self._unrated:
             return
@@ -258,7 +258,9 @@ class FileEvidence:
         for start in range(0, len(self._unrated), REWARDED_AT_ONCE):
             yield from self._earned(plan, self._unrated[start : start + REWARDED_AT_ONCE], left_out)
 
-    def _earned(self, plan: Plan, unrated: list[_Unrated], left_out: Counter[str]) -> Iterator[Rewarded]:
+    def _earned(
+        self, plan: HorizonPlan, unrated: list[_Unrated], left_out: Counter[str]
+    ) -> Iterator[RewardEvidence]:
         samples, known = [], []
         for item in unrated:
             record = item.record
@@ -280,7 +282,7 @@ class FileEvidence:
                 left_out["no_preference"] += 1
             else:
                 response = item.response
-                yield Rewarded(
+                yield RewardEvidence(
                     response.prompt_hash,
                     response.completion,
                     reward.value,
@@ -294,10 +296,10 @@ class FileEvidence:
         self._numbers += 1
         return (uuid.UUID(int=self._numbers),)
 
-    def demonstrated(self) -> Iterator[Demonstrated]:
+    def demonstrated(self) -> Iterator[DemonstrationEvidence]:
         """The responses of a file in which nothing is said of any; others stand in the evidence."""
         for response in self._silent:
-            yield Demonstrated(
+            yield DemonstrationEvidence(
                 response.prompt_hash,
                 response.completion,
                 DEMONSTRATIONS[0],

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from feedback.cache import Unchanged
+from feedback.cache import StampedCache
 from feedback.selectors import FeedbackCounts
 from rl.datasets import DatasetRefused, Prepared, snapshot_rows
 from rl.datasets.feedback_types import Split
 from rl.datasets.held_out import evidence_counted
-from rl.datasets.holdout import Tally, prompts_until
+from rl.datasets.holdout import SplitCounts, prompts_until
 from rl.datasets.splits import min_evidence_of
 from rl.gates.evidence_kinds import LABELS, PAIRS, TESTS, lead_kind
 from rl.gates.report import GateBounds
@@ -57,7 +57,7 @@ class Distance:
         }  # fmt: skip
 
 
-def distance_of(counts: Mapping[str, int], tally: Tally, needed: int) -> Distance:
+def distance_of(counts: Mapping[str, int], tally: SplitCounts, needed: int) -> Distance:
     """Pure. counts: held-out prompts by kind of evidence; tally: all prompts with evidence, by side."""
     kind = lead_kind(counts, needed)
     found = counts.get(kind, 0)
@@ -101,11 +101,11 @@ def _of_rows(agent: str, rows: Iterable[Mapping[str, Any]]) -> Distance:
             kind = PAIRS
         elif row.get("facts") and not {"completion", "completions"} & set(row):
             kind = TESTS
-    tally = Tally.of(splits.values())
+    tally = SplitCounts.of(splits.values())
     return distance_of({kind: tally.held_out}, tally, min_evidence_of(agent))
 
 
-_distances: Unchanged[Distance] = Unchanged()
+_distances: StampedCache[Distance] = StampedCache()
 
 
 def gate_distances_lately(counts: Mapping[str, FeedbackCounts]) -> dict[str, Distance]:

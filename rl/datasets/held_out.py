@@ -24,7 +24,7 @@ from rl.datasets import (
 from rl.datasets.evidence import EvidenceSource
 from rl.datasets.examples import Example, examples_from_evidence
 from rl.datasets.feedback_types import NEUTRAL, SPLITS, Evidence, Split
-from rl.datasets.holdout import Tally
+from rl.datasets.holdout import SplitCounts
 from rl.datasets.pairs import pairs_from_evidence
 from rl.datasets.prompt_clusters import cluster_report, clusters_of, prompt_text
 from rl.datasets.prompt_files import holds_prompts
@@ -76,7 +76,7 @@ WRITTEN = ("correction", "demonstration", "teacher")
 
 
 @dataclass
-class Prompts:
+class HeldOutPrompts:
     """Every prompt of an agent: on which side of the split it stands, its words, and the rows of some to ask."""
 
     sides: dict[str, str] = field(default_factory=dict)
@@ -130,7 +130,7 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
     """
     found = HeldOut()
     source_opened(agent, "db")  # an agent nobody knows is refused by name
-    prompts = Prompts()
+    prompts = HeldOutPrompts()
     rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, prompts=prompts, binding=True)
     clusters = clusters_of(prompts.texts)
     found.rows, found.spare = _clustered(rows, clusters, prompts.sides, found.left_out), prompts.spare
@@ -175,7 +175,7 @@ def _rows_by_kind(
     splits: Sequence[str],
     left_out: Counter[str],
     rewarded: bool,
-    prompts: Prompts | None = None,
+    prompts: HeldOutPrompts | None = None,
     **source: Any,
 ) -> dict[str, Rows]:
     """The rows of every kind in these splits; `prompts` collects all. Raises DatasetRefused."""
@@ -282,7 +282,7 @@ def evidence_counts(agent: str) -> dict[str, int]:
     return evidence_counted(agent)[0]
 
 
-def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
+def evidence_counted(agent: str) -> tuple[dict[str, int], SplitCounts]:
     """The same counts, and how many prompts with evidence stand on which side.
 
     Reads the database alone, no file and no model. `rewards` is always 0 here: which reward function judges is said
@@ -292,7 +292,7 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], Tally]:
     try:
         given = source_opened(agent, "db")
     except DatasetRefused:
-        return counts, Tally()
+        return counts, SplitCounts()
     splits = SourceSplits(agent, dry_run=True, texts=partial(prompt_texts, given))
     for _ in itertools.chain(splits.judged(_said(given)), splits.rewarded(_earned(given))):
         pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory

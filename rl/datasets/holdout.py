@@ -56,7 +56,7 @@ class Shares:
 
 
 @dataclass(slots=True)
-class Tally:
+class SplitCounts:
     """Prompts that stand on a side already, of those that carry evidence."""
 
     prompts: int = 0
@@ -69,7 +69,7 @@ class Tally:
         self.held_out += split == "holdout"
 
     @classmethod
-    def of(cls, splits: Iterable[Split]) -> Tally:
+    def of(cls, splits: Iterable[Split]) -> SplitCounts:
         tally = cls()
         for split in splits:
             tally.add(split)
@@ -87,7 +87,7 @@ def share_held_out(held_out: int, min_evidence: int) -> float:
     return SHARE + (FIRST_SHARE - SHARE) * wanted / max(held_out, wanted)
 
 
-def shares_in_force(tally: Tally, min_evidence: int) -> Shares:
+def shares_in_force(tally: SplitCounts, min_evidence: int) -> Shares:
     """The shares for the next prompt: pulled towards an exact third until enough are held out, towards an exact tenth
     on the eval side."""
     missing = SHARE * tally.prompts - tally.evaluated
@@ -145,7 +145,7 @@ def splits_drawn(
     drawn: dict[str, Split] = {}
     told = set(judged) | set(rewarded)
     groups = _Groups(known, told, clusters)
-    tally = Tally()
+    tally = SplitCounts()
     seen: set[str] = set()
     for prompts in (judged, rewarded):
         fresh = set(prompts) - seen
@@ -209,11 +209,11 @@ def _place(prompt_hash: str) -> str:
     return prompt_hash[8:]
 
 
-def prompts_until(wanted: int, tally: Tally, min_evidence: int) -> int:
+def prompts_until(wanted: int, tally: SplitCounts, min_evidence: int) -> int:
     """How many further prompts it takes, on average, until `wanted` of all are held out."""
     held_out, prompts = float(tally.held_out), tally.prompts
     while held_out < wanted - 1e-9:
         # the count as it is expected to be, rounded: shares are of whole prompts
-        share = shares_in_force(Tally(prompts, 0, round(held_out)), min_evidence).held_out
+        share = shares_in_force(SplitCounts(prompts, 0, round(held_out)), min_evidence).held_out
         held_out, prompts = held_out + share, prompts + 1
     return prompts - tally.prompts

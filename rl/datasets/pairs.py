@@ -17,13 +17,13 @@ from rl.datasets.feedback_types import (
     NEUTRAL,
     SOURCES,
     SPLITS,
-    Compared,
+    ComparisonEvidence,
     Completion,
-    Corrected,
-    Demonstrated,
+    CorrectionEvidence,
+    DemonstrationEvidence,
     Evidence,
-    Judged,
-    Rewarded,
+    RatingEvidence,
+    RewardEvidence,
     Split,
     SplitOf,
     bare,
@@ -212,14 +212,14 @@ def sampled(pairs: PairSet, max_samples: int) -> PairSet:
 
 
 def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
-    if isinstance(item, Judged):
+    if isinstance(item, RatingEvidence):
         key = completion_key(item.response)
         case.values.setdefault(key, []).append(item.value)
         case.behind.setdefault(key, []).extend(item.feedback)
         case.tag(key, item.tags)
         if item.simulated:
             case.simulated.add(key)
-    elif isinstance(item, Compared):
+    elif isinstance(item, ComparisonEvidence):
         left, right = completion_key(item.left), completion_key(item.right)
         if item.preference in ("tie", "both_bad"):
             left_out[item.preference] += 1
@@ -229,16 +229,16 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
             better, worse = (left, right) if item.preference == "left" else (right, left)
             claim = _Claim(better, worse, 1, 1.0, "comparison", item.simulated, item.tags, item.feedback)
             _claimed(case, claim, left_out)
-    elif isinstance(item, Corrected):
+    elif isinstance(item, CorrectionEvidence):
         better, worse = completion_key(item.correction), completion_key(item.response)
         if not item.valid:
             left_out["correction_invalid"] += 1
         else:
             claim = _Claim(better, worse, 1, 1.0, "correction", item.simulated, item.tags, item.feedback)
             _claimed(case, claim, left_out)
-    elif isinstance(item, Demonstrated):
+    elif isinstance(item, DemonstrationEvidence):
         pass  # nothing is said of any other response to the prompt
-    elif isinstance(item, Rewarded):
+    elif isinstance(item, RewardEvidence):
         if item.measured:
             key = completion_key(item.response)
             case.rewards.setdefault(key, []).append(item.value)

@@ -13,7 +13,13 @@ from django.db import Error as DatabaseFault
 from django.db import InterfaceError, OperationalError
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 
-from feedback.explorer.feedback_bundle import RunFacts, Said, runs_of, said_of, with_rows_said
+from feedback.explorer.feedback_bundle import (
+    FeedbackBundle,
+    RunFacts,
+    annotate_feedback_count,
+    feedback_bundles,
+    runs_of,
+)
 from feedback.explorer.outcomes import outcomes_standing
 from feedback.models import Decision, Outcome
 from feedback.selectors import RatingFact, agents_known, decisions_of, verdict_stands
@@ -25,7 +31,7 @@ from rl.datasets.feedback_types import rating_value
 from rl.models import RewardRecord, RewardSettings
 from rl.recipes import DATASET_CONFIG
 from rl.rewards.base import RAW_LOW, RewardSample
-from rl.rewards.horizons import Known, Plan, Reward, outcomes_parsed, rewards_over_time
+from rl.rewards.horizons import HorizonPlan, Known, RewardBreakdown, outcomes_parsed, rewards_over_time
 from rl.rewards.named import reward_named
 from rl.rewards.sandbox import IsolationUnavailable
 
@@ -44,7 +50,7 @@ class RewardsRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Calculated:
+class CalculationResult:
     """What a calculation came to."""
 
     calculated: int
@@ -98,14 +104,14 @@ def reward_labels(agent: str) -> dict[str, Any]:
     return {"threshold": threshold, "good": good, "bad": unrated.filter(value__lt=threshold).count()}
 
 
-def reward_plan(agent: str) -> Plan:
+def reward_plan(agent: str) -> HorizonPlan:
     """How an agent's decisions are rewarded: its own file, changed by its row of settings. Raises RewardsRefused."""
     facts = reward_settings(agent)
     try:
         functions = [
             reward_named(name, code_execution=settings.ENABLE_CODE_EXECUTION) for name in facts.functions
         ]
-        return Plan(functions, replace(facts, functions=_by_name(functions, facts.functions)))
+        return HorizonPlan(functions, replace(facts, functions=_by_name(functions, facts.functions)))
     except ValueError as error:
         raise RewardsRefused(f"rewards of agent {agent}: {error}") from error
 
@@ -151,7 +157,7 @@ def rewards_calculate(
     everything: bool = False,
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Calculated:
+) -> CalculationResult:
     """Calculate the pending rewards of an agent, or of all agents; with `everything`, those already calculated too.
 
     May be repeated at any time, and by two at once: the same reward again adds nothing. `limit` decisions at most.
@@ -212,7 +218,7 @@ def rewards_calculate(
         if ids:
             rows.save(looked_at=ids)
             unreadable |= rows.unreadable
-    return Calculated(
+    return CalculationResult(
         calculated,
         written,
         max(total - calculated, 0),
@@ -225,7 +231,7 @@ def rewards_calculate(
 def pending(agent: str) -> QuerySet[Any]:
     """Decisions without a reward, or on which something was said or measured since."""
     newest = RewardRecord.objects.filter(decision=OuterRef("pk")).order_by("-id").values("rows_said")[:1]
-    found = with_rows_said(decisions_of(agent)).annotate(counted=Subquery(newest))
+    found = annotate_feedback_count(decisions_of(agent)).annotate(counted=Subquery(newest))
     return found.filter(Q(counted=None) | ~Q(counted=F("rows_said")))
 
 
@@ -236,9 +242,9 @@ def pending_with_evidence(agent: str) -> QuerySet[Any]:
     return pending(agent).filter(Q(trace__isnull=False) | measured)
 
 
-def _write(agent: str, plan: Plan, ids: Sequence[uuid.UUID], reader: RowReader) -> int:
+def _write(agent: str, plan: HorizonPlan, ids: Sequence[uuid.UUID], reader: RowReader) -> int:
     """Calculate these decisions' rewards and add those that are news. Returns how many."""
-    rows = list(with_rows_said(Decision.objects.filter(pk__in=ids)).select_related("trace"))
+    rows = list(annotate_feedback_count(Decision.objects.filter(pk__in=ids)).select_related("trace"))
     newest = records_newest(ids)
     new = []
     for row, reward in _rewarded(plan, rows, reader):
@@ -249,7 +255,7 @@ def _write(agent: str, plan: Plan, ids: Sequence[uuid.UUID], reader: RowReader) 
     return len(new)
 
 
-def _rewarded(plan: Plan, rows: list[Any], reader: RowReader) -> Iterator[tuple[Any, Reward]]:
+def _rewarded(plan: HorizonPlan, rows: list[Any], reader: RowReader) -> Iterator[tuple[Any, RewardBreakdown]]:
     """Decisions with their rewards: all together, or where that fails each alone, less those that fail."""
     try:
         yield from zip(rows, _rewards(plan, rows), strict=True)
@@ -264,14 +270,16 @@ def _rewarded(plan: Plan, rows: list[Any], reader: RowReader) -> Iterator[tuple[
         yield from _rewarded(plan, rows[half:], reader)
 
 
-def _rewards(plan: Plan, rows: list[Any]) -> list[Reward]:
-    said = said_of([row.pk for row in rows])  # after the count: what arrives in between is counted next time
+def _rewards(plan: HorizonPlan, rows: list[Any]) -> list[RewardBreakdown]:
+    said = feedback_bundles(
+        [row.pk for row in rows]
+    )  # after the count: what arrives in between is counted next time
     done = runs_of(rows)
     samples = [sample_of(row, done[row.pk]) for row in rows]
     return rewards_over_time(plan, samples, [known_of(said[row.pk]) for row in rows])
 
 
-def _record(agent: str, row: Any, reward: Reward, before: RewardRecord | None) -> RewardRecord:
+def _record(agent: str, row: Any, reward: RewardBreakdown, before: RewardRecord | None) -> RewardRecord:
     return RewardRecord(
         decision=row.pk,
         agent=agent,
@@ -300,7 +308,7 @@ def sample_of(row: Decision, run: RunFacts) -> RewardSample:
     return RewardSample(prompt=row.messages, response=row.response, agent=row.agent, facts=facts)
 
 
-def known_of(said: Said) -> Known:
+def known_of(said: FeedbackBundle) -> Known:
     """What was said of a decision, as numbers."""
     verdicts = [(value, fact) for fact in said.ratings if (value := _verdict(fact)) is not None]
     return Known(

@@ -20,7 +20,7 @@ from rl.datasets.examples import (
     examples_sampled,
     prompt_examples,
 )
-from rl.datasets.feedback_types import Completion, Demonstrated, Evidence
+from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence
 from rl.datasets.file_evidence import FileEvidence
 from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sampled
 from rl.datasets.prompt_clusters import prompt_text
@@ -119,7 +119,7 @@ def _evidence(
     """
     shown = kind == Snapshot.Kind.CORRECTIONS
     for item in splits.judged(itertools.chain(given.evidence(left_out), given.demonstrated())):
-        if shown or not isinstance(item, Demonstrated):
+        if shown or not isinstance(item, DemonstrationEvidence):
             yield item
         elif isinstance(given, FileEvidence):
             left_out["no_preference"] += 1

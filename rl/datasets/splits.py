@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from rl.datasets.feedback_types import Split
-from rl.datasets.holdout import Clusters, Tally, no_clusters, splits_drawn
+from rl.datasets.holdout import Clusters, SplitCounts, no_clusters, splits_drawn
 from rl.datasets.prompt_clusters import FEW as FEW_PROMPTS
 from rl.datasets.prompt_clusters import clusters_of
 from rl.gates.report import GateBounds
@@ -125,14 +125,14 @@ def _stored(agent: str, prompt_hashes: Collection[str]) -> dict[str, Split]:
     return found
 
 
-class Prompted(Protocol):
+class HasPrompt(Protocol):
     """Anything that is said of a prompt."""
 
     @property
     def prompt_hash(self) -> str: ...
 
 
-P = TypeVar("P", bound=Prompted)
+P = TypeVar("P", bound=HasPrompt)
 
 
 class SourceSplits:
@@ -166,10 +166,10 @@ class SourceSplits:
         self._known = self._settle(self.agent, self._judged, self._rewarded, prompt_hashes, self._texts)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> SplitCounts:
         """How many of the prompts with somebody's word or a reward stand on which side."""
         self.asked([])
-        return Tally.of(self._known[name] for name in {**self._judged, **self._rewarded})
+        return SplitCounts.of(self._known[name] for name in {**self._judged, **self._rewarded})
 
     def __call__(self, prompt_hash: str) -> Split:
         if prompt_hash not in self._known:

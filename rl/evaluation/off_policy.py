@@ -27,7 +27,7 @@ from rl.models import RewardRecord, RewardSettings, ServingSettings
 from rl.rewards.horizons import outcomes_parsed
 from rl.serving.candidate_selection import choice_probabilities
 from rl.statistics import Difference
-from rl.statistics.offpolicy import MIN_DECISIONS, Array, Choice, OffPolicyRefused, Report, gain, report
+from rl.statistics.offpolicy import MIN_DECISIONS, Array, LoggedChoice, OffPolicyRefused, Report, gain, report
 from rl.statistics.propensities import Draw, propensity_fault
 
 MOST = 400
@@ -41,7 +41,7 @@ BUCKETS = 16
 
 
 @dataclass(frozen=True)
-class Logged:
+class LoggedDecision:
     """A decision among candidates with what it earned."""
 
     prompt_hash: str
@@ -58,7 +58,7 @@ class Logged:
 class LoggedChoices:
     """What of an agent's log can be asked what another policy would have earned."""
 
-    rows: list[Logged]
+    rows: list[LoggedDecision]
     kind: str
     """`outcome` (the reward that was logged), `score` (what people said) or `reward` (what was calculated)."""
     found: int
@@ -139,13 +139,15 @@ def _rewards(held: Sequence[ListedChoice]) -> dict[Any, float]:
     return found
 
 
-def _logged(row: ListedChoice, reward: float) -> Logged | None:
+def _logged(row: ListedChoice, reward: float) -> LoggedDecision | None:
     """None where the response is none of the candidates, or prompt or candidates are not texts."""
     draw = _draw(row)
     if draw is None or not all(isinstance(message.get("content"), str) for message in row.messages):
         return None
     known = None if draw.probabilities is None else tuple(draw.probabilities)
-    return Logged(row.prompt_hash, row.messages, list(draw.arms), draw.chosen, row.propensity, known, reward)
+    return LoggedDecision(
+        row.prompt_hash, row.messages, list(draw.arms), draw.chosen, row.propensity, known, reward
+    )
 
 
 def _draw(row: ListedChoice) -> Draw | None:
@@ -207,14 +209,14 @@ def _warned(*reports: Report) -> bool:
 
 
 def _choices(
-    rows: Sequence[Logged],
+    rows: Sequence[LoggedDecision],
     logps: Sequence[Sequence[float]],
     seen: Sequence[Sequence[float]],
     serving: ServingSettings,
-) -> list[Choice]:
+) -> list[LoggedChoice]:
     """logps: of the policy judged; seen: what the reward model is shown of each candidate, the same for both sides."""
     return [
-        Choice(
+        LoggedChoice(
             features=_features(row, view),
             chosen=row.chosen,
             reward=row.reward,
@@ -231,7 +233,7 @@ def _choices(
     ]
 
 
-def _features(row: Logged, logps: Sequence[float]) -> Array:
+def _features(row: LoggedDecision, logps: Sequence[float]) -> Array:
     """(k, d): how a policy ranks a candidate, where it stands in the list, how long it is, its words by hash."""
     shares = choice_probabilities(list(logps), temperature=1.0)
     found = np.zeros((len(row.responses), 3 + BUCKETS))

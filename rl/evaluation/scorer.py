@@ -61,7 +61,7 @@ class ScorerAway(Exception):
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoreResult:
     """Scores of responses to one prompt, by one reward model."""
 
     version: RewardModelVersion
@@ -73,7 +73,7 @@ class Scored:
 
 def responses_score(
     agent: str, messages: list[dict[str, Any]], responses: Sequence[str], name: str = ""
-) -> Scored:
+) -> ScoreResult:
     """Score responses to a prompt with the agent's champion among reward models, or the one named.
 
     Raises ScoringRefused where there is none or too much is asked, ScorerAway where nobody can score now.
@@ -86,7 +86,7 @@ def responses_score(
     answer = _ask({"name": version.name, "messages": messages, "responses": list(responses)})
     if "refused" in answer:
         raise ScoringRefused(str(answer["refused"]), code="conflict")
-    return Scored(version, answer["scores"], answer["rewards"])
+    return ScoreResult(version, answer["scores"], answer["rewards"])
 
 
 def _version(agent: str, name: str) -> RewardModelVersion:

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from feedback.explorer.exposures import Exposure, Prompt, exposures, past_set, prompts_of
+from feedback.explorer.exposures import Exposure, PromptText, exposures, past_set, prompts_of
 from rl.experiments.values import Values, metric_values
 from rl.linear.features import WORDS, prompt_features
 from rl.models import Experiment
@@ -177,7 +177,7 @@ def _prompts(units: Sequence[_Unit]) -> Floats | None:
 LENGTH = "characters"
 
 
-def _features(prompt: Prompt) -> dict[str, float]:
+def _features(prompt: PromptText) -> dict[str, float]:
     found = dict.fromkeys(prompt_features(prompt.messages, (WORDS,)), 1.0)
     found |= {f"tag {tag}": 1.0 for tag in prompt.tags} | {f"source {prompt.source}": 1.0}
     length = sum(len(str(message.get("content") or "")) for message in prompt.messages)

@@ -11,15 +11,15 @@ from typing import Any
 
 from django.utils import timezone
 
-from feedback.cache import Believed
+from feedback.cache import CostAwareCache
 from feedback.explorer.exposures import Exposure, arms_set, exposures
 from rl.experiments.past import Adjustment, adjustment_of
 from rl.experiments.traffic import arms_of
 from rl.experiments.values import Values, metric_values
 from rl.experiments.verdicts import (
     COLLECTING,
-    Effect,
-    Guarded,
+    ArmEffect,
+    GuardrailResult,
     Rule,
     effect_adjusted,
     effect_of,
@@ -52,8 +52,8 @@ class ArmResult:
     """Of the main metric."""
     best: float
     """Chance to be the best of all arms."""
-    effect: Effect | None = None
-    guards: tuple[Guarded, ...] = ()
+    effect: ArmEffect | None = None
+    guards: tuple[GuardrailResult, ...] = ()
     verdict: str = ""
     words: str = ""
 
@@ -69,7 +69,7 @@ class SliceResult:
     slice: str
     value: str
     arm: str
-    effect: Effect
+    effect: ArmEffect
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Results:
         return max(self.challengers, key=lambda result: result.best)
 
 
-_results: Believed[Results] = Believed()
+_results: CostAwareCache[Results] = CostAwareCache()
 
 
 def results_lately(experiment: Experiment) -> Results:

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from backend.isolation import agent_isolated
 from backend.notifications import notify
-from feedback.cache import Believed
+from feedback.cache import CostAwareCache
 from rl.experiments.results import ArmResult, Results, results_of, results_shown
 from rl.experiments.traffic import (
     ExperimentRefused,
@@ -37,14 +37,14 @@ EPOCH = timedelta(minutes=10)
 """Shortest time between two draws of a bandit's weights."""
 
 
-class Paced(Believed[Results]):
+class PacedCache(CostAwareCache[Results]):
     """What was read is believed for twenty times as long as reading took: an experiment of 100,000 decisions, which
     takes 4 s, is looked at every 80 s, and the clock gives a twentieth of its time to each at most."""
 
     BELIEF = 20.0
 
 
-_looked = Paced()
+_looked = PacedCache()
 
 
 def tick() -> list[str]:

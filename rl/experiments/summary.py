@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl.charts.forest import Forest, Line, forest_of
+from rl.charts.forest import Forest, ForestLine, forest_of
 from rl.experiments.results import ArmResult, Results, SliceResult, verdict_shown
-from rl.experiments.verdicts import Effect, Guarded
+from rl.experiments.verdicts import ArmEffect, GuardrailResult
 from rl.recipes.experiment_metrics import Metric, metric_of
 from rl.statistics import Interval
 
@@ -63,14 +63,14 @@ def interval_words(figure: Interval, metric: Metric) -> str:
     return f"{level_words(figure.value, metric)} [{ends}]"
 
 
-def effect_interval_words(effect: Effect, metric: Metric) -> str:
+def effect_interval_words(effect: ArmEffect, metric: Metric) -> str:
     if effect.value is None:
         return "nothing yet"
     ends = " to ".join(effect_words(end, metric, unit=False) for end in (effect.low, effect.high))
     return f"{effect_words(effect.value, metric)} [{ends}]"
 
 
-def adjustment_words(effect: Effect, metric: Metric) -> str:
+def adjustment_words(effect: ArmEffect, metric: Metric) -> str:
     """Words for the variance that the adjustment took away; empty where it took none."""
     plain = effect.unadjusted
     if plain is None:
@@ -116,7 +116,7 @@ class ArmRow:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ExperimentSummary:
     """An experiment's results as its page shows them."""
 
     results: Results
@@ -133,12 +133,12 @@ class Shown:
     wait: str
 
 
-def shown(results: Results) -> Shown:
+def shown(results: Results) -> ExperimentSummary:
     """Everything the page says, in words and drawings."""
     metric = results.rule.metric
     verdict = verdict_shown(results)
     speaker = next((one for one in results.challengers if one.verdict == verdict), results.leader)
-    return Shown(
+    return ExperimentSummary(
         results=results,
         verdict=verdict,
         verdict_words=VERDICTS[verdict],
@@ -176,7 +176,7 @@ def _arm(result: ArmResult, metric: Metric) -> ArmRow:
     )
 
 
-def _guard(guard: Guarded) -> GuardRow:
+def _guard(guard: GuardrailResult) -> GuardRow:
     metric = metric_of(guard.metric)
     margin = (
         f"{100 * guard.margin:g}\u202f%" if metric.log else effect_words(guard.margin, metric).lstrip("+")
@@ -185,7 +185,7 @@ def _guard(guard: Guarded) -> GuardRow:
     return GuardRow(metric.words, guard.metric, effect_words(guard.loss, metric), margin, states[guard.state])
 
 
-def _needed(effect: Effect | None) -> str:
+def _needed(effect: ArmEffect | None) -> str:
     if effect is None or effect.value is None:
         return ""
     if effect.needed is None:
@@ -218,7 +218,9 @@ def _levels(arms: Sequence[ArmResult], metric: Metric) -> Forest | None:
         if figure.value is not None and figure.low is not None and figure.high is not None:
             label = f"{result.name} ({result.arm.policy_name})"
             lines.append(
-                Line(label, interval_words(figure, metric), figure.value, figure.low, figure.high, "level")
+                ForestLine(
+                    label, interval_words(figure, metric), figure.value, figure.low, figure.high, "level"
+                )
             )
     return forest_of(metric.words, lines, lambda v: level_tick(v, metric), zero=False, share=metric.bounded)
 
@@ -241,9 +243,9 @@ def _slices(slices: Sequence[SliceResult], metric: Metric) -> Forest | None:
     return forest_of("Difference by slice", lines, lambda v: effect_tick(v, metric), zero=True)
 
 
-def _line(label: str, effect: Effect, metric: Metric) -> Line:
+def _line(label: str, effect: ArmEffect, metric: Metric) -> ForestLine:
     assert effect.value is not None
     assert effect.low is not None
     assert effect.high is not None
     words = effect_interval_words(effect, metric)
-    return Line(label, words, effect.value, effect.low, effect.high, effect.state)
+    return ForestLine(label, words, effect.value, effect.low, effect.high, effect.state)

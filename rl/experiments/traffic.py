@@ -20,7 +20,15 @@ from django.utils import timezone
 
 from rl.models import Arm, Experiment, ExperimentEvent, Policy
 from rl.recipes import AB_TESTING_KNOBS
-from rl.statistics.assignment import BASE, RAMP, ArmPlan, Assignment, ExperimentPlan, Plan, group_place
+from rl.statistics.assignment import (
+    BASE,
+    RAMP,
+    ArmPlan,
+    Assignment,
+    AssignmentPlan,
+    ExperimentPlan,
+    group_place,
+)
 
 Status = Experiment.Status
 Kind = ExperimentEvent.Kind
@@ -45,7 +53,7 @@ def assign(agent: str, unit: str) -> Assignment:
     return plan_of(agent).assign(unit or secrets.token_hex(16))
 
 
-def plan_of(agent: str) -> Plan:
+def plan_of(agent: str) -> AssignmentPlan:
     """The agent's plan as it stands in the database; two queries.
 
     An experiment one of whose policies was taken out of service takes no units; the clock stops it.
@@ -53,7 +61,7 @@ def plan_of(agent: str) -> Plan:
     champion = Policy.objects.filter(agent=agent, stage=Stage.CHAMPION).values_list("name", flat=True).first()
     running = _with_arms(Experiment.objects.filter(agent=agent, status=Status.RUNNING).order_by("pk"))
     plans = tuple(experiment_plan(one) for one in running if not out_of_service(one))
-    return Plan(agent, champion or BASE, plans)
+    return AssignmentPlan(agent, champion or BASE, plans)
 
 
 def experiment_plan(experiment: Experiment) -> ExperimentPlan:

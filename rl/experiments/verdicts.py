@@ -57,7 +57,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Unadjusted:
+class UnadjustedEffect:
     """The effect without adjustment, and what the adjustment did."""
 
     value: float
@@ -76,7 +76,7 @@ class Unadjusted:
 
 
 @dataclass(frozen=True)
-class Effect:
+class ArmEffect:
     """An arm against the control in the metric's own unit; of latency as a share of the control's."""
 
     value: float | None
@@ -93,7 +93,7 @@ class Effect:
     state: str
     error: float | None = None
     """Variance of the difference, on the scale on which arms are compared."""
-    unadjusted: Unadjusted | None = None
+    unadjusted: UnadjustedEffect | None = None
     """Effect before the adjustment by what was known of the units beforehand; None where nothing was."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Guarded:
+class GuardrailResult:
     """How a guardrail stands: `loss` is how much worse than the control, at least `low` of it surely."""
 
     metric: str
@@ -133,13 +133,13 @@ def _contrast(new: Moments, old: Moments, metric: Metric, min_units: int) -> Con
     return found if math.isfinite(found.error) and found.error > 0 else None
 
 
-def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = None) -> Effect:
+def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = None) -> ArmEffect:
     """The main metric of an arm against the control's."""
     level = rule.metric_alpha if alpha is None else alpha
     units, sign = new.n + old.n, -1.0 if rule.goal == LOWER else 1.0
     early = _contrast(new, old, rule.metric, 2)
     if early is None:
-        return Effect(None, None, None, None, 0.5, units, None, COLLECTING)
+        return ArmEffect(None, None, None, None, 0.5, units, None, COLLECTING)
     found = always_valid(early, level, rule.tuning)
     chance = posterior(early).chance
     state = UNDECIDED
@@ -147,7 +147,7 @@ def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = N
         state = COLLECTING
     elif found.low > 0 or found.high < 0:
         state = BETTER if sign * found.value > 0 else WORSE
-    return Effect(
+    return ArmEffect(
         value=_shown(found.value, rule.metric),
         low=_shown(found.low, rule.metric),
         high=_shown(found.high, rule.metric),
@@ -161,36 +161,38 @@ def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = N
 
 
 def effect_adjusted(
-    plain: Effect, new: Moments, old: Moments, covariates: Sequence[str], rule: Rule
-) -> Effect:
+    plain: ArmEffect, new: Moments, old: Moments, covariates: Sequence[str], rule: Rule
+) -> ArmEffect:
     """The effect by adjusted moments, with the plain one beside it; the plain one alone where it says nothing."""
     found = effect_of(new, old, rule)
     if plain.value is None or plain.low is None or plain.high is None or not plain.error or not found.error:
         return plain
     removed = 1 - found.error / plain.error
     return replace(
-        found, unadjusted=Unadjusted(plain.value, plain.low, plain.high, removed, tuple(covariates))
+        found, unadjusted=UnadjustedEffect(plain.value, plain.low, plain.high, removed, tuple(covariates))
     )
 
 
-def guarded(new: Moments, old: Moments, guardrail: Guardrail, rule: Rule) -> Guarded:
+def guarded(new: Moments, old: Moments, guardrail: Guardrail, rule: Rule) -> GuardrailResult:
     """Whether an arm breaks a guardrail: its loss is above the margin, whenever one looks, but for guard_alpha."""
     metric = guardrail.metric
     contrast = _contrast(new, old, metric, rule.min_units)
     if contrast is None:
-        return Guarded(metric.name, guardrail.margin, None, None, COLLECTING)
+        return GuardrailResult(metric.name, guardrail.margin, None, None, COLLECTING)
     sign = 1.0 if guardrail.goal == LOWER else -1.0
     loss = Contrast(sign * contrast.value, contrast.error, contrast.n)
     low = always_valid_low(loss, rule.guard_alpha, rule.tuning)
     state = HARM if low > guardrail.bound else UNDECIDED
-    return Guarded(metric.name, guardrail.margin, _shown(loss.value, metric), _shown(low, metric), state)
+    return GuardrailResult(
+        metric.name, guardrail.margin, _shown(loss.value, metric), _shown(low, metric), state
+    )
 
 
 def _shown(value: float, metric: Metric) -> float:
     return math.expm1(min(value, 700.0)) if metric.log else value
 
 
-def verdict_of(effect: Effect, guards: Sequence[Guarded], mismatch_p: float) -> str:
+def verdict_of(effect: ArmEffect, guards: Sequence[GuardrailResult], mismatch_p: float) -> str:
     """One word for an arm. Harm counts whatever else is the case; a winner needs units split as they were meant."""
     if any(guard.state == HARM for guard in guards) or effect.state == WORSE:
         return HARM
@@ -225,7 +227,7 @@ def _level(value: float, metric: Metric) -> float:
     return math.exp(min(value, 700.0)) if metric.log else value
 
 
-def words_of(verdict: str, guards: Sequence[Guarded], names: Mapping[str, str]) -> str:
+def words_of(verdict: str, guards: Sequence[GuardrailResult], names: Mapping[str, str]) -> str:
     """The verdict in a sentence; names: `arm` and `control` as they are called."""
     arm, control = names["arm"], names["control"]
     broken = [guard for guard in guards if guard.state == HARM]

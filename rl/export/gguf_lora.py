@@ -18,7 +18,7 @@ from rl.export.artifact import (
 )
 from rl.export.gguf_check import gguf_check, gguf_read
 from rl.export.gguf_identity import identity_of
-from rl.export.gguf_names import FAMILIES, Layout, layout_of
+from rl.export.gguf_names import FAMILIES, TensorLayout, layout_of
 from rl.export.gguf_write import WIDTH, tensor_announce, tensor_stored, writer_for
 from rl.export.reference import check_prompts, reference_make
 from rl.export.source import Source, source_open
@@ -79,7 +79,7 @@ def export_gguf_lora(
     )
 
 
-def lora_write(source: Source, layout: Layout, path: Path, name: str) -> int:
+def lora_write(source: Source, layout: TensorLayout, path: Path, name: str) -> int:
     """Write the adapter's file, unchecked; the number of tensors in it."""
     pairs = list(source.weights.pairs())
     names = layout.names([pair.target for pair in pairs])
@@ -112,6 +112,6 @@ def lora_write(source: Source, layout: Layout, path: Path, name: str) -> int:
     return 2 * len(pairs)
 
 
-def _b(pair: LoraPair, layout: Layout, uniform: bool) -> torch.Tensor:
+def _b(pair: LoraPair, layout: TensorLayout, uniform: bool) -> torch.Tensor:
     rows = layout.rows(pair.target, pair.b)
     return rows if uniform else rows * pair.scale

@@ -39,7 +39,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """Where a model's tensors go, and what they look like there."""
 
     family: Family
@@ -295,12 +295,12 @@ FAMILIES: dict[str, Family] = {
 """`model_type` -> how it is written. Anything else goes through llama.cpp's own conversion."""
 
 
-def layout_of(config: Any) -> Layout | None:
+def layout_of(config: Any) -> TensorLayout | None:
     """The layout of a model, or None where its family is not one of FAMILIES."""
     family = FAMILIES.get(str(config.model_type))
     if family is None:
         return None
-    return Layout(family, config, bool(getattr(config, "tie_word_embeddings", False)))
+    return TensorLayout(family, config, bool(getattr(config, "tie_word_embeddings", False)))
 
 
 def layout_notes(config: Any) -> list[str]:

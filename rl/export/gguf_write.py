@@ -15,7 +15,7 @@ import torch
 
 from rl.export.artifact import ExportRefused, Progress
 from rl.export.gguf_identity import Identity
-from rl.export.gguf_names import FAMILIES, Layout, layout_notes, layout_of
+from rl.export.gguf_names import FAMILIES, TensorLayout, layout_notes, layout_of
 from rl.export.gguf_runtime import FILE_TYPES
 from rl.export.gguf_tokenizer import Vocabulary, chat_template_with, vocabulary_of
 from rl.export.merged import merged_write
@@ -56,7 +56,7 @@ class NativeWriter:
     """Writes the families this project knows."""
 
     def __init__(
-        self, source: Source, layout: Layout, vocabulary: Vocabulary, identity: Identity | None = None
+        self, source: Source, layout: TensorLayout, vocabulary: Vocabulary, identity: Identity | None = None
     ) -> None:
         self.source = source
         self.identity = identity
@@ -171,7 +171,7 @@ def writer_for(
     return ExternalWriter(source, script, system_prompt)
 
 
-def _embedding(layout: Layout, source: Source) -> str:
+def _embedding(layout: TensorLayout, source: Source) -> str:
     for checkpoint, target in layout.names(source.weights.base.names).items():
         if target == "token_embd.weight":
             return checkpoint

@@ -11,7 +11,7 @@ import dataclasses
 import math
 
 from rl.gates.effects import binomial_luck
-from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, Verdict
+from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, RuleResult
 from rl.statistics import mean_interval, paired_difference
 from rl.statistics.permutation import sign_flip_p
 
@@ -27,7 +27,7 @@ MOST_LOOPING = 0.25
 taught such answers rambles, and to ramble less is no reason to be served."""
 
 
-def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """The mean reward of its answers is not worse, over the prompts on which an answer can be told good or bad.
 
     Refused for good where the loss is beyond chance (sign flips, `HARM`); waits where Student's interval (`UNSEEN`)
@@ -35,7 +35,7 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """
     known = [one.reward - one.other_reward for one in evidence.answered if one.judged]
     if not known:
-        return Verdict("reward", NOT_APPLICABLE, "no prompt was answered by both that rewards speak of")
+        return RuleResult("reward", NOT_APPLICABLE, "no prompt was answered by both that rewards speak of")
     found = mean_interval(known, 1 - 2 * UNSEEN, bounds=(-1.0, 1.0))
     assert found.value is not None  # there is at least one
     assert found.low is not None
@@ -44,17 +44,17 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     figures = {**found.as_dict(), "confidence": 1 - 2 * UNSEEN, "p": luck, "bound": bound}
     words = f"the average reward changed by {found.value:+.3f} over {found.n} prompts"
     if luck <= HARM:
-        return Verdict(
+        return RuleResult(
             "reward", REFUSED,
             f"the average reward fell by {-found.value:.3f} over {found.n} prompts, beyond chance", figures,
         )  # fmt: skip
     if found.low < bound:
         words = f"{words}: that it fell by {-found.low:.3f} is not ruled out, {-bound:g} is allowed"
-        return Verdict("reward", REFUSED, words, figures, waits=True)
-    return Verdict("reward", PASSED, words, figures)
+        return RuleResult("reward", REFUSED, words, figures, waits=True)
+    return RuleResult("reward", PASSED, words, figures)
 
 
-def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """The agent can act on as many of its answers.
 
     Refused for good where the loss is beyond chance (exact, `HARM`); waits where Newcombe's interval of the paired
@@ -62,7 +62,7 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     answers are free text that says the same over and over, as more feedback or a larger base may lift it.
     """
     if not evidence.answered:
-        return Verdict("valid", NOT_APPLICABLE, "no prompt was answered by both")
+        return RuleResult("valid", NOT_APPLICABLE, "no prompt was answered by both")
     n = len(evidence.answered)
     both = sum(one.valid and one.other_valid for one in evidence.answered)
     wins = sum(one.valid and not one.other_valid for one in evidence.answered)
@@ -89,18 +89,18 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
             f"{100 * own:.1f} and {100 * other:.1f} % are)"
         )
     if luck <= HARM:
-        return Verdict("valid", REFUSED, f"{words}: a loss beyond chance", figures)
+        return RuleResult("valid", REFUSED, f"{words}: a loss beyond chance", figures)
     if (looping := sum(one.loops for one in evidence.answered) / n) > MOST_LOOPING:
         words += f", but {100 * looping:.0f} % say the same over and over, {100 * MOST_LOOPING:g} are allowed"
-        return Verdict("valid", REFUSED, words, {**figures, "looping": looping}, waits=True)
+        return RuleResult("valid", REFUSED, words, {**figures, "looping": looping}, waits=True)
     if found.low < -bounds.max_invalid_gain:
         allowed = f"{100 * bounds.max_invalid_gain:g} are allowed"
         words += f": a loss of {-100 * found.low:.1f} points is not ruled out, {allowed}"
-        return Verdict("valid", REFUSED, words, figures, waits=True)
-    return Verdict("valid", PASSED, words, figures)
+        return RuleResult("valid", REFUSED, words, figures, waits=True)
+    return RuleResult("valid", PASSED, words, figures)
 
 
-def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """It has not gone further from its reference (the base model, or its warm-up) than allowed, and than what people
     wrote lies from it.
 
@@ -109,7 +109,7 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """
     if evidence.kl is None:
         words = "no distance to a base model was measured: its answers are a closed set, or it is linear and has none"
-        return Verdict("kl", NOT_APPLICABLE, words)
+        return RuleResult("kl", NOT_APPLICABLE, words)
     way = 0.0
     if evidence.written_gain is not None:
         way = max(evidence.written_gain.low, 0.0)
@@ -118,24 +118,24 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     words = f"KL to its reference {evidence.kl:.2f} nats per token of its own answers, {allowed}"
     if way:
         words += f", {way:.3g} of it as what people wrote lies that far from it"
-    return Verdict("kl", PASSED if evidence.kl <= bounds.max_kl + way else REFUSED, words, figures)
+    return RuleResult("kl", PASSED if evidence.kl <= bounds.max_kl + way else REFUSED, words, figures)
 
 
-def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Every decision that must be right is right."""
     if not evidence.golden:
-        return Verdict("golden", NOT_APPLICABLE, "no golden cases are listed for this agent")
+        return RuleResult("golden", NOT_APPLICABLE, "no golden cases are listed for this agent")
     failed = [case for case in evidence.golden if not case.passed]
     figures = {"n": len(evidence.golden), "failed": [dataclasses.asdict(case) for case in failed]}
     if failed:
         names = ", ".join(case.name for case in failed[:3])
-        return Verdict(
+        return RuleResult(
             "golden", REFUSED, f"{len(failed)} of {len(evidence.golden)} golden cases fail: {names}", figures
         )
-    return Verdict("golden", PASSED, f"all {len(evidence.golden)} golden cases are right", figures)
+    return RuleResult("golden", PASSED, f"all {len(evidence.golden)} golden cases are right", figures)
 
 
-def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Answers did not grow or shrink: preference rewards length, so length is the cheapest way to look better.
 
     Held against the rival's answers to the same prompts or, where those are of another length, against the held-out
@@ -143,7 +143,7 @@ def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     """
     own = [math.log(one.chars + 1) for one in evidence.answered]
     if not own:
-        return Verdict("length", NOT_APPLICABLE, "no prompt was answered by both")
+        return RuleResult("length", NOT_APPLICABLE, "no prompt was answered by both")
     n = len(own)
     mean = math.fsum(own) / n
     ratio = math.exp(mean - math.fsum(math.log(one.other_chars + 1) for one in evidence.answered) / n)
@@ -155,22 +155,22 @@ def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         words += f", {figures['good']:.2f} times as long as those that people wrote, chose or liked"
         passed = passed or _similar(figures["good"], bounds)
     if not passed:
-        return Verdict("length", REFUSED, f"{words}, {bounds.max_length_ratio:g} is allowed", figures)
-    return Verdict("length", PASSED, words, figures)
+        return RuleResult("length", REFUSED, f"{words}, {bounds.max_length_ratio:g} is allowed", figures)
+    return RuleResult("length", PASSED, words, figures)
 
 
 def _similar(ratio: float, bounds: GateBounds) -> bool:
     return 1 / bounds.max_length_ratio <= ratio <= bounds.max_length_ratio
 
 
-def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """What it would have earned on logged decisions is not less than what the champion earned."""
     found = evidence.off_policy
     if found is None:
-        return Verdict(
+        return RuleResult(
             "off_policy", NOT_APPLICABLE, "no decisions with propensities and rewards to estimate from"
         )
     figures = {**found.as_dict(), "bound": -bounds.max_off_policy_loss}
     said = f"the off-policy estimate of its reward is {found.value:+.3f} from the champion's"
     worse = found.value < -bounds.max_off_policy_loss or found.high < 0
-    return Verdict("off_policy", REFUSED if worse else PASSED, said, figures)
+    return RuleResult("off_policy", REFUSED if worse else PASSED, said, figures)

@@ -12,17 +12,17 @@ from typing import Any
 from rl.gates.answers import UNSEEN
 from rl.gates.effects import TableEffect, effect_of, points
 from rl.gates.evidence_kinds import TESTS
-from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, Verdict
+from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, RuleResult
 
 
-def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """On every listed task a loss of its bound or more is ruled out, on the same items as its base.
 
     Refused for good where the whole interval lies below the bound; waits where the bound is not ruled out, and where a
     result is missing or of another state of the task, saying what to run.
     """
     if evidence.no_benchmarks:
-        return Verdict("benchmarks", NOT_APPLICABLE, evidence.no_benchmarks)
+        return RuleResult("benchmarks", NOT_APPLICABLE, evidence.no_benchmarks)
     figures: dict[str, Any] = {}
     absent: list[str] = []
     open_: list[str] = []
@@ -47,8 +47,8 @@ def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
                 f"{words}: a loss of {-100 * interval.low:.1f} is not ruled out, {100 * bound:g} may be lost"
             )
     if lost or open_ or absent:
-        return Verdict("benchmarks", REFUSED, "; ".join([*lost, *open_, *absent]), figures, waits=not lost)
+        return RuleResult("benchmarks", REFUSED, "; ".join([*lost, *open_, *absent]), figures, waits=not lost)
     said = ", ".join(f"{points(one['value'])} on {task}" for task, one in figures.items())
-    return Verdict(
+    return RuleResult(
         "benchmarks", PASSED, f"no listed benchmark lost its bound against the base: {said}", figures
     )

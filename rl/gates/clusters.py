@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rl.gates.report import Case, Item, Rated
+from rl.gates.report import Case, Item, RatedAnswer
 
 
 def one_per_prompt(cases: Sequence[Case], prompts: Sequence[str]) -> dict[int, Case]:
@@ -40,7 +40,7 @@ def one_per_cluster(items: Sequence[Item], clusters: Sequence[str]) -> list[Item
     dropped: set[int] = set()
     for name, places in members.items():
         group = [items[place] for place in places]
-        prompts = {item.prompt if isinstance(item, Rated) else str(i) for i, item in enumerate(group)}
+        prompts = {item.prompt if isinstance(item, RatedAnswer) else str(i) for i, item in enumerate(group)}
         if len(prompts) > 1:
             merged[places[0]] = _mean(name, group)
             dropped |= set(places[1:])
@@ -49,7 +49,7 @@ def one_per_cluster(items: Sequence[Item], clusters: Sequence[str]) -> list[Item
 
 def _mean(name: str, group: Sequence[Item]) -> Item:
     """The mean figures of a group, in the slices and with the raters of any of them."""
-    rated = [item for item in group if isinstance(item, Rated)]
+    rated = [item for item in group if isinstance(item, RatedAnswer)]
     if rated:
         slices = tuple(dict.fromkeys(one for item in group for one in item.slices))
         raters = tuple(dict.fromkeys(one for item in group for one in item.raters))

@@ -17,7 +17,7 @@ import scipy
 
 from rl.gates.clusters import one_per_cluster, one_per_prompt
 from rl.gates.evidence_kinds import KINDS, REWARDS, UNITS, all_alike, lead_kind, telling_counts
-from rl.gates.report import Case, Evidence, GateBounds, Item, Rated
+from rl.gates.report import Case, Evidence, GateBounds, Item, RatedAnswer
 from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
 from rl.statistics.bounded import lopsided_mean_p
 from rl.statistics.gini import GiniConcordance, gini_concordance, gini_concordance_p
@@ -170,7 +170,7 @@ class MeanEffect:
 class ConcordanceEffect:
     """Values people gave against how far the policy moved each answer: gain over a coin, clusters are prompts."""
 
-    items: tuple[Rated, ...]
+    items: tuple[RatedAnswer, ...]
     found: GiniConcordance
     unit: str = "points"
 
@@ -218,7 +218,7 @@ def effect_of(kind: str, items: Sequence[Item], among: Sequence[Item] | None = N
     """
     if not items:
         return None
-    rated = tuple(item for item in items if isinstance(item, Rated))
+    rated = tuple(item for item in items if isinstance(item, RatedAnswer))
     if rated:
         values, shifts, prompts = zip(*((one.value, one.shift, one.prompt) for one in rated), strict=True)
         found = gini_concordance(values, shifts, prompts)
@@ -250,7 +250,7 @@ def items_of(stored: Sequence[Mapping[str, Any]]) -> list[Item]:
     found: list[Item]
     if any("shift" in one for one in stored):
         found = [
-            Rated(one["prompt_hash"], one["value"], one["shift"], **known)
+            RatedAnswer(one["prompt_hash"], one["value"], one["shift"], **known)
             for one, known in zip(stored, facts, strict=True)
         ]
     else:
@@ -270,7 +270,7 @@ def table_of(cases: Sequence[Case]) -> tuple[int, int, int, int]:
 
 def prompts_of(items: Sequence[Item]) -> int:
     """Distinct held-out prompts among items: a case is one prompt, rated answers say to which they belong."""
-    rated = {item.prompt for item in items if isinstance(item, Rated)}
+    rated = {item.prompt for item in items if isinstance(item, RatedAnswer)}
     return len(rated) + sum(isinstance(item, Case) for item in items)
 
 
@@ -278,7 +278,8 @@ def lead_of(evidence: Evidence, bounds: GateBounds) -> str:
     """The kind of evidence that carries the accuracy rule: see `rl.gates.evidence_kinds.lead_kind`."""
     counts = {kind: prompts_of(evidence.items(kind)) for kind in KINDS if kind not in evidence.barred}
     rated = {
-        kind: [item.value for item in evidence.items(kind) if isinstance(item, Rated)] for kind in counts
+        kind: [item.value for item in evidence.items(kind) if isinstance(item, RatedAnswer)]
+        for kind in counts
     }
     alike = [kind for kind, values in rated.items() if all_alike(values)]
     return lead_kind(telling_counts(counts, alike), bounds.min_evidence)

@@ -13,7 +13,7 @@ BAR_WIDTH = 300
 """Width of a drawn interval, in the units of its drawing."""
 
 
-class Bar(NamedTuple):
+class IntervalBar(NamedTuple):
     """A share with its interval, drawn: all in units of BAR_WIDTH."""
 
     dot: float
@@ -41,10 +41,10 @@ class Share:
         return f"{100 * self.low:.1f} to {100 * self.high:.1f}"
 
     @property
-    def bar(self) -> Bar:
+    def bar(self) -> IntervalBar:
         """Where value and interval lie on a scale of BAR_WIDTH from 0 to 1."""
         low, high = (self.low, self.high) if self.low is not None and self.high is not None else (0.0, 0.0)
-        return Bar(
+        return IntervalBar(
             dot=round(BAR_WIDTH * self.value, 1),
             start=round(BAR_WIDTH * low, 1),
             width=round(BAR_WIDTH * (high - low), 1),

@@ -112,7 +112,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Rated:
+class RatedAnswer:
     """One held-out answer with its value, in [0, 1], and how far the policy moved it.
 
     shift: log p(answer | prompt) of the policy minus that of its rival, per token. Not summed: a policy that only made
@@ -125,17 +125,17 @@ class Rated:
     slices: tuple[str, ...] = ()
     raters: tuple[str, ...] = ()
 
-    def within(self, name: str) -> Rated:
+    def within(self, name: str) -> RatedAnswer:
         """The answer itself: it is in a slice as a whole."""
         return self
 
 
-Item: TypeAlias = Case | Rated
+Item: TypeAlias = Case | RatedAnswer
 """One piece of held-out evidence of any kind."""
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnswerPair:
     """One prompt that both sides answered."""
 
     valid: bool
@@ -154,7 +154,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Golden:
+class GoldenResult:
     """A decision an operator says must be right."""
 
     name: str
@@ -180,7 +180,7 @@ class Evidence:
     against: str
     cases: Sequence[Case]
     """Pairs: whether each side held the preferred response for more likely."""
-    answered: Sequence[Answered] = ()
+    answered: Sequence[AnswerPair] = ()
     kl: float | None = None
     """To the base model, nats per token of the policy's own greedy answers (k3); None where it was not measured."""
     written_gain: Difference | None = None
@@ -188,7 +188,7 @@ class Evidence:
     good_chars: tuple[float, int] | None = None
     """Characters (geometric mean) of held-out answers that people wrote, chose or liked, and how many; None where there
     are none."""
-    golden: Sequence[Golden] = ()
+    golden: Sequence[GoldenResult] = ()
     off_policy: Difference | None = None
     """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""
     attempt: int = 1
@@ -208,7 +208,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RuleResult:
     """What one rule says, and the figures it says it by."""
 
     rule: str
@@ -232,19 +232,19 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class GateReport:
     """Every rule's verdict: the gate opens where none refuses."""
 
     to: str
     against: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[RuleResult, ...]
 
     @property
     def passed(self) -> bool:
         return all(verdict.passed for verdict in self.verdicts)
 
     @property
-    def refusals(self) -> list[Verdict]:
+    def refusals(self) -> list[RuleResult]:
         return [verdict for verdict in self.verdicts if not verdict.passed]
 
     @property

@@ -41,9 +41,9 @@ from rl.gates.report import (
     Evidence,
     GateBounds,
     GateError,
+    GateReport,
     Item,
-    Sheet,
-    Verdict,
+    RuleResult,
 )
 from rl.statistics import Difference
 
@@ -75,7 +75,7 @@ COUNTED = {
 """Kind of evidence -> what its held-out prompts have."""
 
 
-def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Enough held-out prompts to say anything."""
     lead = lead_of(evidence, bounds)
     found = prompts_of(evidence.items(lead))
@@ -86,11 +86,11 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         words += f" ({'; '.join(barred)})"
     if found < bounds.min_evidence:
         words += f", {bounds.min_evidence} are needed"
-        return Verdict("evidence", REFUSED, words, figures, waits=True)
-    return Verdict("evidence", PASSED, words, figures)
+        return RuleResult("evidence", REFUSED, words, figures, waits=True)
+    return RuleResult("evidence", PASSED, words, figures)
 
 
-def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Better than the champion on the same prompts, beyond the luck of repeated attempts (challenger: not worse).
 
     Judged on the kind of evidence that leads (`lead_of`). The lower bound is that of the paired difference at one-sided
@@ -101,11 +101,11 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     lead = lead_of(evidence, bounds)
     items = evidence.items(lead)
     if not items:
-        return Verdict("accuracy", REFUSED, "no held-out prompt was judged on both sides", waits=True)
+        return RuleResult("accuracy", REFUSED, "no held-out prompt was judged on both sides", waits=True)
     effect = effect_of(lead, items)
     if effect is None:
         n = prompts_of(items)
-        return Verdict(
+        return RuleResult(
             "accuracy", REFUSED,
             f"the answers to {n} held-out prompts were all rated alike: nothing tells better from worse",
             {"kind": lead, "n": n}, waits=True,
@@ -128,11 +128,11 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     if to == CHALLENGER:
         worse = effect.worse(bounds.alpha) <= bounds.alpha
         words = f"worse than {evidence.against}: {gain}" if worse else f"not worse: {gain}"
-        return Verdict("accuracy", REFUSED if worse else PASSED, words, figures)
+        return RuleResult("accuracy", REFUSED if worse else PASSED, words, figures)
     limit = f"lower bound {amount(effect, bound.low)} at attempt {evidence.attempt} on this holdout"
     if ahead and luck is not None and luck <= alpha:
-        return Verdict("accuracy", PASSED, f"{gain}, {limit}", figures)
-    return Verdict(
+        return RuleResult("accuracy", PASSED, f"{gain}, {limit}", figures)
+    return RuleResult(
         "accuracy", REFUSED,
         f"no gain beyond chance is shown: {gain}, {limit}, must be above {amount(effect, bounds.margin)}",
         figures, waits=True,
@@ -144,7 +144,7 @@ def gate_interval(effect: Effect, evidence: Evidence, bounds: GateBounds) -> Dif
     return effect.interval(1 - 2 * alpha_of_attempt(bounds.alpha, evidence.attempt))
 
 
-def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """No other kind of evidence with enough prompts shows a loss beyond chance; the 5 % are shared among them."""
     lead = lead_of(evidence, bounds)
     effects = {
@@ -155,7 +155,7 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verd
         and (effect := effect_of(kind, evidence.items(kind))) is not None
     }
     if not effects:
-        return Verdict(
+        return RuleResult(
             "other_evidence", NOT_APPLICABLE,
             f"no other kind of evidence has {bounds.min_evidence} held-out prompts",
         )  # fmt: skip
@@ -167,12 +167,12 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Verd
         if effect.value < 0 and p <= level:
             lost.append(f"{amount(effect, effect.value)} {MEASURES[kind]} over {effect.n} prompts")
     if lost:
-        return Verdict("other_evidence", REFUSED, f"worse by other evidence: {'; '.join(lost)}", figures)
+        return RuleResult("other_evidence", REFUSED, f"worse by other evidence: {'; '.join(lost)}", figures)
     said = ", ".join(f"{amount(effect, effect.value)} {MEASURES[kind]}" for kind, effect in effects.items())
-    return Verdict("other_evidence", PASSED, f"no loss beyond chance by other evidence: {said}", figures)
+    return RuleResult("other_evidence", PASSED, f"no loss beyond chance by other evidence: {said}", figures)
 
 
-def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """The gain is not one rater's alone.
 
     It is where the prompts of the others show none beyond chance, and they lost, or gained surely less than that rater
@@ -182,18 +182,18 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     items = evidence.items(lead)
     known = [item for item in items if item.raters]
     if not known:
-        return Verdict("raters", NOT_APPLICABLE, "it is not known who judged the held-out prompts")
+        return RuleResult("raters", NOT_APPLICABLE, "it is not known who judged the held-out prompts")
     count: dict[str, int] = {}
     for item in known:
         for rater in set(item.raters):
             count[rater] = count.get(rater, 0) + 1
     frequent = [rater for rater, n in count.items() if n > bounds.max_rater_share * len(known)]
     if len(count) < 2:
-        return Verdict("raters", NOT_APPLICABLE, "all held-out prompts were judged by one rater")
+        return RuleResult("raters", NOT_APPLICABLE, "all held-out prompts were judged by one rater")
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     whole = effect_of(lead, known, items)
     if whole is None or whole.better(alpha) > alpha:
-        return Verdict(
+        return RuleResult(
             "raters", NOT_APPLICABLE, "there is no gain beyond chance yet that could rest on one rater"
         )
     figures: dict[str, Any] = {"raters": len(count), "without": {}}
@@ -212,16 +212,16 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
             alone.append((rater, left))
     if alone:
         rater, left = alone[0]
-        return Verdict(
+        return RuleResult(
             "raters", REFUSED,
             f"the gain rests on one rater: without {rater}'s {count[rater]} of {len(known)} prompts it is "
             f"{amount(left, left.value)}",
             figures,
         )  # fmt: skip
-    return Verdict("raters", PASSED, "the gain stands without any one frequent rater", figures)
+    return RuleResult("raters", PASSED, "the gain stands without any one frequent rater", figures)
 
 
-def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """No slice (tag, topic, length, which side is longer) loses more than the bound, where that is not chance.
 
     The 5 % of chance are shared among the slices (Bonferroni): of thirty, one or two would look broken by luck.
@@ -239,7 +239,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
         name: effect for name, items in large.items() if (effect := effect_of(lead, items, whole)) is not None
     }
     if not judged:
-        return Verdict("slices", NOT_APPLICABLE, f"no slice has {bounds.min_slice} held-out prompts")
+        return RuleResult("slices", NOT_APPLICABLE, f"no slice has {bounds.min_slice} held-out prompts")
     figures, broken = {}, []
     for name, effect in sorted(judged.items()):
         figures[name] = {"value": effect.value, "n": effect.n}
@@ -249,23 +249,23 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
     if broken:
         change, name, effect = min(broken, key=lambda one: one[:2])
         others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        return Verdict(
+        return RuleResult(
             "slices",
             REFUSED,
             f"worse on slice {name}: {amount(effect, change)} over {effect.n} prompts{others}",
             figures,
         )
-    return Verdict("slices", PASSED, f"none of {len(judged)} slices is worse", figures)
+    return RuleResult("slices", PASSED, f"none of {len(judged)} slices is worse", figures)
 
 
-def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
+def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """What the champion's time knew is still known: no loss beyond chance on held-out prompts with older feedback."""
     lead = lead_of(evidence, bounds)
     known = [item.within(OLDER) for item in evidence.items(lead) if OLDER in item.slices]
     effect = effect_of(lead, known, evidence.items(lead))
     n = prompts_of(known)
     if n < bounds.min_slice or effect is None:
-        return Verdict(
+        return RuleResult(
             "forgetting",
             NOT_APPLICABLE,
             f"{n} held-out prompts have feedback that {evidence.against} knew, {bounds.min_slice} are asked",
@@ -282,11 +282,11 @@ def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> Verdict:
             f"{evidence.against}'s"
         )
     if effect.value < 0 and p <= 0.05:
-        return Verdict("forgetting", REFUSED, f"it forgot: {said}", figures)
-    return Verdict("forgetting", PASSED, said, figures)
+        return RuleResult("forgetting", REFUSED, f"it forgot: {said}", figures)
+    return RuleResult("forgetting", PASSED, said, figures)
 
 
-Rule = Callable[[Evidence, GateBounds, str], Verdict]
+Rule = Callable[[Evidence, GateBounds, str], RuleResult]
 
 RULES: tuple[Rule, ...] = (
     rule_evidence,
@@ -305,10 +305,10 @@ RULES: tuple[Rule, ...] = (
 """In the order in which a sheet shows them."""
 
 
-def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> Sheet:
+def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> GateReport:
     """Ask every rule; nothing is skipped, so that a refusal names all its reasons. Benchmarks are asked where the
     bounds list any."""
     if to not in (CHALLENGER, CHAMPION):
         raise GateError(f"a gate opens to {CHALLENGER} or {CHAMPION}, found {to!r}")
     rules = (*RULES, rule_benchmarks) if bounds.benchmark_bounds else RULES
-    return Sheet(to, evidence.against, tuple(rule(evidence, bounds, to) for rule in rules))
+    return GateReport(to, evidence.against, tuple(rule(evidence, bounds, to) for rule in rules))

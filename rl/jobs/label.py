@@ -43,7 +43,7 @@ class LabelsRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelRow:
     """A decision as the label model reads it."""
 
     pk: uuid.UUID
@@ -129,7 +129,7 @@ def auto_label(
 
 def _stacked(
     first: Fitted,
-    rated: list[Row],
+    rated: list[LabelRow],
     splits: Mapping[str, Split],
     stated: np.ndarray,
     more: dict[str, np.ndarray],
@@ -162,7 +162,7 @@ def _stacked(
     return second.figures, second.model.probabilities(asked)
 
 
-def rated_rows(agent: str) -> list[Row]:
+def rated_rows(agent: str) -> list[LabelRow]:
     """The newest decisions that people took a side on, by their mean verdict; not those that accepted a suggestion."""
     accepted = ratings_accepted(agent)
     verdicts: dict[uuid.UUID, list[float]] = {}
@@ -178,7 +178,7 @@ def rated_rows(agent: str) -> list[Row]:
     return [row for pk in _chunks(list(sided)) for row in _rows(agent, pk, sided)]
 
 
-def waiting_rows(agent: str, limit: int) -> list[Row]:
+def waiting_rows(agent: str, limit: int) -> list[LabelRow]:
     """The newest decisions that no person rated."""
     waiting = decisions_of(agent).filter(ratings_human=0).order_by("-created_at", "-pk")
     ids = list(waiting.values_list("pk", flat=True)[:limit])
@@ -189,7 +189,7 @@ def _chunks(ids: list[uuid.UUID]) -> list[list[uuid.UUID]]:
     return [ids[start : start + 500] for start in range(0, len(ids), 500)]
 
 
-def _rows(agent: str, ids: list[uuid.UUID], good: dict[uuid.UUID, bool]) -> list[Row]:
+def _rows(agent: str, ids: list[uuid.UUID], good: dict[uuid.UUID, bool]) -> list[LabelRow]:
     rows = Decision.objects.filter(pk__in=ids).order_by("pk")
     found = []
     reader = RowReader(agent, "labels")
@@ -197,7 +197,7 @@ def _rows(agent: str, ids: list[uuid.UUID], good: dict[uuid.UUID, bool]) -> list
         with reader.row(pk):
             plain = messages_plain(messages)
             if plain is not None and response.strip():
-                found.append(Row(pk, prompt_hash, plain, response, good.get(pk, False)))
+                found.append(LabelRow(pk, prompt_hash, plain, response, good.get(pk, False)))
     reader.save(looked_at=ids)
     return found
 

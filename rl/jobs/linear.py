@@ -14,9 +14,9 @@ from rl.jobs.estimates import LINEAR_GB, LINEAR_SECONDS_PER_ROW
 from rl.jobs.lifecycle import RunListener, TrainOrder
 from rl.jobs.method_selection import method_chosen
 from rl.linear.features import FAMILIES
-from rl.linear.fit import PENALTIES, Fitted, fit
+from rl.linear.fit import PENALTIES, FittedPolicy, fit
 from rl.linear.model import WEIGHTS, LinearPolicy
-from rl.linear.rows import SCORES, Choice, LinearRefused, answers_of, choices_of
+from rl.linear.rows import SCORES, LinearChoice, LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
@@ -42,7 +42,7 @@ def feedback_settled(order: TrainOrder, recipe: LinearRecipe) -> LinearRecipe:
     return recipe.with_knobs(**method_chosen(order.agent, "linear", **more).knobs)
 
 
-def fitted_by(recipe: LinearRecipe, rows: Sequence[Any], agent: Agent) -> Fitted:
+def fitted_by(recipe: LinearRecipe, rows: Sequence[Any], agent: Agent) -> FittedPolicy:
     """The policy of a recipe on training rows. Raises LinearRefused."""
     families = FAMILIES
     if recipe.features != AUTO:
@@ -108,7 +108,7 @@ def eval_metrics(policy: LinearPolicy, rows: Sequence[Any], agent: Agent) -> dic
     return {"eval_accuracy": sum(right) / len(right)}
 
 
-def _is_right(policy: LinearPolicy, row: Choice) -> bool:
+def _is_right(policy: LinearPolicy, row: LinearChoice) -> bool:
     others = [row.other] if row.other else list(row.options or policy.answers)
     best, *rest = policy.scores(row.messages, [row.answer, *others])
     plain = policy.features_of(row.answer)

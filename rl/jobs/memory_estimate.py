@@ -42,7 +42,7 @@ def memory_estimate(base_model: str, recipe: dict[str, Any], sides: int) -> Memo
     config = json.loads((folder / "config.json").read_text("utf-8"))
     config = config.get("text_config") or config
     hidden = int(config.get("hidden_size") or config["n_embd"])
-    shape = Shape(
+    shape = ModelShape(
         parameters=sum(_parameters(file) for file in folder.glob("*.safetensors")),
         hidden=hidden,
         layers=int(config.get("num_hidden_layers") or config["n_layer"]),
@@ -59,7 +59,7 @@ def memory_estimate(base_model: str, recipe: dict[str, Any], sides: int) -> Memo
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Numbers of a model that decide its memory."""
 
     parameters: int
@@ -71,11 +71,11 @@ class Shape:
 
 
 SIZES = {
-    "0.5B": Shape(494_000_000, 896, 24, 4864, 151_936),
-    "1.5B": Shape(1_544_000_000, 1536, 28, 8960, 151_936),
-    "3B": Shape(3_086_000_000, 2048, 36, 11_008, 151_936),
-    "7B": Shape(7_616_000_000, 3584, 28, 18_944, 152_064),
-    "8B": Shape(8_030_000_000, 4096, 32, 14_336, 128_256),
+    "0.5B": ModelShape(494_000_000, 896, 24, 4864, 151_936),
+    "1.5B": ModelShape(1_544_000_000, 1536, 28, 8960, 151_936),
+    "3B": ModelShape(3_086_000_000, 2048, 36, 11_008, 151_936),
+    "7B": ModelShape(7_616_000_000, 3584, 28, 18_944, 152_064),
+    "8B": ModelShape(8_030_000_000, 4096, 32, 14_336, 128_256),
 }
 """Size -> shape of a model that is often trained: Qwen2.5 of each size, and Llama 3.1 8B."""
 
@@ -116,7 +116,7 @@ def _rows(recipe: dict[str, Any]) -> int:
     return int(recipe.get("mini_batch_size") or recipe["batch_size"])
 
 
-def _parts(shape: Shape, recipe: dict[str, Any], sides: int, size: int) -> tuple[float, float, float]:
+def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> tuple[float, float, float]:
     """Bytes of the weights, of the adapter with its optimiser, and of what a micro-batch keeps; `size` of a number."""
     weights = shape.parameters * (0.65 if recipe.get("quantization") == "4bit" else size)
     rank = int(recipe["lora_r"])

@@ -30,7 +30,7 @@ WRITTEN = ("correction", "demonstration", "demonstrations")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class MethodChoice:
     """A method, why it was taken, and the knobs without which it would be another one."""
 
     method: str
@@ -45,7 +45,7 @@ def method_chosen(
     base_model: str = "",
     min_samples: int | None = None,
     **source: Any,
-) -> Chosen:
+) -> MethodChoice:
     """The method of that name; `rlhf` is PPO with the reward `auto`, `reward_model` has the objective its feedback
     asks for, `linear` learns from the feedback that `auto` would; for `auto`, whichever fits the feedback found.
 
@@ -62,17 +62,17 @@ def method_chosen(
     """
     if wanted == RLHF:
         why = "rlhf was asked for: a reward model, then PPO; SFT first where the base model gives few valid answers"
-        return Chosen("ppo", why, {"reward": AUTO})
+        return MethodChoice("ppo", why, {"reward": AUTO})
     if wanted == "reward_model":
         return _objective(agent, min_samples, source)
     if wanted == LINEAR:
         like = method_chosen(agent, "auto", min_samples=min_samples, **source)
         feedback = LINEAR_FEEDBACK.get(like.method, "scores")
-        return Chosen(
+        return MethodChoice(
             LINEAR, f"linear on {feedback}: {like.why.removeprefix('auto ')}", {"feedback": feedback}
         )
     if wanted != "auto":
-        return Chosen(method_named(wanted).slug, f"{wanted} was asked for")
+        return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
 
     def prepared(kind: str) -> Prepared | None:
@@ -88,7 +88,7 @@ def method_chosen(
         chosen
         or _of_rewards(prepared("groups"), prepared("scores"), need)
         or _of_prompts(prepared("prompts"), need)
-        or Chosen("dpo", "auto took dpo: no method has samples enough yet")
+        or MethodChoice("dpo", "auto took dpo: no method has samples enough yet")
     )
 
 
@@ -97,11 +97,11 @@ LINEAR_FEEDBACK = {"dpo": "pairs", "sft": "corrections"}
 """Method that `auto` takes -> the feedback a linear policy then learns from; else from scores, which thumbs are too."""
 
 
-def _objective(agent: str, min_samples: int | None, source: dict[str, Any]) -> Chosen:
+def _objective(agent: str, min_samples: int | None, source: dict[str, Any]) -> MethodChoice:
     """A reward model's objective: pairwise where pairs hold a quarter of the judged responses, binary for thumbs,
     regression for scores, stars and rewards. What RATCHET_CONFIG says goes before it."""
     if configured := settings.RATCHET_CONFIG.get("reward_model", {}).get("objective"):
-        return Chosen("reward_model", f"RATCHET_CONFIG asks for the objective {configured}")
+        return MethodChoice("reward_model", f"RATCHET_CONFIG asks for the objective {configured}")
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
     pairs = _Pairs.of(_prepared(agent, "pairs", need, source))
     scored = _prepared(agent, "scores", need, source)
@@ -122,7 +122,7 @@ def _objective(agent: str, min_samples: int | None, source: dict[str, Any]) -> C
                 "binary",
                 f"{len(values):,} responses with a thumb, {pairs.responses:,} of them in pairs",
             )
-    return Chosen("reward_model", f"objective {objective}: {why}", {"objective": objective})
+    return MethodChoice("reward_model", f"objective {objective}: {why}", {"objective": objective})
 
 
 FEW_BETWEEN = 0.1
@@ -177,23 +177,25 @@ class _Shown:
         return cls(counted[True], counted[False])
 
 
-def _of_pairs_and_singles(pairs: _Pairs, labels: _Labels, shown: _Shown, need: int) -> Chosen | None:
+def _of_pairs_and_singles(pairs: _Pairs, labels: _Labels, shown: _Shown, need: int) -> MethodChoice | None:
     count = f"{pairs.all:,} pairs to train on"
     judged = max(labels.good + labels.bad, pairs.responses)
     if shown.written >= max(need, pairs.preferred, labels.good, 1):
         beside = f"{pairs.preferred:,} preferences and {labels.good:,} liked responses beside them"
-        return Chosen("sft", f"auto took sft: {shown.written:,} responses that people wrote, {beside}")
+        return MethodChoice("sft", f"auto took sft: {shown.written:,} responses that people wrote, {beside}")
     if pairs.all and pairs.responses >= PAIRED_SHARE * judged:
         beside = f", with {pairs.responses:,} of {judged:,} judged responses in them" if judged else ""
-        return Chosen("dpo", f"auto took dpo: {count}{beside}")
+        return MethodChoice("dpo", f"auto took dpo: {count}{beside}")
     if min(labels.good, labels.bad) >= FEWEST_OF_A_KIND:
         few = f"only {pairs.responses:,} of them in pairs" if pairs.preferred else "no pairs enough"
-        return Chosen("kto", f"auto took kto: {labels.good:,} good and {labels.bad:,} bad responses, {few}")
+        return MethodChoice(
+            "kto", f"auto took kto: {labels.good:,} good and {labels.bad:,} bad responses, {few}"
+        )
     if pairs.all:
-        return Chosen("dpo", f"auto took dpo: {count}, and hardly any thumbs beside them")
+        return MethodChoice("dpo", f"auto took dpo: {count}, and hardly any thumbs beside them")
     if total := shown.written + shown.liked:
         what = f"{total:,} corrections, demonstrations and liked responses"
-        return Chosen("sft", f"auto took sft: {what}, not enough of anything else")
+        return MethodChoice("sft", f"auto took sft: {what}, not enough of anything else")
     return None
 
 
@@ -208,7 +210,7 @@ FEWEST_TAUGHT = 150
 that what it taught was better, and what KTO learnt was (`benchmarks/shapes.py`)."""
 
 
-def _of_choices(agent: str, like: Chosen, rows: Prepared | None) -> Chosen | None:
+def _of_choices(agent: str, like: MethodChoice, rows: Prepared | None) -> MethodChoice | None:
     """SFT on a classifier's answers; None for wordings, and for prompts too few to learn a rule from."""
     if rows is None:
         return None
@@ -221,22 +223,22 @@ def _of_choices(agent: str, like: Chosen, rows: Prepared | None) -> Chosen | Non
     feedback = TAUGHT[like.method]
     why = like.why.replace(f"auto took {like.method}", "auto took sft", 1)
     shown = f"a choice, so that a classifier that learns from the {feedback} shows its answer to {prompts:,} prompts"
-    return Chosen("sft", f"{why}; answers are {shown}", {"feedback": feedback})
+    return MethodChoice("sft", f"{why}; answers are {shown}", {"feedback": feedback})
 
 
-def _of_rewards(groups: Prepared | None, scores: Prepared | None, need: int) -> Chosen | None:
+def _of_rewards(groups: Prepared | None, scores: Prepared | None, need: int) -> MethodChoice | None:
     if groups is not None:
         count = f"{groups.counts['train']:,} prompts whose responses earned different rewards"
-        return Chosen("grpo", f"auto took grpo on logged rewards: {count}", {"mode": "logged"})
+        return MethodChoice("grpo", f"auto took grpo on logged rewards: {count}", {"mode": "logged"})
     if scores is not None and len({row["score"] for row in scores.rows("train")}) > 1:
         count = (
             f"{scores.counts['train']:,} scored responses, none of them in pairs or on both sides of neutral"
         )
-        return Chosen("ppo", f"auto took rlhf: {count}", {"reward": AUTO})
+        return MethodChoice("ppo", f"auto took rlhf: {count}", {"reward": AUTO})
     return None
 
 
-def _of_prompts(prompts: Prepared | None, need: int) -> Chosen | None:
+def _of_prompts(prompts: Prepared | None, need: int) -> MethodChoice | None:
     """GRPO where nobody said anything, and what is known of the prompts decides whether an answer is right."""
     known = [row.get("facts") or {} for row in prompts.rows("train")] if prompts else []
     right = sum(any(facts.get(name) not in EMPTY for name in ANSWERS) for facts in known)
@@ -244,13 +246,15 @@ def _of_prompts(prompts: Prepared | None, need: int) -> Chosen | None:
     if max(right, tested) < need:
         return None
     if right >= tested:
-        return Chosen(
+        return MethodChoice(
             "grpo", f"auto took grpo: {right:,} prompts with their right answer", {"reward": "answer"}
         )
     if settings.ENABLE_CODE_EXECUTION:
-        return Chosen("grpo", f"auto took grpo: {tested:,} prompts with tests", {"reward": "code_execution"})
+        return MethodChoice(
+            "grpo", f"auto took grpo: {tested:,} prompts with tests", {"reward": "code_execution"}
+        )
     off = f"{tested:,} prompts with tests are for grpo, which needs ENABLE_CODE_EXECUTION=true (docs/rewards.md)"
-    return Chosen("dpo", f"auto took dpo: nobody rated anything; {off}")
+    return MethodChoice("dpo", f"auto took dpo: nobody rated anything; {off}")
 
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})

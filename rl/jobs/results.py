@@ -29,7 +29,7 @@ SETTLED = ("sft_weight", "learning_rate", "epochs", "min_steps", "beta")
 """Knobs that a training settles: by what the base answers, and by a search over recipes."""
 
 
-def result_keep(run: TrainingRun, result: TrainResult) -> None:
+def result_persist(run: TrainingRun, result: TrainResult) -> None:
     """The result beside the run's other files, and what its row wants of it."""
     folder = run_folder(run)
     if run.snapshot is not None and run.snapshot.simulated_share:
@@ -63,7 +63,7 @@ def run_doubt(run: TrainingRun) -> str:
     return doubt(recipe, run.snapshot.counts.get("train", 0), run.snapshot.kind)
 
 
-def policy_enter(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy:
+def policy_publish(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy:
     """Copy the adapter to its place beside the others, then register it and end the run in one transaction.
 
     A crash before that transaction leaves a folder without a row, which the resumed run replaces: never a row

@@ -41,7 +41,7 @@ from rl.jobs.lifecycle import (
     stop_signals,
 )
 from rl.jobs.memory_estimate import memory_estimate
-from rl.jobs.results import figures_of, policy_enter, result_keep, run_doubt, train_report
+from rl.jobs.results import figures_of, policy_publish, result_persist, run_doubt, train_report
 from rl.jobs.reward_stage import reward_model_settle, waits_for_reward_model
 from rl.jobs.stages import Rooms, StageStopped
 from rl.jobs.teachability import doubt
@@ -423,7 +423,7 @@ def _run_claimed(
                 result = linear_runs.run_fit(run, listener)
             else:
                 result = _furnace(run, hardware, listener, resume=resume)
-            result_keep(run, result)
+            result_persist(run, result)
         policy, judge = None, None
         if result.status != "cancelled" and run.method == "reward_model":
             figures = figures_of(run, result)
@@ -433,7 +433,7 @@ def _run_claimed(
 
             judge = reward_model_enter(run, result, actor=actor, finish=finish)
         if result.status != "cancelled" and method_named(run.method).policy:
-            policy = policy_enter(run, result, actor=actor)
+            policy = policy_publish(run, result, actor=actor)
     except KeyboardInterrupt:
         run_finish(run, Status.CANCELLED, reason="stopped by Ctrl-C before the first checkpoint")
         raise

@@ -33,8 +33,8 @@ from rl.linear.rows import (
     PAIRS,
     SCORES,
     Answers,
-    Choice,
     Choices,
+    LinearChoice,
     LinearRefused,
     answers_of,
     choices_of,
@@ -56,7 +56,7 @@ MOST_WEIGHTS = 2_000_000
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedPolicy:
     """A trained policy, and the figures of its training."""
 
     policy: LinearPolicy
@@ -84,7 +84,7 @@ def fit(
     penalties: Sequence[float] = PENALTIES,
     families: Sequence[tuple[str, ...]] = FAMILIES,
     seed: int = 42,
-) -> Fitted:
+) -> FittedPolicy:
     """Learn from the training rows of a snapshot. Raises LinearRefused.
 
     penalties, families: what cross-validation picks from; with fewer than two prompts per fold the first family and the
@@ -125,7 +125,7 @@ def fit(
     metrics = {
         name: value for name, value in (("loss", loss), ("cv_accuracy", accuracy)) if np.isfinite(value)
     }
-    return Fitted(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
+    return FittedPolicy(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
 
 
 def _near(penalty: float, penalties: Sequence[float]) -> Sequence[float]:
@@ -134,7 +134,7 @@ def _near(penalty: float, penalties: Sequence[float]) -> Sequence[float]:
     return penalties[max(place - 1, 0) : place + 1]
 
 
-def answer_rows(rows: Sequence[Choice], answers: Answers) -> dict[str, int]:
+def answer_rows(rows: Sequence[LinearChoice], answers: Answers) -> dict[str, int]:
     """Answer feature -> its row of weights. Of listed answers the words and texts that stand in two or more."""
     if answers.mode == CLOSED:
         return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.met)}
@@ -147,7 +147,7 @@ def answer_rows(rows: Sequence[Choice], answers: Answers) -> dict[str, int]:
 
 
 def columns_of(
-    rows: Sequence[Choice], families: Sequence[str], answer_count: int
+    rows: Sequence[LinearChoice], families: Sequence[str], answer_count: int
 ) -> tuple[dict[str, int], list[Features]]:
     """Prompt feature -> its column, and the features of each row's prompt. What stands in every prompt, or in one
     alone, tells nothing apart."""

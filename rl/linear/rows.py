@@ -29,7 +29,7 @@ class LinearRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Choice:
+class LinearChoice:
     """One row: a prompt and what was said of answers to it."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -61,7 +61,7 @@ class Choices:
     """Rows of one kind of feedback that could be read, and counts of those that could not."""
 
     feedback: str
-    rows: list[Choice] = field(default_factory=list)
+    rows: list[LinearChoice] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
 
@@ -77,7 +77,7 @@ def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
                 found.left_out["not_text"] += 1
                 continue
             found.rows.append(
-                Choice(
+                LinearChoice(
                     row["prompt"], **made, options=listed, group=str(row.get("prompt_hash") or row["prompt"])
                 )
             )
@@ -136,7 +136,7 @@ def _listed(row: Mapping[str, Any], agent: Agent) -> tuple[str, ...]:
         return ()
 
 
-def answers_of(rows: Sequence[Choice], agent: Agent) -> Answers:
+def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
     """Source of the agent's possible answers, by its definition and by the rows. Raises LinearRefused for free text."""
     written: dict[str, str] = {}
     prompts: dict[str, set[str]] = {}
@@ -172,6 +172,6 @@ def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> int:
     return len({row.group for row in choices.rows})
 
 
-def _quoted(row: Choice) -> bool:
+def _quoted(row: LinearChoice) -> bool:
     text = "\n".join(str(message.get("content") or "") for message in row.messages)
     return all(part in text for part in answer_parts(row.answer))

@@ -33,7 +33,7 @@ class SimulationRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulationCounts:
     """What a simulation made."""
 
     agent: str
@@ -57,7 +57,7 @@ def simulate(
     noise: float = 0.1,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
-) -> Simulated:
+) -> SimulationCounts:
     """Make every variation of an agent's scenarios a decision, to be rated by people or by simulated raters.
 
     scenarios: how many, drawn with the seed; None for all built-in ones, 2,000 of another taste. taste: one of
@@ -98,7 +98,7 @@ def simulate(
                     up += thumb == Thumb.UP
         if progress:
             progress(min(start + BATCH, len(facts)), len(facts))
-    return Simulated(
+    return SimulationCounts(
         agent=agent,
         scenarios=len(chosen),
         decisions=len(facts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedback.cache import Remembered
+from feedback.cache import TTLCache
 from feedback.explorer.responses import responses_recorded
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
@@ -13,8 +13,8 @@ from rl.models.serving import IN_PROCESS
 RESPONSES = 300
 """Newest recorded responses an agent is inferred from."""
 
-_inferred: Remembered[Agent | None] = Remembered(size=1_000)
-_known: Remembered[dict[str, Agent]] = Remembered(size=1)
+_inferred: TTLCache[Agent | None] = TTLCache(size=1_000)
+_known: TTLCache[dict[str, Agent]] = TTLCache(size=1)
 
 
 def agent_defined(slug: str) -> Agent | None:

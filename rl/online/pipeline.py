@@ -19,7 +19,7 @@ from rl.evaluation import benchmarks as benchmark_runs
 from rl.evaluation import service as evaluations
 from rl.export import deployment as deploying
 from rl.export import service as exports
-from rl.gates.report import Sheet
+from rl.gates.report import GateReport
 from rl.jobs import train as runs
 from rl.jobs.estimates import order_automatic
 from rl.jobs.lifecycle import pulse
@@ -56,7 +56,7 @@ class Wishes:
 
 
 @dataclass
-class Outcome:
+class PipelineResult:
     """What became of a policy."""
 
     policy: str
@@ -71,7 +71,7 @@ class Outcome:
     """What a person does now, as a command or an address."""
 
 
-def run_follow(run_id: int, progress: Progress | None = None) -> Outcome:
+def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
     """Take a successful run to its end, by its agent's settings. A second call goes on where a killed one stopped.
 
     Raises RunRefused where the run has no policy, and whatever a step raises; the run is then begun again by the clock.
@@ -87,9 +87,9 @@ def run_follow(run_id: int, progress: Progress | None = None) -> Outcome:
     return outcome
 
 
-def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = None) -> Outcome:
+def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = None) -> PipelineResult:
     """Judge a candidate against whom it must beat, and act on the verdict."""
-    outcome = Outcome(policy.name)
+    outcome = PipelineResult(policy.name)
     to = wishes.gate if wishes.gate != LearnerSettings.Gate.NONE else "champion"
     sheet = _judged(policy, to, outcome, progress)
     if sheet is not None:
@@ -124,7 +124,7 @@ class TrainingPipeline:
     knobs: dict[str, Any] = field(default_factory=dict)
     actor: str = "run_pipeline"
 
-    def run_full_pipeline(self, progress: Progress | None = None) -> Outcome:
+    def run_full_pipeline(self, progress: Progress | None = None) -> PipelineResult:
         """Train, then everything that follows. A run that was stopped is resumed with `train_<method> --resume`."""
         trained = self.train(progress)
         if trained["status"] != "succeeded":
@@ -147,13 +147,13 @@ class TrainingPipeline:
         order.knobs.update({**retrain_knobs(learner_settings(self.agent), order.method), **order.knobs})
         return runs.train(order, progress)
 
-    def follow(self, trained: dict[str, Any], progress: Progress | None = None) -> Outcome:
+    def follow(self, trained: dict[str, Any], progress: Progress | None = None) -> PipelineResult:
         """Judge, gate, export and deploy what a training made."""
         policy = Policy.objects.get(name=trained["policy"])
         return policy_follow(policy, Wishes.of(learner_settings(self.agent)), progress)
 
 
-def _next_step(policy: Policy, outcome: Outcome) -> str:
+def _next_step(policy: Policy, outcome: PipelineResult) -> str:
     stage = str(policy.stage)
     if stage == Policy.Stage.CHAMPION:
         return next_steps.after_promotion(policy.name, policy.agent, policy.kind)
@@ -166,7 +166,7 @@ def _next_step(policy: Policy, outcome: Outcome) -> str:
     return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
 
 
-def _judged(policy: Policy, to: str, outcome: Outcome, progress: Progress | None) -> Sheet | None:
+def _judged(policy: Policy, to: str, outcome: PipelineResult, progress: Progress | None) -> GateReport | None:
     """The gate's sheet, by a comparison made now unless a killed attempt made it, and by the benchmarks that the gate
     lists, likewise; None where nothing can be judged."""
     if policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).exists():
@@ -195,7 +195,9 @@ def _judged(policy: Policy, to: str, outcome: Outcome, progress: Progress | None
     return registry.policy_gated(policy, to, actor=ACTOR)
 
 
-def _act(policy: Policy, sheet: Sheet, wishes: Wishes, outcome: Outcome, progress: Progress | None) -> None:
+def _act(
+    policy: Policy, sheet: GateReport, wishes: Wishes, outcome: PipelineResult, progress: Progress | None
+) -> None:
     """Promote what passed; reject what harms; what lacks evidence alone stays a candidate."""
     try:
         if sheet.passed and wishes.gate != LearnerSettings.Gate.NONE:
@@ -238,7 +240,7 @@ def _serving_file(policy: Policy, progress: Progress | None) -> None:
         logger.warning("%s has no adapter file to serve: %s", policy.name, refusal)
 
 
-def _deployed(policy: Policy, outcome: Outcome) -> None:
+def _deployed(policy: Policy, outcome: PipelineResult) -> None:
     """Deploy to Ollama where OLLAMA_HOST names a server, in process elsewhere. A server that is away undoes nothing."""
     try:
         outcome.deployed = policy_deploy(policy, actor=ACTOR, to_ollama=bool(settings.OLLAMA_HOST))
@@ -264,7 +266,7 @@ def policy_deploy(
     return where
 
 
-def _tell(policy: Policy, outcome: Outcome) -> None:
+def _tell(policy: Policy, outcome: PipelineResult) -> None:
     said = (
         f"{policy.name} is {policy.stage}"
         if outcome.passed

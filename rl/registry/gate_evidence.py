@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from rl.gates.effects import effect_of, items_of, lead_of
-from rl.gates.report import Answered, Case, Evidence, GateBounds, Golden, Sheet
+from rl.gates.report import AnswerPair, Case, Evidence, GateBounds, GateReport, GoldenResult
 from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
 from rl.models import Evaluation, GateSettings, Policy
 from rl.registry.benchmark_results import gate_benchmarks
@@ -20,7 +20,7 @@ def gate_bounds(agent: str) -> GateBounds:
     return row.bounds if row else GateBounds()
 
 
-def policy_judge(policy: Policy, to: str = CHAMPION) -> Sheet | None:
+def policy_judge(policy: Policy, to: str = CHAMPION) -> GateReport | None:
     """The gate's sheet by the policy's newest comparison with what it must beat; None where there is none.
 
     What it must beat is the agent's champion, or the base model where there is none.
@@ -61,7 +61,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         others={kind: items_of(items) for kind, items in stored.get("others", {}).items()},
         barred=stored.get("barred", {}),
         answered=[
-            Answered(
+            AnswerPair(
                 one["valid"],
                 one["other_valid"],
                 one["reward"],
@@ -78,7 +78,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         kl=stored.get("kl"),
         written_gain=Difference(**gain) if (gain := stored.get("written_gain")) else None,
         good_chars=(good["value"], good["n"]) if (good := stored.get("good_chars")) else None,
-        golden=[Golden(**case) for case in stored.get("golden", ())],
+        golden=[GoldenResult(**case) for case in stored.get("golden", ())],
         off_policy=Difference(**off_policy) if off_policy else None,
         attempt=attempt_of(evaluation),
     )

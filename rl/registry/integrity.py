@@ -31,7 +31,7 @@ _telling = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Finding:
+class Damage:
     """One file or folder that was compared with what was recorded of it."""
 
     what: str
@@ -119,7 +119,7 @@ def verify(policies: Iterable[Policy] | None = None) -> dict[str, Any]:
     }
 
 
-def _findings(policies: Iterable[Policy] | None) -> Iterator[Finding]:
+def _findings(policies: Iterable[Policy] | None) -> Iterator[Damage]:
     named = policies is not None
     for policy in Policy.objects.order_by("pk") if policies is None else policies:
         yield from _of_policy(policy)
@@ -154,7 +154,7 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Finding]:
         )
 
 
-def _of_policy(policy: Policy) -> Iterator[Finding]:
+def _of_policy(policy: Policy) -> Iterator[Damage]:
     if policy.events.filter(kind=PolicyEvent.Kind.PRUNED).exists():
         return  # its files were removed on purpose
     folder = settings.RATCHET_HOME / policy.adapter_path
@@ -169,30 +169,30 @@ def _of_policy(policy: Policy) -> Iterator[Finding]:
         yield _finding(whose, "export", settings.RATCHET_HOME / artifact.path, artifact.sha256, again)
 
 
-def _finding(what: str, kind: str, path: Path, expected: str, remedy: str) -> Finding:
+def _finding(what: str, kind: str, path: Path, expected: str, remedy: str) -> Damage:
     if path.exists() and not is_sum(expected):
-        return Finding(what, kind, str(path), "unrecorded")
+        return Damage(what, kind, str(path), "unrecorded")
     try:
         file_check(path, expected if is_sum(expected) else "0" * 64, remedy)
     except FileDamaged as damage:
         return _damaged(what, kind, damage)
     except OSError as error:
-        return Finding(what, kind, str(path), "damaged", expected, error.strerror or str(error), remedy)
-    return Finding(what, kind, str(path), "whole")
+        return Damage(what, kind, str(path), "damaged", expected, error.strerror or str(error), remedy)
+    return Damage(what, kind, str(path), "whole")
 
 
-def _folder_finding(what: str, folder: Path, remedy: str) -> Finding:
+def _folder_finding(what: str, folder: Path, remedy: str) -> Damage:
     kind = "base model" if "base" in what else "adapter"
     try:
         count = sums_check(folder, remedy)
     except FileDamaged as damage:
         return _damaged(what, kind, damage)
     except OSError as error:
-        return Finding(what, kind, str(folder), "damaged", "", error.strerror or str(error), remedy)
-    return Finding(what, kind, str(folder), "whole" if count else "unrecorded")
+        return Damage(what, kind, str(folder), "damaged", "", error.strerror or str(error), remedy)
+    return Damage(what, kind, str(folder), "whole" if count else "unrecorded")
 
 
-def _damaged(what: str, kind: str, damage: FileDamaged) -> Finding:
+def _damaged(what: str, kind: str, damage: FileDamaged) -> Damage:
     damage_tell(damage, what)
     state = "damaged" if damage.found else "missing"
-    return Finding(what, kind, str(damage.path), state, damage.expected, damage.found, damage.remedy)
+    return Damage(what, kind, str(damage.path), state, damage.expected, damage.found, damage.remedy)

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from rl.gates.headlines import baseline_words, headline, known_answer_of, liked_of
-from rl.gates.report import Sheet
+from rl.gates.report import GateReport
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import gate_difference, policy_judge, rival_name
 from rl.registry.signals import PreparationRefused, policy_promoting
@@ -231,7 +231,7 @@ def _prepare(policy: Policy, *, force: bool) -> None:
         logger.warning("%s is promoted by force although it cannot be served: %s", policy.name, refusal)
 
 
-def _gate_fault(policy: Policy, sheet: Sheet | None) -> str:
+def _gate_fault(policy: Policy, sheet: GateReport | None) -> str:
     """Why the gate does not open, as words; empty where it does."""
     if sheet is not None:
         return sheet.reason
@@ -246,7 +246,7 @@ def _gate_fault(policy: Policy, sheet: Sheet | None) -> str:
     return f"{found}; run `manage.py evaluate_model --policy {policy.name} {option}`"
 
 
-def policy_gated(policy: Policy, to: str, *, actor: str) -> Sheet:
+def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:
     """Ask the gate and put its sheet on the policy's record, whatever it says. Raises RegistryRefused without a
     comparison to judge by."""
     sheet = policy_judge(policy, to)

@@ -25,7 +25,7 @@ class Component:
 
 
 @dataclass(frozen=True)
-class Rewarded:
+class RewardResult:
     """What a sample earned: the weighted mean of what applied, and each part of it."""
 
     raw: float | None
@@ -50,7 +50,7 @@ class RewardEngine:
             raise ValueError(f"each reward function has a name of its own, found {', '.join(names)}")
         self.components = tuple(components)
 
-    def reward(self, samples: Sequence[RewardSample]) -> list[Rewarded]:
+    def reward(self, samples: Sequence[RewardSample]) -> list[RewardResult]:
         """One result per sample, in order."""
         columns = [component.function.score(samples) for component in self.components]
         for component, column in zip(self.components, columns, strict=True):
@@ -60,7 +60,7 @@ class RewardEngine:
                 )
         return [self._sum([column[i] for column in columns]) for i in range(len(samples))]
 
-    def _sum(self, values: Sequence[RewardValue]) -> Rewarded:
+    def _sum(self, values: Sequence[RewardValue]) -> RewardResult:
         parts: dict[str, dict[str, Any]] = {}
         total = weight = 0.0
         for component, value in zip(self.components, values, strict=True):
@@ -73,7 +73,7 @@ class RewardEngine:
             parts[component.function.name] = {
                 "raw": raw, "weight": component.weight, "detail": dict(value.detail)
             }  # fmt: skip
-        return Rewarded(total / weight if weight else None, parts)
+        return RewardResult(total / weight if weight else None, parts)
 
 
 def group_advantages(rewards: Sequence[float], *, scale: bool = True, eps: float = 1e-4) -> list[float]:

@@ -40,7 +40,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HorizonPlan:
     """How an agent's decisions are rewarded."""
 
     functions: Sequence[RewardFunction]
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Reward:
+class RewardBreakdown:
     """A reward with all its parts."""
 
     raw: float | None
@@ -120,7 +120,9 @@ def outcomes_parsed(given: Any) -> dict[str, OutcomeWorth]:
     return found
 
 
-def rewards_over_time(plan: Plan, samples: Sequence[RewardSample], known: Sequence[Known]) -> list[Reward]:
+def rewards_over_time(
+    plan: HorizonPlan, samples: Sequence[RewardSample], known: Sequence[Known]
+) -> list[RewardBreakdown]:
     """The rewards of decisions, in order.
 
     immediate: the plan's functions by their weights. delayed: the mean of what ratings say on average, what
@@ -149,7 +151,7 @@ def rewards_over_time(plan: Plan, samples: Sequence[RewardSample], known: Sequen
         parts = {"immediate": at_once[i], "delayed": later, "strategic": strategic}
         raw = combined(horizons, weights)
         found.append(
-            Reward(
+            RewardBreakdown(
                 raw=None if raw is None else min(RAW_HIGH, max(RAW_LOW, raw)),
                 horizons=horizons,
                 components={

@@ -9,7 +9,7 @@ from random import Random
 
 
 @dataclass(frozen=True)
-class Choice:
+class CandidateChoice:
     """Which response was drawn, and from what."""
 
     index: int
@@ -54,7 +54,7 @@ def choose(
     temperature: float = 0.0,
     epsilon: float = 0.0,
     random: Random | None = None,
-) -> Choice:
+) -> CandidateChoice:
     """Draw one of the responses from `choice_probabilities`."""
     shares = choice_probabilities(log_probabilities, temperature=temperature, epsilon=epsilon)
     drawn = (random or Random()).random()
@@ -62,6 +62,6 @@ def choose(
     for index, share in enumerate(shares):
         passed += share
         if drawn < passed:
-            return Choice(index, shares)
+            return CandidateChoice(index, shares)
     # the shares' sum may end a rounding error below 1: the last one that can be drawn at all
-    return Choice(max(i for i, share in enumerate(shares) if share > 0), shares)
+    return CandidateChoice(max(i for i, share in enumerate(shares) if share > 0), shares)

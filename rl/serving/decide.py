@@ -22,7 +22,7 @@ from rl.serving import fallback as answering
 from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
 from rl.serving.candidate_selection import choose
 from rl.serving.chat_request import check_metadata, read_messages
-from rl.serving.fallback import Served
+from rl.serving.fallback import ServedAnswer
 from rl.serving.gateway import facts_of, propensity_of, recorder
 from rl.serving.linear import LINEAR, answers_known
 from rl.serving.recording_policy import after_answer, before_answer, refuses
@@ -49,7 +49,7 @@ class DecideOrder:
 
 
 @dataclass(frozen=True)
-class Decided:
+class RecordedChoice:
     """A decision: its facts as they are recorded, and the action its response stands for."""
 
     facts: dict[str, Any]
@@ -60,7 +60,7 @@ class Decided:
     """Whether it outlives this process."""
 
 
-def decide(order: DecideOrder) -> Decided:
+def decide(order: DecideOrder) -> RecordedChoice:
     """Assign, answer, record. Raises ServingRefused (a fault of the order), NobodyAnswers, RecordingImpossible."""
     began = time.perf_counter()
     target = target_of(order.agent, order.unit)
@@ -88,7 +88,7 @@ def decide(order: DecideOrder) -> Decided:
     facts["metadata"]["serving"] |= {ORDER: order_hash(order)}
     action = action_of(agent, facts["response"], order.state)
     storage = recorder.record(facts, hold=not refuses())
-    return Decided(facts, action, storage, after_answer(recorder, storage))
+    return RecordedChoice(facts, action, storage, after_answer(recorder, storage))
 
 
 def order_checked(agent: Agent, order: DecideOrder) -> tuple[list[dict[str, Any]], list[Any]]:
@@ -198,7 +198,7 @@ def _chosen(
         return _written(agent, target, order, messages)
     choice = choose(served.result, temperature=wanted.choose_temperature, epsilon=wanted.epsilon)
     answer = Answer(texts[choice.index], None, None, 1000 * (time.perf_counter() - began))
-    facts = facts_of(target, Served(answer, served.model, served.backend, served.fallbacks), answer)
+    facts = facts_of(target, ServedAnswer(answer, served.model, served.backend, served.fallbacks), answer)
     facts["metadata"]["serving"] |= {
         "choose_temperature": wanted.choose_temperature,
         "epsilon": wanted.epsilon,

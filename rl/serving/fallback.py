@@ -60,7 +60,7 @@ class Fallback:
 
 
 @dataclass
-class Served(Generic[T]):
+class ServedAnswer(Generic[T]):
     """What was got, from whom, and who had been asked before."""
 
     result: T
@@ -110,12 +110,12 @@ def _backend(name: str) -> Backend:
     )
 
 
-def answer(target: Target, ask: Ask) -> Served[Answer]:
+def answer(target: Target, ask: Ask) -> ServedAnswer[Answer]:
     """A whole answer. Raises ServingRefused, NobodyAnswers."""
     return _first(target, lambda backend, model, s: backend.answer(ask, model, s))
 
 
-def stream(target: Target, ask: Ask) -> Served[Iterator[Piece]]:
+def stream(target: Target, ask: Ask) -> ServedAnswer[Iterator[Piece]]:
     """An answer in pieces. Whoever fails before the first piece is stepped in for; after it nobody can be."""
 
     def begin(backend: Backend, model: Model, timeout_s: float) -> Iterator[Piece]:
@@ -137,12 +137,12 @@ def _onwards(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
 
 def log_probabilities(
     target: Target, messages: Sequence[ChatMessage], responses: Sequence[str]
-) -> Served[list[float]]:
+) -> ServedAnswer[list[float]]:
     """log p of each response. Raises BackendUnable where no backend tells, ServingRefused, NobodyAnswers."""
     return _first(target, lambda b, model, s: b.log_probabilities(messages, responses, model, s))
 
 
-def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served[T]:
+def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> ServedAnswer[T]:
     """The first that answers, within SERVING_TIMEOUT_S in all: each but the last may take half of what is left."""
     deadline = time.monotonic() + settings.SERVING_TIMEOUT_S
     pending = deque((model, backend) for model in target.models for backend in backends_for(model))
@@ -170,7 +170,7 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
         for fallback in fallbacks:
             if fallback.kind == "damaged" and fallback.policy != model.name:
                 stand_in_tell(target.agent, fallback.policy, model.name)
-        return Served(found, model, backend.name, fallbacks)
+        return ServedAnswer(found, model, backend.name, fallbacks)
     if unable is not None and not fallbacks:
         raise unable
     raise NobodyAnswers(fallbacks, min(retry_after_s, default=2.0))

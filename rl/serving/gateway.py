@@ -24,7 +24,7 @@ from rl.serving import fallback as answering
 from rl.serving import metrics
 from rl.serving.base import BASE, Answer, Ask, BackendFailed, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest
-from rl.serving.fallback import Served
+from rl.serving.fallback import ServedAnswer
 from rl.serving.recording_policy import RecordingImpossible, after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
 
@@ -184,7 +184,7 @@ def ask_of(request: ChatRequest, target: Target) -> Ask:
 def _completion(
     id: uuid.UUID,
     target: Target,
-    served: Served[Any],
+    served: ServedAnswer[Any],
     text: str,
     reason: str,
     calls: Sequence[Mapping[str, Any]],
@@ -196,7 +196,7 @@ def _completion(
 
 
 def _facts(
-    request: ChatRequest, target: Target, served: Served[Any], made: Completion, answer: Answer
+    request: ChatRequest, target: Target, served: ServedAnswer[Any], made: Completion, answer: Answer
 ) -> dict[str, Any]:
     said = facts_of(target, served, answer)
     metadata = {**request.metadata, **said.pop("metadata")}
@@ -215,7 +215,7 @@ def _facts(
     }
 
 
-def facts_of(target: Target, served: Served[Any], answer: Answer) -> dict[str, Any]:
+def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[str, Any]:
     """What every served decision records of how it came about."""
     metadata: dict[str, Any] = {
         "serving": {

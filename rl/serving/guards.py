@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rl.serving.base import BackendFailed
 
 
-class Turnstile:
+class ConcurrencyLimiter:
     """So many at once inside, so many more waiting; whoever comes after those is sent away at once."""
 
     def __init__(self, slots: int, waiting: int, name: str) -> None:
@@ -39,7 +39,7 @@ class Turnstile:
                 self._there -= 1
 
 
-class Breaker:
+class CircuitBreaker:
     """Opens after so many failures in a row; after a pause one request tries again, and the others wait for its word.
 
     The pattern of Nygard, Release It! (2007). A library was looked at: pybreaker holds one lock during every call.

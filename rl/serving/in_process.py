@@ -24,7 +24,7 @@ from rl.serving.base import (
     ServingRefused,
 )
 from rl.serving.files import files_of
-from rl.serving.guards import Turnstile
+from rl.serving.guards import ConcurrencyLimiter
 from rl.serving.llama import LlamaPolicy, ask_check
 from rl.serving.llama_context import CACHE_BYTES
 
@@ -39,7 +39,7 @@ class InProcess:
 
     def __init__(self, *, context: int = 4096, waiting: int = 64, cache_bytes: int = CACHE_BYTES) -> None:
         self._context, self._cache_bytes = context, cache_bytes
-        self._turns = Turnstile(1, waiting, "llama.cpp in process")
+        self._turns = ConcurrencyLimiter(1, waiting, "llama.cpp in process")
         self._bases: OrderedDict[Path, LlamaPolicy] = OrderedDict()
 
     def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:

@@ -7,7 +7,7 @@ import fnmatch
 
 from django.conf import settings
 
-from feedback.cache import Remembered
+from feedback.cache import TTLCache
 from feedback.models import AgentSettings
 from feedback.selectors import agent_has_decisions, agents_known
 from rl.agents import AGENTS
@@ -27,7 +27,7 @@ SUGGESTIONS = 3
 _SET_UP = (AgentSettings, ServingSettings, GateSettings, LearnerSettings, Policy, Experiment, TrainingRun)
 """Tables in which an operator, a training or an experiment names an agent."""
 
-_known: Remembered[bool] = Remembered()
+_known: TTLCache[bool] = TTLCache()
 
 
 class AgentUnknown(LookupError):

@@ -23,7 +23,7 @@ from rl.serving.base import (
     Piece,
     ServingRefused,
 )
-from rl.serving.guards import Breaker, Turnstile
+from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 from rl.serving.unique_items import UniqueItems, items_repeated, portable
 
 CONNECT_S = 2.0
@@ -53,8 +53,8 @@ class OpenAIServer:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._pool = urllib3.PoolManager(maxsize=concurrent, retries=False)
-        self._turns = Turnstile(concurrent, waiting, self.name)
-        self.breaker = Breaker(self.name)
+        self._turns = ConcurrencyLimiter(concurrent, waiting, self.name)
+        self.breaker = CircuitBreaker(self.name)
 
     def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
         """A whole answer; asked for again where it repeats an item of a list that holds each once."""

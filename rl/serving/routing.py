@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-from feedback.cache import Remembered
+from feedback.cache import TTLCache
 from feedback.selectors import SLUG_PATTERN
 from rl.experiments.traffic import plan_of
 from rl.models import Policy, ServingSettings
@@ -16,7 +16,7 @@ from rl.registry.service import champion_of, champions_before
 from rl.serving.base import BASE, Model, ServingRefused
 from rl.serving.known_agents import AgentUnknown, agent_check, agent_names, nearest_names
 from rl.serving.preparation import model_of
-from rl.statistics.assignment import Plan
+from rl.statistics.assignment import AssignmentPlan
 
 Stage = Policy.Stage
 
@@ -50,12 +50,12 @@ class Target:
     policy's own file is damaged or not there."""
 
 
-_plans: Remembered[Plan] = Remembered()
-_models: Remembered[Model | None] = Remembered()
-_owners: Remembered[str] = Remembered()
-_champions: Remembered[Model | None] = Remembered()
-_standby: Remembered[tuple[Model, ...]] = Remembered()
-_settings: Remembered[ServingSettings] = Remembered()
+_plans: TTLCache[AssignmentPlan] = TTLCache()
+_models: TTLCache[Model | None] = TTLCache()
+_owners: TTLCache[str] = TTLCache()
+_champions: TTLCache[Model | None] = TTLCache()
+_standby: TTLCache[tuple[Model, ...]] = TTLCache()
+_settings: TTLCache[ServingSettings] = TTLCache()
 
 
 def target_of(model: str, unit: str = "") -> Target:
@@ -160,7 +160,7 @@ def serving_settings(agent: str) -> ServingSettings:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedModel:
     """What may be named as `model`."""
 
     id: str
@@ -169,13 +169,13 @@ class Listed:
     owner: str
 
 
-def models_listed() -> list[Listed]:
+def models_listed() -> list[ListedModel]:
     """Every agent that is known, and every policy that may answer, newest first."""
     rows = list(
         Policy.objects.exclude(stage__in=(Stage.REJECTED, Stage.RETIRED))
         .order_by("-pk")
         .values_list("name", "agent", "created_at")
     )
-    return [Listed(agent, 0, "ratchet") for agent in agent_names()] + [
-        Listed(name, int(at.timestamp()), agent) for name, agent, at in rows
+    return [ListedModel(agent, 0, "ratchet") for agent in agent_names()] + [
+        ListedModel(name, int(at.timestamp()), agent) for name, agent, at in rows
     ]

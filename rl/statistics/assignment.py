@@ -98,7 +98,7 @@ class ExperimentPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AssignmentPlan:
     """Who answers for an agent's units: its running experiments, and its champion for everybody else."""
 
     agent: str

@@ -142,7 +142,7 @@ def overlap_check(log: Log) -> Overlap:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class OffPolicyEstimate:
     """An estimate of the mean reward with its interval."""
 
     method: str
@@ -157,12 +157,12 @@ class Estimate:
         return {"value": self.value, "error": self.error, "low": self.low, "high": self.high}
 
 
-def _estimate(method: str, value: float, parts: Array, bounds: tuple[float, float]) -> Estimate:
+def _estimate(method: str, value: float, parts: Array, bounds: tuple[float, float]) -> OffPolicyEstimate:
     """parts average to value; the interval is `bounds`, cut to [0, 1], and holds the value."""
     n = len(parts)
     error = float(parts.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
     low, high = min(bounds[0], value), max(bounds[1], value)
-    return Estimate(method, value, error, max(low, 0.0), min(high, 1.0), parts)
+    return OffPolicyEstimate(method, value, error, max(low, 0.0), min(high, 1.0), parts)
 
 
 def _weighted_bounds(weights: Array, reward: Array, confidence: float) -> tuple[float, float]:
@@ -189,13 +189,13 @@ def _bounds_about(parts: Array, confidence: float) -> tuple[float, float]:
     )
 
 
-def ips(log: Log, confidence: float = 0.95) -> Estimate:
+def ips(log: Log, confidence: float = 0.95) -> OffPolicyEstimate:
     """Inverse propensity scoring, unbiased: mean of w r (Horvitz & Thompson 1952)."""
     parts = log.weights * log.reward
     return _estimate("ips", float(parts.mean()), parts, _weighted_bounds(log.weights, log.reward, confidence))
 
 
-def snips(log: Log, confidence: float = 0.95) -> Estimate:
+def snips(log: Log, confidence: float = 0.95) -> OffPolicyEstimate:
     """Self-normalised: sum w r / sum w (Swaminathan & Joachims, NIPS 2015); influence value v + w (r - v) / mean w."""
     weights = log.weights
     value = float((weights * log.reward).sum() / weights.sum())
@@ -203,7 +203,7 @@ def snips(log: Log, confidence: float = 0.95) -> Estimate:
     return _estimate("snips", value, parts, _weighted_bounds(weights, log.reward, confidence))
 
 
-def clipped_ips(log: Log, bound: float = CLIP, confidence: float = 0.95) -> Estimate:
+def clipped_ips(log: Log, bound: float = CLIP, confidence: float = 0.95) -> OffPolicyEstimate:
     """IPS with weights cut at `bound`: less variance, biased low for rewards of at least 0 (Ionides 2008).
 
     Its interval holds the bias: what the cut weights may have earned reaches from nothing to all.
@@ -215,7 +215,9 @@ def clipped_ips(log: Log, bound: float = CLIP, confidence: float = 0.95) -> Esti
     )
 
 
-def doubly_robust(log: Log, modelled: Array, modelled_target: Array, confidence: float = 0.95) -> Estimate:
+def doubly_robust(
+    log: Log, modelled: Array, modelled_target: Array, confidence: float = 0.95
+) -> OffPolicyEstimate:
     """Mean of m(target) + w (r - m(logged)) (Dudik, Langford & Li, ICML 2011, eq. 2.2): unbiased whatever the model.
 
     modelled (n,): the model's reward of the logged choice; modelled_target (n,): its expectation over the policy's
@@ -231,7 +233,7 @@ def doubly_robust(log: Log, modelled: Array, modelled_target: Array, confidence:
     return _estimate("doubly_robust", float(parts.mean()), parts, (low, high))
 
 
-def gain(policy: Estimate, other: Estimate, confidence: float = 0.95) -> Difference:
+def gain(policy: OffPolicyEstimate, other: OffPolicyEstimate, confidence: float = 0.95) -> Difference:
     """policy minus other, on the same decisions: paired by decision, with the bounds of `doubly_robust`."""
     parts = policy.parts - other.parts
     low, high = _bounds_about(parts, confidence)
@@ -243,7 +245,7 @@ def gain(policy: Estimate, other: Estimate, confidence: float = 0.95) -> Differe
 
 
 @dataclass(frozen=True)
-class Choice:
+class LoggedChoice:
     """One logged decision among listed candidates; k candidates with d features each."""
 
     features: Array
@@ -259,7 +261,7 @@ class Choice:
     """Decisions of one group (the same prompt) are never on two sides of a fold."""
 
 
-def log_of(choices: Sequence[Choice]) -> Log:
+def log_of(choices: Sequence[LoggedChoice]) -> Log:
     """The choices as a log; what no logged distribution supports is counted where it is known."""
     known = [choice for choice in choices if choice.logged is not None]
     missed = [float(choice.target[choice.logged <= 0].sum()) for choice in known]  # type: ignore[operator]
@@ -271,7 +273,9 @@ def log_of(choices: Sequence[Choice]) -> Log:
     )
 
 
-def cross_fitted(choices: Sequence[Choice], folds: int = 5, penalty: float = 1.0) -> tuple[Array, Array]:
+def cross_fitted(
+    choices: Sequence[LoggedChoice], folds: int = 5, penalty: float = 1.0
+) -> tuple[Array, Array]:
     """(modelled, modelled_target) for `doubly_robust`: ridge regression of the reward on a choice's features.
 
     Each decision is foretold by a model fitted on the other folds alone (Chernozhukov et al. 2018, section 3); groups
@@ -318,10 +322,10 @@ class Report:
     overlap: Overlap
     logged: float
     """Mean reward that was earned."""
-    estimates: dict[str, Estimate]
+    estimates: dict[str, OffPolicyEstimate]
 
     @property
-    def best(self) -> Estimate:
+    def best(self) -> OffPolicyEstimate:
         return self.estimates.get("doubly_robust", self.estimates["snips"])
 
     def as_dict(self) -> dict[str, Any]:
@@ -332,7 +336,7 @@ class Report:
         }
 
 
-def report(choices: Sequence[Choice], confidence: float = 0.95) -> Report:
+def report(choices: Sequence[LoggedChoice], confidence: float = 0.95) -> Report:
     """Every estimator on choices that were logged. Raises OffPolicyRefused where the log cannot answer."""
     if not choices:
         raise OffPolicyRefused(

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.cache import Believed
+from feedback.cache import CostAwareCache
 from feedback.models import AgentSettings
 from feedback.selectors import SLUG_PATTERN, feedback_counts_lately
 from rl.agents import AGENTS
@@ -143,7 +143,7 @@ def labels_card(slug: str) -> dict[str, Any] | None:
     }
 
 
-_means: Believed[dict[str, Any]] = Believed()
+_means: CostAwareCache[dict[str, Any]] = CostAwareCache()
 
 
 def rewards_shown(slug: str) -> dict[str, Any]:

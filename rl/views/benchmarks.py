@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl.charts.forest import Forest, Line, forest_of
+from rl.charts.forest import Forest, ForestLine, forest_of
 from rl.models import BenchmarkResult, Policy
 from rl.registry.benchmark_results import LINEAR, benchmark_command, benchmark_stale, benchmarks_newest
 from rl.registry.gate_evidence import gate_bounds
@@ -42,11 +42,11 @@ def benchmarks_shown(policy: Policy) -> BenchmarksShown:
     )  # fmt: skip
 
 
-def _line(result: BenchmarkResult) -> Line:
+def _line(result: BenchmarkResult) -> ForestLine:
     own, base, difference = (result.figures[part] for part in ("own", "base", "difference"))
     words = (
         f"{result.metric} {100 * own['value']:.1f} % ± {100 * own['stderr']:.1f}, base {100 * base['value']:.1f} % ± "
         f"{100 * base['stderr']:.1f}, {result.n:,} items: {100 * difference['value']:+.1f} points "
         f"[{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}]"
     )
-    return Line(result.task, words, difference["value"], difference["low"], difference["high"])
+    return ForestLine(result.task, words, difference["value"], difference["low"], difference["high"])

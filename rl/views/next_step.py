@@ -27,7 +27,7 @@ class Stations:
 
 
 @dataclass(frozen=True)
-class Step:
+class LoopStep:
     """What to do next: `kind` is what the page offers for it, `words` why."""
 
     kind: str
@@ -55,32 +55,32 @@ def stations_of(card: AgentCard) -> Stations:
     return Stations(**states)
 
 
-def step_next(card: AgentCard) -> Step:
+def step_next(card: AgentCard) -> LoopStep:
     """The one thing that brings this agent on."""
     feedback, newest, run = card.counts.feedback, card.newest, card.run
     if card.works:
         waits = run is not None and run.status == TrainingRun.Status.QUEUED
-        return Step("watch", "Its training waits for a worker." if waits else "It is being trained.")
+        return LoopStep("watch", "Its training waits for a worker." if waits else "It is being trained.")
     if newest is None and not card.counts.decisions:
-        return Step("record", "No decision was recorded yet.")
+        return LoopStep("record", "No decision was recorded yet.")
     if newest is None and card.counts.evidence < needed():
         further = needed() - card.counts.evidence
-        return Step("rate", f"{further} more {card.noun} make a first training possible.")
+        return LoopStep("rate", f"{further} more {card.noun} make a first training possible.")
     if run is not None and run.status in STOPPED:
-        return Step("look", f"The newest training was {run.status}; its page says why.")
+        return LoopStep("look", f"The newest training was {run.status}; its page says why.")
     if newest is None and feedback < needed():
-        return Step("train", _unrated(card))
+        return LoopStep("train", _unrated(card))
     if newest is None:
-        return Step("train", "There are ratings enough for a first training.")
+        return LoopStep("train", "There are ratings enough for a first training.")
     if headline_of(newest.metrics) is None:
-        return Step("judge", f"{newest.name} was not judged on held-out prompts yet.", newest.name)
+        return LoopStep("judge", f"{newest.name} was not judged on held-out prompts yet.", newest.name)
     refused = newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.closed
     if newest.stage == Policy.Stage.CANDIDATE and not refused:
-        return Step("promote", f"{newest.name} is judged: promote or reject it.", newest.name)
+        return LoopStep("promote", f"{newest.name} is judged: promote or reject it.", newest.name)
     before = f"The gate stayed closed to {newest.name}: {card.closed}. " if refused else ""
     if card.buffer >= card.wanted:
-        return Step("train", f"{before}{card.buffer:,} {card.noun} are new since the last training.")
-    return Step(
+        return LoopStep("train", f"{before}{card.buffer:,} {card.noun} are new since the last training.")
+    return LoopStep(
         "rate", f"{before}{card.wanted - card.buffer:,} more {card.noun} make the next training worth it."
     )
 

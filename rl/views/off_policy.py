@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rl.charts.forest import Forest, Line, forest_of
+from rl.charts.forest import Forest, ForestLine, forest_of
 from rl.models import Evaluation
 
 METHODS = {
@@ -63,6 +63,6 @@ def _shown(found: dict[str, Any], against: str) -> OffPolicyShown:
     )
 
 
-def _line(label: str, figure: dict[str, float], state: str = "") -> Line:
+def _line(label: str, figure: dict[str, float], state: str = "") -> ForestLine:
     words = f"{figure['value']:.3f} [{figure['low']:.3f} to {figure['high']:.3f}]"
-    return Line(label, words, figure["value"], figure["low"], figure["high"], state)
+    return ForestLine(label, words, figure["value"], figure["low"], figure["high"], state)

@@ -12,7 +12,7 @@ from django.core.management.base import CommandParser
 from backend.command import RatchetCommand
 from feedback.selectors import agents_known
 from feedback.transfer import formats
-from feedback.transfer.export import ExportRefused, file_export, filename
+from feedback.transfer.export import FeedbackExportRefused, file_export, filename
 from feedback.transfer.exported import RAW_HIGH, RAW_LOW, Selection
 
 
@@ -89,7 +89,7 @@ class Command(RatchetCommand):
         agent, known = options["agent"], agents_known()
         if agent is not None and agent not in known:
             there = f"known are {', '.join(known)}" if known else "nothing has been decided yet"
-            raise ExportRefused(f"no decision of agent {agent!r} is recorded; {there}")
+            raise FeedbackExportRefused(f"no decision of agent {agent!r} is recorded; {there}")
         path = Path(options["output"] or filename(options["format"], agent))
         limit = options["limit"] or None
         selection = Selection(

@@ -36,7 +36,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Unpacked:
+class ArchiveContents:
     """What an archive holds."""
 
     members: tuple[Member, ...]
@@ -54,7 +54,7 @@ def is_archive(path: Path) -> bool:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[Unpacked]:
+def unpacked(path: Path) -> Iterator[ArchiveContents]:
     """The files of an archive while the block lasts; of any other file the file itself.
 
     Members keep their names in a temporary folder, so that a description beside a file is found there. What macOS puts
@@ -62,7 +62,7 @@ def unpacked(path: Path) -> Iterator[Unpacked]:
     another archive, a pickle, a link or a path that leads out of it, or nothing that is read.
     """
     if not is_archive(path):
-        yield Unpacked((Member(str(path), path),))
+        yield ArchiveContents((Member(str(path), path),))
         return
     with tempfile.TemporaryDirectory(prefix="ratchet-import-") as folder:
         try:
@@ -77,7 +77,7 @@ def unpacked(path: Path) -> Iterator[Unpacked]:
         yield found
 
 
-def _unpack(archive: zipfile.ZipFile, path: Path, folder: Path) -> Unpacked:
+def _unpack(archive: zipfile.ZipFile, path: Path, folder: Path) -> ArchiveContents:
     infos = [info for info in archive.infolist() if not info.is_dir() and not _is_junk(info.filename)]
     if len(infos) > MAX_MEMBERS:
         raise FormatRefused(f"{path}: expected at most {MAX_MEMBERS} files in an archive, found {len(infos)}")
@@ -105,7 +105,7 @@ def _unpack(archive: zipfile.ZipFile, path: Path, folder: Path) -> Unpacked:
             f"{path}: expected a file that ends in {', '.join(READ)} in the archive, found "
             f"{', '.join(left_out[:10]) or 'none'}"
         )
-    return Unpacked(tuple(sorted(members, key=lambda member: member.name)), tuple(left_out))
+    return ArchiveContents(tuple(sorted(members, key=lambda member: member.name)), tuple(left_out))
 
 
 def _check(info: zipfile.ZipInfo, path: Path) -> None:

@@ -30,7 +30,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     Writer,
     one_by_one,
@@ -173,7 +173,7 @@ def _rating(answers: list[tuple[str, Any]], rater: str) -> ImportedRating:
 # --- Writing -----------------------------------------------------------------------------------------------
 
 
-def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Said]:
+def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[AnnotatedRecord]:
     left, right = sides(record)
     if record.preference not in ("left", "right"):
         raise NotSaid(record.preference)
@@ -185,10 +185,10 @@ def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[
         "response2": some_words(right.response),
     }
     value = "response1" if record.preference == "left" else "response2"
-    yield Said(str(record.id or record.key), fields, [("preference", value, record.rater)])
+    yield AnnotatedRecord(str(record.id or record.key), fields, [("preference", value, record.rater)])
 
 
-def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Said]:
+def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[AnnotatedRecord]:
     answers: list[tuple[str, Any, str]] = []
     for rating in record.ratings:
         stars = stars_of(rating)
@@ -202,7 +202,9 @@ def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Said]:
         given = [(question, value, rating.rater) for question, value in said.items() if value is not None]
         left_out["no_verdict"] += not given
         answers += given
-    yield Said(str(record.id), {**_asked(record), "response": some_words(record.response)}, answers)
+    yield AnnotatedRecord(
+        str(record.id), {**_asked(record), "response": some_words(record.response)}, answers
+    )
 
 
 def _asked(record: ImportedDecision) -> Line:
@@ -213,7 +215,7 @@ def _asked(record: ImportedDecision) -> Line:
 
 
 @dataclass(frozen=True)
-class Said:
+class AnnotatedRecord:
     """A record's fields and what was answered of it: (question, value, rater)."""
 
     id: str
@@ -260,8 +262,8 @@ def _write(flat: bool) -> Writer:
 
 BOTH = (View.RATED, View.COMPARISONS)
 SHAPES = (
-    Shape("argilla", "records, nested: ratings, then preferences", BOTH, _write(flat=False), "array"),
-    Shape("argilla-flat", "the same, flattened", BOTH, _write(flat=True), "array"),
+    RowShape("argilla", "records, nested: ratings, then preferences", BOTH, _write(flat=False), "array"),
+    RowShape("argilla-flat", "the same, flattened", BOTH, _write(flat=True), "array"),
 )
 
 FORMAT = row_format("argilla", "Argilla records, nested and flattened", recognises, records, SHAPES)

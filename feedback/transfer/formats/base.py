@@ -27,7 +27,7 @@ from feedback.transfer.formats.records import (
     check_json,
     list_of,
 )
-from feedback.transfer.formats.writing import Shape
+from feedback.transfer.formats.writing import RowShape
 
 RowRecords: TypeAlias = Callable[[Mapping[str, Any], int], Iterable[Record]]
 """Reads one row, given the line it starts on. Raises RowError."""
@@ -43,12 +43,12 @@ class Format:
     """Whether a row looks like this format; asked in the order of FORMATS."""
     read: Callable[[Path, Path | None], Iterator[Record]]
     """Reads a file and, where the format has two, the file with its ratings."""
-    shapes: tuple[Shape, ...]
+    shapes: tuple[RowShape, ...]
     """The kinds of file it is written as; the first one has the format's name. None: it is read only."""
     two_files: bool = False
     ratings_row: Callable[[Mapping[str, Any]], bool] = lambda row: False
     """Whether a row can only be read with a row of the other file; of formats of two files."""
-    opened: Callable[[Path, ColumnMap | None], Opened] | None = None
+    opened: Callable[[Path, ColumnMap | None], OpenFile] | None = None
     """Looks through a whole file before it is read, with a map of its columns; of formats whose columns have no fixed
     names."""
     unverified: str = ""
@@ -56,7 +56,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenFile:
     """A file whose columns are known."""
 
     records: Callable[[], Iterator[Record]]
@@ -71,7 +71,7 @@ def row_format(
     title: str,
     recognises: Callable[[Mapping[str, Any]], bool],
     records: RowRecords,
-    shapes: tuple[Shape, ...],
+    shapes: tuple[RowShape, ...],
     unverified: str = "",
     verdicts: Collection[str] | None = None,
 ) -> Format:

@@ -22,7 +22,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     each_rating,
     iso,
@@ -125,7 +125,7 @@ def _type_of(rating: ImportedRating) -> tuple[str, float | None]:
     return "correction", None
 
 
-SHAPES = (Shape("feedback_collector", "a line for each rating", (View.RATED,), one_by_one(_rated)),)
+SHAPES = (RowShape("feedback_collector", "a line for each rating", (View.RATED,), one_by_one(_rated)),)
 
 FORMAT = row_format(
     "feedback_collector",

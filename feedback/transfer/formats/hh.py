@@ -13,7 +13,7 @@ from feedback.transfer.formats.records import ImportedComparison, Record, RowErr
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     better_worse,
     one_by_one,
@@ -88,6 +88,6 @@ def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
     yield {"chosen": f"{prompt}{LAST} {chosen}", "rejected": f"{prompt}{LAST} {rejected}"}
 
 
-SHAPES = (Shape("hh", "chosen and rejected conversations", (View.PREFERENCES,), one_by_one(_pair)),)
+SHAPES = (RowShape("hh", "chosen and rejected conversations", (View.PREFERENCES,), one_by_one(_pair)),)
 
 FORMAT = row_format("hh", "Anthropic hh-rlhf", recognises, records, SHAPES, verdicts=("chosen", "rejected"))

@@ -22,7 +22,7 @@ def _store(table: str) -> sqlite3.Connection:
     return database
 
 
-class Kept:
+class DiskMultimap:
     """JSON values under texts, several under one text in the order they came."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from feedback.transfer.formats.records import ImportedComparison, ImportedDecisi
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     Writer,
     each_rating,
@@ -165,16 +165,16 @@ def _chat(number: int, record: ImportedDecision, left_out: Counter[str]) -> Iter
 
 
 SHAPES = (
-    Shape("label_studio", "pairwise tasks", (View.COMPARISONS,), _tasks, "array"),
-    Shape(
+    RowShape("label_studio", "pairwise tasks", (View.COMPARISONS,), _tasks, "array"),
+    RowShape(
         "label_studio-rating",
         "tasks with ratings, choices and texts",
         (View.RATED,),
         _numbered(_rated),
         "array",
     ),
-    Shape(
+    RowShape(
         "label_studio-json_min", "JSON_MIN: a row for each rating", (View.RATED,), _numbered(_min), "array"
     ),
-    Shape("label_studio-chat", "chats with a rated answer", (View.RATED,), _numbered(_chat), "array"),
+    RowShape("label_studio-chat", "chats with a rated answer", (View.RATED,), _numbered(_chat), "array"),
 )

@@ -28,7 +28,7 @@ from feedback.transfer.formats.records import (
     text_of,
     time_of,
 )
-from feedback.transfer.formats.writing import Line, Shape, View, iso, one_by_one, share_of
+from feedback.transfer.formats.writing import Line, RowShape, View, iso, one_by_one, share_of
 
 TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "CORRECTION", "TEXT")
 
@@ -156,7 +156,7 @@ def _values(rating: ImportedRating) -> Iterator[tuple[str, Line]]:
 
 
 SHAPES = (
-    Shape(
+    RowShape(
         "langfuse", "scores on traces with the decisions' ids", (View.RATED,), one_by_one(_scores), "array"
     ),
 )

@@ -21,7 +21,7 @@ from feedback.transfer.formats.calls import (
     whole_of,
 )
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.langfuse import number_in
 from feedback.transfer.formats.records import (
     Record,
@@ -66,7 +66,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     # each period of the blob export brings rows that changed since: the latest state of one counts
-    latest = Kept()
+    latest = DiskMultimap()
     for item in rows(path):
         if not isinstance(item, RowRefused) and isinstance(item.value, Mapping) and item.value.get("id"):
             row = item.value

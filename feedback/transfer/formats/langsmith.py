@@ -22,7 +22,7 @@ from feedback.transfer.formats.calls import (
     whole_of,
 )
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedComparison,
     Record,
@@ -62,7 +62,7 @@ def _is_queue(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    answered, groups = Kept(), Kept()
+    answered, groups = DiskMultimap(), DiskMultimap()
     for file in filter(None, (path, ratings_path)):
         for item in rows(file):
             row = {} if isinstance(item, RowRefused) or not isinstance(item.value, Mapping) else item.value
@@ -101,7 +101,7 @@ def _queue_refusal(queue: Mapping[str, Any]) -> str:
 # --- Runs --------------------------------------------------------------------------------------------------
 
 
-def _run(row: Mapping[str, Any], line: int, answered: Kept) -> Iterator[Record]:
+def _run(row: Mapping[str, Any], line: int, answered: DiskMultimap) -> Iterator[Record]:
     key, kind, trace = key_of(row), row.get("run_type"), text_or_empty(row.get("trace_id"))
     if not row.get("outputs"):
         yield RowSkipped(line, key, f"no response{' (error)' if row.get('error') else ''}")

@@ -43,7 +43,7 @@ KNOWN = ("facts", "tests", "expected_output", "entry_point", "tools")
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """What the columns of one file are."""
 
     columns: ColumnMap
@@ -76,7 +76,7 @@ class _Survey:
     rows: int = 0
 
 
-def layout_of(rows: Iterable[Row | RowRefused], name: str, columns: ColumnMap | None = None) -> Layout:
+def layout_of(rows: Iterable[Row | RowRefused], name: str, columns: ColumnMap | None = None) -> TableLayout:
     """What the columns of a file are. rows: all of them. Raises FormatRefused where that cannot be told.
 
     A column that looks like a verdict is read, or the file is refused and the column named.
@@ -121,7 +121,7 @@ class _Finder:
         for name in list(self.by_name):
             self.by_name.setdefault(alias(name), self.by_name[name])
 
-    def layout(self) -> Layout:
+    def layout(self) -> TableLayout:
         self._check_said()
         self._find_responses()
         also = self._find_prompt()
@@ -142,7 +142,7 @@ class _Finder:
         self._refuse_unused(pair or bool(verdicts))
         return self._made(verdicts, preferred, also)
 
-    def _made(self, verdicts: list[Verdicts], preferred: Any, also: tuple[str, ...]) -> Layout:
+    def _made(self, verdicts: list[Verdicts], preferred: Any, also: tuple[str, ...]) -> TableLayout:
         used = {*self.taken, *also}
         left_out = tuple(
             column
@@ -162,7 +162,7 @@ class _Finder:
                 f"candidates: the {len(arms)} different values of {columns.response}, as no column lists them; where a "
                 "row could choose among others, say --map candidates=COLUMN"
             )
-        return Layout(columns, tuple(verdicts), preferred, left_out, also, tuple(notes), arms)
+        return TableLayout(columns, tuple(verdicts), preferred, left_out, also, tuple(notes), arms)
 
     def _arms(self, columns: ColumnMap) -> tuple[str, ...]:
         """The responses of a log that says with what probability each was chosen, while they are few; else none."""

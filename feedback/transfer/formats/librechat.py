@@ -11,7 +11,7 @@ from typing import Any
 from feedback.storage.responses import Message, shown
 from feedback.transfer.formats.base import Format, attempt, has, key_of, verdicts_read
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedRating,
@@ -27,7 +27,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     good,
     iso,
@@ -49,7 +49,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     # a message may stand before the one it answers: all are read before the first is understood
-    messages = Kept()
+    messages = DiskMultimap()
     for row in rows(path):
         if isinstance(row, RowRefused):
             yield row
@@ -70,7 +70,7 @@ def _unrated(message: Mapping[str, Any], line: int) -> Iterator[Record]:
     yield RowSkipped(line, key_of(message), "a message without feedback")
 
 
-def _rated(messages: Kept, message: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _rated(messages: DiskMultimap, message: Mapping[str, Any], line: int) -> Iterator[Record]:
     verdicts_read(message, used=("feedback",))
     feedback = mapping_of(message["feedback"], "feedback")
     thumb = THUMBS.get(str(feedback.get("rating")))
@@ -103,7 +103,7 @@ def _rated(messages: Kept, message: Mapping[str, Any], line: int) -> Iterator[Re
     )
 
 
-def _before(messages: Kept, message: Mapping[str, Any]) -> list[Message]:
+def _before(messages: DiskMultimap, message: Mapping[str, Any]) -> list[Message]:
     """The turns that lead to a message, first one first."""
     turns: list[Message] = []
     seen: set[str] = set()
@@ -182,7 +182,7 @@ def _verdict(rating: ImportedRating) -> Line:
 
 
 SHAPES = (
-    Shape("librechat", "conversations with a thumb each", (View.RATED,), one_by_one(_messages), "array"),
+    RowShape("librechat", "conversations with a thumb each", (View.RATED,), one_by_one(_messages), "array"),
 )
 
 FORMAT = Format("librechat", "LibreChat messages with thumbs", recognises, read, SHAPES)

@@ -43,7 +43,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     better_worse,
     each_rating,
@@ -342,16 +342,16 @@ def _labels(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 
 SHAPES = (
-    Shape("llamafactory", "sharegpt ranking", (View.PREFERENCES,), one_by_one(_pair), "array"),
-    Shape("llamafactory-alpaca", "alpaca ranking", (View.PREFERENCES,), one_by_one(_alpaca_pair), "array"),
-    Shape(
+    RowShape("llamafactory", "sharegpt ranking", (View.PREFERENCES,), one_by_one(_pair), "array"),
+    RowShape("llamafactory-alpaca", "alpaca ranking", (View.PREFERENCES,), one_by_one(_alpaca_pair), "array"),
+    RowShape(
         "llamafactory-kto",
         "sharegpt kto: a label for each rating",
         (View.RATED,),
         one_by_one(_labels),
         "array",
     ),
-    Shape("llamafactory-sft", "alpaca SFT", (View.DEMONSTRATIONS,), one_by_one(_alpaca_answer), "array"),
+    RowShape("llamafactory-sft", "alpaca SFT", (View.DEMONSTRATIONS,), one_by_one(_alpaca_answer), "array"),
 )
 
 FORMAT = Format(

@@ -14,7 +14,7 @@ from feedback.storage.responses import Message, shown
 from feedback.transfer.formats.arena import split_turns
 from feedback.transfer.formats.base import Format, each_row, has, key_of
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -37,7 +37,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    texts = Kept()
+    texts = DiskMultimap()
     for item in rows(ratings_path) if ratings_path else ():
         row = {} if isinstance(item, RowRefused) or not isinstance(item.value, Mapping) else item.value
         if "model_id" in row and isinstance(row.get("choices"), list) and row["choices"]:
@@ -60,7 +60,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     return each_row(path, records)
 
 
-def _conversation(row: Mapping[str, Any], model: Any, texts: Kept) -> list[Message]:
+def _conversation(row: Mapping[str, Any], model: Any, texts: DiskMultimap) -> list[Message]:
     """Questions and answers up to the turn that was judged."""
     number, turn = row.get("question_id"), row.get("turn")
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 1:
@@ -86,7 +86,7 @@ def _judge(row: Mapping[str, Any]) -> str:
     )
 
 
-def _pair(row: Mapping[str, Any], line: int, texts: Kept) -> Iterator[Record]:
+def _pair(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Iterator[Record]:
     key = key_of(row)
     winners = [row.get(name) for name in ("g1_winner", "g2_winner")]
     if any(winner not in WINNERS for winner in winners):
@@ -117,7 +117,7 @@ def _pair(row: Mapping[str, Any], line: int, texts: Kept) -> Iterator[Record]:
     )
 
 
-def _single(row: Mapping[str, Any], line: int, texts: Kept) -> Iterator[Record]:
+def _single(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Iterator[Record]:
     key, score = key_of(row), number_of(row.get("score"), "score")
     if score == -1:
         yield RowSkipped(line, key, "the judge's words could not be read")

@@ -19,7 +19,7 @@ from feedback.transfer.formats.records import (
     mapping_of,
     text_of,
 )
-from feedback.transfer.formats.writing import Line, NotSaid, Shape, View, one_by_one, sides, spoken, words
+from feedback.transfer.formats.writing import Line, NotSaid, RowShape, View, one_by_one, sides, spoken, words
 
 ROLES = {"prompter": "user", "assistant": "assistant"}
 
@@ -136,7 +136,7 @@ def _node(
     }
 
 
-SHAPES = (Shape("oasst", "a tree for each comparison", (View.PREFERENCES,), one_by_one(_tree)),)
+SHAPES = (RowShape("oasst", "a tree for each comparison", (View.PREFERENCES,), one_by_one(_tree)),)
 
 FORMAT = row_format(
     "oasst", "OpenAssistant trees of ranked replies", recognises, records, SHAPES, verdicts=()

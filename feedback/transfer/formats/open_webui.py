@@ -28,7 +28,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     each_rating,
     good,
@@ -224,6 +224,6 @@ def _epoch(at: datetime | None) -> int | None:
     return None if at is None else int(at.timestamp())
 
 
-SHAPES = (Shape("open_webui", "feedback with its chats", (View.RATED,), one_by_one(_feedback), "array"),)
+SHAPES = (RowShape("open_webui", "feedback with its chats", (View.RATED,), one_by_one(_feedback), "array"),)
 
 FORMAT = Format("open_webui", "Open WebUI feedback export", recognises, read, SHAPES)

@@ -29,7 +29,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     better_worse,
     one_by_one,
@@ -106,8 +106,10 @@ def _chat(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 
 SHAPES = (
-    Shape("openai", "DPO: preferred and non-preferred output", (View.PREFERENCES,), one_by_one(_pair)),
-    Shape("openai-sft", "SFT: chats whose last answer is learnt", (View.DEMONSTRATIONS,), one_by_one(_chat)),
+    RowShape("openai", "DPO: preferred and non-preferred output", (View.PREFERENCES,), one_by_one(_pair)),
+    RowShape(
+        "openai-sft", "SFT: chats whose last answer is learnt", (View.DEMONSTRATIONS,), one_by_one(_chat)
+    ),
 )
 
 FORMAT = row_format(

@@ -19,7 +19,7 @@ from feedback.transfer.formats.calls import (
     whole_of,
 )
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     Record,
     RowError,
@@ -48,7 +48,7 @@ def _is_message(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    prompts = Kept()
+    prompts = DiskMultimap()
     completions = False
     for file in filter(None, (path, ratings_path)):
         for item in rows(file):
@@ -83,7 +83,7 @@ def _place(row: Mapping[str, Any]) -> tuple[str, int]:
     return completion, int(number) if number.isdigit() else 0
 
 
-def _completion(row: Mapping[str, Any], line: int, prompts: Kept, alone: bool) -> Iterator[Record]:
+def _completion(row: Mapping[str, Any], line: int, prompts: DiskMultimap, alone: bool) -> Iterator[Record]:
     key = key_of(row)
     own = text_of(row.get("id"), "id", required=True)
     messages = row.get("messages") or [

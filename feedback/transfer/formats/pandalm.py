@@ -10,7 +10,7 @@ from typing import Any
 from feedback.storage.responses import shown
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.records import ImportedComparison, ImportedDecision, Record, RowError, text_of
-from feedback.transfer.formats.writing import Line, NotSaid, Shape, View, question, sides, words
+from feedback.transfer.formats.writing import Line, NotSaid, RowShape, View, question, sides, words
 
 VERDICTS = {0: "tie", 1: "left", 2: "right"}
 
@@ -92,7 +92,7 @@ def _write(records: Iterable[ImportedComparison], left_out: Counter[str]) -> Ite
             number += 1
 
 
-SHAPES = (Shape("pandalm", "pairs with their annotators", (View.COMPARISONS,), _write, "array"),)
+SHAPES = (RowShape("pandalm", "pairs with their annotators", (View.COMPARISONS,), _write, "array"),)
 
 FORMAT = row_format(
     "pandalm", "PandaLM pairs with three annotators", recognises, records, SHAPES, verdicts=()

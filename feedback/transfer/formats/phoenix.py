@@ -23,7 +23,7 @@ from feedback.transfer.formats.calls import (
     whole_of,
 )
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     Record,
     RowError,
@@ -58,7 +58,7 @@ def _is_ours(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    models, roots = Kept(), Kept()
+    models, roots = DiskMultimap(), DiskMultimap()
     for file in filter(None, (path, ratings_path)):
         for item in rows(file):
             value = {} if isinstance(item, RowRefused) else object_or_empty(item.value)
@@ -95,7 +95,7 @@ def _kind(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
 # --- Spans -------------------------------------------------------------------------------------------------
 
 
-def _span(row: Mapping[str, Any], line: int, models: Kept, roots: Kept) -> Iterator[Record]:
+def _span(row: Mapping[str, Any], line: int, models: DiskMultimap, roots: DiskMultimap) -> Iterator[Record]:
     attributes = _attributes(row)
     own, trace = _names(row)
     if not own:

@@ -35,7 +35,7 @@ class ColumnSeen:
 
 
 @dataclass(frozen=True)
-class Preview:
+class FilePreview:
     """One file before it is imported."""
 
     name: str
@@ -49,7 +49,9 @@ class Preview:
     """Why it cannot be read as it is, and which map would cure it."""
 
 
-def preview(path: str | Path, columns: ColumnMap | None = None, rows_shown: int = 5) -> tuple[Preview, ...]:
+def preview(
+    path: str | Path, columns: ColumnMap | None = None, rows_shown: int = 5
+) -> tuple[FilePreview, ...]:
     """What each file at a path would be read as; nothing is stored.
 
     What only a map of columns can cure is a `problem` beside the columns there are. Raises FormatRefused for a
@@ -64,7 +66,7 @@ def preview(path: str | Path, columns: ColumnMap | None = None, rows_shown: int 
             return tuple(_unread(member, str(error), rows_shown) for member in archive.members)
 
 
-def _preview(file: Reading, count: int, left_out: Collection[str] = ()) -> Preview:
+def _preview(file: Reading, count: int, left_out: Collection[str] = ()) -> FilePreview:
     field_of = file.opened.field_of if file.opened else None
     seen = tuple(
         ColumnSeen(
@@ -76,13 +78,13 @@ def _preview(file: Reading, count: int, left_out: Collection[str] = ()) -> Previ
         )
         for name, samples in _samples(file.path, file.name, count).items()
     )
-    return Preview(file.name, file.format.name, file.format.title, seen, file.notes)
+    return FilePreview(file.name, file.format.name, file.format.title, seen, file.notes)
 
 
-def _unread(member: Member, problem: str, count: int) -> Preview:
+def _unread(member: Member, problem: str, count: int) -> FilePreview:
     samples = _samples(member.path, member.name, count)
     seen = tuple(ColumnSeen(name, texts, verdict=is_verdict(name)) for name, texts in samples.items())
-    return Preview(member.name, "", "", seen, problem=problem)
+    return FilePreview(member.name, "", "", seen, problem=problem)
 
 
 def _samples(path: Path, name: str, count: int) -> dict[str, tuple[str, ...]]:

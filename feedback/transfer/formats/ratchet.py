@@ -46,7 +46,7 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.writing import Line, LineWritten, Shape, View
+from feedback.transfer.formats.writing import Line, LineWritten, RowShape, View
 
 TYPES = ("decision", "comparison", "trace")
 
@@ -289,5 +289,5 @@ FORMAT = row_format(
     "Ratchet's own: decisions with all that was said of them, traces, comparisons",
     recognises,
     records,
-    (Shape("ratchet", "everything, with ids, times and superseded words", (View.HISTORY,), write),),
+    (RowShape("ratchet", "everything, with ids, times and superseded words", (View.HISTORY,), write),),
 )

@@ -9,17 +9,17 @@ from itertools import islice
 from pathlib import Path
 
 from feedback.transfer.formats.archives import Member, unpacked
-from feedback.transfer.formats.base import Format, Opened, refers
+from feedback.transfer.formats.base import Format, OpenFile, refers
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.files import MAX_REFUSED, columns_dropped, rows
 from feedback.transfer.formats.order import ORDER
 from feedback.transfer.formats.recognition import SAMPLE, format_of
 from feedback.transfer.formats.records import FormatRefused, Record, RowRefused, RowSkipped
-from feedback.transfer.formats.writing import Shape
+from feedback.transfer.formats.writing import RowShape
 
 FORMATS: dict[str, Format] = {format.name: format for format in ORDER}
 
-SHAPES: dict[str, Shape] = {shape.name: shape for format in ORDER for shape in format.shapes}
+SHAPES: dict[str, RowShape] = {shape.name: shape for format in ORDER for shape in format.shapes}
 """Every kind of file that can be written."""
 
 _READ_AS: dict[str, Format] = {shape.name: format for format in ORDER for shape in format.shapes} | FORMATS
@@ -38,7 +38,7 @@ class Reading:
     ratings_path: Path | None = None
     notes: tuple[str, ...] = ()
     """What was decided about the file as a whole (which scale its ratings have), as sentences for the report."""
-    opened: Opened | None = None
+    opened: OpenFile | None = None
 
     def records(self) -> Iterator[Record]:
         """What the file says, row after row: decisions, comparisons, ratings, and rows refused or skipped.
@@ -115,7 +115,7 @@ def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) ->
 
 
 def _read_alone(
-    member: Member, chosen: Format, notes: tuple[str, ...], opened: Opened | None = None
+    member: Member, chosen: Format, notes: tuple[str, ...], opened: OpenFile | None = None
 ) -> Reading:
     if chosen.unverified:
         notes = (*notes, f"{chosen.name}: {chosen.unverified}")

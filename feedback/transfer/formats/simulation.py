@@ -15,7 +15,7 @@ from typing import Any
 from feedback.storage.responses import Message, shown
 from feedback.transfer.formats.base import Format, each_row, key_of, thumb_of, verdicts_read
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedDecision,
@@ -32,7 +32,7 @@ from feedback.transfer.formats.records import (
 )
 from feedback.transfer.formats.writing import (
     Line,
-    Shape,
+    RowShape,
     View,
     each_rating,
     good,
@@ -59,7 +59,7 @@ def ratings_row(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    ratings, seen = Kept(), Kept()
+    ratings, seen = DiskMultimap(), DiskMultimap()
     if ratings_path:
         yield from _ratings(ratings_path, ratings)
 
@@ -79,7 +79,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             )
 
 
-def _ratings(path: Path, found: Kept) -> Iterator[RowRefused]:
+def _ratings(path: Path, found: DiskMultimap) -> Iterator[RowRefused]:
     """Put the ratings under their entries, with their lines; a person who changed their mind stands there twice, in
     that order. Gives those that cannot be read."""
     empty = True
@@ -200,11 +200,11 @@ def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 
 SHAPES = (
-    Shape(
+    RowShape(
         "simulation", "entries, and beside them their ratings", (View.DECISIONS,), one_by_one(_entry), "array",
         beside=("simulation-ratings",),
     ),
-    Shape("simulation-ratings", "ratings of entries", (View.RATED,), one_by_one(_rated), "array"),
+    RowShape("simulation-ratings", "ratings of entries", (View.RATED,), one_by_one(_rated), "array"),
 )  # fmt: skip
 
 FORMAT = Format(

@@ -14,11 +14,11 @@ from typing import Any
 
 from feedback.storage.responses import Completion, Message, shown
 from feedback.transfer.formats import trl
-from feedback.transfer.formats.base import PROMPT_ALONE, Format, Opened, each_row, key_of, text_only
+from feedback.transfer.formats.base import PROMPT_ALONE, Format, OpenFile, each_row, key_of, text_only
 from feedback.transfer.formats.cells import Cell, json_of
 from feedback.transfer.formats.columns import ABSENT, NAMES, PAIRS, ColumnMap, normal, value_at
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.layouts import KNOWN, Layout, layout_of
+from feedback.transfer.formats.layouts import KNOWN, TableLayout, layout_of
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -54,17 +54,17 @@ def recognises(row: Mapping[str, Any]) -> bool:
     return prompt and (paired or bool(names & set(NAMES["response"])))
 
 
-def opened(path: Path, columns: ColumnMap | None, name: str = "") -> Opened:
+def opened(path: Path, columns: ColumnMap | None, name: str = "") -> OpenFile:
     """A file with its columns known. Raises FormatRefused where they cannot be told."""
     layout = layout_of(rows(path, name), name or str(path), columns)
-    return Opened(lambda: each_row(path, partial(records, layout)), layout.notes, layout.field_of)
+    return OpenFile(lambda: each_row(path, partial(records, layout)), layout.notes, layout.field_of)
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     yield from opened(path, None).records()
 
 
-def records(layout: Layout, row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def records(layout: TableLayout, row: Mapping[str, Any], line: int) -> Iterator[Record]:
     """What one row says. Raises RowError."""
     text_only(row)
     cells = _Cells(layout, row)
@@ -84,7 +84,7 @@ class OddVerdict(RowError):
 class _Cells:
     """The values of a row by what they are."""
 
-    def __init__(self, layout: Layout, row: Mapping[str, Any]) -> None:
+    def __init__(self, layout: TableLayout, row: Mapping[str, Any]) -> None:
         self.layout, self.row = layout, row
 
     def name(self, field: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from feedback.storage.responses import Completion, Message, shown
 from feedback.transfer.formats.base import Format, each_row, has, key_of
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedRating,
@@ -38,7 +38,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     Writer,
     iso,
@@ -64,7 +64,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         yield from each_row(path, _records, verdicts=())
         return
     # what is said of an inference may stand under its episode: only where that holds no other
-    inferences, known, said = Kept(), Kept(), Kept()
+    inferences, known, said = DiskMultimap(), DiskMultimap(), DiskMultimap()
     for row in rows(path):
         if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
             inferences.add(str(row.value.get("episode_id")))
@@ -361,11 +361,11 @@ TABLES = {
     "demonstration": "DemonstrationFeedback: corrections",
 }
 SHAPES = (
-    Shape(
+    RowShape(
         "tensorzero", "ChatInference, and beside it the feedback tables", (View.DECISIONS,),
         one_by_one(_inference_row), beside=tuple(f"tensorzero-{kind}" for kind in TABLES),
     ),
-    *(Shape(f"tensorzero-{kind}", title, (View.RATED,), _feedback_rows(kind)) for kind, title in TABLES.items()),
+    *(RowShape(f"tensorzero-{kind}", title, (View.RATED,), _feedback_rows(kind)) for kind, title in TABLES.items()),
 )  # fmt: skip
 
 FORMAT = Format(

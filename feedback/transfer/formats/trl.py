@@ -35,7 +35,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writing import (
     Line,
     NotSaid,
-    Shape,
+    RowShape,
     View,
     better_worse,
     each_rating,
@@ -214,20 +214,22 @@ def _prompt(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 PREFERENCES = (View.PREFERENCES,)
 SHAPES = (
-    Shape("trl", "preference, conversational, explicit prompt", PREFERENCES, one_by_one(_pair)),
-    Shape(
+    RowShape("trl", "preference, conversational, explicit prompt", PREFERENCES, one_by_one(_pair)),
+    RowShape(
         "trl-implicit", "preference, conversational, implicit prompt", PREFERENCES, one_by_one(_implicit_pair)
     ),
-    Shape("trl-standard", "preference, texts, explicit prompt", PREFERENCES, one_by_one(_text_pair)),
-    Shape(
+    RowShape("trl-standard", "preference, texts, explicit prompt", PREFERENCES, one_by_one(_text_pair)),
+    RowShape(
         "trl-standard-implicit",
         "preference, texts, implicit prompt",
         PREFERENCES,
         one_by_one(_implicit_text_pair),
     ),
-    Shape("trl-unpaired", "unpaired: a label for each rating", (View.RATED,), one_by_one(_labels)),
-    Shape("trl-prompt-completion", "prompt and completion", (View.DEMONSTRATIONS,), one_by_one(_completion)),
-    Shape("trl-prompt-only", "prompts", (View.PROMPTS,), one_by_one(_prompt)),
+    RowShape("trl-unpaired", "unpaired: a label for each rating", (View.RATED,), one_by_one(_labels)),
+    RowShape(
+        "trl-prompt-completion", "prompt and completion", (View.DEMONSTRATIONS,), one_by_one(_completion)
+    ),
+    RowShape("trl-prompt-only", "prompts", (View.PROMPTS,), one_by_one(_prompt)),
 )
 
 FORMAT = row_format(

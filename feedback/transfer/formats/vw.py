@@ -29,7 +29,7 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.writing import Line, NotSaid, Shape, View, iso, one_by_one, share_of
+from feedback.transfer.formats.writing import Line, NotSaid, RowShape, View, iso, one_by_one, share_of
 
 SLATES = "a slates file: its slots are chosen and paid together, which is no choice among listed responses"
 CONTINUOUS = "a continuous action (_label_ca): only a choice among listed actions can be read"
@@ -279,6 +279,6 @@ def _action(text: str) -> Any:
     return value if isinstance(value, Mapping) and _said(value) == text else text
 
 
-SHAPES = (Shape("vw", "choices among listed responses", (View.DECISIONS,), one_by_one(_line)),)
+SHAPES = (RowShape("vw", "choices among listed responses", (View.DECISIONS,), one_by_one(_line)),)
 
 FORMAT = row_format("vw", "Vowpal Wabbit: cb and ccb, dsjson and json", recognises, records, SHAPES)

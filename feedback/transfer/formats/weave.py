@@ -23,7 +23,7 @@ from feedback.transfer.formats.calls import (
     whole_of,
 )
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import Kept
+from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     Record,
     RowError,
@@ -58,7 +58,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    answered, roots = Kept(), Kept()
+    answered, roots = DiskMultimap(), DiskMultimap()
     for file in filter(None, (path, ratings_path)):
         for item in rows(file):
             row = {} if isinstance(item, RowRefused) else object_or_empty(item.value)
@@ -80,7 +80,7 @@ def _is_model_call(row: Mapping[str, Any]) -> bool:
     return kind == "llm" or MODEL_OP.search(str(row.get("op_name"))) is not None
 
 
-def _call(row: Mapping[str, Any], line: int, answered: Kept, roots: Kept) -> Iterator[Record]:
+def _call(row: Mapping[str, Any], line: int, answered: DiskMultimap, roots: DiskMultimap) -> Iterator[Record]:
     key, trace = key_of(row), str(row.get("trace_id"))
     if not _is_model_call(row) and (row.get("parent_id") is not None or trace in answered):
         yield RowSkipped(line, key, "a call inside a trace whose decisions are its model calls")

@@ -56,7 +56,7 @@ class View(StrEnum):
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowShape:
     """One way a format is written: a kind of file."""
 
     name: str
