@@ -66,7 +66,7 @@ def fill(ratings: int) -> None:
 def write(path: Path, name: str) -> dict[str, Any]:
     """Export into a file, in this process."""
     from feedback.transfer.export import file_export
-    from feedback.transfer.exported import Selection
+    from feedback.transfer.export_views import Selection
 
     before = time.process_time()
     began = time.perf_counter()

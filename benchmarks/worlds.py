@@ -38,9 +38,9 @@ from world_tastes import CORRECTIONS, KEPT, PAIRS, SCORES, THUMBS, TUNED, WORLDS
 
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
+from rl.linear.distillation import rows_taught  # noqa: E402
 from rl.linear.fit import FittedPolicy, fit  # noqa: E402
 from rl.linear.model import WEIGHTS, LinearPolicy  # noqa: E402
-from rl.linear.teaching import rows_taught  # noqa: E402
 
 MIN_EVIDENCE = 30
 """Held-out prompts the gate asks for, which decides how many are held out."""

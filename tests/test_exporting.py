@@ -29,9 +29,9 @@ from feedback.services import (
 from feedback.transfer import export as exporting
 from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, FeedbackExportRefused, export_stream, file_export
-from feedback.transfer.exported import Selection
+from feedback.transfer.export_views import Selection
 from feedback.transfer.formats.records import RowRefused
-from feedback.transfer.formats.writing import REASONS
+from feedback.transfer.formats.writers import REASONS
 from feedback.transfer.import_ import file_import
 from tests.postgres import fresh_database
 from tests.postgres import postgres_url as postgres_url
@@ -452,7 +452,7 @@ django.setup()
 from django.core.management import call_command
 from django.db import connection
 from pathlib import Path
-from feedback.transfer.exported import Selection
+from feedback.transfer.export_views import Selection
 from feedback.transfer.export import ExportReport, export_stream, file_export
 from feedback.transfer.formats import SHAPES
 from feedback.transfer.import_ import file_import

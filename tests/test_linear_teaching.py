@@ -12,8 +12,8 @@ from rl.datasets import snapshot_rows
 from rl.jobs import train as runs
 from rl.jobs.estimates import order_automatic
 from rl.jobs.method_selection import FEWEST_TAUGHT, method_chosen
+from rl.linear.distillation import rows_taught
 from rl.linear.rows import LinearRefused
-from rl.linear.teaching import rows_taught
 from rl.models import TrainingRun
 from rl.training.result import TrainingRefused
 from tests.test_linear import BOT, QUEUES, rows_of, tickets

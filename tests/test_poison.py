@@ -18,7 +18,7 @@ from feedback.storage.problem_rows import RowReader, problems
 from feedback.storage.validation import FeedbackRefused
 from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, export_stream, file_export
-from feedback.transfer.exported import Selection
+from feedback.transfer.export_views import Selection
 from feedback.transfer.import_ import file_import
 from rl.agents import AGENTS
 from rl.datasets import prepare_training_dataset

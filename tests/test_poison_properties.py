@@ -20,7 +20,7 @@ from feedback.services import comparison_submit, decision_record, outcome_record
 from feedback.storage.validation import FeedbackRefused
 from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, export_stream
-from feedback.transfer.exported import Selection
+from feedback.transfer.export_views import Selection
 from rl.datasets import DatasetTooSmall, prepare_training_dataset
 from rl.datasets.held_out import evidence_counts
 from rl.datasets.reward_records import rewards_calculate

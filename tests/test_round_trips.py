@@ -23,7 +23,7 @@ from feedback.transfer.formats.records import (
     Record,
     RowRefused,
 )
-from feedback.transfer.formats.writing import REASONS, RowShape, View
+from feedback.transfer.formats.writers import REASONS, RowShape, View
 
 EXAMPLES = settings(
     max_examples=25,

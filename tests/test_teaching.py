@@ -19,7 +19,7 @@ from rl.recipes import GRPO_CONFIG, PPO_CONFIG, DPORecipe
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.named import rewards_named
 from rl.rewards.rows import rows_rewarded
-from rl.rewards.teaching import teaching_fault
+from rl.rewards.teachability import teaching_fault
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.hardware import Hardware

@@ -74,8 +74,8 @@ names["Evaluation"].objects.create(
 call_command("migrate", verbosity=0)
 
 from django.contrib.auth.models import User
-from feedback.api.shown import decision_shown
-from feedback.transfer.exported import Selection
+from feedback.api.representations import decision_shown
+from feedback.transfer.export_views import Selection
 from feedback.transfer.export import ExportReport, export_stream
 from feedback.models import Decision, Rating
 from feedback.selectors import comparisons_standing, ratings_standing

@@ -29,7 +29,7 @@ from feedback.rating.queue import next_decision, queue_progress
 from feedback.selectors import feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.transfer.export import ExportReport, export_stream
-from feedback.transfer.exported import Selection
+from feedback.transfer.export_views import Selection
 from feedback.transfer.import_ import file_import
 from rl.datasets import prepare_training_dataset
 from rl.datasets.buffer import buffer_size, buffer_sizes

@@ -15,8 +15,8 @@ from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.reading import object_in, parameters
 from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
+from feedback.api.representations import decision_shown, outcome_shown, rating_shown
 from feedback.api.schemas import DECISION_OPTIONAL, SLUG
-from feedback.api.shown import decision_shown, outcome_shown, rating_shown
 from feedback.explorer.decision_facts import reward_asked, rewarded_at_least
 from feedback.explorer.search import DecisionWhole, batch_asked, decision_whole, decisions_found
 from feedback.explorer.text_index import text_looked_through

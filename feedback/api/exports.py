@@ -14,7 +14,7 @@ from backend.rest.views import ApiView
 from feedback.api.schemas import SLUG
 from feedback.models import SLUG_PATTERN
 from feedback.transfer.export import ExportReport, export_begun, filename, media_type
-from feedback.transfer.exported import Selection
+from feedback.transfer.export_views import Selection
 from feedback.transfer.formats import SHAPES
 
 

@@ -13,8 +13,8 @@ from backend.rest.errors import Refused
 from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
+from feedback.api.representations import comparison_shown, outcome_shown, rating_shown
 from feedback.api.schemas import COMPONENTS, RATING_OPTIONAL
-from feedback.api.shown import comparison_shown, outcome_shown, rating_shown
 from feedback.recording.recorder import recorded_or_never
 from feedback.services import WriteResult, comparison_submit, outcome_record, rating_submit
 

@@ -8,7 +8,7 @@ from rest_framework.response import Response
 from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
-from feedback.api.shown import trace_shown
+from feedback.api.representations import trace_shown
 from feedback.recording.traces import trace_record
 
 

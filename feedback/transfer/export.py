@@ -18,8 +18,8 @@ import orjson
 
 from feedback.storage.problem_rows import RowReader, unreadable_shown
 from feedback.transfer import formats
-from feedback.transfer.exported import MORE, Selection, one_moment, records
-from feedback.transfer.formats.writing import Line, LineWritten, RowShape, View
+from feedback.transfer.export_views import MORE, Selection, one_moment, records
+from feedback.transfer.formats.writers import Line, LineWritten, RowShape, View
 
 PIECE = 1 << 16
 """Bytes after which a piece of a stream is sent on."""

@@ -15,9 +15,9 @@ from backend import limits
 from feedback.models import ImportBatch, RaterKind
 from feedback.transfer import formats
 from feedback.transfer.formats.columns import ColumnMap
+from feedback.transfer.formats.disk_store import Tally
 from feedback.transfer.formats.files import rows_bounded, too_many_rows
-from feedback.transfer.formats.kept import Tally
-from feedback.transfer.formats.reading import Reading
+from feedback.transfer.formats.readers import Reading
 from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedComparison,

@@ -21,7 +21,7 @@ from feedback.models import SLUG_PATTERN
 from feedback.selectors import agents_known
 from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, export_begun, filename, media_type
-from feedback.transfer.exported import Selection
+from feedback.transfer.export_views import Selection
 from feedback.transfer.formats.columns import FIELDS
 from feedback.transfer.formats.previews import FilePreview
 from feedback.transfer.formats.records import FormatRefused

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST
 from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, admin_link
-from rl.admin.shown import ByAgent, ByAgentOfPolicy
+from rl.admin.displays import ByAgent, ByAgentOfPolicy
 from rl.gates.figures import headline_of
 from rl.gates.headlines import headline
 from rl.models import (

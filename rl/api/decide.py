@@ -12,7 +12,7 @@ from backend.rest.errors import Refused
 from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
-from feedback.api.shown import decision_as_shown, decision_shown
+from feedback.api.representations import decision_as_shown, decision_shown
 from feedback.models import Decision
 from feedback.recording.recorder import Storage
 from feedback.selectors import decision_get

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.agents.drawing import answers_drawn
+from rl.linear.distillation import rows_taught
 from rl.linear.rows import LinearRefused
-from rl.linear.teaching import rows_taught
 from rl.models.agent_definitions import agent_served
 from rl.recipes import FORM, SFTRecipe
 

@@ -9,7 +9,7 @@ from django.conf import settings
 
 from rl.models.runs import RunRefused
 from rl.rewards.named import opened_in_training, rewards_named
-from rl.rewards.teaching import teaching_fault
+from rl.rewards.teachability import teaching_fault
 
 TEACHING_ROWS = 200
 """Prompts that rewards are looked at on."""

@@ -20,7 +20,7 @@ from torch import distributed
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
 from rl.recipes import BASE, Recipe, RewardModelRecipe
-from rl.rewards.teaching import INSIST
+from rl.rewards.teachability import INSIST
 from rl.statistics import wilson_interval
 from rl.training.encoding import prompt_messages
 from rl.training.hardware import Hardware

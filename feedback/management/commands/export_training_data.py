@@ -13,7 +13,7 @@ from backend.command import RatchetCommand
 from feedback.selectors import agents_known
 from feedback.transfer import formats
 from feedback.transfer.export import FeedbackExportRefused, file_export, filename
-from feedback.transfer.exported import RAW_HIGH, RAW_LOW, Selection
+from feedback.transfer.export_views import RAW_HIGH, RAW_LOW, Selection
 
 
 def _reward(text: str) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from feedback.transfer.formats.columns import ColumnMap as ColumnMap
 from feedback.transfer.formats.previews import preview as preview
-from feedback.transfer.formats.reading import FORMATS as FORMATS
-from feedback.transfer.formats.reading import SHAPES as SHAPES
-from feedback.transfer.formats.reading import decisions_before_feedback as decisions_before_feedback
-from feedback.transfer.formats.reading import detect as detect
-from feedback.transfer.formats.reading import named as named
-from feedback.transfer.formats.reading import read as read
-from feedback.transfer.formats.reading import readings as readings
+from feedback.transfer.formats.readers import FORMATS as FORMATS
+from feedback.transfer.formats.readers import SHAPES as SHAPES
+from feedback.transfer.formats.readers import decisions_before_feedback as decisions_before_feedback
+from feedback.transfer.formats.readers import detect as detect
+from feedback.transfer.formats.readers import named as named
+from feedback.transfer.formats.readers import read as read
+from feedback.transfer.formats.readers import readings as readings
 from feedback.transfer.formats.records import uuid_of as uuid_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from feedback.storage.responses import shown
 from feedback.transfer.formats import fields as named
-from feedback.transfer.formats import writing
+from feedback.transfer.formats import writers as writing
 from feedback.transfer.formats.base import has, key_of, row_format, thumb_of, verdicts_read
 from feedback.transfer.formats.fields import answer_fields, is_correction, is_note, prompt_field
 from feedback.transfer.formats.records import (
@@ -27,7 +27,7 @@ from feedback.transfer.formats.records import (
     mapping_of,
     text_of,
 )
-from feedback.transfer.formats.writing import (
+from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
     RowShape,

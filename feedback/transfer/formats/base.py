@@ -27,7 +27,7 @@ from feedback.transfer.formats.records import (
     check_json,
     list_of,
 )
-from feedback.transfer.formats.writing import RowShape
+from feedback.transfer.formats.writers import RowShape
 
 RowRecords: TypeAlias = Callable[[Mapping[str, Any], int], Iterable[Record]]
 """Reads one row, given the line it starts on. Raises RowError."""

@@ -19,7 +19,7 @@ from feedback.transfer.formats.records import (
     text_of,
     time_of,
 )
-from feedback.transfer.formats.writing import (
+from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
     RowShape,

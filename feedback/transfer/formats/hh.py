@@ -10,7 +10,7 @@ from typing import Any
 from feedback.storage.responses import Message
 from feedback.transfer.formats.base import has, key_of, preference, row_format
 from feedback.transfer.formats.records import ImportedComparison, Record, RowError, text_of
-from feedback.transfer.formats.writing import (
+from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
     RowShape,

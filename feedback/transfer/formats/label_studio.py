@@ -8,7 +8,7 @@ from typing import Any
 from feedback.storage.responses import Message, shown
 from feedback.transfer.formats.base import has, key_of, row_format, thumb_of, verdicts_read
 from feedback.transfer.formats.fields import asked, is_correction, one_answer, prompt_field, two_answers
-from feedback.transfer.formats.label_studio_writing import SHAPES
+from feedback.transfer.formats.label_studio_writer import SHAPES
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,

@@ -28,7 +28,7 @@ from feedback.transfer.formats.records import (
     text_of,
     time_of,
 )
-from feedback.transfer.formats.writing import Line, RowShape, View, iso, one_by_one, share_of
+from feedback.transfer.formats.writers import Line, RowShape, View, iso, one_by_one, share_of
 
 TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "CORRECTION", "TEXT")
 

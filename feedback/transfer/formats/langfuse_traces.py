@@ -20,8 +20,8 @@ from feedback.transfer.formats.calls import (
     text_or_empty,
     whole_of,
 )
+from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.langfuse import number_in
 from feedback.transfer.formats.records import (
     Record,

@@ -10,8 +10,8 @@ from typing import Any
 
 from feedback.storage.responses import Message, shown
 from feedback.transfer.formats.base import Format, attempt, has, key_of, verdicts_read
+from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedRating,
@@ -24,7 +24,7 @@ from feedback.transfer.formats.records import (
     text_of,
     time_of,
 )
-from feedback.transfer.formats.writing import (
+from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
     RowShape,

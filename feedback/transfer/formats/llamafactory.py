@@ -40,7 +40,7 @@ from feedback.transfer.formats.records import (
     mapping_of,
     text_of,
 )
-from feedback.transfer.formats.writing import (
+from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
     RowShape,

@@ -13,8 +13,8 @@ from typing import Any
 from feedback.storage.responses import Message, shown
 from feedback.transfer.formats.arena import split_turns
 from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,

@@ -19,7 +19,7 @@ from feedback.transfer.formats.records import (
     mapping_of,
     text_of,
 )
-from feedback.transfer.formats.writing import Line, NotSaid, RowShape, View, one_by_one, sides, spoken, words
+from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, one_by_one, sides, spoken, words
 
 ROLES = {"prompter": "user", "assistant": "assistant"}
 

@@ -10,7 +10,7 @@ from typing import Any
 from feedback.storage.responses import shown
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.records import ImportedComparison, ImportedDecision, Record, RowError, text_of
-from feedback.transfer.formats.writing import Line, NotSaid, RowShape, View, question, sides, words
+from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, question, sides, words
 
 VERDICTS = {0: "tie", 1: "left", 2: "right"}
 

@@ -12,7 +12,7 @@ from typing import Any
 from feedback.transfer.formats.archives import Member, unpacked
 from feedback.transfer.formats.columns import ColumnMap, is_verdict
 from feedback.transfer.formats.files import columns_dropped, rows
-from feedback.transfer.formats.reading import Reading, readings
+from feedback.transfer.formats.readers import Reading, readings
 from feedback.transfer.formats.records import FormatRefused, RowRefused
 
 SHOWN = 80

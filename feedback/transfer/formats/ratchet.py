@@ -46,7 +46,7 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.writing import Line, LineWritten, RowShape, View
+from feedback.transfer.formats.writers import Line, LineWritten, RowShape, View
 
 TYPES = ("decision", "comparison", "trace")
 
@@ -233,7 +233,7 @@ def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:
 
 
 def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
-    """The rows of feedback.transfer.exported.history as lines of this format; nothing is ever left out."""
+    """The rows of feedback.transfer.export_views.history as lines of this format; nothing is ever left out."""
     for row in rows:
         line: Line
         if isinstance(row, DecisionText):

@@ -14,8 +14,8 @@ from typing import Any
 
 from feedback.storage.responses import Message, shown
 from feedback.transfer.formats.base import Format, each_row, key_of, thumb_of, verdicts_read
+from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedDecision,
@@ -30,7 +30,7 @@ from feedback.transfer.formats.records import (
     text_of,
     time_of,
 )
-from feedback.transfer.formats.writing import (
+from feedback.transfer.formats.writers import (
     Line,
     RowShape,
     View,

@@ -18,8 +18,8 @@ from typing import Any
 
 from feedback.storage.responses import Completion, Message, shown
 from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.kept import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedRating,
@@ -35,7 +35,7 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.writing import (
+from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
     RowShape,

@@ -32,7 +32,7 @@ from feedback.transfer.formats.records import (
     messages_of,
     text_of,
 )
-from feedback.transfer.formats.writing import (
+from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
     RowShape,

@@ -29,7 +29,7 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.writing import Line, NotSaid, RowShape, View, iso, one_by_one, share_of
+from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, iso, one_by_one, share_of
 
 SLATES = "a slates file: its slots are chosen and paid together, which is no choice among listed responses"
 CONTINUOUS = "a continuous action (_label_ca): only a choice among listed actions can be read"

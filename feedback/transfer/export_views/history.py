@@ -11,9 +11,9 @@ from django.db.models import Q
 
 from feedback.models import Comparison, Decision, Trace
 from feedback.storage.sql import among
-from feedback.transfer.exported.copying import decision_texts
-from feedback.transfer.exported.rows import in_chains, pieces, rows_of
-from feedback.transfer.exported.selecting import Selection, told_selected
+from feedback.transfer.export_views.copy_stream import decision_texts
+from feedback.transfer.export_views.rows import in_chains, pieces, rows_of
+from feedback.transfer.export_views.selection import Selection, told_selected
 from feedback.transfer.formats.history import ComparisonRow, DecisionTold, TraceRow
 
 

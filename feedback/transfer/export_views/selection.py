@@ -19,7 +19,7 @@ from feedback.selectors import comparisons_standing
 from feedback.storage.annotation_priority import rating_share
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.sql import among
-from feedback.transfer.exported.rows import only_standing, pieces, rows_of, told_with
+from feedback.transfer.export_views.rows import only_standing, pieces, rows_of, told_with
 from feedback.transfer.formats.history import DecisionRow, DecisionTold
 
 RAW_LOW, RAW_HIGH = -2.0, 2.0

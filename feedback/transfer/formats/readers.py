@@ -15,7 +15,7 @@ from feedback.transfer.formats.files import MAX_REFUSED, columns_dropped, rows
 from feedback.transfer.formats.order import ORDER
 from feedback.transfer.formats.recognition import SAMPLE, format_of
 from feedback.transfer.formats.records import FormatRefused, Record, RowRefused, RowSkipped
-from feedback.transfer.formats.writing import RowShape
+from feedback.transfer.formats.writers import RowShape
 
 FORMATS: dict[str, Format] = {format.name: format for format in ORDER}
 

@@ -8,7 +8,7 @@ from itertools import count, groupby
 from typing import Any
 
 from feedback.transfer.formats.records import ImportedComparison, ImportedDecision, ImportedRating
-from feedback.transfer.formats.writing import (
+from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
     RowShape,

@@ -16,9 +16,9 @@ from feedback.models import Decision
 from feedback.selectors import comparisons_standing, ratings_standing
 from feedback.storage.annotation_priority import rating_share
 from feedback.storage.responses import completion_read
-from feedback.transfer.exported.history import history
-from feedback.transfer.exported.rows import FETCH, only_standing, pieces, rows_of, told_of
-from feedback.transfer.exported.selecting import RAW_LOW, Selection, raw_rewards, told_selected
+from feedback.transfer.export_views.history import history
+from feedback.transfer.export_views.rows import FETCH, only_standing, pieces, rows_of, told_of
+from feedback.transfer.export_views.selection import RAW_LOW, Selection, raw_rewards, told_selected
 from feedback.transfer.formats.base import DEMONSTRATION
 from feedback.transfer.formats.history import (
     ComparisonRow,
@@ -31,7 +31,7 @@ from feedback.transfer.formats.records import (
     ImportedOutcome,
     ImportedRating,
 )
-from feedback.transfer.formats.writing import View
+from feedback.transfer.formats.writers import View
 
 
 def records(view: View, selection: Selection, left_out: Counter[str]) -> Generator[Any]:
