@@ -52,7 +52,7 @@ def descriptor_lock(descriptor: int, *, wait: bool) -> bool:
     return True
 
 
-def descriptor_keep(descriptor: int) -> None:
+def descriptor_hold(descriptor: int) -> None:
     """Count a descriptor among those that a child process closes, so that its lock dies with this process."""
     _descriptors.add(descriptor)
 
@@ -70,7 +70,7 @@ def descriptor_close(descriptor: int) -> None:
 def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold a lock file against every other thread and process; without `wait`, yield whether it was free."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    descriptor_keep(descriptor)
+    descriptor_hold(descriptor)
     try:
         yield descriptor_lock(descriptor, wait=wait)
     finally:

@@ -40,7 +40,7 @@ def dotenv_file(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("RATCHET_HOME") or default_home(environment)).expanduser() / ".env"
 
 
-def command_words(*arguments: str) -> list[str]:
+def command_arguments(*arguments: str) -> list[str]:
     """Words after the interpreter (or a launcher such as torchrun) that run a command of ours, started in ROOT."""
     return [*(["-m", "backend"] if INSTALLED else [str(ROOT / "manage.py")]), *arguments]
 

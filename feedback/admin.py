@@ -14,7 +14,7 @@ from unfold.decorators import action, display
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from feedback.accounts import admin as admin_people  # noqa: F401  (Django looks for pages in this file alone)
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.erasure.trained import trained_words
+from feedback.erasure.trained import trained_text
 from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw, withdrawal_restore
 from feedback.explorer.previews import turns_of
 from feedback.models import (
@@ -138,7 +138,7 @@ class DecisionAdmin(FactAdmin):
     def withdraw(self, request: HttpRequest, queryset: QuerySet[Decision]) -> None:
         ids = tuple(queryset.order_by().values_list("pk", flat=True))
         done = decisions_withdraw(WithdrawalSelection(ids=ids), actor=request.user.get_username())
-        trained = trained_words(done.trained_on) if done.trained_on else "nothing was trained on them"
+        trained = trained_text(done.trained_on) if done.trained_on else "nothing was trained on them"
         messages.success(request, f"{done.decisions:,} decisions withdrawn; {trained}.")
 
     def has_withdraw_permission(self, request: HttpRequest) -> bool:

@@ -75,7 +75,7 @@ def decision_get(pk: uuid.UUID | str) -> Decision | None:
     return Decision.objects.filter(pk=pk).first()
 
 
-def decision_answered_lately(
+def decision_answered_recently(
     agent: str, messages: list[dict[str, Any]], request: str, *, minutes: float
 ) -> Decision | None:
     """The newest decision that answered a request of this hash (`metadata.serving.request`) within so many minutes."""
@@ -194,7 +194,7 @@ def _imitated() -> Q:
 _counts: CostAwareCache[dict[str, FeedbackCounts]] = CostAwareCache()
 
 
-def feedback_counts_lately() -> dict[str, FeedbackCounts]:
+def feedback_counts_cached() -> dict[str, FeedbackCounts]:
     """`feedback_counts_by_agent`, a little old where there is much to count: for pages that are looked at often."""
     return _counts.get("all", feedback_counts_by_agent)
 

@@ -17,7 +17,7 @@ from feedback.models import (
     RaterKind,
     Rating,
 )
-from feedback.storage.annotation_priority import worth_again
+from feedback.storage.annotation_priority import priority_update
 from feedback.storage.factories import (
     Subject,
     comparison_build,
@@ -138,7 +138,7 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
         try:
             if isinstance(row, Rating):
                 standing = rating_insert(row, rating_change(row, before))
-                worth_again(row.decision_id, standing)
+                priority_update(row.decision_id, standing)
             else:
                 with transaction.atomic():
                     row_insert(row)
@@ -222,7 +222,7 @@ def _withdraw(
             written = row_write(row)
             if written.created and isinstance(said, Rating) and isinstance(row, Rating):
                 change = rating_change(row, counted(said))
-                worth_again(row.decision_id, ratings_human_change(row.decision_id, change))
+                priority_update(row.decision_id, ratings_human_change(row.decision_id, change))
             return written
     except IntegrityError:
         name = type(said).__name__.lower()

@@ -9,13 +9,13 @@ from django.conf import settings
 from django.db.models import Max, Prefetch, QuerySet
 from django.utils import timezone
 
-from feedback.selectors import FeedbackCounts, feedback_counts_lately
+from feedback.selectors import FeedbackCounts, feedback_counts_cached
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
 from rl.charts.curves import Versions, versions_of
 from rl.charts.lineage import Descent, Lineage, lineage_of
-from rl.datasets.buffer import buffer_sizes_lately, fresh_sizes_lately
-from rl.datasets.gate_distance import Distance, gate_distances_lately
+from rl.datasets.buffer import buffer_sizes_cached, fresh_sizes_cached
+from rl.datasets.gate_distance import Distance, gate_distances_cached
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS
 from rl.gates.figures import Headline, Share, headline_of, is_number, share_of
 from rl.gates.headlines import TITLES
@@ -93,7 +93,7 @@ NO_FEEDBACK = FeedbackCounts(
 
 def agent_cards() -> list[AgentCard]:
     """A card for every agent that decided anything or was trained, in alphabetical order."""
-    counts = feedback_counts_lately()
+    counts = feedback_counts_cached()
     slugs = {*counts, *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
     newest_runs = TrainingRun.objects.filter(
         pk__in=TrainingRun.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
@@ -109,9 +109,9 @@ def agent_cards() -> list[AgentCard]:
         policies[policy.agent] = policy
     gated = PolicyEvent.objects.filter(policy__in=newest_policies, kind=PolicyEvent.Kind.GATED).order_by("pk")
     closed = dict(gated.values_list("policy__agent", "reason"))
-    waiting, fresh = buffer_sizes_lately(), fresh_sizes_lately()
+    waiting, fresh = buffer_sizes_cached(), fresh_sizes_cached()
     wishes = {row.agent: row for row in LearnerSettings.objects.all()}
-    usual, distances = learner_defaults(), gate_distances_lately(counts)
+    usual, distances = learner_defaults(), gate_distances_cached(counts)
     experiments: dict[str, list[Experiment]] = {}
     for running in Experiment.objects.filter(status=Experiment.Status.RUNNING).order_by("name"):
         experiments.setdefault(running.agent, []).append(running)

@@ -11,7 +11,7 @@ from django.utils import timezone
 from backend.notifications import notify
 from rl.datasets.reward_records import rewards_calculate
 from rl.jobs.child_process import command_run
-from rl.jobs.lifecycle import run_failed_tell, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
+from rl.jobs.lifecycle import run_failed_notify, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
 from rl.models import TrainingRun
 from rl.models.runs import run_folder
 from rl.online import learner as online
@@ -78,7 +78,7 @@ def _fail(run: TrainingRun, status: int) -> None:
     held = TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker)
     if held.update(status=Status.FAILED, reason=reason[:2000], finished_at=timezone.now()):
         run.refresh_from_db()
-        run_failed_tell(run)
+        run_failed_notify(run)
 
 
 def _held_by_another(run: TrainingRun) -> bool:

@@ -323,7 +323,7 @@ def test_what_nobody_expected_is_logged_and_shows_nothing_of_it(
     def broken(**_: Any) -> None:
         raise KeyError("the secret of the house")
 
-    monkeypatch.setattr("feedback.api.decisions.decisions_found", broken)
+    monkeypatch.setattr("feedback.api.decisions.decisions_search", broken)
     logging.getLogger("backend").addHandler(caplog.handler)
     try:
         response = app.get("/api/decisions/")
@@ -342,7 +342,7 @@ def test_a_database_that_is_away_says_when_to_come_back(
     def away(**_: Any) -> None:
         raise OperationalError("connection refused to 10.0.0.7")
 
-    monkeypatch.setattr("feedback.api.decisions.decisions_found", away)
+    monkeypatch.setattr("feedback.api.decisions.decisions_search", away)
     response = app.get("/api/decisions/")
     assert response.status_code == 503
     assert error_of(response)["code"] == "unavailable"

@@ -16,7 +16,7 @@ from feedback.cache import StampedCache, forget_all
 from feedback.selectors import feedback_counts
 from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
-from rl.datasets.gate_distance import distance_of, gate_distance, gate_distances_lately
+from rl.datasets.gate_distance import distance_of, gate_distance, gate_distances_cached
 from rl.datasets.holdout import SplitCounts
 from rl.jobs.teachability import STILL, doubt, optimiser_steps, rate_sum
 from rl.models import GateSettings
@@ -92,12 +92,12 @@ def test_agents_whose_feedback_stands_are_not_counted_again(
     for agent in ("one", "two", "three"):
         thumbs(3, agent)
     counts = {agent: feedback_counts(agent) for agent in ("one", "two", "three")}
-    first = gate_distances_lately(counts)
+    first = gate_distances_cached(counts)
     with django_assert_num_queries(1):  # what gates ask for
-        assert gate_distances_lately(counts) == first
+        assert gate_distances_cached(counts) == first
     forget_all()
     rate("another", "yes", "up", agent="two")
-    assert gate_distances_lately({"two": feedback_counts("two")})["two"].further <= first["two"].further
+    assert gate_distances_cached({"two": feedback_counts("two")})["two"].further <= first["two"].further
 
 
 def test_what_changed_is_made_anew_unless_it_was_costly(monkeypatch: pytest.MonkeyPatch) -> None:

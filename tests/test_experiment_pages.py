@@ -16,7 +16,7 @@ from django.test import Client
 from feedback.accounts.roles import role_give
 from feedback.cache import forget_all
 from rl.charts.forest import MARGIN, WIDTH, ForestLine, forest_of, round_values
-from rl.experiments.summary import effect_interval_words, interval_words
+from rl.experiments.summary import effect_interval_text, interval_text
 from rl.experiments.traffic import experiment_stop
 from rl.experiments.verdicts import ArmEffect
 from rl.models import Experiment, Policy
@@ -263,7 +263,7 @@ def test_a_drawing_keeps_its_order_and_shows_zero() -> None:
 def test_figures_have_their_units() -> None:
     share, latency = metric_of("thumbs_up"), metric_of("latency_ms")
     effect = ArmEffect(0.25, 0.1, 0.4, 0.01, 0.99, 10, 0, "better")
-    assert interval_words(Interval(0.5, 0.25, 0.75, 9), share) == "50.0\u202f% [25.0 to 75.0]"
-    assert effect_interval_words(effect, share) == "+25.0 points [+10.0 to +40.0]"
-    assert effect_interval_words(effect, latency) == "+25.0\u202f% [+10.0 to +40.0]"
-    assert interval_words(Interval(250.0, 200.0, 300.0, 9), latency) == "250\u202fms [200 to 300]"
+    assert interval_text(Interval(0.5, 0.25, 0.75, 9), share) == "50.0\u202f% [25.0 to 75.0]"
+    assert effect_interval_text(effect, share) == "+25.0 points [+10.0 to +40.0]"
+    assert effect_interval_text(effect, latency) == "+25.0\u202f% [+10.0 to +40.0]"
+    assert interval_text(Interval(250.0, 200.0, 300.0, 9), latency) == "250\u202fms [200 to 300]"

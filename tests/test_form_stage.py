@@ -142,11 +142,11 @@ def test_what_no_form_can_be_shown_for_is_refused() -> None:
     with pytest.raises(
         RunRefused, match=r"0 of 24 answers valid .* fewer than 10 judged prompts .* larger base model"
     ):
-        form_stage.form_settle(run, none_valid, None)  # type: ignore[arg-type]
+        form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
     # named, or insisted on: the run begins as it was asked for
     for knobs in ({"start_from": "planner-v3"}, {"allow_constant_reward": True}):
         run.recipe = {"reward": AUTO, **knobs}
-        form_stage.form_settle(run, none_valid, None)  # type: ignore[arg-type]
+        form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.django_db
@@ -163,7 +163,7 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
         run.recipe = {**run.recipe, "reward": "agent", "allow_constant_reward": True}
         run.save(update_fields=["recipe"])
 
-    monkeypatch.setattr(runs, "reward_model_settle", judge_settled)  # tests/test_rlhf.py trains one
+    monkeypatch.setattr(runs, "reward_model_resolve", judge_settled)  # tests/test_rlhf.py trains one
     steps: list[int] = []
     stop, tell = jobs.RunListener.should_stop, jobs.RunListener.on_step
 
@@ -211,4 +211,4 @@ def test_a_form_that_was_shown_in_vain_is_refused_with_one_of_the_answers() -> N
     with pytest.raises(
         RunRefused, match=r"was shown first \(run \d+, sft\) and still none of 24 .* 'mumble'"
     ):
-        form_stage.form_settle(run, none_valid, None)  # type: ignore[arg-type]
+        form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]

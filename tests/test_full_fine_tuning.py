@@ -154,7 +154,7 @@ def test_a_run_goes_on_with_whole_tensors_or_with_a_lora_but_not_with_the_other(
     whole, lora = start(0), start(16)
 
     def settled(method: str, recipe: Any, name: str) -> Any:
-        return starting.start_settled(
+        return starting.start_resolved(
             TrainOrder("x", method, "cpu", base), recipe.with_knobs(start_from=name)
         )
 

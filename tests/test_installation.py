@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from backend import VERSION
-from backend.installation import as_typed, command_words, default_home, dotenv_file
+from backend.installation import as_typed, command_arguments, default_home, dotenv_file
 from tests.migrated import template_copy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,7 +133,7 @@ def test_a_checkout_keeps_its_data_and_settings_beside_it() -> None:
     elsewhere = {"XDG_DATA_HOME": "/elsewhere", "RATCHET_HOME": "/other"}
     assert default_home(elsewhere) == ROOT / "var"
     assert dotenv_file(elsewhere) == ROOT / ".env"
-    assert command_words("migrate") == [str(ROOT / "manage.py"), "migrate"]
+    assert command_arguments("migrate") == [str(ROOT / "manage.py"), "migrate"]
     assert as_typed("run `python manage.py migrate`") == "run `python manage.py migrate`"
 
 
@@ -144,7 +144,7 @@ def test_an_installation_keeps_them_in_the_users_data_folder(monkeypatch: pytest
     assert default_home({}) == Path.home() / ".local/share/ratchet"
     assert dotenv_file({"RATCHET_HOME": "/other", "XDG_DATA_HOME": "/data"}) == Path("/other/.env")
     assert dotenv_file({"XDG_DATA_HOME": "/data"}) == Path("/data/ratchet/.env")
-    assert command_words("qcluster") == ["-m", "backend", "qcluster"]
+    assert command_arguments("qcluster") == ["-m", "backend", "qcluster"]
     assert as_typed("  .venv/bin/python manage.py serve") == "  ratchet serve"
     assert as_typed("run `python manage.py migrate`, Example: manage.py demo") == (
         "run `ratchet migrate`, Example: ratchet demo"

@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from sklearn.linear_model import LogisticRegression
 
 from feedback.models import Decision, Suggestion
-from feedback.rating.suggestions import suggestion_of, suggestion_settle
+from feedback.rating.suggestions import suggestion_of, suggestion_resolve
 from feedback.services import decision_record, rating_submit
 from rl.agents import widgets
 from rl.datasets.holdout import split_by_hash
@@ -153,7 +153,7 @@ def test_it_learns_from_people_alone_and_not_from_what_was_suggested() -> None:
     rating_submit(decision=rows[4], rater="bob", thumb="up")
     rating_submit(decision=rows[4], rater="eva", score=0.1)
     Suggestion.objects.create(decision=rows[5], labeller="x", good=0.9)
-    suggestion_settle(rows[5], rating_submit(decision=rows[5], rater="ada", thumb="up").row, accepted=True)
+    suggestion_resolve(rows[5], rating_submit(decision=rows[5], rater="ada", thumb="up").row, accepted=True)
     assert {row.pk: row.good for row in rated_rows("widgets")} == {rows[0].pk: True, rows[4].pk: False}
 
 

@@ -15,7 +15,7 @@ from feedback.models import Comparison, Decision, Outcome, Rating
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from rl.datasets.buffer import buffer_ids, buffer_size, buffer_size_fresh, buffer_sizes
 from rl.datasets.reward_records import rewards_calculate
-from rl.datasets.run_feedback import run_rewards_settle
+from rl.datasets.run_feedback import run_rewards_resolve
 from rl.jobs import lifecycle as jobs
 from rl.jobs import train as runs
 from rl.models import GateSettings, LearnerSettings, Learnt, RewardSettings, Snapshot, TrainingRun
@@ -165,7 +165,7 @@ def test_a_policy_whose_reward_model_is_its_first_stage_learnt_what_that_did() -
     stage = enter("reward_model", knobs={"objective": "regression"})  # while the policy's run is at work
     assert len(learnt([stage])) == stage.feedback_count > 0
     policy.recipe = {"reward": f"model:{stage.pk}"}
-    run_rewards_settle(policy)
+    run_rewards_resolve(policy)
     end(policy, "succeeded")
     assert learnt([policy]) == learnt([stage])
     assert policy.feedback_count == stage.feedback_count

@@ -25,7 +25,7 @@ from rl.evaluation import service as evaluations
 from rl.evaluation.linear_baseline import baseline_of
 from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start, plan_of
 from rl.export import service as exports
-from rl.gates.headlines import baseline_words
+from rl.gates.headlines import baseline_text
 from rl.jobs import train as runs
 from rl.linear.features import FAMILIES, fields_of, prompt_features
 from rl.linear.fit import fit
@@ -408,13 +408,13 @@ def test_the_words_of_a_classifier_name_its_figure_and_how_far_the_policy_is_fro
         "average_reward": {"value": 0.9, "low": 0.8, "high": 1.0},
         "average_reward_difference": {"value": -0.25, "low": -0.3, "high": -0.2},
     }  # fmt: skip
-    assert baseline_words({"baseline": baseline}) == (
+    assert baseline_text({"baseline": baseline}) == (
         "A simple classifier of the same 1,000 training rows gets 97.0 % [93.0, 99.0] preference accuracy, the policy "
         "by the same measure 50.0 %. Its answers are worth 0.900 [0.800, 1.000] on average (1 liked, 0.5 not rated, 0 "
         "disliked), the policy's 0.250 less (difference -0.300 to -0.200)."
     )
-    assert baseline_words({}) == ""
-    assert baseline_words({"baseline": {"refused": "why"}}) == "No simple classifier beside it: why."
+    assert baseline_text({}) == ""
+    assert baseline_text({"baseline": {"refused": "why"}}) == "No simple classifier beside it: why."
 
 
 def test_the_classifier_beside_a_policy_learns_from_its_own_training_rows(trained: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from rl.models.runs import run_folder
 from rl.registry import service as registry
 from rl.registry.diff import policy_diff
 from rl.registry.model_card import policy_card
-from rl.registry.retention import policies_kept, policies_prune
+from rl.registry.retention import policies_prune, policies_retained
 from tests.judged import evidence_stored, judged
 
 pytestmark = pytest.mark.django_db
@@ -308,7 +308,7 @@ def test_only_files_that_are_not_kept_go_and_rows_stay() -> None:
     policies = [make_policy(number) for number in range(1, 10)]
     judged(policies[0], wins=20, neither=0)  # the best
     registry.policy_promote(policies[1], actor="ann", force=True, reason="a test")
-    kept = policies_kept("widgets")
+    kept = policies_retained("widgets")
     assert {policies[0].pk, policies[1].pk, *(p.pk for p in policies[4:])} <= set(kept)
     gone = policies_prune("widgets", actor="test")
     there = [
@@ -328,7 +328,7 @@ def test_what_a_run_starts_from_keeps_its_files_while_it_is_at_work() -> None:
         agent="widgets", method="dpo", base_model="bundled", status="running", worker="elsewhere:1:1",
         heartbeat_at=timezone.now(), recipe={"start_from": first.name},
     )  # fmt: skip
-    assert policies_kept("widgets")[first.pk] == "a run starts from it"
+    assert policies_retained("widgets")[first.pk] == "a run starts from it"
     TrainingRun.objects.filter(pk=run.pk).update(status="succeeded", finished_at=timezone.now())
     assert first in policies_prune("widgets", actor="test")
 

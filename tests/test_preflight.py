@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl.agents import AGENTS, agent_meant, get_agent
+from rl.agents import AGENTS, agent_resolve, get_agent
 from rl.agents.inferred import agent_inferred
 from rl.recipes import DPO_CONFIG, GRPO_CONFIG, KTO_CONFIG, SFT_CONFIG, RewardModelRecipe
 from rl.rewards.base import RewardSample
@@ -180,7 +180,7 @@ def test_an_agent_whose_form_was_inferred_is_meant_while_its_policy_is_trained()
     inferred = agent_inferred("desk", recorded)
     assert inferred is not None
     sample = RewardSample([], "a ladder", "desk", {})
-    with agent_meant(inferred):
+    with agent_resolve(inferred):
         assert get_agent("desk") is inferred
         assert floored(1.5, sample) == -2.0
         assert preflight._listed(inferred, None), "one of the few answers there are is chosen"

@@ -9,7 +9,7 @@ from django.test import Client
 
 from feedback.models import Decision, prompt_hash
 from rl.datasets.held_out import evidence_counts, held_out_of_database
-from rl.datasets.prompt_clusters import cluster_report, cluster_words, clusters_of
+from rl.datasets.prompt_clusters import cluster_report, cluster_text, clusters_of
 from rl.models import Snapshot
 from rl.registry.service import policy_evaluated
 from tests.api_client import ApiClient
@@ -99,11 +99,11 @@ def test_a_report_counts_clusters_and_shows_the_largest() -> None:
             {"prompts": 2, "sides": {"holdout": 1, "eval": 1}, "examples": ["d", "e"]},
         ],
     }  # fmt: skip
-    assert cluster_words(found) == (
+    assert cluster_text(found) == (
         "5 of 6 prompts are near-identical to another and count as 2; 1 held-out ones are left out, as others like "
         "them were not held out"
     )
-    assert cluster_words(cluster_report({"a": ""}, {"a": "train"})) == ""
+    assert cluster_text(cluster_report({"a": ""}, {"a": "train"})) == ""
 
 
 @pytest.mark.django_db

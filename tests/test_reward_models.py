@@ -18,7 +18,7 @@ from rl.reward_models.service import (
     RewardModelRefused,
     beats_a_coin,
     ranking_of,
-    ranking_words,
+    ranking_text,
     reward_model_judge,
     reward_model_promote,
     reward_model_retire,
@@ -66,11 +66,11 @@ def test_thumbs_are_ranked_by_concordance() -> None:
 def test_no_rows_are_no_ranking() -> None:
     found = ranking_of([], []).share
     assert not beats_a_coin(found)
-    assert ranking_words(found) == "nothing could be ranked: 0 held-out scores"
+    assert ranking_text(found) == "nothing could be ranked: 0 held-out scores"
 
 
 def test_the_figures_in_words() -> None:
-    assert ranking_words(COIN) == "ranks 60 % (45 to 74) of 20 held-out pairs as people did"
+    assert ranking_text(COIN) == "ranks 60 % (45 to 74) of 20 held-out pairs as people did"
 
 
 def test_what_ranks_like_a_coin_is_not_promoted(ratchet_home: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPa
     simulate("widgets", scenarios=40, rated=True)
     with monkeypatch.context() as patched:
         patched.setattr(
-            runs, "policy_enter", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
+            runs, "policy_publish", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
         )
         with pytest.raises(OSError, match="No space left"):
             runs.train(order(base))
@@ -182,7 +182,7 @@ def test_a_run_whose_database_went_away_goes_back_to_the_workers(
     def cut(*_: Any, **__: Any) -> None:
         raise OperationalError("terminating connection due to administrator command\nDETAIL: none")
 
-    monkeypatch.setattr(runs, "_furnace", cut)
+    monkeypatch.setattr(runs, "_run_training", cut)
     monkeypatch.setattr(runs.connection, "close", lambda: None)  # it is the test's
     simulate("widgets", scenarios=40, rated=True)
     run = jobs.run_enqueue(order(base))

@@ -26,7 +26,7 @@ from rl.datasets.holdout import (
     split_drawn,
     splits_drawn,
 )
-from rl.datasets.splits import splits_enter, splits_of
+from rl.datasets.splits import splits_of, splits_store
 from rl.models import GateSettings, PromptSplit, Snapshot
 from tests.split_worlds import Growth, forgetful, looks_at, promoted_at
 
@@ -281,8 +281,8 @@ def test_a_file_that_grows_moves_no_prompt(tmp_path: Path) -> None:
 @pytest.mark.django_db
 def test_another_agents_sides_and_settings_count_for_nothing() -> None:
     GateSettings.objects.create(agent="strict", min_evidence=300)
-    few = splits_enter("helper", names(400, "helper"))
-    strict = splits_enter("strict", names(400, "strict"))
+    few = splits_store("helper", names(400, "helper"))
+    strict = splits_store("strict", names(400, "strict"))
     assert sides(strict)["holdout"] == pytest.approx(400 / 3, abs=6)
     assert 90 < sides(few)["holdout"] < 125
 
@@ -301,7 +301,7 @@ def test_what_another_process_entered_a_moment_earlier_stands(monkeypatch: pytes
         return drawn(*arguments, **more)
 
     monkeypatch.setattr(module, "splits_drawn", late)
-    found = splits_enter("helper", prompts)
+    found = splits_store("helper", prompts)
     assert all(found[name] == "holdout" for name in prompts[:10])
     assert found == splits_of("helper", prompts)
 
@@ -314,7 +314,7 @@ def test_workers_at_once_agree_on_every_prompt() -> None:
 
     def work(number: int) -> None:
         gate.wait()
-        found.append(splits_enter("helper", prompts[number * 40 : number * 40 + 180]))
+        found.append(splits_store("helper", prompts[number * 40 : number * 40 + 180]))
         connection.close()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]

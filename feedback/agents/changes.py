@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from feedback.agents.rows import is_known, rows_counted, rows_of, rows_pointing_in
 from feedback.cache import forget_all
-from feedback.erasure.trained import trained_words
+from feedback.erasure.trained import trained_text
 from feedback.models import SLUG_PATTERN, ImportBatch
 from feedback.storage.agent_names import name_free, names_move
 
@@ -172,7 +172,7 @@ def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool =
         return done
     if done.trained and not force:
         raise AgentRefused(
-            f"agent {agent}: {trained_words(done.trained).replace(' on it', ' for it')}. Delete it with all of that "
+            f"agent {agent}: {trained_text(done.trained).replace(' on it', ' for it')}. Delete it with all of that "
             "with --force"
         )
     if pointing := rows_pointing_in(agent):

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_http_methods
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.agents.changes import AgentRefused, AgentUnknown, agent_delete, agent_rename
-from feedback.erasure.trained import trained_words
+from feedback.erasure.trained import trained_text
 
 
 @login_required
@@ -45,7 +45,7 @@ def agent_change(request: HttpRequest, slug: str) -> HttpResponse:
         "fault": fault,
         "rows": list(found.rows.items()),
         "files": found.files,
-        "trained": trained_words(found.trained).replace(" on it", " for it") if found.trained else "",
+        "trained": trained_text(found.trained).replace(" on it", " for it") if found.trained else "",
         "given": request.POST,
     }
     return render(request, "feedback/agent_change.html", context, status=status)

@@ -17,8 +17,8 @@ from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from feedback.api.representations import decision_shown, outcome_shown, rating_shown
 from feedback.api.schemas import DECISION_OPTIONAL, SLUG
-from feedback.explorer.decision_facts import reward_asked, rewarded_at_least
-from feedback.explorer.search import DecisionWhole, batch_asked, decision_whole, decisions_found
+from feedback.explorer.decision_facts import reward_query, rewarded_at_least
+from feedback.explorer.search import DecisionWhole, batch_asked, decision_whole, decisions_search
 from feedback.explorer.text_index import text_looked_through
 from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest
 from feedback.recording.recorder import recorded_or_never
@@ -85,12 +85,12 @@ class Decisions(ApiView):
     def get(self, request: Request) -> Response:
         given = parameters(request, (*FILTERS, *PAGE_PARAMETERS))
         filters = _filters(given)
-        found = decisions_found(**filters)
-        if (least := reward_asked(given.get("min_reward", ""))) is not None:
+        found = decisions_search(**filters)
+        if (least := reward_query(given.get("min_reward", ""))) is not None:
             found = rewarded_at_least(found, least)
         among = None
         if least is not None or "rated" in filters or text_looked_through(filters["q"]):
-            among = decisions_found(**{**filters, "rated": None, "q": ""})
+            among = decisions_search(**{**filters, "rated": None, "q": ""})
         return Response(page_of(found, request, decision_shown, among=among))
 
 
@@ -117,7 +117,7 @@ class DecisionOne(ApiView):
 
 
 def _filters(given: dict[str, str]) -> dict[str, Any]:
-    """Query parameters as `decisions_found` takes them. Raises FeedbackRefused with a fault per parameter."""
+    """Query parameters as `decisions_search` takes them. Raises FeedbackRefused with a fault per parameter."""
     check = Check()
     found: dict[str, Any] = {"policy": given.get("policy", ""), "q": given.get("q", "")}
     if "agent" in given:

@@ -13,7 +13,7 @@ from backend.rest.schema import described, listed, parameter
 from backend.rest.views import ApiView
 from feedback.api.schemas import SLUG
 from feedback.models import SLUG_PATTERN
-from feedback.transfer.export import ExportReport, export_begun, filename, media_type
+from feedback.transfer.export import ExportReport, export_start, filename, media_type
 from feedback.transfer.export_views import Selection
 from feedback.transfer.formats import SHAPES
 
@@ -46,7 +46,7 @@ class RatingsExport(ApiView):
         if faults:
             raise Refused("; ".join(f"{field}: {fault}" for field, fault in faults.items()), fields=faults)
         return StreamingHttpResponse(
-            export_begun(name, Selection(agent), ExportReport(name)),
+            export_start(name, Selection(agent), ExportReport(name)),
             content_type=media_type(name),
             headers={"Content-Disposition": f'attachment; filename="{filename(name, agent)}"'},
         )

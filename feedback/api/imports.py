@@ -30,7 +30,7 @@ from feedback.transfer.import_ import MAX_LICENCE, ImportOrder, ImportRefused, o
 from feedback.transfer.import_report import COUNTS, ROWS, next_steps
 from feedback.transfer.import_undo import import_undo
 from feedback.transfer.imports import batch_get, batch_shown, batches
-from feedback.transfer.uploads import upload_keep, uploads_sweep
+from feedback.transfer.uploads import upload_store, uploads_sweep
 
 MAX_CONTENT = 14_000_000
 """Longest content of a file, in characters; the body has a limit of its own."""
@@ -155,7 +155,7 @@ class Imports(ApiView):
     )
     def post(self, request: Request) -> Response:
         facts = _checked(object_in(request.data, required=tuple(REQUIRED), optional=tuple(OPTIONAL)))
-        upload = upload_keep(SimpleUploadedFile(facts["name"], facts["file"]), None)
+        upload = upload_store(SimpleUploadedFile(facts["name"], facts["file"]), None)
         try:
             order = ImportOrder(
                 **{

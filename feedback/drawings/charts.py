@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from feedback.drawings.canvas import Canvas, short
 from feedback.drawings.figures import Figures
-from feedback.drawings.registry import SMALL, change_words, draws, panel
+from feedback.drawings.registry import SMALL, change_text, draws, panel
 
 # --- Trend --------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ def sparkline(figures: Figures) -> Canvas:
 @draws("delta_tile")
 def delta_tile(figures: Figures) -> Canvas:
     canvas = panel(SMALL, 92, "delta tile")
-    words, css = change_words(figures)
+    words, css = change_text(figures)
     canvas.text(16, 50, words, f"t strong {css}-ink", size=30)
     canvas.text(16, 76, f"{figures.series[0]:.0f} then, {figures.series[-1]:.0f} now", "dim", size=12)
     return canvas

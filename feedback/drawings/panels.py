@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from feedback.drawings.canvas import Canvas, short
 from feedback.drawings.figures import Figures
-from feedback.drawings.registry import SMALL, change_words, draws, panel
+from feedback.drawings.registry import SMALL, change_text, draws, panel
 
 STATE_WORDS = ("fine", "watch", "down")
 STATE_CLASSES = ("good", "warn", "bad")
@@ -22,7 +22,7 @@ def number_card(figures: Figures) -> Canvas:
 @draws("kpi_tile")
 def kpi_tile(figures: Figures) -> Canvas:
     canvas = panel(SMALL, 104, "KPI tile")
-    words, css = change_words(figures)
+    words, css = change_text(figures)
     canvas.text(16, 28, figures.names[0], "dim", size=12)
     canvas.text(16, 64, figures.value, "t strong", size=30)
     canvas.text(16, 90, f"{words} on before", f"t {css}-ink", size=12)
@@ -41,7 +41,7 @@ def record_sheet(figures: Figures) -> Canvas:
     width = figures.width
     canvas = panel(width, 216, "record sheet")
     canvas.text(16, 30, figures.names[0], "t strong", size=16)
-    words, _ = change_words(figures)
+    words, _ = change_text(figures)
     rows = (
         ("total", figures.value), ("largest", f"{figures.amounts[0]:,}"), ("smallest", f"{figures.amounts[-1]:,}"),
         ("mean", f"{sum(figures.amounts) // 5:,}"), ("on before", words), ("readings", figures.rows),

@@ -29,7 +29,7 @@ def panel(width: int, height: int, label: str) -> Canvas:
     return canvas
 
 
-def change_words(figures: Figures) -> tuple[str, str]:
+def change_text(figures: Figures) -> tuple[str, str]:
     """The change of the series as words, and whether it is a good or a bad one."""
     up = figures.change >= 0
     return ("▲" if up else "▼") + f" {abs(figures.change):.0f} %", "good" if up else "bad"

@@ -22,7 +22,7 @@ def prompts_trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict
     return {kind: rows for kind, rows in find(prompts, since).items() if rows}
 
 
-def trained_words(found: Mapping[str, list[Any]]) -> str:
+def trained_text(found: Mapping[str, list[Any]]) -> str:
     """What was trained on something, in words."""
     named = {
         "runs": [f"run {run}" for run in found.get("runs", ())],

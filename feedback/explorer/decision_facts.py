@@ -76,7 +76,7 @@ def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[D
     return narrow(decisions, least)
 
 
-def reward_asked(text: str) -> float | None:
+def reward_query(text: str) -> float | None:
     """A least reward as it stands in an address; None where it is empty. Raises FeedbackRefused."""
     if not text.strip():
         return None

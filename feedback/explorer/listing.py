@@ -11,7 +11,7 @@ from django.db.models import OuterRef, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 
 from feedback.explorer.decision_facts import rewarded_at_least
-from feedback.explorer.search import DecisionFilter, decisions_found, one_of
+from feedback.explorer.search import DecisionFilter, decisions_search, one_of
 from feedback.explorer.text_index import text_looked_through
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.selectors import ratings_standing
@@ -95,7 +95,7 @@ def decisions_page(
             end = Place(created_at, pk)
     if end is not None:
         found = found.filter(_not_below(end))
-    found = _rated(found & decisions_found(tag=within.tag, q=q).order_by("-created_at", "-id"), rated)
+    found = _rated(found & decisions_search(tag=within.tag, q=q).order_by("-created_at", "-id"), rated)
     if min_reward is not None:
         found = rewarded_at_least(found, min_reward)
     rows = list(found.defer("state", "candidates", "metadata")[: PAGE + 1])
@@ -141,7 +141,7 @@ def _with_ratings(rows: list[Decision]) -> None:
         row.standing = said[row.pk]  # type: ignore[attr-defined]
 
 
-def rated_asked(text: str) -> str:
+def rating_query(text: str) -> str:
     """A key of RATED. Raises FeedbackRefused for another one."""
     check = Check()
     found = check.choice("rated", text, ["", *RATED])

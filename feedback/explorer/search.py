@@ -21,7 +21,7 @@ from feedback.storage.validation import Check, shown
 from feedback.storage.validation import FeedbackRefused as FeedbackRefused
 
 
-def decisions_found(
+def decisions_search(
     *,
     agent: str = "",
     policy: str = "",
@@ -83,7 +83,7 @@ class DecisionFilter:
     """Number of the import that brought it."""
 
     def decisions(self) -> QuerySet[Decision]:
-        return decisions_found(
+        return decisions_search(
             agent=self.agent,
             policy=self.policy,
             tag=self.tag,

@@ -14,8 +14,8 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.explorer.decision_facts import Reward, decision_facts, reward_asked
-from feedback.explorer.listing import LOOK, RATED, decisions_page, history_of, place_of, rated_asked
+from feedback.explorer.decision_facts import Reward, decision_facts, reward_query
+from feedback.explorer.listing import LOOK, RATED, decisions_page, history_of, place_of, rating_query
 from feedback.explorer.page_context import filter_context, shown_context
 from feedback.explorer.previews import glimpse_of
 from feedback.explorer.search import narrowed_of
@@ -34,11 +34,11 @@ def decisions(request: HttpRequest) -> HttpResponse:
     given = request.GET
     try:
         within = narrowed_of(given)
-        rated = rated_asked(given.get("rated", ""))
+        rated = rating_query(given.get("rated", ""))
         check = Check()
         q = check.text("q", given.get("q", "").strip(), limit=200)
         check.done("search")
-        least = reward_asked(given.get("min_reward", ""))
+        least = reward_query(given.get("min_reward", ""))
         before = place_of(given.get("before", ""))
     except FeedbackRefused as refusal:
         fault = "; ".join(f"{name}: {said}" for name, said in refusal.fields.items()) or str(refusal)

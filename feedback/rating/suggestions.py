@@ -62,7 +62,7 @@ def suggestion_of(decision: Decision) -> Suggestion | None:
     return Suggestion.objects.filter(decision=decision, outcome="").first()
 
 
-def suggestion_settle(decision: Decision, rating: Rating, *, accepted: bool) -> None:
+def suggestion_resolve(decision: Decision, rating: Rating, *, accepted: bool) -> None:
     """Note what a person's rating says of the suggestion they saw; a rating without a side settles nothing."""
     suggested = suggestion_of(decision)
     if suggested is None:

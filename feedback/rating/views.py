@@ -32,7 +32,7 @@ from feedback.rating.queue import (
     queue_progress,
     rating_last,
 )
-from feedback.rating.suggestions import suggestion_of, suggestion_reopen, suggestion_settle
+from feedback.rating.suggestions import suggestion_of, suggestion_reopen, suggestion_resolve
 from feedback.selectors import decision_get
 from feedback.services import FeedbackConflict, FeedbackRefused, rating_submit, rating_withdraw
 
@@ -224,7 +224,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
         return _card(request, decision, within, fault=str(refusal), kept=kept, status=400)
     lease_release(request.user.get_username(), decision.pk)
     if written.created:
-        suggestion_settle(decision, written.row, accepted=accepted)
+        suggestion_resolve(decision, written.row, accepted=accepted)
         done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
         request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
     if wants_card(request):

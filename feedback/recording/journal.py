@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from backend.file_locks import descriptor_close, descriptor_keep, descriptor_lock, write_whole
+from backend.file_locks import descriptor_close, descriptor_hold, descriptor_lock, write_whole
 
 SUFFIX = ".journal"
 FILES = 2
@@ -63,7 +63,7 @@ class Journal:
             if not descriptor_lock(descriptor, wait=False) or not os.fstat(descriptor).st_nlink:
                 os.close(descriptor)  # another process took it for one that was left behind, and removed it
                 continue
-            descriptor_keep(descriptor)
+            descriptor_hold(descriptor)
             made.append((path, descriptor))
         self._files = made
 

@@ -43,7 +43,7 @@ def raters_apart(shares: Sequence[float]) -> float:
     return max(shares) - min(shares) if len(shares) > 1 else 0.0
 
 
-def worth_again(decision: uuid.UUID, standing: RatingProgress | None) -> None:
+def priority_update(decision: uuid.UUID, standing: RatingProgress | None) -> None:
     """Work out anew what asking about a decision is worth, where two people or more said something and more are to.
 
     Anything else costs nothing: with fewer ratings there is nobody to differ, with enough of them nobody is asked.

@@ -88,7 +88,7 @@ def export_stream(
     return pieces()
 
 
-def export_begun(
+def export_start(
     name: str, selection: Selection, report: ExportReport, *, limit: int | None = None
 ) -> Iterator[bytes]:
     """As `export_stream`, after reading the first piece: a database that is away is met before anything is sent."""

@@ -12,7 +12,7 @@ from django.db.models import Model, QuerySet
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.services import counted, rating_change
-from feedback.storage.annotation_priority import worth_again
+from feedback.storage.annotation_priority import priority_update
 from feedback.storage.factories import withdrawal_build
 from feedback.storage.sql import RatingProgress, among, ratings_human_changes, rows_insert
 from feedback.storage.validation import DecisionUnknown, FeedbackConflict, FeedbackRefused
@@ -226,7 +226,7 @@ class Batch:
         rows_insert(self._new.outcomes)
         self._attach()
         for row in decisions:
-            worth_again(row.pk, RatingProgress(row.ratings_human, row.ratings_wanted))
+            priority_update(row.pk, RatingProgress(row.ratings_human, row.ratings_wanted))
         self._count()
 
     def _link(self) -> None:
@@ -255,7 +255,7 @@ class Batch:
             by_change.setdefault(change, []).append(pk)
         for change, ids in by_change.items():
             for pk, standing in ratings_human_changes(ids, change):
-                worth_again(pk, standing)
+                priority_update(pk, standing)
 
 
 M = TypeVar("M", Rating, Comparison)

@@ -17,7 +17,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from feedback.erasure.trained import prompts_trained_on, trained_words
+from feedback.erasure.trained import prompts_trained_on, trained_text
 from feedback.models import (
     Comparison,
     Decision,
@@ -29,7 +29,7 @@ from feedback.models import (
     Suggestion,
     Trace,
 )
-from feedback.storage.annotation_priority import policy_doubt, worth_again
+from feedback.storage.annotation_priority import policy_doubt, priority_update
 from feedback.storage.sql import RatingProgress
 
 CHUNK = 400
@@ -124,7 +124,7 @@ def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
     done = work.done
     done.trained_on = trained_on(batch)
     if done.was_trained_on and not force and not dry_run:
-        raise UndoRefused(f"import {number} ({batch.file}): {trained_words(done.trained_on)}. {FORCE}", done)
+        raise UndoRefused(f"import {number} ({batch.file}): {trained_text(done.trained_on)}. {FORCE}", done)
     later = ImportBatch.objects.filter(pk__gt=number, undone_at=None).only("pk", "counts", "agent")
     done.imports_since = [
         row.pk
@@ -327,7 +327,7 @@ def ratings_recount(ids: Sequence[uuid.UUID]) -> None:
         if count < 2:
             Decision.objects.filter(pk=pk).update(asking_worth=policy_doubt(candidates, propensity))
         else:
-            worth_again(pk, RatingProgress(count, wanted))
+            priority_update(pk, RatingProgress(count, wanted))
 
 
 def _delete(rows: QuerySet[Any]) -> int:

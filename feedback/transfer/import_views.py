@@ -12,11 +12,11 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.erasure.trained import trained_words
+from feedback.erasure.trained import trained_text
 from feedback.models import ImportBatch
 from feedback.transfer.import_report import COUNTS, counted
 from feedback.transfer.import_undo import FORCE, UndoRefused, import_undo
-from feedback.transfer.imports import batch_get, batches, rows_left
+from feedback.transfer.imports import batch_get, batches, rows_remaining
 
 PAGE = 40
 """Imports on one page."""
@@ -68,7 +68,7 @@ def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
         **_context(batch),
         "tried": done,
         "removed": _removed(done.as_dict()),
-        "trained": trained_words(done.trained_on) if done.was_trained_on else "",
+        "trained": trained_text(done.trained_on) if done.was_trained_on else "",
         "force": FORCE,
     }
     return render(request, "feedback/import_undo.html", context)
@@ -94,7 +94,7 @@ def _option(value: Any) -> str:
 
 
 def _context(batch: ImportBatch) -> dict[str, Any]:
-    left = rows_left(batch)
+    left = rows_remaining(batch)
     return {
         "batch": batch,
         "counts": _counts(batch.counts),

@@ -47,7 +47,7 @@ def batch_shown(row: ImportBatch, *, whole: bool = False) -> dict[str, Any]:
     return shown
 
 
-def rows_left(row: ImportBatch) -> dict[str, int]:
+def rows_remaining(row: ImportBatch) -> dict[str, int]:
     """Rows of an import that are in the database now, by kind: without what was forgotten, deleted or undone since."""
     return {
         name: getattr(row, name).count()

@@ -109,7 +109,7 @@ class Upload:
         return text
 
 
-def upload_keep(file: UploadedFile, ratings: UploadedFile | None, **how: Any) -> Upload:
+def upload_store(file: UploadedFile, ratings: UploadedFile | None, **how: Any) -> Upload:
     """Keep a file, and the one with its ratings where there are two."""
     token = secrets.token_urlsafe(16)
     folder = _uploads() / token

@@ -20,7 +20,7 @@ from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.models import SLUG_PATTERN
 from feedback.selectors import agents_known
 from feedback.transfer import formats
-from feedback.transfer.export import ExportReport, export_begun, filename, media_type
+from feedback.transfer.export import ExportReport, export_start, filename, media_type
 from feedback.transfer.export_views import Selection
 from feedback.transfer.formats.columns import FIELDS
 from feedback.transfer.formats.previews import FilePreview
@@ -32,7 +32,7 @@ from feedback.transfer.uploads import (
     columns_chosen,
     columns_read,
     columns_shown,
-    upload_keep,
+    upload_store,
     uploads_sweep,
 )
 
@@ -95,7 +95,7 @@ def _taken(request: HttpRequest) -> HttpResponse:
         return _form(
             request, fault=f"Licence: expected a name of at most {MAX_LICENCE} characters.", status=400
         )
-    upload = upload_keep(
+    upload = upload_store(
         file,
         ratings,
         format=request.POST.get("format") or "auto",
@@ -250,7 +250,7 @@ def export_file(request: HttpRequest) -> HttpResponseBase:
     if name not in formats.SHAPES or (agent is not None and agent not in agents_known()):
         return HttpResponseRedirect("/export/")
     return StreamingHttpResponse(
-        export_begun(name, Selection(agent), ExportReport(name)),
+        export_start(name, Selection(agent), ExportReport(name)),
         content_type=media_type(name),
         headers={"Content-Disposition": f'attachment; filename="{filename(name, agent)}"'},
     )

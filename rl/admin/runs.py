@@ -22,7 +22,7 @@ from rl.models import (
     Snapshot,
     TrainingRun,
 )
-from rl.reward_models.service import ranking_words
+from rl.reward_models.service import ranking_text
 
 STATUS_COLOURS = {
     "queued": "info",
@@ -187,7 +187,7 @@ class RewardModelVersionAdmin(FactAdmin):
 
     @display(description="held-out feedback")
     def ranks(self, version: RewardModelVersion) -> str:
-        return ranking_words(version.ranking)
+        return ranking_text(version.ranking)
 
 
 @admin.register(LabelRun)

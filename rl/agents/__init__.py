@@ -72,7 +72,7 @@ def get_agent(slug: str) -> Agent:
 
 
 @contextlib.contextmanager
-def agent_meant(agent: Agent) -> Iterator[Agent]:
+def agent_resolve(agent: Agent) -> Iterator[Agent]:
     """Inside, `get_agent` gives this agent for its slug: one whose form was inferred, while its policy is trained."""
     before = AGENTS.get(agent.slug)
     AGENTS[agent.slug] = agent

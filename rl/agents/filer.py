@@ -97,10 +97,10 @@ class Filer(ChoiceAgent):
             raise ValueError(f"filer: 'kind' must be one of {', '.join(TASTE)}; found {state['kind']!r}")
         state_text(state, "partner", self.slug)
         folder = self.option_chosen(state, response)
-        return 0.0 if folder is None else folder_worth(state, folder)
+        return 0.0 if folder is None else folder_value(state, folder)
 
 
-def folder_worth(state: Mapping[str, Any], folder: str) -> float:
+def folder_value(state: Mapping[str, Any], folder: str) -> float:
     """What the made-up team gives for a folder, in [0, 1]."""
     by_kind, by_partner = _folders(state)
     way = state.get("wanted", TASTE[state["kind"]])
@@ -114,7 +114,7 @@ def folder_worth(state: Mapping[str, Any], folder: str) -> float:
 
 def best_folder(state: Mapping[str, Any]) -> str:
     """The listed folder that the made-up team likes best."""
-    return max(state["folders"], key=lambda folder: folder_worth(state, folder))
+    return max(state["folders"], key=lambda folder: folder_value(state, folder))
 
 
 def _folders(state: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from rest_framework.response import Response
 from backend.rest.reading import parameters
 from backend.rest.schema import described, listed, ref
 from backend.rest.views import ApiView
-from rl.api.loop import NAME, policy_found
+from rl.api.loop import NAME, policy_lookup
 from rl.registry.benchmark_results import benchmark_shown, benchmarks_newest
 
 
@@ -26,4 +26,4 @@ class Benchmarks(ApiView):
     )
     def get(self, request: Request, name: str) -> Response:
         parameters(request, ())
-        return Response([benchmark_shown(result) for result in benchmarks_newest(policy_found(name))])
+        return Response([benchmark_shown(result) for result in benchmarks_newest(policy_lookup(name))])

@@ -16,7 +16,7 @@ from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from rl.api.loop import OF_AGENT, PAGING
 from rl.api.training import agent_checked
-from rl.experiments.results import results_lately, results_shown
+from rl.experiments.results import results_cached, results_shown
 from rl.experiments.traffic import ExperimentRefused
 from rl.models import Arm, Experiment
 
@@ -69,7 +69,7 @@ class ExperimentResults(ApiView):
                 f"no experiment {pk}", code="not_found", status=404, fields={"id": "does not exist"}
             )
         try:
-            return Response(results_shown(results_lately(found)))
+            return Response(results_shown(results_cached(found)))
         except ExperimentRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
 

@@ -16,7 +16,7 @@ from backend.rest.reading import object_in, parameters
 from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
-from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_found, run_shown, text
+from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_lookup, run_shown, text
 from rl.gates.figures import share_of
 from rl.jobs import lifecycle as jobs
 from rl.jobs.estimates import order_automatic
@@ -73,7 +73,7 @@ class Promote(ApiView):
             raise Refused(
                 "to: expected challenger or champion", fields={"to": "expected challenger or champion"}
             )
-        policy = policy_found(name)
+        policy = policy_lookup(name)
         try:
             moved = registry.policy_promote(
                 policy, to, actor=grant_of(request).who, reason=reason, force=flag(facts, "force")
@@ -98,7 +98,7 @@ class Verify(ApiView):
     )
     def post(self, request: Request, name: str) -> Response:
         object_in(request.data or {}, required=(), optional=())
-        return Response(verify([policy_found(name)]))
+        return Response(verify([policy_lookup(name)]))
 
 
 class Rollback(ApiView):
@@ -116,7 +116,7 @@ class Rollback(ApiView):
     )
     def post(self, request: Request, name: str) -> Response:
         reason = text(object_in(request.data, required=(), optional=("reason",)), "reason")
-        policy = policy_found(name)
+        policy = policy_lookup(name)
         if policy.stage != Policy.Stage.CHAMPION:
             raise Refused(
                 f"{name} is {policy.stage}; only a champion is rolled back", code="conflict", status=409
@@ -182,7 +182,7 @@ class Cancel(ApiView):
         operation="runs_cancel",
     )
     def post(self, request: Request, pk: int) -> Response:
-        run = run_found(pk)
+        run = run_lookup(pk)
         try:
             return Response(run_shown(jobs.run_cancel(run, actor=grant_of(request).who)))
         except jobs.RunRefused as refusal:
@@ -204,7 +204,7 @@ class Online(ApiView):
         return Response(OnlineLearner(agent_checked(agent)).get_status())
 
 
-def policy_found(name: str) -> Policy:
+def policy_lookup(name: str) -> Policy:
     found = Policy.objects.filter(name=name).first() if re.fullmatch(r"[\w.-]{1,200}", name) else None
     if found is None:
         raise Refused(

@@ -108,7 +108,7 @@ class RunOne(ApiView):
     )
     def get(self, request: Request, pk: int) -> Response:
         parameters(request, ())
-        run = run_found(pk)
+        run = run_lookup(pk)
         history = {name: [list(point) for point in points] for name, points in run_series(run).items()}
         return Response({**run_shown(run), "stages": stages_of(run), **_trained(run), "history": history})
 
@@ -216,7 +216,7 @@ def placed(order: TrainOrder, *, follow: bool = False) -> Response:
     return Response(run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
 
 
-def run_found(pk: int) -> TrainingRun:
+def run_lookup(pk: int) -> TrainingRun:
     """The run, or 404."""
     run = run_get(pk) if pk < 2**63 else None  # SQLite and PostgreSQL have no larger keys
     if run is None:

@@ -122,12 +122,12 @@ def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
 _sizes: CostAwareCache[dict[str, int]] = CostAwareCache()
 
 
-def buffer_sizes_lately() -> dict[str, int]:
+def buffer_sizes_cached() -> dict[str, int]:
     """`buffer_sizes`, a little old where there is much to count: for pages that are looked at often."""
     return _sizes.get("all", buffer_sizes)
 
 
-def fresh_sizes_lately() -> dict[str, int]:
+def fresh_sizes_cached() -> dict[str, int]:
     """`buffer_sizes` of what may start a retrain, a little old likewise."""
     return _sizes.get("fresh", lambda: buffer_sizes(clock=True))
 
@@ -145,7 +145,7 @@ def feedback_take(run: TrainingRun, *, newest: int | None = None) -> list[uuid.U
     return ids
 
 
-def feedback_settle(
+def feedback_resolve(
     run: TrainingRun,
     new: Collection[uuid.UUID],
     rows: Mapping[str, Collection[uuid.UUID]],
@@ -181,7 +181,7 @@ def feedback_release(run: TrainingRun) -> None:
 
 
 def feedback_read(run: TrainingRun) -> dict[str, set[uuid.UUID]]:
-    """What a run read for the first time, by split as `feedback_settle` takes it; held-out sides are one."""
+    """What a run read for the first time, by split as `feedback_resolve` takes it; held-out sides are one."""
     found: dict[str, set[uuid.UUID]] = {"train": set(), "holdout": set()}
     for pk, use in run.learnt.exclude(use=Use.LEFT_OUT).values_list("feedback", "use"):
         found["train" if use == Use.TRAINED else "holdout"].add(pk)

@@ -26,7 +26,7 @@ from rl.datasets.rows import making_knobs, rows_made, rows_sampled, rows_with_pr
 from rl.datasets.snapshots import (
     DatasetRefused,
     DatasetTooSmall,
-    file_keep,
+    file_store,
     rows_write,
     snapshot_of,
     snapshot_rows,
@@ -220,7 +220,7 @@ def prepare_training_dataset(
             if source == "db":
                 given.rows.save()
             _check_enough(agent, kind, tally, need, source, left_out, for_training)
-            path = file_keep(file, sha256)
+            path = file_store(file, sha256)
         named = {"unreadable": unreadable_shown(unreadable)} if unreadable else {}
         snapshot = snapshot_of(
             agent=agent,

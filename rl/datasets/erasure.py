@@ -15,7 +15,7 @@ from feedback.erasure.marks import Marks
 from feedback.erasure.places import columns_erase
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.linear_erasure import linear_policies_erase
-from rl.datasets.snapshots import file_keep, rows_write, temporary_file
+from rl.datasets.snapshots import file_store, rows_write, temporary_file
 from rl.models import Evaluation, GoldenCase, LabelRun, Policy, RewardRecord, Snapshot, TrainingRun
 
 
@@ -146,7 +146,7 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
     before: Path = settings.RATCHET_HOME / snapshot.path
     with temporary_file(before.parent) as file:
         sha256 = rows_write(file, rows)
-        path = file_keep(file, sha256)
+        path = file_store(file, sha256)
     erased = snapshot.query.get("erased") or {"rows": 0, "sha256_before": snapshot.sha256}
     snapshot.query = snapshot.query | {"erased": erased | {"rows": erased["rows"] + gone}}
     snapshot.counts = {split: sum(row["split"] == split for row in rows) for split in snapshot.counts}

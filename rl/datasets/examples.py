@@ -132,7 +132,7 @@ def examples_from_evidence(
     [0, 1]. corrections: {"completion"}, a valid correction, a demonstration, or a response whose mean or reward is at
     least GOOD; on one prompt only those of the strongest of `sources`, some of SHOWN. groups: {"completions",
     "rewards"}, the responses to one prompt and their means. A response without a verdict counts by its reward, where
-    evidence of one is given (Rewarded).
+    evidence of one is given (RewardEvidence).
     """
     if kind not in BUILDERS:
         raise RecipeError(f"a dataset's kind is one of {', '.join(BUILDERS)}; found {kind!r}")

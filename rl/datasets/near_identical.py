@@ -8,7 +8,7 @@ from typing import Any
 
 from feedback.explorer.exposures import prompts_named
 from feedback.storage.sql import IDS
-from rl.datasets.prompt_clusters import cluster_words, prompt_text
+from rl.datasets.prompt_clusters import cluster_text, prompt_text
 from rl.models import Evaluation
 
 EXAMPLE_CHARS = 200
@@ -36,7 +36,7 @@ def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
 def clusters_shown(evaluation: Evaluation) -> ClustersShown | None:
     """The report of an evaluation; None where no two prompts were near-identical, or none was looked for."""
     report = evaluation.figures.get("clusters") or {}
-    words = cluster_words(report)
+    words = cluster_text(report)
     if not words:
         return None
     names = [name for one in report["largest"] for name in one["examples"]]

@@ -93,7 +93,7 @@ def cluster_report(clusters: Mapping[str, str], sides: Mapping[str, str]) -> dic
     }
 
 
-def cluster_words(report: Mapping[str, Any]) -> str:
+def cluster_text(report: Mapping[str, Any]) -> str:
     """A report's counts in a sentence; empty where no two prompts are near-identical."""
     if not report.get("clusters"):
         return ""

@@ -116,14 +116,14 @@ def reward_plan(agent: str) -> HorizonPlan:
         raise RewardsRefused(f"rewards of agent {agent}: {error}") from error
 
 
-def outcomes_without_worth(agent: str) -> dict[str, int]:
+def outcomes_without_value(agent: str) -> dict[str, int]:
     """Names of outcomes of which nobody said what their values are worth -> on how many decisions they stand."""
     counts = outcomes_standing(agent).order_by().values_list("name").annotate(n=Count("decision"))
     worth = reward_settings(agent).outcomes
     return {name: n for name, n in sorted(counts) if name not in worth}
 
 
-def outcome_worth_set(agent: str, spec: str) -> str:
+def outcome_value_set(agent: str, spec: str) -> str:
     """Keep what an outcome is worth, `name=GOOD:BAD` or `name=GOOD:BAD:strategic`, in the agent's reward settings.
 
     Returns the name. Raises RewardsRefused for anything else.

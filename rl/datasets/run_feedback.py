@@ -6,14 +6,14 @@ import uuid
 from collections.abc import Collection
 
 from rl.datasets import Prepared
-from rl.datasets.buffer import buffer_ids, feedback_read, feedback_settle
+from rl.datasets.buffer import buffer_ids, feedback_read, feedback_resolve
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import LEARNER
 from rl.recipes import BasicRecipe
 from rl.rewards.named import MODEL
 
 
-def run_feedback_settle(
+def run_feedback_resolve(
     run: TrainingRun, prepared: Prepared, recipe: BasicRecipe, new: Collection[uuid.UUID]
 ) -> None:
     """Note which feedback a run really reads, and how much. new: ids of what it may learn from for the first time.
@@ -25,7 +25,7 @@ def run_feedback_settle(
     _settle(run, rows, str(recipe.as_dict().get("reward", "")), new)
 
 
-def run_rewards_settle(run: TrainingRun) -> None:
+def run_rewards_resolve(run: TrainingRun) -> None:
     """The same for a run on prompts whose reward `auto` has just become a reward model."""
     learner = run.asked_by == LEARNER
     new = run.learnt.values_list("feedback", flat=True) if learner else buffer_ids(run.agent, but=run)
@@ -47,7 +47,7 @@ def _settle(
     run.feedback_count = count
     run.save(update_fields=["feedback_count"])
     if new:
-        feedback_settle(run, new, rows, left_out=run.asked_by == LEARNER)
+        feedback_resolve(run, new, rows, left_out=run.asked_by == LEARNER)
 
 
 def reward_models(specs: str) -> list[TrainingRun]:

@@ -54,7 +54,7 @@ def rows_write(file: IO[bytes], rows: Iterable[dict[str, Any]]) -> str:
     return digest.hexdigest()
 
 
-def file_keep(file: IO[bytes], sha256: str) -> Path:
+def file_store(file: IO[bytes], sha256: str) -> Path:
     """Give a written file its name for good, read-only. The same content may be there already: it is the same file."""
     path = Path(file.name).with_name(f"{sha256[:16]}.jsonl")
     os.fchmod(file.fileno(), 0o444)

@@ -54,7 +54,7 @@ def splits_of(
     return known | _drawn(agent, known, judged, rewarded, asked, texts)
 
 
-def splits_enter(
+def splits_store(
     agent: str,
     judged: Collection[str],
     rewarded: Collection[str] = (),
@@ -144,7 +144,7 @@ class SourceSplits:
 
     def __init__(self, agent: str, *, dry_run: bool, texts: Texts = no_texts) -> None:
         self.agent, self._texts = agent, texts
-        self._settle: Callable[..., dict[str, Split]] = splits_of if dry_run else splits_enter
+        self._settle: Callable[..., dict[str, Split]] = splits_of if dry_run else splits_store
         self._judged: dict[str, None] = {}
         self._rewarded: dict[str, None] = {}
         self._known: dict[str, Split] = {}

@@ -22,7 +22,7 @@ from feedback.storage.problem_rows import RowReader
 from rl.agents import get_agent
 from rl.datasets.feedback_types import rating_value
 from rl.datasets.near_identical import prompt_words
-from rl.datasets.splits import splits_enter
+from rl.datasets.splits import splits_store
 from rl.models import RewardRecord, RewardSettings, ServingSettings
 from rl.rewards.horizons import outcomes_parsed
 from rl.serving.candidate_selection import choice_probabilities
@@ -76,7 +76,7 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
     where as many have one, else calculated rewards: one scale, never two. Logged rewards in [0, 1] are taken as they
     are, others from their worst to their best, or as the agent's reward settings say what a `reward` is worth.
     """
-    splits = splits_enter(agent, [], asked=listed_prompts(agent), texts=partial(prompt_words, agent))
+    splits = splits_store(agent, [], asked=listed_prompts(agent), texts=partial(prompt_words, agent))
     draws: list[Draw] = []
     held = []
     for row in listed_choices(agent):

@@ -25,7 +25,7 @@ from typing import Any
 from django.conf import settings
 
 from backend import limits
-from backend.installation import command_words
+from backend.installation import command_arguments
 from rl.jobs.child_process import dies_with_parent
 from rl.models import RewardModelVersion
 from rl.reward_models.service import reward_model_champion
@@ -169,7 +169,7 @@ def _start() -> bool:
             log = Path(settings.RATCHET_HOME) / "scorer.log"
             with log.open("ab") as said:
                 subprocess.Popen(  # noqa: S603
-                    [sys.executable, *command_words("score_worker")],
+                    [sys.executable, *command_arguments("score_worker")],
                     cwd=settings.BASE_DIR, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                     start_new_session=True, preexec_fn=dies_with_parent(),
                 )  # fmt: skip

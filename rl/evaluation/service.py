@@ -316,7 +316,7 @@ def _written(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
     rows = held_out.rows.get(CORRECTIONS, [])
     if rows or policy is None:
         return rows
-    begun = [one.run.snapshot for one in registry.policies_begun(policy) if one.run and one.run.snapshot]
+    begun = [one.run.snapshot for one in registry.policies_started(policy) if one.run and one.run.snapshot]
     trained = trained_prompts(policy.run.snapshot if policy.run else None)
     for snapshot in begun:
         try:

@@ -106,7 +106,7 @@ class Results:
 _results: CostAwareCache[Results] = CostAwareCache()
 
 
-def results_lately(experiment: Experiment) -> Results:
+def results_cached(experiment: Experiment) -> Results:
     """`results_of`, a little old where there is much to read: for pages that are looked at often."""
     return _results.get((experiment.pk, experiment.status, experiment.ramp), lambda: results_of(experiment))
 

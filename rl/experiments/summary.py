@@ -22,7 +22,7 @@ VERDICTS = {
 """Verdict -> the word on a label."""
 
 
-def level_words(value: float | None, metric: Metric) -> str:
+def level_text(value: float | None, metric: Metric) -> str:
     """A figure of an arm: a share in per cent, milliseconds, or a plain number."""
     if value is None:
         return "–"
@@ -33,7 +33,7 @@ def level_words(value: float | None, metric: Metric) -> str:
     return f"{value:.3g}"
 
 
-def effect_words(value: float | None, metric: Metric, *, unit: bool = True) -> str:
+def effect_text(value: float | None, metric: Metric, *, unit: bool = True) -> str:
     """A difference between arms, with its sign: points of per cent, per cent of the control's, or a plain number."""
     if value is None:
         return "–"
@@ -55,35 +55,35 @@ def level_tick(value: float, metric: Metric) -> str:
     return f"{100 * value:.4g}\u202f%" if metric.name in ("thumbs_up", "error_rate") else f"{value:,.4g}"
 
 
-def interval_words(figure: Interval, metric: Metric) -> str:
+def interval_text(figure: Interval, metric: Metric) -> str:
     """A figure with its interval."""
     if figure.low is None or figure.high is None:
-        return level_words(figure.value, metric)
-    ends = " to ".join(level_words(end, metric).partition("\u202f")[0] for end in (figure.low, figure.high))
-    return f"{level_words(figure.value, metric)} [{ends}]"
+        return level_text(figure.value, metric)
+    ends = " to ".join(level_text(end, metric).partition("\u202f")[0] for end in (figure.low, figure.high))
+    return f"{level_text(figure.value, metric)} [{ends}]"
 
 
-def effect_interval_words(effect: ArmEffect, metric: Metric) -> str:
+def effect_interval_text(effect: ArmEffect, metric: Metric) -> str:
     if effect.value is None:
         return "nothing yet"
-    ends = " to ".join(effect_words(end, metric, unit=False) for end in (effect.low, effect.high))
-    return f"{effect_words(effect.value, metric)} [{ends}]"
+    ends = " to ".join(effect_text(end, metric, unit=False) for end in (effect.low, effect.high))
+    return f"{effect_text(effect.value, metric)} [{ends}]"
 
 
-def adjustment_words(effect: ArmEffect, metric: Metric) -> str:
+def adjustment_text(effect: ArmEffect, metric: Metric) -> str:
     """Words for the variance that the adjustment took away; empty where it took none."""
     plain = effect.unadjusted
     if plain is None:
         return ""
     *others, last = plain.covariates
     known = f"{', '.join(others)} and {last}" if others else last
-    ends = " to ".join(effect_words(end, metric, unit=False) for end in (plain.low, plain.high))
+    ends = " to ".join(effect_text(end, metric, unit=False) for end in (plain.low, plain.high))
     removed = f"takes {100 * plain.removed:.0f}\u202f% of the variance away"
     if plain.removed < 0.005:
         removed = "takes no variance away"
     return (
         f"adjusted by what was known of units before they had an arm ({known}), which {removed}; unadjusted "
-        f"{effect_words(plain.value, metric)} [{ends}]"
+        f"{effect_text(plain.value, metric)} [{ends}]"
     )
 
 
@@ -156,21 +156,21 @@ def shown(results: Results) -> ExperimentSummary:
 
 def _arm(result: ArmResult, metric: Metric) -> ArmRow:
     others = [
-        (metric_of(name).words, interval_words(figure, metric_of(name)))
+        (metric_of(name).words, interval_text(figure, metric_of(name)))
         for name, figure in result.figures.items()
         if name != metric.name and figure.value is not None
     ]
     effect = result.effect
     return ArmRow(
         result=result,
-        figure=interval_words(result.figures[metric.name], metric),
+        figure=interval_text(result.figures[metric.name], metric),
         others=others,
-        effect=effect_interval_words(effect, metric) if effect else "",
+        effect=effect_interval_text(effect, metric) if effect else "",
         chance=_chance(effect.chance) if effect and effect.value is not None else "",
         best=_chance(result.best),
         p=_p(effect.p) if effect and effect.p is not None else "",
         needed=_needed(effect),
-        adjustment=adjustment_words(effect, metric) if effect else "",
+        adjustment=adjustment_text(effect, metric) if effect else "",
         verdict=VERDICTS.get(result.verdict, ""),
         guards=[_guard(guard) for guard in result.guards],
     )
@@ -178,11 +178,9 @@ def _arm(result: ArmResult, metric: Metric) -> ArmRow:
 
 def _guard(guard: GuardrailResult) -> GuardRow:
     metric = metric_of(guard.metric)
-    margin = (
-        f"{100 * guard.margin:g}\u202f%" if metric.log else effect_words(guard.margin, metric).lstrip("+")
-    )
+    margin = f"{100 * guard.margin:g}\u202f%" if metric.log else effect_text(guard.margin, metric).lstrip("+")
     states = {"harm": "broken", "undecided": "holds", "collecting": "too little yet"}
-    return GuardRow(metric.words, guard.metric, effect_words(guard.loss, metric), margin, states[guard.state])
+    return GuardRow(metric.words, guard.metric, effect_text(guard.loss, metric), margin, states[guard.state])
 
 
 def _needed(effect: ArmEffect | None) -> str:
@@ -219,7 +217,7 @@ def _levels(arms: Sequence[ArmResult], metric: Metric) -> Forest | None:
             label = f"{result.name} ({result.arm.policy_name})"
             lines.append(
                 ForestLine(
-                    label, interval_words(figure, metric), figure.value, figure.low, figure.high, "level"
+                    label, interval_text(figure, metric), figure.value, figure.low, figure.high, "level"
                 )
             )
     return forest_of(metric.words, lines, lambda v: level_tick(v, metric), zero=False, share=metric.bounded)
@@ -247,5 +245,5 @@ def _line(label: str, effect: ArmEffect, metric: Metric) -> ForestLine:
     assert effect.value is not None
     assert effect.low is not None
     assert effect.high is not None
-    words = effect_interval_words(effect, metric)
+    words = effect_interval_text(effect, metric)
     return ForestLine(label, words, effect.value, effect.low, effect.high, effect.state)

@@ -254,7 +254,7 @@ def experiment_ramp(experiment: Experiment, to: int, *, actor: str) -> Experimen
         if current.status == Status.STOPPED:
             raise ExperimentRefused(f"{current.name} was stopped")
         if to not in RAMP or to <= current.ramp:
-            steps = ", ".join(map(str, ramps_left(current))) or "nothing more"
+            steps = ", ".join(map(str, ramps_remaining(current))) or "nothing more"
             raise ExperimentRefused(
                 f"{current.name} takes {current.ramp} % and can go on to {steps}, found {to!r}: "
                 "a smaller share would throw units out of their arms"
@@ -316,7 +316,7 @@ def _faults(error: ValidationError) -> str:
     return "; ".join(f"{name}: {' '.join(said)}" for name, said in fields.items())
 
 
-def ramps_left(experiment: Experiment) -> list[int]:
+def ramps_remaining(experiment: Experiment) -> list[int]:
     """Steps to which it can still be ramped."""
     if experiment.status == Status.STOPPED:
         return []

@@ -12,7 +12,7 @@ from rl.checksums import FileDamaged, file_check
 from rl.export import service as exports
 from rl.models import Artifact, Policy
 from rl.registry import service as registry
-from rl.registry.integrity import damage_tell
+from rl.registry.integrity import damage_notify
 from rl.serving.routing import serving_settings
 
 
@@ -55,7 +55,7 @@ def _is_sound(file: Artifact) -> bool:
         file_check(path, file.sha256, "it is exported again")
     except FileDamaged as damage:
         if damage.found:
-            damage_tell(damage, f"policy {file.policy}")
+            damage_notify(damage, f"policy {file.policy}")
         return False
     return path.is_file()
 

@@ -28,7 +28,7 @@ from rl.export.reference import (
     check_prompts,
     log_probabilities,
     original_model,
-    positions_kept,
+    positions_retained,
     reference_make,
 )
 from rl.export.source import Source, source_open
@@ -119,7 +119,7 @@ def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, 
         return {"loaded": False, "compared": False, "reason": reference.skipped}
     worst, total, count, same_top = 0.0, 0.0, 0, 0
     with original_model(source_open(str(folder), None)) as model:
-        positions = positions_kept(model, len(reference.prompts))
+        positions = positions_retained(model, len(reference.prompts))
         for prompt, expected in zip(reference.prompts, reference.log_probs, strict=True):
             found = log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions)
             difference = np.abs(found - expected)

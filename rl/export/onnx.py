@@ -37,7 +37,7 @@ from rl.export.reference import (
     check_prompts,
     cores_for,
     original_model,
-    positions_kept,
+    positions_retained,
     torch_cores,
     transformers_quiet,
 )
@@ -79,7 +79,7 @@ def export_onnx(
     with staged_folder(output, weights_bytes) as folder:
         progress("asking the original", 0, len(asked))
         with original_model(source) as model:
-            kept = positions_kept(model, len(asked))
+            kept = positions_retained(model, len(asked))
             expected = [_logits(model, prompt.ids[:CHECK_TOKENS])[-kept:] for prompt in asked]
         progress("tracing", 0, 1)
         onnx_write(source, folder / MODEL)

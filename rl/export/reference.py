@@ -104,7 +104,7 @@ def reference_make(source: Source, prompts: Sequence[CheckPrompt], answer_tokens
         )
     with original_model(source) as model:
         log_probs = [
-            log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions_kept(model, len(prompts)))
+            log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions_retained(model, len(prompts)))
             for prompt in prompts
         ]
         answers = (
@@ -184,7 +184,7 @@ def _compute_in_float32(module: torch.nn.Module) -> None:
     module.register_forward_hook(narrow)
 
 
-def positions_kept(model: Any, prompts: int) -> int:
+def positions_retained(model: Any, prompts: int) -> int:
     """How many positions of each prompt fit POSITIONS_BYTES; at least one."""
     return max(1, POSITIONS_BYTES // (4 * int(model.config.vocab_size) * max(prompts, 1)))
 

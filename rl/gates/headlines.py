@@ -138,7 +138,7 @@ def _share(found: Mapping[str, Any]) -> str:
     return _amount({**found, "unit": "points"})
 
 
-def baseline_words(figures: Mapping[str, Any]) -> str:
+def baseline_text(figures: Mapping[str, Any]) -> str:
     """What a simple classifier of the same training rows gets on the same evidence, in a sentence; empty where an
     evaluation has none."""
     found = figures.get("baseline") or {}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from backend.installation import command_words
+from backend.installation import command_arguments
 
 logger = logging.getLogger("rl.jobs.child_process")
 
@@ -61,7 +61,7 @@ def device() -> Iterator[int]:
 def command_line(arguments: list[str]) -> list[str]:
     """The words that start a command of this project; a training goes through TRAIN_LAUNCHER where one is set."""
     launcher = settings.TRAIN_LAUNCHER if arguments[0].startswith("train_") else []
-    return [*(launcher or [sys.executable]), *command_words(*arguments)]
+    return [*(launcher or [sys.executable]), *command_arguments(*arguments)]
 
 
 def command_run(arguments: list[str], log: Path) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rl.agents.drawing import answers_drawn
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
 from rl.jobs.lifecycle import TrainOrder
-from rl.jobs.stages import Rooms, memory_release, stage_begun, stage_trained
+from rl.jobs.stages import Rooms, memory_release, stage_started, stage_trained
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
@@ -34,7 +34,7 @@ MOST_ALIKE = 0.9
 else, and what is rewarded has to be tried before it is found."""
 
 
-def form_settle(run: TrainingRun, look: Callable[[], AnswerLook | None], rooms: Rooms) -> None:
+def form_stage_run(run: TrainingRun, look: Callable[[], AnswerLook | None], rooms: Rooms) -> None:
     """Have a claimed run that samples its answers start from a policy that gives valid ones, trained first where the
     base model gives them to fewer than half of its prompts.
 
@@ -46,7 +46,7 @@ def form_settle(run: TrainingRun, look: Callable[[], AnswerLook | None], rooms: 
     """
     if run.recipe.get("start_from", BASE) != BASE or run.recipe.get("allow_constant_reward"):
         return
-    stage = stage_begun(run, METHOD)
+    stage = stage_started(run, METHOD)
     if stage is None:
         before = look()
         memory_release()

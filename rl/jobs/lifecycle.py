@@ -173,7 +173,7 @@ def runs_reclaim() -> list[TrainingRun]:
             died = f"the process that trained it died {run.attempts} times, the last was {run.worker}"
             if held.update(status=Status.FAILED, finished_at=timezone.now(), reason=died):
                 run.refresh_from_db()
-                run_failed_tell(run)
+                run_failed_notify(run)
         elif held.update(status=Status.QUEUED, reason=f"{run.worker} is gone", dispatched_at=None):
             logger.warning("run %s: %s is gone, it is queued again", run.pk, run.worker)
             again.append(run)
@@ -278,10 +278,10 @@ def run_finish(run: TrainingRun, status: str, *, reason: str = "", **facts: Any)
         raise RunRefused(f"run {run.pk} was taken from {run.worker} while it trained")
     run.refresh_from_db()
     if status == Status.FAILED:
-        run_failed_tell(run)
+        run_failed_notify(run)
 
 
-def run_failed_tell(run: TrainingRun) -> None:
+def run_failed_notify(run: TrainingRun) -> None:
     """Log that a run failed for good, and send a notice where nobody watches it in a terminal."""
     logger.error("run %s failed: %s", run.pk, run.reason)
     if run.dispatched_at is not None or run.asked_by == LEARNER:

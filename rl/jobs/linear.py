@@ -32,7 +32,7 @@ FEW_PROMPTS = 30
 """Training prompts below which it learns these prompts rather than what they have in common."""
 
 
-def feedback_settled(order: TrainOrder, recipe: LinearRecipe) -> LinearRecipe:
+def feedback_resolved(order: TrainOrder, recipe: LinearRecipe) -> LinearRecipe:
     """The recipe with the feedback that `auto` stands for: what `auto` of the other methods would learn from."""
     if recipe.feedback != AUTO:
         return recipe

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen
-from rl.jobs.stages import Rooms, memory_release, stage_begun, stage_trained
+from rl.jobs.stages import Rooms, memory_release, stage_started, stage_trained
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.reward_models.service import (
     beats_a_coin,
-    ranking_words,
+    ranking_text,
     reward_base_model,
     reward_model_champion,
     reward_model_judge,
@@ -30,7 +30,7 @@ def _specs(run: TrainingRun) -> list[str]:
     return [spec.strip() for spec in str(run.recipe.get("reward", "")).split(",")]
 
 
-def reward_model_settle(run: TrainingRun, rooms: Rooms) -> RewardModelVersion:
+def reward_model_resolve(run: TrainingRun, rooms: Rooms) -> RewardModelVersion:
     """Put a reward model in the place of `auto` in a claimed run's rewards, training it first where none holds.
 
     A stage that an earlier attempt began is gone on with. Raises RunRefused where the reward model ranks held-out
@@ -44,14 +44,14 @@ def reward_model_settle(run: TrainingRun, rooms: Rooms) -> RewardModelVersion:
         raise RunRefused(_coin(run, found))
     specs = [f"{MODEL}{found.name}" if spec == AUTO else spec for spec in _specs(run)]
     run.recipe = {**run.recipe, "reward": ",".join(specs)}
-    said = f"reward auto: {found.name}, which {ranking_words(found.ranking)}"
+    said = f"reward auto: {found.name}, which {ranking_text(found.ranking)}"
     run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), said)))}
     run.save(update_fields=["recipe", "result"])
     return found
 
 
 def _stage_train(run: TrainingRun, rooms: Rooms) -> None:
-    stage = stage_begun(run, METHOD)
+    stage = stage_started(run, METHOD)
     if stage is None:
         stage = rooms.enter(
             reward_model_order(run.agent, run.base_model, actor=f"run {run.pk}", stage_of=run.pk)
@@ -66,7 +66,7 @@ def _stage_train(run: TrainingRun, rooms: Rooms) -> None:
 def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:
     """Why there is no reward to learn from, and what to do."""
     newest = found or RewardModelVersion.objects.filter(agent=run.agent).order_by("-pk").first()
-    said = f"{newest.name} {ranking_words(newest.ranking)}" if newest else "none was trained"
+    said = f"{newest.name} {ranking_text(newest.ranking)}" if newest else "none was trained"
     return (
         f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than a coin ({said}; the 95 % "
         f"interval must lie above 50 %): rate more at /rate/?agent={run.agent}, or learn from the ratings "

@@ -32,7 +32,7 @@ class StageStopped(Exception):
         self.cancelled = stage.cancel_requested
 
 
-def stage_begun(run: TrainingRun, method: str) -> TrainingRun | None:
+def stage_started(run: TrainingRun, method: str) -> TrainingRun | None:
     """The stage of a method that an earlier attempt of a run began; None where it began none, or it was refused."""
     return run.stages.filter(method=method).exclude(status=Status.REFUSED).order_by("-pk").first()
 

@@ -17,7 +17,7 @@ from functools import partial
 import psutil
 from django.conf import settings
 
-from backend.installation import PROGRAM, command_words
+from backend.installation import PROGRAM, command_arguments
 from rl.jobs.child_process import dies_with_parent
 
 logger = logging.getLogger("rl.jobs.supervisor")
@@ -106,7 +106,7 @@ def services(
     port: int, host: str, web_workers: int, every_s: float, web_threads: int = WEB_THREADS
 ) -> list[Service]:
     """gunicorn, the cluster that does what is short, the cluster that trains, and the clock."""
-    python, cluster = sys.executable, command_words("qcluster")
+    python, cluster = sys.executable, command_arguments("qcluster")
     return [
         Service(
             "web",
@@ -121,7 +121,7 @@ def services(
         Service(
             "training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", python, *cluster], at_once=True
         ),
-        Service("clock", [python, *command_words("online_learner", "watch", "--every", str(every_s))]),
+        Service("clock", [python, *command_arguments("online_learner", "watch", "--every", str(every_s))]),
     ]  # fmt: skip
 
 

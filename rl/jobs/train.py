@@ -16,17 +16,17 @@ from django.db import InterfaceError, OperationalError, connection
 
 from backend.installation import INSTALLED
 from feedback.selectors import prompts_of_feedback
-from rl.agents import agent_meant
+from rl.agents import agent_resolve
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
 from rl.datasets.buffer import buffer_ids, feedback_release, feedback_take
 from rl.datasets.demonstrations import rows_shown
 from rl.datasets.gate_distance import distance_of_prepared
 from rl.datasets.replay import Replay
 from rl.datasets.reward_records import RewardsRefused, rewards_calculate
-from rl.datasets.run_feedback import run_feedback_settle, run_rewards_settle
+from rl.datasets.run_feedback import run_feedback_resolve, run_rewards_resolve
 from rl.jobs import linear as linear_runs
 from rl.jobs.distributed import Alone, Beside, Launch, launched
-from rl.jobs.form_stage import form_settle
+from rl.jobs.form_stage import form_stage_run
 from rl.jobs.lifecycle import (
     MAX_ATTEMPTS,
     ProgressCallback,
@@ -42,10 +42,10 @@ from rl.jobs.lifecycle import (
 )
 from rl.jobs.memory_estimate import memory_estimate
 from rl.jobs.results import figures_of, policy_publish, result_persist, run_doubt, train_report
-from rl.jobs.reward_stage import reward_model_settle, waits_for_reward_model
+from rl.jobs.reward_stage import reward_model_resolve, waits_for_reward_model
 from rl.jobs.stages import Rooms, StageStopped
 from rl.jobs.teachability import doubt
-from rl.jobs.warm_start import recipe_opened, start_settled
+from rl.jobs.warm_start import recipe_opened, start_resolved
 from rl.linear.rows import LinearRefused
 from rl.models import Snapshot, TrainingRun
 from rl.models.agent_definitions import agent_served
@@ -57,8 +57,8 @@ from rl.recipes.sft import SHOWN
 from rl.registry import service as registry
 from rl.reward_models.service import (
     RewardModelRefused,
-    reward_model_enter,
     reward_model_judge,
+    reward_model_register,
 )
 from rl.reward_models.specs import rewards_located
 from rl.reward_models.teachability import TEACHING_ROWS, teaching_check
@@ -97,10 +97,10 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
     recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
     recipe = _with_room(recipe, order.agent, {*knobs, *configured})
     if not method_named(order.method).adapter:
-        return name, linear_runs.feedback_settled(order, recipe)
+        return name, linear_runs.feedback_resolved(order, recipe)
     if method_named(order.method).rewarded:
         rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
-    recipe = start_settled(order, recipe)
+    recipe = start_resolved(order, recipe)
     if recipe.whole and hardware is not None:
         if "learning_rate" not in {*knobs, *configured}:
             recipe = recipe.with_knobs(learning_rate=recipe.learning_rate * WHOLE_RATE)
@@ -193,7 +193,7 @@ def _adapter_plan(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
     )
     tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
-    with agent_meant(agent_served(order.agent)):
+    with agent_resolve(agent_served(order.agent)):
         look = preflight.plan_look(
             base_model,
             recipe_opened(recipe),
@@ -228,7 +228,7 @@ def train(
     with _launch_of(hardware) as launch:
         if hardware is not None and not launch.first:
             _train_beside(launch, hardware)
-        run = _run_enter(order, hardware)
+        run = _run_register(order, hardware)
         if note is not None and (why := run_doubt(run)):
             note(why)
         return _run_claimed(run_claim(run.pk), hardware, progress, launch, actor=order.actor)
@@ -245,7 +245,7 @@ def _processes(hardware: Hardware) -> Processes:
     return Processes(cpu=hardware.device == "cpu")
 
 
-def _run_enter(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
+def _run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
     """The row of a run, with its dataset."""
     config, recipe = recipe_for(order, hardware)
     new = _new(order)
@@ -266,7 +266,7 @@ def _run_enter(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
         hardware=hardware.as_dict() if hardware is not None else {},
         output=registry.home_relative(order.output) if order.output else "",
     )
-    run_feedback_settle(run, prepared, recipe, new)
+    run_feedback_resolve(run, prepared, recipe, new)
     return run
 
 
@@ -309,7 +309,7 @@ def _dataset(run: TrainingRun, order: TrainOrder, recipe: BasicRecipe) -> Snapsh
     else:
         new = feedback_take(run) if method_named(run.method).policy else _new(order)
     prepared = _prepare(order, recipe, new, put_off=put_off)
-    run_feedback_settle(run, prepared, recipe, new)
+    run_feedback_resolve(run, prepared, recipe, new)
     return prepared.snapshot
 
 
@@ -354,7 +354,7 @@ def _train_beside(launch: Launch, hardware: Hardware) -> NoReturn:
     more = True
     while more:
         run_id, resume, more = launch.follow()
-        _furnace(TrainingRun.objects.get(pk=run_id), hardware, Silent(), resume=resume)
+        _run_training(TrainingRun.objects.get(pk=run_id), hardware, Silent(), resume=resume)
     raise Beside(f"run {run_id} is the first process's to report")
 
 
@@ -422,7 +422,7 @@ def _run_claimed(
             if hardware is None:
                 result = linear_runs.run_fit(run, listener)
             else:
-                result = _furnace(run, hardware, listener, resume=resume)
+                result = _run_training(run, hardware, listener, resume=resume)
             result_persist(run, result)
         policy, judge = None, None
         if result.status != "cancelled" and run.method == "reward_model":
@@ -431,7 +431,7 @@ def _run_claimed(
             def finish(reason: str) -> None:
                 run_finish(run, Status.SUCCEEDED, reason=reason, **figures)
 
-            judge = reward_model_enter(run, result, actor=actor, finish=finish)
+            judge = reward_model_register(run, result, actor=actor, finish=finish)
         if result.status != "cancelled" and method_named(run.method).policy:
             policy = policy_publish(run, result, actor=actor)
     except KeyboardInterrupt:
@@ -477,10 +477,10 @@ def _stages_first(
             stage, hardware, progress, launch, actor=stage.asked_by, resume=resume, is_stage=True
         )
 
-    rooms = Rooms(lambda order: _run_enter(order, hardware), trained)
-    form_settle(run, lambda: _answers_of_base(run, hardware), rooms)
-    reward_model_settle(run, rooms)
-    run_rewards_settle(run)
+    rooms = Rooms(lambda order: _run_register(order, hardware), trained)
+    form_stage_run(run, lambda: _answers_of_base(run, hardware), rooms)
+    reward_model_resolve(run, rooms)
+    run_rewards_resolve(run)
 
 
 def _answers_of_base(run: TrainingRun, hardware: Hardware) -> AnswerLook | None:
@@ -491,7 +491,7 @@ def _answers_of_base(run: TrainingRun, hardware: Hardware) -> AnswerLook | None:
     rows = [
         row for split in ("eval", "train") for row in islice(snapshot_rows(run.snapshot, split), LOOKED_AT)
     ]
-    with agent_meant(agent_served(run.agent)):
+    with agent_resolve(agent_served(run.agent)):
         return base_look(
             run.base_model,
             rows,
@@ -518,7 +518,9 @@ def _stopped_in_stage(run: TrainingRun, stopped: StageStopped) -> dict[str, Any]
             "why": run.result.get("why", ""), "steps": 0, "total_steps": run.steps_total}  # fmt: skip
 
 
-def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, resume: bool) -> TrainResult:
+def _run_training(
+    run: TrainingRun, hardware: Hardware, listener: TrainListener, *, resume: bool
+) -> TrainResult:
     """Open the training room for one run. Writes nothing but files below the run's folder."""
     from rl.training.hardware import threads_settle
     from rl.training.memory import allocator_settle
@@ -557,7 +559,7 @@ def _furnace(run: TrainingRun, hardware: Hardware, listener: TrainListener, *, r
         except LinearRefused as refusal:
             raise TrainingRefused(str(refusal)) from refusal
         notes.append(note)
-    with agent_meant(agent_served(run.agent)):
+    with agent_resolve(agent_served(run.agent)):
         result = trained_between_looks(
             trainer,
             recipe,

@@ -11,7 +11,7 @@ from rl.registry import service as registry
 from rl.registry.integrity import adapter_folder
 
 
-def start_settled(order: TrainOrder, recipe: Recipe) -> Recipe:
+def start_resolved(order: TrainOrder, recipe: Recipe) -> Recipe:
     """The recipe with `champion` made the name of the policy it stands for now, or base where there is none here. A
     start whose weights themselves were trained makes the run one of full fine-tuning, too.
 

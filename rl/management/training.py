@@ -279,9 +279,9 @@ class TrainCommand(RatchetCommand):
             table.add_row("stopped early", result["stopped_early"])
         table.add_row("figures", ", ".join(f"{SHOWN[name]} {value:.3g}" for name, value in figures.items()))
         for one in result["search"].get("tries", ()):
-            table.add_row("tried" if one["try"] == 1 else "", try_words(one, result["search"]["figure"]))
+            table.add_row("tried" if one["try"] == 1 else "", search_text(one, result["search"]["figure"]))
         if looks := result["preflight"]:
-            table.add_row("answers", preflight_words(looks))
+            table.add_row("answers", preflight_text(looks))
         for stage in result["stages"]:
             table.add_row(
                 "stage", f"run {stage['run']}, {stage['method']}, {stage['status']}: {stage['made']}"
@@ -307,7 +307,7 @@ class TrainCommand(RatchetCommand):
         if result.get("doubt") and result.get("dry_run"):
             table.add_row("note", f"[bold]{result['doubt']}[/bold]")
         if result.get("dry_run") and (looks := result["preflight"]):
-            table.add_row("answers", preflight_words(looks))
+            table.add_row("answers", preflight_text(looks))
             if result["warning"]:
                 table.add_row("note", f"[bold]{result['warning']}[/bold]")
         if distance := result.get("evidence"):
@@ -322,13 +322,13 @@ class TrainCommand(RatchetCommand):
         return next_steps.after_training(result["policy"], "" if champion == "base" else champion)
 
 
-def preflight_words(looks: Mapping[str, Mapping[str, Any]]) -> str:
+def preflight_text(looks: Mapping[str, Mapping[str, Any]]) -> str:
     """`valid: 13 % before, 96 % after (24 asked)` of the looks at a policy's answers, one or two."""
     shares = ", ".join(f"{100 * look['share']:.0f} % {when}" for when, look in looks.items())
     return f"valid: {shares} ({next(iter(looks.values()))['asked']} asked)"
 
 
-def try_words(one: Mapping[str, Any], figure: str) -> str:
+def search_text(one: Mapping[str, Any], figure: str) -> str:
     """One recipe of a search: its knobs, its figure on the eval split, and whether it is the one that was kept."""
     knobs = ", ".join(f"{knob} {one[knob]:g}" for knob in ("learning_rate", "epochs", "beta") if knob in one)
     found = f"{figure} {one['value']:.4g}" if one["value"] is not None else one.get("failed", "no figure")

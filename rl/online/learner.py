@@ -21,7 +21,7 @@ from feedback.selectors import agents_known, decision_get, feedback_counts
 from feedback.services import decision_record, rating_submit
 from feedback.storage.factories import identity_of
 from rl.datasets.buffer import buffer_size, buffer_size_fresh, feedback_take
-from rl.datasets.gate_distance import gate_distances_lately
+from rl.datasets.gate_distance import gate_distances_cached
 from rl.experiments import schedule as experiment_clock
 from rl.jobs import lifecycle as jobs
 from rl.jobs.estimates import order_automatic
@@ -100,7 +100,7 @@ class OnlineLearner:
         last = self._runs().first()
         should, reason = self._judge(wanted, fresh, last)
         champion = registry.champion_of(self.agent)
-        distance = gate_distances_lately({self.agent: feedback_counts(self.agent)}).get(self.agent)
+        distance = gate_distances_cached({self.agent: feedback_counts(self.agent)}).get(self.agent)
         return {
             "agent": self.agent,
             "enabled": settings.ENABLE_ONLINE_LEARNING and wanted.enabled,
@@ -301,7 +301,7 @@ def _follow_ups() -> list[TrainingRun]:
             run.reason = f"what follows was begun {run.follow_ups} times and never ended"
             held = TrainingRun.objects.filter(pk=run.pk, follow_up=FollowUp.WANTED)
             if held.update(follow_up=FollowUp.FAILED, reason=run.reason):
-                jobs.run_failed_tell(run)
+                jobs.run_failed_notify(run)
             continue
         # of two clocks one hands it over
         if TrainingRun.objects.filter(pk=run.pk, heartbeat_at=run.heartbeat_at).update(

@@ -86,7 +86,7 @@ def benchmark_shown(result: BenchmarkResult) -> dict[str, Any]:
     }
 
 
-def benchmark_words(result: BenchmarkResult) -> str:
+def benchmark_text(result: BenchmarkResult) -> str:
     """A result in one sentence."""
     own, base, difference = (result.figures[part] for part in ("own", "base", "difference"))
     return (

@@ -62,7 +62,7 @@ def adapter_folder(policy: Policy) -> Path:
         try:
             adapter_check(policy, folder)
         except FileDamaged as damage:
-            damage_tell(damage, f"policy {policy.name}")
+            damage_notify(damage, f"policy {policy.name}")
             raise
     return Path(folder)
 
@@ -81,13 +81,13 @@ def adapter_remedy(policy: Policy) -> str:
     return f"{RESTORE}, {again}{back}"
 
 
-def damage_tell(damage: FileDamaged, whose: str) -> None:
+def damage_notify(damage: FileDamaged, whose: str) -> None:
     """Log a damaged file and send a notice, once per process and state of the file; nobody waits for it."""
     facts = {"path": str(damage.path), "expected": damage.expected, "found": damage.found}
     _tell(f"{damage.path}:{damage.found}", "artifact_damaged", f"{whose}: {damage}", **facts)
 
 
-def stand_in_tell(agent: str, intended: str, answered: str) -> None:
+def stand_in_notify(agent: str, intended: str, answered: str) -> None:
     """Log who answers in place of a damaged policy and send a notice, once per process and pair of them."""
     text = (
         f"{agent}: {intended} is damaged and does not answer; {answered} answers in its place until its file is "
@@ -193,6 +193,6 @@ def _folder_finding(what: str, folder: Path, remedy: str) -> Damage:
 
 
 def _damaged(what: str, kind: str, damage: FileDamaged) -> Damage:
-    damage_tell(damage, what)
+    damage_notify(damage, what)
     state = "damaged" if damage.found else "missing"
     return Damage(what, kind, str(damage.path), state, damage.expected, damage.found, damage.remedy)

@@ -10,7 +10,7 @@ from rl.gates.figures import Headline, Share, headline_of, share_of
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.registry import service as registry
-from rl.registry.benchmark_results import LINEAR, benchmark_command, benchmark_words, benchmarks_newest
+from rl.registry.benchmark_results import LINEAR, benchmark_command, benchmark_text, benchmarks_newest
 
 KNOBS = (
     "learning_rate", "epochs", "max_steps", "batch_size", "beta", "loss", "lora_r", "lora_alpha", "max_length",
@@ -152,7 +152,7 @@ def _benchmarks(policy: Policy) -> list[str]:
     results = benchmarks_newest(policy)
     if not results:
         return [f"None were run: `{benchmark_command(policy, 'ratchet_format,ratchet_options')}`."]
-    return [f"- {benchmark_words(one)}; {one.harness}, {one.created_at:%Y-%m-%d}" for one in results]
+    return [f"- {benchmark_text(one)}; {one.harness}, {one.created_at:%Y-%m-%d}" for one in results]
 
 
 def _gate(policy: Policy) -> list[str]:

@@ -19,7 +19,7 @@ logger = logging.getLogger("rl.registry.retention")
 Stage, Status = Policy.Stage, TrainingRun.Status
 
 
-def policies_kept(agent: str) -> dict[int, str]:
+def policies_retained(agent: str) -> dict[int, str]:
     """Policy id -> why its files stay: in service, begun from, the one a rollback would need, the newest, the best."""
     wanted = learner_settings(agent)
     policies = list(Policy.objects.filter(agent=agent).order_by("-pk"))
@@ -55,7 +55,7 @@ def policies_prune(agent: str, *, actor: str) -> list[Policy]:
 
     Only folders inside RATCHET_HOME/policies and RATCHET_HOME/exports are touched.
     """
-    kept = policies_kept(agent)
+    kept = policies_retained(agent)
     gone = []
     for policy in Policy.objects.filter(agent=agent).exclude(pk__in=kept):
         if policy.events.filter(kind=PolicyEvent.Kind.PRUNED).exists():

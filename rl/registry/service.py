@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from rl.gates.headlines import baseline_words, headline, known_answer_of, liked_of
+from rl.gates.headlines import baseline_text, headline, known_answer_of, liked_of
 from rl.gates.report import GateReport
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import gate_difference, policy_judge, rival_name
@@ -95,7 +95,7 @@ def policy_get(name: str) -> Policy:
     return policy
 
 
-def policies_begun(policy: Policy) -> list[Policy]:
+def policies_started(policy: Policy) -> list[Policy]:
     """The policies whose weights a policy's training began with, the nearest first; none for one from the base."""
     found: list[Policy] = []
     while policy.run is not None:
@@ -159,7 +159,7 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
     if clusters := figures.get("clusters"):
         # without the examples: whoever erases a unit's words finds them in the evaluation alone
         summary["clusters"] = {name: count for name, count in clusters.items() if name != "largest"}
-    if baseline := baseline_words(figures):
+    if baseline := baseline_text(figures):
         summary["baseline"] = {"words": baseline, "headline": headline(figures["baseline"])}
     if comparison := figures.get("comparison"):
         summary["against"] = comparison["against"]

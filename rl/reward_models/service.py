@@ -20,7 +20,7 @@ from rl.checksums import FileDamaged, file_check, file_sum
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
 from rl.models import RewardModelEvent, RewardModelVersion, Snapshot, TrainingRun
 from rl.recipes.methods import OBJECTIVE_KINDS
-from rl.registry.integrity import damage_tell
+from rl.registry.integrity import damage_notify
 from rl.registry.service import home_path, home_relative
 from rl.statistics import concordance, concordance_difference, paired_difference, wilson_interval
 
@@ -98,7 +98,7 @@ def fault_of(version: RewardModelVersion) -> str:
     try:
         file_check(weights, version.sha256, "train it again, or restore it from a backup")
     except FileDamaged as damage:
-        damage_tell(damage, f"reward model {version.name}")
+        damage_notify(damage, f"reward model {version.name}")
         return (
             f"{version.name}: {weights} is not the file that was registered (its SHA-256 differs): {damage}"
         )
@@ -132,7 +132,7 @@ def reward_model_shown(version: RewardModelVersion) -> dict[str, Any]:
 # --- Entering and judging one -------------------------------------------------------------------------------
 
 
-def reward_model_enter(
+def reward_model_register(
     run: TrainingRun, result: TrainResult, *, actor: str, finish: Callable[[str], None]
 ) -> RewardModelVersion:
     """Copy a finished reward model to its place, register it and end its run in one transaction.
@@ -273,7 +273,7 @@ def beats_a_coin(ranking: dict[str, Any]) -> bool:
 WORDS = {"pairs": "held-out pairs", "labels": "held-out thumbs", "scores": "held-out scores"}
 
 
-def ranking_words(ranking: dict[str, Any]) -> str:
+def ranking_text(ranking: dict[str, Any]) -> str:
     """The figures in one clause, with their interval and n."""
     what = WORDS.get(str(ranking.get("what")), "held-out ratings")
     if not isinstance(ranking.get("value"), float):
@@ -282,7 +282,7 @@ def ranking_words(ranking: dict[str, Any]) -> str:
     return f"ranks {share} of {ranking['n']} {what} as people did"
 
 
-def difference_words(difference: dict[str, float]) -> str:
+def difference_text(difference: dict[str, float]) -> str:
     """A difference of shares in percentage points, with its interval."""
     value, low, high = (100 * difference[name] for name in ("value", "low", "high"))
     return f"{value:+.0f} points ({low:+.0f} to {high:+.0f})"
@@ -298,7 +298,7 @@ def gate_fault(version: RewardModelVersion) -> str:
         return f"it was not judged: manage.py reward_model judge {version.name}"
     if not beats_a_coin(ranking):
         return (
-            f"it is no better than a coin: it {ranking_words(ranking)}, and the interval holds 50 %; rate more at "
+            f"it is no better than a coin: it {ranking_text(ranking)}, and the interval holds 50 %; rate more at "
             f"/rate/?agent={version.agent} and train it again"
         )
     champion = reward_model_champion(version.agent)
@@ -313,7 +313,7 @@ def gate_fault(version: RewardModelVersion) -> str:
         return f"it was not compared with the champion {champion.name}: manage.py reward_model judge {version.name}"
     difference = ranking.get("difference")
     if not difference or difference["low"] <= 0:
-        found = difference_words(difference) if difference else "nothing to compare"
+        found = difference_text(difference) if difference else "nothing to compare"
         return f"it is not shown to rank better than {champion.name} on the same {ranking['n']} rows: {found}"
     return ""
 
@@ -331,7 +331,7 @@ def reward_model_promote(
     if fault and (not force or fault_of(version)):
         raise RewardModelRefused(f"{version.name} stays {version.stage}: {fault}")
     return _move(
-        version, Stage.CHAMPION, Kind.PROMOTED, actor, reason or ranking_words(version.ranking), forced=force
+        version, Stage.CHAMPION, Kind.PROMOTED, actor, reason or ranking_text(version.ranking), forced=force
     )
 
 
@@ -391,7 +391,7 @@ def _move(
 def _ranking_note(version: RewardModelVersion, ranking: dict[str, Any], actor: str) -> None:
     RewardModelVersion.objects.filter(pk=version.pk).update(ranking=ranking)
     version.ranking = ranking
-    _event(version, Kind.EVALUATED, actor, ranking_words(ranking), figures=ranking)
+    _event(version, Kind.EVALUATED, actor, ranking_text(ranking), figures=ranking)
 
 
 def _event(version: RewardModelVersion, kind: str, actor: str, reason: str, **facts: Any) -> None:

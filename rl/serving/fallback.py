@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from django.conf import settings
 
 from rl.models.serving import IN_PROCESS
-from rl.registry.integrity import stand_in_tell
+from rl.registry.integrity import stand_in_notify
 from rl.serving import metrics
 from rl.serving.base import (
     BASE,
@@ -169,7 +169,7 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
             continue
         for fallback in fallbacks:
             if fallback.kind == "damaged" and fallback.policy != model.name:
-                stand_in_tell(target.agent, fallback.policy, model.name)
+                stand_in_notify(target.agent, fallback.policy, model.name)
         return ServedAnswer(found, model, backend.name, fallbacks)
     if unable is not None and not fallbacks:
         raise unable

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from django.conf import settings
 
-from backend.installation import command_words
+from backend.installation import command_arguments
 from rl.bundled import base_named
 from rl.checksums import FileDamaged, file_check, sums_read
 from rl.models.serving import IN_PROCESS
-from rl.registry.integrity import damage_tell
+from rl.registry.integrity import damage_notify
 from rl.serving.base import BASE, BackendFailed, Model
 
 logger = logging.getLogger("rl.serving")
@@ -65,7 +65,7 @@ def base_file_is_whole(file: Path) -> bool:
     try:
         expected = sums_read(file.parent).get(file.name, "")
     except FileDamaged as damage:
-        damage_tell(damage, "a base model's file")
+        damage_notify(damage, "a base model's file")
         return True  # the record is damaged, not the weights
     return _is_whole(file, expected, "a base model's file")
 
@@ -76,7 +76,7 @@ def _is_whole(file: Path, expected: str, whose: str) -> bool:
     try:
         file_check(file, expected, "it is made again")
     except FileDamaged as damage:
-        damage_tell(damage, whose)
+        damage_notify(damage, whose)
         return False
     return True
 
@@ -147,7 +147,7 @@ def _make(*options: str) -> None:
     logger.info("made in the background: export_model %s (its log: %s)", key, log)
     with log.open("ab") as said:
         subprocess.Popen(  # noqa: S603
-            [sys.executable, *command_words("export_model", *options)],
+            [sys.executable, *command_arguments("export_model", *options)],
             cwd=settings.BASE_DIR,
             stdin=subprocess.DEVNULL,
             stdout=said,

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from backend.outages import OutageLog
 from feedback.recording.recorder import Recorder, decision_recorded, spool_folder
-from feedback.selectors import decision_answered_lately
+from feedback.selectors import decision_answered_recently
 from rl.agents import get_agent
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback as answering
@@ -287,7 +287,7 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
         row = (
             decision_recorded(id)
             if id is not None
-            else decision_answered_lately(
+            else decision_answered_recently(
                 target.agent,
                 [dict(message) for message in request.ask.messages],
                 request.body_hash,

@@ -17,7 +17,7 @@ from rl.agents.base import InvalidResponse
 from rl.agents.template import answer_of_schema
 from rl.checksums import FileDamaged, file_check
 from rl.linear.model import LinearPolicy, LinearPolicyError
-from rl.registry.integrity import damage_tell
+from rl.registry.integrity import damage_notify
 from rl.serving.base import Answer, Ask, BackendFailed, BackendUnable, ChatMessage, Model, Piece
 from rl.serving.candidate_selection import choose
 
@@ -80,7 +80,7 @@ def linear_policy(model: Model) -> LinearPolicy:
                 while len(_loaded) > LOADED:
                     _loaded.popitem(last=False)
         except FileDamaged as damage:
-            damage_tell(damage, f"policy {model.name}")
+            damage_notify(damage, f"policy {model.name}")
             raise BackendFailed(str(damage), kind="damaged" if damage.found else "missing") from damage
         except LinearPolicyError as fault:
             raise BackendFailed(str(fault), kind="missing") from fault

@@ -18,7 +18,7 @@ from typing import Any
 
 from django.conf import settings
 
-from backend.installation import command_words
+from backend.installation import command_arguments
 from rl.checksums import FileDamaged
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.models import Artifact, Policy
@@ -117,7 +117,7 @@ def _export(options: list[str], deadline: float) -> dict[str, Any]:
     """The report of `export_model` with these options, run in a child. Raises PreparationRefused with its last line."""
     try:
         done = subprocess.run(  # noqa: S603
-            [sys.executable, *command_words("export_model", *options, "--json")],
+            [sys.executable, *command_arguments("export_model", *options, "--json")],
             cwd=settings.BASE_DIR,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -16,12 +16,12 @@ from django.views.decorators.http import require_safe
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.cache import CostAwareCache
 from feedback.models import AgentSettings
-from feedback.selectors import SLUG_PATTERN, feedback_counts_lately
+from feedback.selectors import SLUG_PATTERN, feedback_counts_cached
 from rl.agents import AGENTS
 from rl.agents.base import Agent
 from rl.agents.inferred import InferredAgent
-from rl.datasets.buffer import buffer_sizes_lately
-from rl.datasets.gate_distance import gate_distances_lately
+from rl.datasets.buffer import buffer_sizes_cached
+from rl.datasets.gate_distance import gate_distances_cached
 from rl.datasets.reward_records import RewardsRefused, reward_plan
 from rl.gates.figures import headline_of, share_of
 from rl.jobs.label import labels_shown
@@ -57,7 +57,7 @@ SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
 @require_safe
 def agent(request: HttpRequest, slug: str) -> HttpResponse:
     """One agent. Any slug that decided something has a page, and so has every agent with a file or a definition."""
-    counts = feedback_counts_lately()
+    counts = feedback_counts_cached()
     defined = AgentDefinition.objects.filter(slug=slug).exists()
     known = slug in counts or slug in AGENTS or defined or TrainingRun.objects.filter(agent=slug).exists()
     if not re.fullmatch(SLUG_PATTERN, slug) or not known:
@@ -70,9 +70,9 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         "agent": found,
         "origin": _origin(found, defined),
         "counts": counts.get(slug, NO_FEEDBACK),
-        "buffer": buffer_sizes_lately().get(slug, 0),
+        "buffer": buffer_sizes_cached().get(slug, 0),
         "learner": learner_settings(slug),
-        "distance": gate_distances_lately({slug: counts[slug]}).get(slug) if slug in counts else None,
+        "distance": gate_distances_cached({slug: counts[slug]}).get(slug) if slug in counts else None,
         "champion": champion,
         "headline": headline_of(champion.metrics) if champion else None,
         "policies": policies[::-1][:RUNS_SHOWN],

@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from rl.experiments.results import results_lately, results_of, verdict_shown
+from rl.experiments.results import results_cached, results_of, verdict_shown
 from rl.experiments.schedule import arm_promote
 from rl.experiments.summary import VERDICTS, shown
 from rl.experiments.traffic import (
@@ -24,7 +24,7 @@ from rl.experiments.traffic import (
     experiment_start,
     experiment_stop,
     out_of_service,
-    ramps_left,
+    ramps_remaining,
 )
 from rl.models import Arm, Experiment, Policy
 from rl.recipes.experiment_metrics import METRICS
@@ -74,7 +74,7 @@ def experiments(request: HttpRequest) -> HttpResponse:
 def _verdict(experiment: Experiment) -> tuple[str, str]:
     if experiment.status == Experiment.Status.DRAFT:
         return "", ""
-    verdict = verdict_shown(results_lately(experiment))
+    verdict = verdict_shown(results_cached(experiment))
     return verdict, VERDICTS[verdict]
 
 
@@ -85,7 +85,7 @@ def experiment(request: HttpRequest, pk: int) -> HttpResponse:
     """One experiment: who answers whom, what it came to, what can be done, its history."""
     found = _found(pk=pk)
     try:
-        results = results_lately(found)
+        results = results_cached(found)
     except ExperimentRefused as refusal:  # a draft made in the admin, without its arms
         return render(request, "rl/experiment.html", {"experiment": found, "incomplete": str(refusal)})
     may = request.user.has_perm(CHANGE)
@@ -96,7 +96,7 @@ def experiment(request: HttpRequest, pk: int) -> HttpResponse:
             "experiment": found,
             "shown": shown(results),
             "events": list(found.events.all()[:100]),
-            "ramps": ramps_left(found) if may else [],
+            "ramps": ramps_remaining(found) if may else [],
             "may_start": may and found.status == Experiment.Status.DRAFT,
             "may_stop": may and found.status != Experiment.Status.STOPPED,
             "winners": [

@@ -20,7 +20,7 @@ def _shown(version: RewardModelVersion) -> dict[str, Any]:
     return {
         "version": version,
         "share": share_of({"ranking": version.ranking}, "ranking"),
-        "words": registry.ranking_words(version.ranking),
+        "words": registry.ranking_text(version.ranking),
         "what": registry.WORDS.get(str(version.ranking.get("what")), "held-out ratings"),
         "better": registry.beats_a_coin(version.ranking),
     }

@@ -23,7 +23,7 @@ from rl.jobs.estimates import order_automatic, order_place
 from rl.jobs.lifecycle import run_log_tail
 from rl.jobs.stages import stages_of
 from rl.models import TrainingRun
-from rl.reward_models.service import ranking_words
+from rl.reward_models.service import ranking_text
 from rl.reward_models.specs import reward_model_of
 from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest
 from rl.views.next_step import stations_of, step_next
@@ -127,7 +127,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "headline": headline_of(policy.metrics) if policy else None,
             "stages": stages_of(found),
             "judge": judge,
-            "judge_words": ranking_words(judge.ranking) if judge else "",
+            "judge_words": ranking_text(judge.ranking) if judge else "",
             "epochs": [str(folder) for folder in jobs.run_epochs(found)],
             "left_out": _left_out(found),
             "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),

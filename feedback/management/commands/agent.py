@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
 from feedback.agents.changes import agent_delete, agent_rename
-from feedback.erasure.trained import trained_words
+from feedback.erasure.trained import trained_text
 
 
 class Command(RatchetCommand):
@@ -67,7 +67,7 @@ class Command(RatchetCommand):
             )
             return
         if result.get("trained"):
-            self.stdout.write(f"  {trained_words(result['trained']).replace(' on it', ' for it')}")
+            self.stdout.write(f"  {trained_text(result['trained']).replace(' on it', ' for it')}")
 
     def next_step(self, result: dict[str, Any]) -> str:
         if result["action"] == "rename":

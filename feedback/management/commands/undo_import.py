@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from feedback.erasure.trained import trained_words
+from feedback.erasure.trained import trained_text
 from feedback.transfer.import_report import counted
 from feedback.transfer.import_undo import UndoRefused, import_undo
 
@@ -58,7 +58,7 @@ class Command(RatchetCommand):
                 "added to them"
             )
         if result["trained_on"]:
-            self.stdout.write(f"  {trained_words(result['trained_on'])}")
+            self.stdout.write(f"  {trained_text(result['trained_on'])}")
         if result["imports_since"]:
             numbers = ", ".join(map(str, result["imports_since"]))
             self.stdout.write(

@@ -8,7 +8,7 @@ from django.core.management.base import CommandParser
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from feedback.erasure.trained import trained_words
+from feedback.erasure.trained import trained_text
 from feedback.erasure.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
 from feedback.transfer.import_report import counted
 
@@ -92,7 +92,7 @@ class Command(RatchetCommand):
                 f"{done} {counted(result['decisions'], 'decisions')}{f': {agents}' if agents else ''}."
             )
             if result["trained_on"]:
-                self.stdout.write(f"  {trained_words(result['trained_on'])}; what was learnt stays learnt")
+                self.stdout.write(f"  {trained_text(result['trained_on'])}; what was learnt stays learnt")
 
     def next_step(self, result: dict[str, Any]) -> str:
         if result.get("withdrawal"):

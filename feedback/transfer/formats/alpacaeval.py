@@ -8,7 +8,7 @@ from typing import Any
 
 from feedback.storage.responses import shown
 from feedback.transfer.formats.base import demonstration, has, key_of, row_format
-from feedback.transfer.formats.calls import kept_metadata, text_or_empty
+from feedback.transfer.formats.calls import metadata_retained, text_or_empty
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -30,7 +30,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key = key_of(row)
     messages = messages_of(text_of(row.get("instruction"), "instruction"), "instruction")
-    metadata = kept_metadata(dataset=row.get("dataset"))
+    metadata = metadata_retained(dataset=row.get("dataset"))
     if "output_1" not in row:
         output = text_of(row.get("output"), "output")
         if not output.strip():

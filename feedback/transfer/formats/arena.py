@@ -12,7 +12,7 @@ from typing import Any
 
 from feedback.storage.responses import Completion, Message, shown
 from feedback.transfer.formats.base import has, key_of, row_format
-from feedback.transfer.formats.calls import chat_of, json_value, kept_metadata, text_or_empty
+from feedback.transfer.formats.calls import chat_of, json_value, metadata_retained, text_or_empty
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -71,7 +71,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             response=response,
             policy=text_or_empty(row.get(f"model_{side}")),
             unit=text_or_empty(row.get("evaluation_session_id")),
-            metadata=kept_metadata(language=row.get("language")),
+            metadata=metadata_retained(language=row.get("language")),
             created_at=at,
         )
         for side, response in zip("ab", responses, strict=True)

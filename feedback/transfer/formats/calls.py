@@ -357,7 +357,7 @@ def text_or_empty(value: Any) -> str:
     return value[:200]
 
 
-def kept_metadata(**values: Any) -> dict[str, Any]:
+def metadata_retained(**values: Any) -> dict[str, Any]:
     """Metadata of the values that say something."""
     return {
         name: check_json(value, name) for name, value in values.items() if value not in (None, "", [], {})

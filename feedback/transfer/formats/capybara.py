@@ -11,7 +11,7 @@ from typing import Any
 from feedback.storage.responses import shown
 from feedback.transfer.formats.arena import split_turns
 from feedback.transfer.formats.base import has, key_of, row_format
-from feedback.transfer.formats.calls import chat_of, kept_metadata, text_or_empty
+from feedback.transfer.formats.calls import chat_of, metadata_retained, text_or_empty
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -34,7 +34,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    key, metadata = key_of(row), kept_metadata(source=row.get("source"))
+    key, metadata = key_of(row), metadata_retained(source=row.get("source"))
     if "chosen" not in row:
         yield _labelled(row, line, metadata)
         return

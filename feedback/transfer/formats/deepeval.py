@@ -11,7 +11,7 @@ from typing import Any
 
 from feedback.storage.responses import Message
 from feedback.transfer.formats.base import demonstration, each_item, has, key_of, row_format
-from feedback.transfer.formats.calls import chat_of, kept_metadata, text_or_empty
+from feedback.transfer.formats.calls import chat_of, metadata_retained, text_or_empty
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedOutcome,
@@ -53,7 +53,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 def _case(case: Mapping[str, Any], line: int) -> Iterator[Record]:
     key = text_or_empty(case.get("name")) or key_of(case)
-    metadata = kept_metadata(
+    metadata = metadata_retained(
         context=case.get("context"),
         retrieval_context=case.get("retrievalContext"),
         scenario=case.get("scenario"),

@@ -13,7 +13,7 @@ from feedback.transfer.formats.base import key_of, row_format
 from feedback.transfer.formats.calls import (
     call_decision,
     json_value,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
     whole_of,
@@ -55,7 +55,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         tokens_out=whole_of(usage.get("completion_tokens")),
         created_at=time_of(row.get("timestamp"), "timestamp"),
         tags=(workload[:100],) if workload else (),
-        metadata=kept_metadata(client_id=row.get("client_id")),
+        metadata=metadata_retained(client_id=row.get("client_id")),
     )
 
 

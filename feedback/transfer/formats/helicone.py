@@ -7,7 +7,13 @@ from typing import Any
 
 from feedback.storage.responses import shown
 from feedback.transfer.formats.base import has, row_format
-from feedback.transfer.formats.calls import call_decision, json_value, kept_metadata, text_or_empty, whole_of
+from feedback.transfer.formats.calls import (
+    call_decision,
+    json_value,
+    metadata_retained,
+    text_or_empty,
+    whole_of,
+)
 from feedback.transfer.formats.records import (
     ImportedOutcome,
     ImportedRating,
@@ -54,7 +60,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         tokens_out=whole_of(row.get("completion_tokens")),
         latency_ms=None if delay is None else number_of(delay, "delay_ms"),
         created_at=time_of(row.get("request_created_at"), "request_created_at"),
-        metadata=kept_metadata(properties=row.get("properties") or row.get("request_properties")),
+        metadata=metadata_retained(properties=row.get("properties") or row.get("request_properties")),
         ratings=tuple(_feedback(row)),
         outcomes=tuple(
             ImportedOutcome(outcome_name(str(name)), number_of(value, f"scores.{name}"))

@@ -15,7 +15,7 @@ from feedback.transfer.formats.base import Format, each_row, has, key_of
 from feedback.transfer.formats.calls import (
     call_decision,
     json_value,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
     whole_of,
@@ -102,7 +102,9 @@ def _trace(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         unit=text_or_empty(row.get("userId") or row.get("user_id")),
         created_at=time_of(row.get("timestamp"), "timestamp"),
         tags=tags_of(json_value(row.get("tags")) or None, "tags"),
-        metadata=kept_metadata(trace_id=own, name=row.get("name"), metadata=json_value(row.get("metadata"))),
+        metadata=metadata_retained(
+            trace_id=own, name=row.get("name"), metadata=json_value(row.get("metadata"))
+        ),
         ratings=ratings,
         outcomes=outcomes,
     )
@@ -135,7 +137,7 @@ def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         tokens_out=whole_of(usage.get("output")),
         latency_ms=number_of(latency, "latency") * 1000 if isinstance(latency, (int, float)) else None,
         created_at=time_of(row.get("startTime") or row.get("start_time"), "startTime"),
-        metadata=kept_metadata(trace_id=row.get("traceId") or row.get("trace_id"), name=row.get("name")),
+        metadata=metadata_retained(trace_id=row.get("traceId") or row.get("trace_id"), name=row.get("name")),
         ratings=ratings,
         outcomes=outcomes,
     )

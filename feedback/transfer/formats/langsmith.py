@@ -15,7 +15,7 @@ from feedback.transfer.formats.base import Format, decisions_first, has, key_of
 from feedback.transfer.formats.calls import (
     answer_of,
     call_decision,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     plain_text,
     text_or_empty,
@@ -130,7 +130,7 @@ def _run(row: Mapping[str, Any], line: int, answered: DiskMultimap) -> Iterator[
         latency_ms=max((ended - started).total_seconds() * 1000, 0.0) if started and ended else None,
         created_at=started,
         tags=tags_of(row.get("tags"), "tags"),
-        metadata=kept_metadata(
+        metadata=metadata_retained(
             trace_id=trace, name=row.get("name"), reference_example_id=row.get("reference_example_id")
         ),
     )

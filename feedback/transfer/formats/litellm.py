@@ -12,7 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from feedback.transfer.formats.base import has, row_format
-from feedback.transfer.formats.calls import call_decision, json_value, kept_metadata, text_or_empty, whole_of
+from feedback.transfer.formats.calls import (
+    call_decision,
+    json_value,
+    metadata_retained,
+    text_or_empty,
+    whole_of,
+)
 from feedback.transfer.formats.records import Record, RowSkipped, number_of, tags_of, text_of, time_of
 
 MARKERS = ("litellm_truncated", "redacted-by-litellm")
@@ -59,7 +65,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         latency_ms=None if latency is None else number_of(latency, "request_duration_ms"),
         created_at=time_of(row.get("startTime"), "startTime"),
         tags=tags_of(json_value(row.get("request_tags")) or None, "request_tags"),
-        metadata=kept_metadata(
+        metadata=metadata_retained(
             session_id=row.get("session_id"), trace_id=row.get("trace_id"), model_group=row.get("model_group")
         ),
     )

@@ -15,7 +15,7 @@ from feedback.transfer.formats.base import has, row_format
 from feedback.transfer.formats.calls import (
     call_decision,
     json_value,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
 )
@@ -69,7 +69,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         created_at=time_of(info.get("request_time", info.get("timestamp_ms")), "request_time"),
         ratings=ratings,
         outcomes=outcomes,
-        metadata=kept_metadata(trace_id=own, expectations=expectations),
+        metadata=metadata_retained(trace_id=own, expectations=expectations),
     ):
         yield record
         if isinstance(record, ImportedDecision):

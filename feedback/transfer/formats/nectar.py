@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from feedback.transfer.formats.base import has, key_of, row_format
-from feedback.transfer.formats.calls import kept_metadata, text_or_empty
+from feedback.transfer.formats.calls import metadata_retained, text_or_empty
 from feedback.transfer.formats.hh import LAST, turns_of_text
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -39,7 +39,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if not found or rest.strip():
         raise RowError("prompt: expected it to end with a blank line and 'Assistant:'")
     messages = turns_of_text(prompt)
-    metadata = kept_metadata(source=row.get("source"))
+    metadata = metadata_retained(source=row.get("source"))
     ranked: list[tuple[float, ImportedDecision]] = []
     for index, item in enumerate(list_of(row.get("answers"), "answers")):
         answer, where = mapping_of(item, f"answers[{index}]"), f"answers[{index}]"

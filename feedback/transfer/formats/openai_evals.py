@@ -9,7 +9,7 @@ from typing import Any
 from feedback.transfer.formats.base import each_item, key_of, row_format
 from feedback.transfer.formats.calls import (
     call_decision,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
     whole_of,
@@ -60,7 +60,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         tokens_in=whole_of(usage.get("prompt_tokens")),
         tokens_out=whole_of(usage.get("completion_tokens")),
         created_at=at,
-        metadata=kept_metadata(
+        metadata=metadata_retained(
             eval_id=row.get("eval_id"),
             eval_run_id=row.get("run_id"),
             datasource_item=row.get("datasource_item"),

@@ -13,7 +13,7 @@ from typing import Any
 from feedback.transfer.formats.base import Format, decisions_first, each_item, has, key_of
 from feedback.transfer.formats.calls import (
     call_decision,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
     whole_of,
@@ -109,7 +109,7 @@ def _completion(row: Mapping[str, Any], line: int, prompts: DiskMultimap, alone:
         tokens_in=whole_of(usage.get("prompt_tokens")),
         tokens_out=whole_of(usage.get("completion_tokens")),
         created_at=time_of(row.get("created"), "created"),
-        metadata=kept_metadata(request_id=row.get("request_id"), stored=row.get("metadata")),
+        metadata=metadata_retained(request_id=row.get("request_id"), stored=row.get("metadata")),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from feedback.transfer.formats.base import has, row_format
 from feedback.transfer.formats.calls import (
     call_decision,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
     whole_of,
@@ -68,7 +68,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         latency_ms=max((ended - started).total_seconds() * 1000, 0.0) if started and ended else None,
         created_at=started,
         tags=tags_of(trace.get("tags"), "trace.tags"),
-        metadata=kept_metadata(trace_id=own, span_id=None if call is trace else call.get("id")),
+        metadata=metadata_retained(trace_id=own, span_id=None if call is trace else call.get("id")),
         ratings=ratings,
         outcomes=outcomes,
     )

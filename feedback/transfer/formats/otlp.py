@@ -18,7 +18,7 @@ from feedback.transfer.formats.base import Format, attempt, decisions_first
 from feedback.transfer.formats.calls import (
     call_decision,
     json_value,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
     turn_of,
@@ -160,7 +160,7 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
             if started is None or ended is None
             else max(round((ended - started) * 1000, 3), 0.0),
             created_at=time_of(started, "startTimeUnixNano"),
-            metadata=kept_metadata(
+            metadata=metadata_retained(
                 trace_id=trace,
                 response_id=attributes.get("gen_ai.response.id"),
                 conversation_id=attributes.get("gen_ai.conversation.id"),

@@ -17,7 +17,7 @@ from feedback.transfer.formats.base import Format, decisions_first, each_item, h
 from feedback.transfer.formats.calls import (
     call_decision,
     json_value,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
     whole_of,
@@ -127,7 +127,7 @@ def _span(row: Mapping[str, Any], line: int, models: DiskMultimap, roots: DiskMu
         tokens_out=whole_of(attributes.get("llm.token_count.completion")),
         latency_ms=max((ended - started).total_seconds() * 1000, 0.0) if started and ended else None,
         created_at=started,
-        metadata=kept_metadata(trace_id=trace, root_id=roots.last(trace), name=row.get("name")),
+        metadata=metadata_retained(trace_id=trace, root_id=roots.last(trace), name=row.get("name")),
     )
 
 

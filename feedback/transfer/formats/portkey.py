@@ -12,7 +12,7 @@ from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.calls import (
     call_decision,
     json_value,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
     whole_of,
@@ -55,7 +55,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         tokens_out=whole_of(row.get("res_units")),
         latency_ms=None if latency is None else number_of(latency, "response_time"),
         created_at=time_of(row.get("created_at"), "created_at"),
-        metadata=kept_metadata(trace_id=row.get("trace_id"), ai_org=row.get("ai_org")),
+        metadata=metadata_retained(trace_id=row.get("trace_id"), ai_org=row.get("ai_org")),
     )
 
 

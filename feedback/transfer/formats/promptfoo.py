@@ -16,7 +16,7 @@ from feedback.transfer.formats.calls import (
     NO_PROMPT,
     answer_of,
     json_value,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     prompt_of,
     text_or_empty,
@@ -102,7 +102,7 @@ def _result(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         tokens_out=whole_of(usage.get("completion")),
         latency_ms=None if latency is None else number_of(latency, "latencyMs"),
         created_at=time_of(row.get("timestamp"), "timestamp"),
-        metadata=kept_metadata(eval_id=row.get("evalId"), test=row.get("testIdx"), vars=row.get("vars")),
+        metadata=metadata_retained(eval_id=row.get("evalId"), test=row.get("testIdx"), vars=row.get("vars")),
         ratings=tuple(_ratings(row.get("gradingResult"))),
         outcomes=tuple(
             ImportedOutcome(outcome_name(str(score)), number_of(value, f"namedScores.{score}"))

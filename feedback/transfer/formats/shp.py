@@ -7,7 +7,7 @@ from typing import Any
 
 from feedback.storage.responses import shown
 from feedback.transfer.formats.base import has, key_of, row_format
-from feedback.transfer.formats.calls import kept_metadata
+from feedback.transfer.formats.calls import metadata_retained
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -38,7 +38,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             key=key,
             messages=messages_of(text_of(row.get("history"), "history"), "history"),
             response=text_of(row.get(f"human_ref_{side}"), f"human_ref_{side}", required=True),
-            metadata=kept_metadata(post_id=row.get("post_id"), domain=row.get("domain")),
+            metadata=metadata_retained(post_id=row.get("post_id"), domain=row.get("domain")),
         )
         for side in "AB"
     )

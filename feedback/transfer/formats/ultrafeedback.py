@@ -12,7 +12,7 @@ from typing import Any
 
 from feedback.storage.responses import Message, shown
 from feedback.transfer.formats.base import each_item, has, key_of, row_format
-from feedback.transfer.formats.calls import kept_metadata, text_or_empty
+from feedback.transfer.formats.calls import metadata_retained, text_or_empty
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedOutcome,
@@ -46,7 +46,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         for item in completions
         if isinstance(item, Mapping) and isinstance(item.get("response"), str)
     ]
-    metadata = kept_metadata(
+    metadata = metadata_retained(
         source=row.get("source"),
         correct_answers=_answers(row.get("correct_answers")),
         incorrect_answers=_answers(row.get("incorrect_answers")),

@@ -17,7 +17,7 @@ from typing import Any
 from feedback.transfer.formats.base import Format, attempt, decisions_first, has, key_of
 from feedback.transfer.formats.calls import (
     call_decision,
-    kept_metadata,
+    metadata_retained,
     object_or_empty,
     text_or_empty,
     whole_of,
@@ -109,7 +109,7 @@ def _call(row: Mapping[str, Any], line: int, answered: DiskMultimap, roots: Disk
             tokens_out=whole_of(usage.get("completion_tokens", usage.get("output_tokens"))),
             latency_ms=None if latency is None else number_of(latency, "latency_ms"),
             created_at=time_of(row.get("started_at"), "started_at"),
-            metadata=kept_metadata(
+            metadata=metadata_retained(
                 trace_id=row.get("trace_id"), root_id=roots.last(trace), op=row.get("op_name")
             ),
         )

@@ -11,8 +11,8 @@ from backend.command import RatchetCommand
 from feedback.selectors import agents_known
 from rl.datasets.reward_records import (
     RewardsRefused,
-    outcome_worth_set,
-    outcomes_without_worth,
+    outcome_value_set,
+    outcomes_without_value,
     reward_labels,
     rewards_calculate,
 )
@@ -59,7 +59,7 @@ class Command(RatchetCommand):
         if options["outcome"] and not options["agent"]:
             raise RewardsRefused("--outcome says what an outcome of one agent is worth: give --agent too")
         for spec in options["outcome"]:
-            outcome_worth_set(options["agent"], spec)
+            outcome_value_set(options["agent"], spec)
         with self.bar("rewards") as bar:
             found = rewards_calculate(
                 options["agent"],
@@ -69,7 +69,7 @@ class Command(RatchetCommand):
             )
         agents = [options["agent"]] if options["agent"] else agents_known()
         labels = {slug: reward_labels(slug) for slug in agents if slug not in found.refused}
-        unvalued = {slug: outcomes_without_worth(slug) for slug in agents if slug not in found.refused}
+        unvalued = {slug: outcomes_without_value(slug) for slug in agents if slug not in found.refused}
         return {
             **dataclasses.asdict(found),
             "agents": agents,

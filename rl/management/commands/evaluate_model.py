@@ -13,11 +13,11 @@ from backend import next_steps
 from backend.command import RatchetCommand
 from backend.disks import file_replace
 from rl.datasets.gate_distance import gate_distance
-from rl.datasets.prompt_clusters import cluster_words
+from rl.datasets.prompt_clusters import cluster_text
 from rl.evaluation import service as evaluations
 from rl.gates.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
 from rl.gates.evidence_kinds import MEASURES as MEASURED
-from rl.gates.headlines import TITLES, baseline_words, known_answer_of, liked_of
+from rl.gates.headlines import TITLES, baseline_text, known_answer_of, liked_of
 from rl.models import Policy
 from rl.registry import gate_evidence as judging
 
@@ -136,14 +136,14 @@ class Command(RatchetCommand):
             self.stdout.write(verdict(result))
         elif "look" in result and not result.get("holdout_prompts"):
             self.stdout.write(look_text(result["look"]))
-        if words := cluster_words(result.get("clusters") or {}):
+        if words := cluster_text(result.get("clusters") or {}):
             self.stdout.write(f"{words}.")
         if count := result.get("holdout_prompts"):
             self.stdout.write(
                 f"{count:,} prompts of this file stand in the agent's holdout, so these figures are look "
                 f"{result['look']} at it, and the gate counts them."
             )
-        if words := baseline_words(result):
+        if words := baseline_text(result):
             self.stdout.write(words)
         self.stdout.write(off_policy_text(result["off_policy"]))
         if result["seen_in_training"]:

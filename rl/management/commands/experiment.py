@@ -11,7 +11,7 @@ from backend.command import RatchetCommand
 from rl.api.experiments import experiment_shown
 from rl.experiments import schedule as experiment_clock
 from rl.experiments.results import results_of, results_shown
-from rl.experiments.summary import adjustment_words, effect_interval_words, interval_words
+from rl.experiments.summary import adjustment_text, effect_interval_text, interval_text
 from rl.experiments.traffic import (
     ArmOrder,
     ExperimentRefused,
@@ -191,11 +191,11 @@ class Command(RatchetCommand):
         for arm in results.arms:
             self.stdout.write(
                 f"  {arm.name} ({arm.arm.policy_name}): {metric.words} "
-                f"{interval_words(arm.figures[metric.name], metric)}, {arm.units:,} units"
+                f"{interval_text(arm.figures[metric.name], metric)}, {arm.units:,} units"
             )
             if arm.effect is not None:
-                self.stdout.write(f"    {effect_interval_words(arm.effect, metric)}: {arm.words}")
-                if adjusted := adjustment_words(arm.effect, metric):
+                self.stdout.write(f"    {effect_interval_text(arm.effect, metric)}: {arm.words}")
+                if adjusted := adjustment_text(arm.effect, metric):
                     self.stdout.write(f"    {adjusted}")
 
 

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from backend.command import RatchetCommand
 from rl.models import RewardModelVersion
 from rl.reward_models import service as reward_models
-from rl.reward_models.service import ranking_words
+from rl.reward_models.service import ranking_text
 
 
 class Command(RatchetCommand):
@@ -68,9 +68,9 @@ class Command(RatchetCommand):
         if result.get("reward_models") == []:
             self.stdout.write("No reward models yet.")
         for row in result.get("reward_models", []):
-            self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {ranking_words(row['ranking'])}")
+            self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {ranking_text(row['ranking'])}")
         if "name" in result:
-            self.stdout.write(f"{result['name']} is {result['stage']}: it {ranking_words(result['ranking'])}")
+            self.stdout.write(f"{result['name']} is {result['stage']}: it {ranking_text(result['ranking'])}")
             for event in result["events"]:
                 self.stdout.write(
                     f"  {event['at'][:16]}  {event['kind']:<10} {event['actor']}: {event['reason']}"
