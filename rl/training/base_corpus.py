@@ -1,4 +1,4 @@
-"""What the bundled base model is taught: prompts of the built-in agents and of strangers', and plain English. Pure.
+"""Corpus of the bundled base model: prompts of the built-in agents and of strangers', and plain English. Pure.
 
 Among the options of a prompt each answer is alike, so the model learns to name one of them and prefers none. Some
 prompts of the built-in agents also list options that make no sense for the question; the answers are then the

@@ -1,4 +1,4 @@
-"""What one made-up prompt teaches: several right answers, and how likely each next token of them is. Pure.
+"""Training target of one generated prompt: several right answers, and the distribution of each next token. Pure.
 
 Where an answer is drawn evenly among options, the model is not shown one draw but the whole distribution: after
 each token the options that are still possible are counted. That says "each alike, and nothing else" without noise,

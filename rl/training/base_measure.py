@@ -1,4 +1,4 @@
-"""What a base model can do before it has learnt anybody's taste: valid answers, and no preference among the options."""
+"""Figures of a base model that has not learnt anybody's taste: valid answers, and no preference among the options."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def _layout(random: Random, head: str, options: Sequence[str]) -> str:
 
 
 def _about(random: Random) -> str:
-    """What an option is."""
+    """Description of an option."""
     return words.sentence(random) if random.random() < 0.3 else words.phrase(random, 4)
 
 

@@ -1,4 +1,4 @@
-"""How the bundled base learns: trees of answers, the whole distribution of each next token, and checkpoints.
+"""Training of the bundled base: trees of answers, the whole distribution of each next token, and checkpoints.
 
 A prompt is read once and all its answers branch off from it, each token seeing the prompt and the tokens before it in
 its own answer.

@@ -1,4 +1,4 @@
-"""What every TRL trainer here shares: it tells its listener what it does, and stops when it is asked to."""
+"""Callbacks of every TRL trainer here: the run is reported to its listener, and stops when the listener asks for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl.training.progress import TrainListener
 
 
 class ListenerCallback(TrainerCallback):
-    """Passes the run on to its listener, and the listener's wish to stop back to the run. Rank 0 decides for all."""
+    """Reports a run to its listener, and passes the listener's request to stop to the run. Rank 0 decides for all."""
 
     def __init__(self, trainer: Trainer, listener: TrainListener) -> None:
         self.trainer, self.listener = trainer, listener

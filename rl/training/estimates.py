@@ -1,4 +1,4 @@
-"""What a run would take here, before it is started: steps, minutes, peak memory. One function per method."""
+"""Estimates of a run before it is started: steps, minutes, peak memory. One function per method."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD_OUT_SHARE = 1 / 8
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run would take on this machine; `reasons` says how each figure was made."""
+    """Steps, time and memory of a run on this machine; `reasons` says how each figure was made."""
 
     steps: int
     minutes: float
@@ -38,7 +38,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Work:
-    """What a run computes beside its training micro-batches."""
+    """Work of a run beside its training micro-batches."""
 
     rows: int
     """Rows that are trained on in an epoch."""
@@ -66,9 +66,9 @@ def estimated(
     generation: GenerationLoad | None = None,
     sample_s: float | None = None,
 ) -> Estimate:
-    """Time and memory of some work, from a trial of its micro-batches on a random model of the same shape.
+    """Time and memory of some work, from a profile of its micro-batches on a random model of the same shape.
 
-    `sample_s` are the seconds of a sampling where they are known; else `generation` is sampled in the trial.
+    `sample_s` are the seconds of a sampling where they are known; else `generation` is sampled while profiling.
     """
     config, encoder, parameters = shape
     found = profile_micro_batches(
@@ -110,7 +110,7 @@ def estimated(
 
 
 def evaluations(recipe: Recipe, steps: int) -> int:
-    """How often a run of so many steps looks at its eval rows, at most: see `rl.training.early_stopping`."""
+    """Largest number of evaluations in a run of so many steps: see `rl.training.early_stopping`."""
     if recipe.patience == 0 and recipe.eval_steps == 0:
         return 1
     return -(-steps // evaluation_interval(recipe, steps))
@@ -167,7 +167,7 @@ def dpo(
 ) -> Estimate:
     """Steps, minutes and peak memory of `DPOTrainer.train(rows)`, training nothing and loading no weights.
 
-    Lengths come from the first rows; time from a trial on random layers of the architecture here and now, so a busy
+    Lengths come from the first rows; time from a profile of random layers of the architecture here and now, so a busy
     machine gives a longer estimate. Raises PolicyLoadError for a base that cannot be read, ValueError for rows of
     another shape.
     """

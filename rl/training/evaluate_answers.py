@@ -43,7 +43,7 @@ class HeldOutPrompt:
 
 
 def prompt_key(messages: Sequence[Message]) -> str:
-    """What two prompts have in common where they are the same."""
+    """Key that is equal for equal prompts."""
     return json.dumps(messages, sort_keys=True)
 
 
@@ -142,7 +142,7 @@ class AnswerJudge:
         return None
 
     def action(self, response: str) -> Any:
-        """What a response does: two texts that do the same are the same answer."""
+        """Action that a response stands for: two texts that do the same are the same answer."""
         if self.agent.structured:
             try:
                 return json.dumps(self.agent.parse(response), sort_keys=True)
@@ -182,7 +182,7 @@ TOPICS = ("topic", "category", "intent")
 
 
 def slices_of(row: Mapping[str, Any]) -> list[str]:
-    """What kinds of case a held-out row is: its tags, topic, prompt length, and of a pair which response is longer."""
+    """Slices a held-out row belongs to: its tags, topic, prompt length, and of a pair which response is longer."""
     found = [f"tag:{tag}" for tag in dict.fromkeys(row.get("tags") or ())]
     state = row.get("state")
     if isinstance(state, Mapping):

@@ -53,7 +53,7 @@ def response_of(row: Mapping[str, Any], number: int) -> tuple[list[Any], str]:
 
 
 def hash_of(row: Mapping[str, Any]) -> str:
-    """What names a row's prompt: its hash, or the prompt itself where a row has none."""
+    """Identity of a row's prompt: its hash, or the prompt itself where a row has none."""
     return row.get("prompt_hash") or prompt_key(row["prompt"])
 
 
@@ -188,7 +188,7 @@ def _shifted(effect: ConcordanceEffect) -> dict[str, Any]:
 
 
 def _knowledge(stored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How well each side's log-ratio to the base tells what people like, as a calibrated probability.
+    """Fit of each side's log-ratio to the base to people's ratings, as a calibrated probability.
 
     log_loss in nats (0.693 for a coin) and brier, per answer; the differences are the policy's minus the other's, over
     prompts: below 0 it knows better.

@@ -48,7 +48,7 @@ Tensors = dict[str, Any]
 
 
 class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
-    """What both ways of getting groups share: a group's answers are computed on one packed row with their prompt.
+    """Common part of online and logged groups: a group's answers are computed on one packed row with their prompt.
 
     The underscored methods are TRL 1.16's, which is pinned.
     """
@@ -64,7 +64,7 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
     watch: Watch
 
     def settle(self, context: RunContext[GRPORecipe], policy: LoadedPolicy) -> None:
-        """What TRL's constructor cannot be told."""
+        """Apply the settings that TRL's constructor has no arguments for."""
         self.context = context
         self.watch = Watch(
             context.recipe.max_kl, context.recipe.start_from == BASE or context.recipe.held_to_start

@@ -1,4 +1,4 @@
-"""What machine is this, and what follows from it: device, dtype, 4-bit, preset, each with its reason."""
+"""Detection of the machine and the settings that follow from it: device, dtype, 4-bit, preset, each with its reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Hardware:
     dtype: str
     """`float32`, `bfloat16` or `float16`: what frozen weights are loaded and multiplied in."""
     matmul_precision: str
-    """`highest` or `medium`: argument of torch.set_float32_matmul_precision while the furnace works."""
+    """`highest` or `medium`: argument of torch.set_float32_matmul_precision while a training runs."""
     supports_4bit: bool
     preset: str
     """`default`, `small_gpu`, `high_quality` or `cpu`."""

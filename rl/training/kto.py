@@ -303,7 +303,7 @@ class _Trainer(TokenizedTrainerMixin, trl.KTOTrainer):
             model = functools.partial(_given, answered)
         else:
             mask = inputs["completion_mask"].bool()
-        found_loss = super()._compute_loss(self._kept(model), inputs, return_outputs)
+        found_loss = super()._compute_loss(self._recorded(model), inputs, return_outputs)
         loss, *rest = found_loss if return_outputs else (found_loss,)
         if self.logistic:
             loss = self._logistic_loss(inputs)
@@ -314,16 +314,16 @@ class _Trainer(TokenizedTrainerMixin, trl.KTOTrainer):
         self.loss_check(loss, f" or raise beta (now {self.beta:g})")
         return (loss, *rest) if return_outputs else loss
 
-    def _kept(self, model: Any) -> Any:
+    def _recorded(self, model: Any) -> Any:
         """The model, whose newest log-probabilities are kept for the losses that TRL does not have: those of the
         mismatched responses come first."""
 
-        def asked(**inputs: Any) -> Any:
+        def forward(**inputs: Any) -> Any:
             output = model(**inputs)
             self._log_probs = output.log_probs
             return output
 
-        return asked
+        return forward
 
     def _logistic_loss(self, inputs: dict[str, Any]) -> torch.Tensor:
         assert self._log_probs is not None

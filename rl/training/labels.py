@@ -44,7 +44,7 @@ Item = tuple[Sequence[Message], str]
 
 @dataclass(frozen=True)
 class Figures:
-    """How good the probabilities are, on labels of folds the model was not fitted on."""
+    """Quality of the probabilities, on labels of folds the model was not fitted on."""
 
     n: int
     good_share: float
@@ -231,7 +231,7 @@ def embeddings(
 
 
 def margins(policy: LoadedPolicy, items: Sequence[Item]) -> np.ndarray:
-    """How much likelier the policy is to give each response than its base is, in nats per token: [n, 1]."""
+    """Log-ratio of each response between the policy and its base, in nats per token: [n, 1]."""
     from rl.training.scoring import score_responses
 
     own, base = score_responses(policy, items), score_responses(policy, items, adapter=False)
@@ -250,7 +250,7 @@ def reward_scores(path: Path, items: Sequence[Item]) -> np.ndarray:
 
 
 class LearnedReward:
-    """What people would say of a response, as a reward: a label model trained on their ratings, from the text alone.
+    """Predicted rating of a response, as a reward: a label model trained on their ratings, from the text alone.
 
     -2 where they surely find it bad, 2 where they surely find it good, 0 where nobody can tell.
     """

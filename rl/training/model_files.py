@@ -1,4 +1,4 @@
-"""What lies on disk: base models and adapters, found whole or refused. Weights are read from safetensors only."""
+"""Files of base models and adapters on disk, checked for completeness. Weights are read from safetensors only."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def adapter_read(path: str | Path) -> dict[str, Any]:
 
 
 def base_hash(source: str, commit: str | None = None) -> str:
-    """What identifies a base: sha256 over config.json and every safetensors file, or the hub's commit hash."""
+    """Identity of a base: sha256 over config.json and every safetensors file, or the hub's commit hash."""
     if not Path(source).is_dir():
         return f"commit:{commit}" if commit else f"name:{source}"
     digest = hashlib.sha256()

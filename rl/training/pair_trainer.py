@@ -129,13 +129,13 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
     """Whether metrics stay on the device until they are logged; None: where the device is not the CPU."""
 
     def settle(self, context: RunContext[DPORecipe], policy: LoadedPolicy) -> None:
-        """What TRL's constructor cannot be told."""
+        """Apply the settings that TRL's constructor has no arguments for."""
         self.context = context
         self.precompute_ref_logps = context.recipe.precompute_reference
         trainer_settle(self, policy, context)
         forward_settle(self)
         items = self.token_rows("chosen_ids", "rejected_ids")
-        self.choice = self._climb(items)
+        self.choice = self._select_strategy(items)
         self.compile_choice = self._compile(items)
         self._busy_s, self._busy_tokens = 0.0, 0
         later = policy.device.type != "cpu" if self.defer_metrics is None else self.defer_metrics
@@ -149,7 +149,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             Processes(cpu=policy.device.type == "cpu").most if self.args.world_size > 1 else None,
         )
 
-    def _climb(self, items: list[EncodedResponse]) -> StrategyChoice:
+    def _select_strategy(self, items: list[EncodedResponse]) -> StrategyChoice:
         """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
         first = first_strategy(self.context.recipe.attention, self.policy.device.type, items)
         choice = strategy_apply(self, items, first=first)
@@ -202,7 +202,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             if self.context.recipe.group_prompts
             else None
         )
-        # trainer.state survives a resume, so the sampler asks it rather than being told
+        # trainer.state survives a resume, so the sampler reads it at each epoch
         # accelerate deals whole batches to the processes in turn: rows of one step lie together
         rows_at_once = self.args.train_batch_size * self.args.world_size
         return LengthGroupedSampler(
@@ -254,8 +254,8 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         with contextlib.nullcontext() if self.lazy_metrics is None else self.lazy_metrics.gathering(self):
-            watched = self._read_later(model) if self.model.training else self._read_differences(model)
-            loss = super()._compute_loss(watched, inputs, return_outputs)
+            recorded = self._read_later(model) if self.model.training else self._read_differences(model)
+            loss = super()._compute_loss(recorded, inputs, return_outputs)
             tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()
         mode = "train" if self.model.training else "eval"
         self.loss_check(loss[0] if return_outputs else loss, f" or raise beta (now {self.beta:g})")
@@ -279,28 +279,28 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
     def _read_differences(self, model: Any) -> Any:
         """The model, whose log-probabilities of the pairs are noted."""
 
-        def asked(**inputs: Any) -> Any:
+        def forward(**inputs: Any) -> Any:
             output = model(**inputs)
             if self._differences is not None:
                 chosen, rejected = output.log_probs.detach().float().sum(-1).chunk(2)
                 self._differences += self.accelerator.gather_for_metrics(chosen - rejected).tolist()
             return output
 
-        return asked
+        return forward
 
     def _read_later(self, model: Any) -> Any:
         """The model, whose mean logits TRL selects by a mask to average them."""
         if self.lazy_metrics is None:
             return model
 
-        def asked(**inputs: Any) -> Any:
+        def forward(**inputs: Any) -> Any:
             assert self.lazy_metrics is not None
             output = model(**inputs)
             if isinstance(output.get("mean_logits"), torch.Tensor):
                 output.mean_logits = self.lazy_metrics.wrap(output.mean_logits)
             return output
 
-        return asked
+        return forward
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         began = time.perf_counter()

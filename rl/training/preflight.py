@@ -173,7 +173,7 @@ def refusal_of(look: AnswerLook | None, recipe: Recipe, agent: str) -> str:
 
 
 def warning_of(look: AnswerLook | None, recipe: Recipe) -> str:
-    """What is said loudly before a training; empty where at least half of the answers are valid."""
+    """Warning before a training; empty where at least half of the answers are valid."""
     if look is None or isinstance(recipe, RewardModelRecipe) or look.share >= FEW:
         return ""
     if look.served == CHOICE:
@@ -187,7 +187,7 @@ def warning_of(look: AnswerLook | None, recipe: Recipe) -> str:
 
 
 def after_words(before: AnswerLook | None, after: AnswerLook | None) -> str:
-    """What a training did to the share of valid answers, where it is to be said; empty where it is well."""
+    """Change of the share of valid answers by a training, where it is worth a sentence; empty where it is well."""
     if before is None or after is None:
         return ""
     figures = (

@@ -48,11 +48,11 @@ class Processes:
             p.grad.copy_(summed.view_as(p.grad))
 
     def agree(self, said: T) -> T:
-        """What the main process says, for all."""
-        told = [said]
+        """The main process's value, on all processes."""
+        values = [said]
         if self.count > 1:
-            broadcast_object_list(told)
-        return told[0]
+            broadcast_object_list(values)
+        return values[0]
 
     def most(self, count: int) -> int:
         """The greatest of the processes' counts."""

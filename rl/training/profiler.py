@@ -1,4 +1,4 @@
-"""A short measurement here and now: what a batch costs on a random model of the real shape, in time and memory."""
+"""Profiler of a training step: time and memory of micro-batches on a random model of the real shape, here and now."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ FEWEST, TIMED_S = 4, 2.0
 
 @dataclass(frozen=True)
 class MicroBatchProfile:
-    """What one micro-batch costs on the whole model, on average."""
+    """Cost of one micro-batch on the whole model, on average."""
 
     train_s: float
     """Forward, backward and the optimiser's step."""
     forward_s: float
     """Forward alone, as a reference takes it."""
     sample_s: float
-    """Answering a batch of prompts; 0 where none was generation for."""
+    """Answering a batch of prompts; 0 where none was asked for."""
     setup_s: float
     """Finding how rows can be computed, once a run."""
     saved_bytes: float

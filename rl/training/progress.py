@@ -1,4 +1,4 @@
-"""What a trainer tells the outside while it works, and the checkpoints it can trust when it starts again."""
+"""Reporting of a run while it works, and the seal on checkpoints that a resumed run can trust."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPLETE = "complete.json"
 
 
 class TrainListener(Protocol):
-    """Who follows a run: a progress bar, a database row, a test. Called on rank 0 only."""
+    """Listener of a run: a progress bar, a database row, a test. Called on rank 0 only."""
 
     def on_start(self, total_steps: int) -> None:
         """Before the first step, with the optimiser steps the whole run takes."""

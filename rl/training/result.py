@@ -1,4 +1,4 @@
-"""What a training run leaves behind: one JSON file with everything, and the figure drawn from it. No torch here."""
+"""Result of a training run: one JSON file with everything, and the figure drawn from it. No torch here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TrainingRefused(ValueError):
 
 
 class TrainingFailed(RuntimeError):
-    """Training started and could not go on (the loss diverged, a full disk); says what was seen and what to try."""
+    """Failure of a training that had started (the loss diverged, a full disk), with what was seen and what to try."""
 
 
 class ResultError(ValueError):

@@ -1,4 +1,4 @@
-"""How well a reward model foretells what people say: accuracy, Brier score, calibration. Numbers in, no model."""
+"""Metrics of a reward model on held-out feedback: accuracy, Brier score, calibration. Numbers in, no model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl.statistics import calibration_curve, expected_calibration_error
 
 @dataclass(frozen=True)
 class HeldOutMetrics:
-    """How well held-out feedback is foretold."""
+    """Agreement of predicted and given feedback on held-out rows."""
 
     accuracy: float
     """Share of pairs ranked as people did, or of responses on the right side of neutral."""
@@ -27,7 +27,7 @@ class HeldOutMetrics:
 def held_out_metrics(
     scores: Sequence[tuple[float, float]], targets: Sequence[float], objective: str
 ) -> HeldOutMetrics:
-    """Of held-out rows: the head's numbers for each response and the other of its pair, and what people said.
+    """Metrics from the head's numbers for each response and the other of its pair, and from what people said.
 
     `targets` are the scores (regression) or thumbs (binary), in [0, 1]; of pairs (pairwise) people's choice is the
     first and they are not looked at.

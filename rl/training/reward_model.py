@@ -178,7 +178,7 @@ class RewardModelTrainer:
     def _facts(
         self, trainer: ScoreTrainer, train: list[dict[str, Any]], held_out: list[dict[str, Any]]
     ) -> dict[str, Any] | None:
-        """What stands beside the weights; None of a model that was stopped before it was finished."""
+        """Facts stored beside the weights; None for a model that was stopped before it was finished."""
         if trainer.state.global_step < trainer.state.max_steps and not trainer.stopped_early():
             return None
         some = train[:: -(-len(train) // SCALED)]

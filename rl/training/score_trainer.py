@@ -1,4 +1,4 @@
-"""Training a score at the end of a response: batches, the three objectives, rows that share a prompt."""
+"""Trainer of a score at the end of a response: batches, the three objectives, rows that share a prompt."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
     objective: str
 
     def settle(self, context: RunContext[RewardModelRecipe], policy: LoadedPolicy) -> None:
-        """What the constructor cannot be told, and rows that share a prompt where the model can compute them."""
+        """Apply what the constructor has no arguments for, and pack rows where the model can compute them."""
         self._noted: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         trainer_settle(self, policy, context)
         if context.recipe.architecture != "causal":

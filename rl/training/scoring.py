@@ -1,4 +1,4 @@
-"""Log-probabilities of responses: one formula for training, evaluation and choosing among candidates."""
+"""Log-probabilities of responses: one formula for training, evaluation and candidate selection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ScoringError(RuntimeError):
 
 @dataclass(frozen=True)
 class ResponseScore:
-    """How likely a policy is to answer exactly this, and then end its turn."""
+    """Likelihood of exactly this answer, and of the turn ending after it."""
 
     logp: float
     """Sum over the response's tokens, in nats; at most 0."""

@@ -123,7 +123,7 @@ class SFTTrainer:
     def _reference(
         self, policy: LoadedPolicy, arguments: trl.SFTConfig, items: Sequence[EncodedResponse]
     ) -> Reference:
-        """What the base says of each demonstration: how far training goes from it is told by that."""
+        """Log-probabilities of the demonstrations under the base, which the distance of training is measured from."""
         cache = reference_cache(self.context)
         logps, _ = reference_logps(policy, arguments, items, 2 * self.recipe.batch_size, cache)
         return {(*item.prompt_ids, *item.response_ids): logp for item, logp in zip(items, logps, strict=True)}
@@ -152,14 +152,19 @@ class _Trainer(TokenizedTrainerMixin, trl.SFTTrainer):
         loss = super().compute_loss(model, inputs, return_outputs, **kwargs)
         value = loss[0] if return_outputs else loss
         self.loss_check(value, "")
-        self._distance_note(value.detach(), *rows, kwargs.get("num_items_in_batch"))
+        self._log_distance(value.detach(), *rows, kwargs.get("num_items_in_batch"))
         return loss
 
-    def _distance_note(
-        self, loss: torch.Tensor, ids: torch.Tensor, fed: torch.Tensor, told: torch.Tensor, items: Any
+    def _log_distance(
+        self,
+        loss: torch.Tensor,
+        ids: torch.Tensor,
+        fed: torch.Tensor,
+        completion_mask: torch.Tensor,
+        items: Any,
     ) -> None:
         """Log the demonstrations' log-ratio to the base: all of it per demonstration, and per token."""
-        tokens = int(told.sum())
+        tokens = int(completion_mask.sum())
         # the loss is a sum over this batch divided by the tokens of the whole step, of all processes
         step = tokens if items is None else float(items) / (self.args.world_size if self._shares() else 1)
         base = sum(self.reference[tuple(row[kept].tolist())] for row, kept in zip(ids, fed, strict=True))

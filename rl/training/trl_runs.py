@@ -1,4 +1,4 @@
-"""What the runs over TRL's trainers share: arguments, settling a trainer, failures that say what to do, the result."""
+"""Common parts of the runs over TRL's trainers: arguments, settings after construction, checkpoints, the result."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def reference_add(model: Any, policy_adapter: str = "default") -> None:
 
 
 def trainer_settle(trainer: Any, policy: LoadedPolicy, context: RunContext[Any]) -> None:
-    """What TRL's constructors cannot be told: float32 LoRA, its dropout, the run's listener, nothing on stdout."""
+    """Apply what TRL's constructors have no arguments for: float32 LoRA, its dropout, the listener; no printing."""
     trainer.policy, trainer.agent = policy, context.agent
     policy.model = trainer.model
     for parameter in trainer.model.parameters():
@@ -228,7 +228,7 @@ class EpochCheckpoints(TrainerCallback):
 
 
 class TokenizedTrainerMixin:
-    """Mixed into TRL's trainers: rows are tokens already, checkpoints are sealed, nobody is told of the run.
+    """Mixin for TRL's trainers whose rows are tokens already: checkpoints are sealed, no telemetry is sent.
 
     The underscored methods are TRL 1.16's and transformers 5.23's own; both are pinned.
     """
@@ -246,17 +246,17 @@ class TokenizedTrainerMixin:
     _total_train_tokens: Any
 
     early_stopping: EarlyStopping | None = None
-    """Who watches the eval split; None: the run makes every step."""
+    """Watcher of the eval split; None: the run makes every step."""
     lazy_metrics: LazyMetrics | None = None
     """Where metrics wait on the device until they are logged; None: they are read at once."""
     _unchecked: tuple[tuple[int, str, LazyScalar], ...] = ()
-    """Losses nobody has looked at yet: step, advice, value."""
+    """Losses not checked for divergence yet: step, advice, value."""
 
     def _send_telemetry(self) -> None:
-        """TRL reports each run to its makers; what people rate here is nobody else's business."""
+        """Send nothing: TRL would report each run to its makers."""
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Not a model to publish."""
+        """Write none: the adapter is not a model to publish."""
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         return dataset
@@ -327,7 +327,7 @@ class TokenizedTrainerMixin:
 
 
 def run_facts(recipe: Recipe, policy: LoadedPolicy, rows: Sequence[Any], processes: int) -> dict[str, Any]:
-    """What a resumed run must have in common with the one that began (`folder.same_run_check`)."""
+    """Facts that a resumed run must have in common with the one that began (`folder.same_run_check`)."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps(row).encode())
@@ -372,7 +372,7 @@ def result_of(
     evaluated: str = "eval_loss",
     stopped_early: str = "",
 ) -> TrainResult:
-    """What came of a run over TRL; the finished adapter is saved below the output folder by the main process."""
+    """The result of a run over TRL; the finished adapter is saved below the output folder by the main process."""
     state = trainer.state
     stopped_early = stopped_early or trainer.stopped_early()
     cancelled = state.global_step < state.max_steps and not stopped_early

@@ -27,7 +27,7 @@ from rl.training.sft import SFTTrainer
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What the warm-up left."""
+    """Outcome of a warm-up."""
 
     reference: LoadedPolicy
     """The base with the adapter of the warm-up: what the preference loss measures against."""

@@ -1,4 +1,4 @@
-"""Whether a run's decoder layers are compiled, and why: asked, worth it, and found to agree with the stock forward."""
+"""Decision whether a run's decoder layers are compiled: asked for, worth the time, and equal to the stock forward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl.training.packed.strategies import FLEX_STRATEGIES, Strategy
 
 @dataclass(frozen=True)
 class CompileChoice:
-    """What was decided; `buckets` are the widths rows are padded to, None where nothing is compiled."""
+    """The decision; `buckets` are the widths rows are padded to, None where nothing is compiled."""
 
     buckets: Buckets | None
     reason: str
@@ -65,10 +65,10 @@ def compile_choose(
             return CompileChoice(None, "a step that was to be timed did not fit into memory")
         if not pays:
             return CompileChoice(None, why)
-    agrees, said = compiled_agrees(policy, items, strategy, buckets.fit, autocast)
+    agrees, differences = compiled_agrees(policy, items, strategy, buckets.fit, autocast)
     if not agrees:
-        return CompileChoice(None, f"compiled, they do not agree with the stock forward ({said})")
-    return CompileChoice(buckets, f"{why}; {said}")
+        return CompileChoice(None, f"compiled, they do not agree with the stock forward ({differences})")
+    return CompileChoice(buckets, f"{why}; {differences}")
 
 
 def _impossible(policy: PackablePolicy, strategy: Strategy, wish: str) -> str:

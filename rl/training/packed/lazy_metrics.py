@@ -1,4 +1,4 @@
-"""Metrics read when they are logged: a trainer's `.item()` notes down what to read, and one transfer fetches it all.
+"""Metrics that stay on the device until they are logged: `.item()` queues a read, and one transfer fetches them all.
 
 TRL's losses read some fifteen numbers from the device in every micro-step, and each of these reads waits until the
 device has finished. Here the loss runs as it is; what its `gather` returns only remembers what is done with it.
@@ -18,7 +18,7 @@ Number = int | float
 
 
 class LazyScalar:
-    """A Python number that is not known yet. Arithmetic with it is noted down and done in Python, as TRL does it."""
+    """Python number that is not known yet. Arithmetic with it is recorded and done in Python later, as TRL does it."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class LazyScalar:
         self.pending, self.tensor, self.how, self.inputs = pending, tensor, how, inputs
         self.value: Number | None = None
         self.assumed_positive = False
-        """TRL asked whether it is above 0 and was told yes; division by it then gives 0.0 where it is not."""
+        """Whether a comparison with 0 was answered with yes; division by it then gives 0.0 where that is wrong."""
         self.divides = False
         pending.entries.append(self)
 
     def resolve(self) -> Number:
-        """Its value; fetches all that is noted so far if need be."""
+        """The value; fetches everything queued so far if need be."""
         if self.value is None:
             self.pending.read()
         assert self.value is not None
@@ -81,7 +81,7 @@ class LazyScalar:
 
 
 class LazyTensor:
-    """A tensor of which only numbers are wanted: what is done with it is done when they are read.
+    """Tensor of which only numbers are wanted: operations on it run when the numbers are read.
 
     Knows what TRL does between gathering and reading (`sum`, `mean`, a quotient, a comparison with 0, slices and
     masks); anything else is given the tensor itself.
@@ -152,7 +152,7 @@ class _AboveZero:
 
 
 class LazyMetrics:
-    """What is to be read from the device, in the order in which it was asked for."""
+    """Queue of numbers to read from the device, in the order of the requests."""
 
     def __init__(self, processes: int = 1) -> None:
         self.processes = processes
@@ -175,7 +175,7 @@ class LazyMetrics:
             trainer.accelerator = accelerator
 
     def read(self) -> None:
-        """Fetch and compute all that is noted, with one transfer for each type of number there is."""
+        """Fetch and compute everything queued, with one transfer for each type of number there is."""
         entries, self.entries = self.entries, []
         by_type: dict[torch.dtype, list[tuple[LazyScalar, torch.Tensor]]] = defaultdict(list)
         for entry in entries:
@@ -204,23 +204,23 @@ def _value(part: Any) -> Any:
 
 
 class Gathering:
-    """An accelerator whose gathered tensors are kept rather than read."""
+    """Accelerator whose gathered tensors stay on the device."""
 
     def __init__(self, pending: LazyMetrics, accelerator: Any) -> None:
         self._pending, self._accelerator = pending, accelerator
 
-    def gather(self, found: Any) -> LazyTensor:
-        return self._kept(self._accelerator.gather, found)
+    def gather(self, tensor: Any) -> LazyTensor:
+        return self._wrapped(self._accelerator.gather, tensor)
 
-    def gather_for_metrics(self, found: Any) -> LazyTensor:
-        return self._kept(self._accelerator.gather_for_metrics, found)
+    def gather_for_metrics(self, tensor: Any) -> LazyTensor:
+        return self._wrapped(self._accelerator.gather_for_metrics, tensor)
 
-    def _kept(self, gather: Callable[[torch.Tensor], torch.Tensor], found: Any) -> LazyTensor:
-        if not isinstance(found, LazyTensor):
-            return self._pending.wrap(gather(found.detach()))
+    def _wrapped(self, gather: Callable[[torch.Tensor], torch.Tensor], tensor: Any) -> LazyTensor:
+        if not isinstance(tensor, LazyTensor):
+            return self._pending.wrap(gather(tensor.detach()))
         if self._pending.processes == 1:
-            return found
-        return self._pending.wrap(gather(found.make()))  # all processes meet here, so it is made now
+            return tensor
+        return self._pending.wrap(gather(tensor.make()))  # all processes meet here, so it is made now
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._accelerator, name)

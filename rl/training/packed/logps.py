@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens from hidden states: the one formula behind scoring, training and choosing."""
+"""Log-probabilities of tokens from hidden states: the one formula behind scoring, training and candidate selection."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _frozen_on_cpu(head: Any, hidden: torch.Tensor) -> bool:
 
 
 def logit_settings(config: Any) -> tuple[float | None, float]:
-    """What an architecture does to its logits after the head: soft cap (or None) and factor.
+    """Soft cap (or None) and factor that an architecture applies to its logits after the head.
 
     Cohere (logit_scale), Falcon-H1 (lm_head_multiplier), Granite and MiniCPM3 (divide by logits_scaling), Gemma 2
     (final_logit_softcapping). `head_check` finds what is missing here.

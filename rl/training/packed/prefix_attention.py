@@ -29,7 +29,7 @@ beyond (twice as quick in bfloat16), but keep heads * P^2 / 2 weights a row and 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the attention of a packed row must know; handed through the model's layers as a keyword."""
+    """Layout of a packed row for its attention; handed through the model's layers as a keyword."""
 
     prompt: int
     """P, the width of the prompt's part."""

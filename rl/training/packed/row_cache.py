@@ -1,4 +1,4 @@
-"""What was computed once for a row of feedback, on disk for every later run: reference log-probabilities and tokens."""
+"""Cache of values computed once per row, on disk for later runs: reference log-probabilities, tokens, self-tests."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class SelftestCache:
-    """Where results are kept, with the facts about a model that it does not carry itself."""
+    """Store of self-test results, with the facts about a model that it does not carry itself."""
 
     rows: RowCache
     base_model_hash: str

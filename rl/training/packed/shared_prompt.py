@@ -1,4 +1,4 @@
-"""Answering one prompt many times: its keys and values are there once, and all its answers ask them together.
+"""Attention while sampling many answers to one prompt, whose keys and values are in memory once.
 
 Each new token would else read a copy of the prompt for every answer. After Juravsky et al. 2024, "Hydragen"
 (arXiv 2402.05099): attention over a shared prefix as one product of all its queries, joined with each answer's own.
@@ -55,15 +55,17 @@ class SharedPrompt:
         near = torch.matmul(own, key.transpose(2, 3)).view(prompts, samples, shared, group, -1)
         scores = torch.cat([far, near.transpose(1, 2).flatten(2, 3)], -1)
         weights = torch.softmax(scores, -1)
-        told = torch.matmul(weights[..., :length], prompt_values)
+        far_out = torch.matmul(weights[..., :length], prompt_values)
         own_weights = weights[..., length:].view(prompts, shared, samples, group, -1).transpose(1, 2)
-        answered = torch.matmul(own_weights.reshape(rows, shared, group, -1), value)
-        told = told.view(prompts, shared, samples, group, width).transpose(1, 2).reshape(rows, heads, width)
-        return (told + answered.view(rows, heads, width))[:, None]
+        near_out = torch.matmul(own_weights.reshape(rows, shared, group, -1), value)
+        far_out = (
+            far_out.view(prompts, shared, samples, group, width).transpose(1, 2).reshape(rows, heads, width)
+        )
+        return (far_out + near_out.view(rows, heads, width))[:, None]
 
 
 def rows_left(running: torch.Tensor, samples: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Which rows to go on with when some have ended: rows [kept], their prompts' places, and rows to a prompt.
+    """Rows to go on with when some have ended: rows [kept], their prompts' places, and rows to a prompt.
 
     `running` [prompts * samples] bool. A prompt without a running row leaves; the others keep as many rows as the one
     with most, those that run first.

@@ -23,7 +23,7 @@ KEPT = 2
 
 @dataclass
 class State:
-    """Where a run is. What is drawn is a function of seed and step, so no random state needs keeping."""
+    """Progress of a run. What is drawn is a function of seed and step, so no random state needs keeping."""
 
     step: int = 0
     optimiser_steps: int = 0

@@ -1,4 +1,4 @@
-"""What a run that samples its own answers would take here, before it is started: PPO and GRPO."""
+"""Estimates of a run that samples its own answers, before it is started: PPO and GRPO."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TRIED_S = 3.0
 
 @dataclass(frozen=True)
 class _Answers:
-    """Answers to a few batches of prompts, as tokens, and the seconds of a batch; None: left to the trial."""
+    """Answers to a few batches of prompts, as tokens, and the seconds of a batch; None: left to the profiler."""
 
     items: list[EncodedResponse]
     sample_s: float | None
@@ -151,25 +151,23 @@ def _answers(
     samples: int,
     hardware: Hardware,
 ) -> _Answers:
-    """What the base says to `at_once` prompts at a time, `samples` answers to each, with an adapter as a run has it."""
+    """Answers of the base to `at_once` prompts at a time, `samples` to each, with an adapter as a run has it."""
     order = itertools.cycle(random.Random(recipe.seed).sample(ids, len(ids)))
-    generation = [list(itertools.islice(order, at_once)) for _ in range(TRIED)]
+    batches = [list(itertools.islice(order, at_once)) for _ in range(TRIED)]
     sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
     if shape[2] > ASKABLE:
         length = max(1, round(ANSWER_SHARE * recipe.max_new_tokens))
-        items = [EncodedResponse(prompt, [0] * length) for prompt in generation[0] for _ in range(samples)]
+        items = [EncodedResponse(prompt, [0] * length) for prompt in batches[0] for _ in range(samples)]
         half = Sampling(length, recipe.temperature, recipe.top_k, recipe.top_p)
-        return _Answers(items, None, GenerationLoad(generation[0], samples, half))
+        return _Answers(items, None, GenerationLoad(batches[0], samples, half))
     policy = load_policy(base_model, hardware=hardware, quantization=recipe.quantization)
     model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
     generator = torch.Generator(policy.device).manual_seed(recipe.seed)
     said: list[EncodedResponse] = []
     seconds: list[float] = []
     with matmul(hardware):
-        sample_responses(
-            causal_model(model), policy.encoder, generation[0], 1, sampling, generator
-        )  # wakes it
-        for prompts in generation:
+        sample_responses(causal_model(model), policy.encoder, batches[0], 1, sampling, generator)  # wakes it
+        for prompts in batches:
             began = time.perf_counter()
             rollouts = sample_responses(
                 causal_model(model), policy.encoder, prompts, samples, sampling, generator
@@ -178,7 +176,7 @@ def _answers(
             said += [rollout.item for rollout in rollouts]
             if sum(seconds) > TRIED_S:
                 break
-    return _Answers(said, statistics.fmean(seconds), GenerationLoad(generation[0], samples, sampling))
+    return _Answers(said, statistics.fmean(seconds), GenerationLoad(batches[0], samples, sampling))
 
 
 def _told(

@@ -1,4 +1,4 @@
-"""What a response is worth: the mean of the reward functions that apply to it, a reward model among them."""
+"""Reward of a response: the mean of the reward functions that apply to it, a reward model among them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from rl.training.result import TrainingRefused
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn. Temperature 0 takes the likeliest; top_k 0 and top_p 1 leave all tokens in."""
+    """Sampling parameters of a token. Temperature 0 takes the likeliest; top_k 0 and top_p 1 leave all tokens in."""
 
     max_new_tokens: int
     temperature: float = 1.0

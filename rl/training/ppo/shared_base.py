@@ -129,7 +129,7 @@ class SharedBase:
                 layer._active_adapter, layer._disable_adapters = active, disabled
 
     def parameters_of(self, adapter: str) -> dict[str, nn.Parameter]:
-        """What is trained of a role, by name; the value's head belongs to the value."""
+        """Trained parameters of a role, by name; the value's head belongs to the value."""
         own = {name: p for name, p in self.model.named_parameters() if adapter_of(name) == adapter}
         if adapter == VALUE:
             own |= {f"value_head.{name}": p for name, p in self.value_head.named_parameters()}

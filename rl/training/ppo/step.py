@@ -84,8 +84,8 @@ def experience_gather(
 
     mask = gather(lambda micro: micro.mask).bool()
     if recipe.value_backbone == "shared":
-        told = {id(micro): base.policy_and_values(micro) for micro in micros}
-        logps, entropy, values = (gather(lambda micro, i=i: told[id(micro)][i]) for i in range(3))  # type: ignore[misc]
+        outputs = {id(micro): base.policy_and_values(micro) for micro in micros}
+        logps, entropy, values = (gather(lambda micro, i=i: outputs[id(micro)][i]) for i in range(3))  # type: ignore[misc]
     else:
         said = {id(micro): base.policy_tokens(micro) for micro in micros}
         logps, entropy = (gather(lambda micro, i=i: said[id(micro)][i]) for i in range(2))  # type: ignore[misc]
@@ -253,7 +253,7 @@ def _clip(roles: dict[str, list[torch.nn.Parameter]], recipe: PPORecipe) -> floa
 
 
 def experience_metrics(experience: Experience, kl_coef: float, processes: Processes) -> dict[str, float]:
-    """What a batch of responses was like, before anything was learnt from it."""
+    """Metrics of a batch of responses, before anything was learnt from it."""
     kl = kl_per_response(experience)
     mask = experience.mask
     reward = float(_mean_over(processes, experience.scores))

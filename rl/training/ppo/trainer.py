@@ -1,4 +1,8 @@
-"""The PPO loop, to be read from top to bottom: sample, judge, learn, tell, and again."""
+"""Proximal policy optimisation of a LoRA policy (Schulman et al. 2017; Ziegler et al. 2019): sample, judge, learn, log.
+
+Policy, reference, value and reward model share one frozen base through their adapters; log-probabilities are taken at
+temperature 1, so that KL and ratio describe the policy as it is served. Read `_loop` from top to bottom.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +149,7 @@ class PPOTrainer:
         if state.step == 0:
             self._probe()
         if state.step == 0 and self.eval_prompts.ids:
-            self._tell(self._evaluate() | {"step": 0.0})  # what it starts from, before anything is learnt
+            self._log(self._evaluate() | {"step": 0.0})  # what it starts from, before anything is learnt
         while state.step < total:
             row = self._step()
             state.step += 1
@@ -155,7 +159,7 @@ class PPOTrainer:
             ):
                 row |= self._evaluate()
             row["step"] = float(state.step)
-            self._tell(row, shown=last or state.step % recipe.logging_steps == 0)
+            self._log(row, shown=last or state.step % recipe.logging_steps == 0)
             if self.processes.main:
                 self.context.listener.on_step(state.step, total)
             if reason := self.processes.agree(self.watch.see(state.step, row)):
@@ -217,7 +221,7 @@ class PPOTrainer:
         return [prompts.rows[i] for i in chosen], rollouts
 
     def _server(self, policy: LoadedPolicy) -> VllmServer | None:
-        """Who samples instead of this process, where the recipe names one."""
+        """The vLLM server that samples instead of this process, where the recipe names one."""
         if not self.recipe.vllm_server:
             return None
         folder = self.context.output_dir / "sampling" / str(self.processes.index)
@@ -369,7 +373,7 @@ class PPOTrainer:
         rollouts = self._answers([ids[-1], ids[0]], 2, self._generator("sample", -1))
         self.context.note(self.base.strategy_find([rollout.item for rollout in rollouts]))
 
-    # --- What is told and kept ----------------------------------------------------------------------------------
+    # --- Logging and results ----------------------------------------------------------------------------------
 
     def _parts(self, judged: Judgement, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Each reward's own mean and the share of responses that ended, over all processes."""
@@ -385,7 +389,7 @@ class PPOTrainer:
         ended = torch.tensor(sum(r.ended for r in rollouts) / len(rollouts), device=device)
         return {**found, "ended": float(self.processes.sum(ended)) / self.processes.count}
 
-    def _tell(self, row: dict[str, float], *, shown: bool = True) -> None:
+    def _log(self, row: dict[str, float], *, shown: bool = True) -> None:
         self.state.rows.append(row)
         if shown and self.processes.main:
             said = {name: value for name, value in row.items() if name != "step" and math.isfinite(value)}
