@@ -39,7 +39,7 @@ def files_made(folder: Path, adapters: int) -> tuple[Path, list[Path]]:
     from rl.export.gguf_names import layout_of
     from rl.export.gguf_write import writer_for
     from rl.export.source import source_open
-    from tests.tiny import tiny_adapter
+    from tests.support.tiny_models import tiny_adapter
 
     writer_for(source_open(str(BUNDLED), None), None, None).write(
         folder / "base.gguf", "f16", "base", lambda *_: None

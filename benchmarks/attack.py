@@ -4,9 +4,9 @@
     python benchmarks/attack.py --short    # every area, a few minutes each
     python benchmarks/attack.py --only fuzz roles --fuzz 400
 
-An attack is a test of `tests/` at a larger scale (`tests/attempts.py`), or another benchmark that prints JSON; nothing
-is written twice. What a machine cannot do (mounting a small disk, PostgreSQL) is counted as not tried, with the reason.
-Exit code 1 where anything failed.
+An attack is a test of `tests/` at a larger scale (`tests/support/campaign_scale.py`), or another benchmark that prints
+JSON; nothing is written twice. What a machine cannot do (mounting a small disk, PostgreSQL) is counted as not
+tried, with the reason. Exit code 1 where anything failed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Tests:
 
     nodes: tuple[str, ...]
     scale: dict[str, int] = field(default_factory=dict)
-    """Name -> number, as `tests.attempts.scaled` reads it."""
+    """Name -> number, as `tests.support.campaign_scale.scaled` reads it."""
     only: str = ""
     """pytest's -k."""
 

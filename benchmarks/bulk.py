@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.api_writes import bulk, decision, machine, measured  # noqa: E402
-from tests.postgres import cluster, fresh_database  # noqa: E402
-from tests.server import Server  # noqa: E402
+from tests.support.postgres import cluster, fresh_database  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 
 def rows(kind: str, count: int) -> Iterator[dict[str, Any]]:

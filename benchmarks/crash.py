@@ -3,7 +3,7 @@
 Kills fall from the first rating of a retrain to the end of what follows it. A run that died several times is given
 up by design, so what trains is spared once its run has few attempts left; what serves and clocks never is.
 The same ratings are learnt from once with kills and once without them: the champion must be the same. What else must
-hold is in tests/crashing.py.
+hold is in tests/support/crash_loop.py.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ sys.path.insert(0, str(ROOT))
 
 import psycopg  # noqa: E402
 
-from tests.crashing import QUICK, Loop, faults  # noqa: E402
-from tests.postgres import cluster  # noqa: E402
-from tests.server import query  # noqa: E402
-from tests.tiny import tiny_model  # noqa: E402
+from tests.support.crash_loop import QUICK, Loop, faults  # noqa: E402
+from tests.support.postgres import cluster  # noqa: E402
+from tests.support.server import query  # noqa: E402
+from tests.support.tiny_models import tiny_model  # noqa: E402
 
 RATINGS = 60
 PATIENCE_S = 1800.0

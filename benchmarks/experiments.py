@@ -17,8 +17,8 @@ from scipy import stats
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.statistics import wilson_interval
-from tests.experiment_worlds import LOOK_EVERY, peeking
-from tests.traffic_worlds import EQUAL_WORLDS, WORLDS, Shares, shares_of
+from tests.support.experiment_worlds import LOOK_EVERY, peeking
+from tests.support.traffic_worlds import EQUAL_WORLDS, WORLDS, Shares, shares_of
 
 
 def fixed_horizon(share: float, gain: float, power: float, alpha: float = 0.05) -> int:

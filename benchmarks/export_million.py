@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.api_writes import machine  # noqa: E402
-from tests.postgres import cluster  # noqa: E402
+from tests.support.postgres import cluster  # noqa: E402
 
 FILL = """
 INSERT INTO feedback_decision (id, agent, messages, prompt_hash, response, policy, unit, arm, propensity, run_id, tags,

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.statistics import wilson_interval
-from tests.evidence_worlds import KindWorld, drawn_of, opens, promoted_in
+from tests.support.evidence_worlds import KindWorld, drawn_of, opens, promoted_in
 
 WORLDS = {
     PAIRS: KindWorld(PAIRS),

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.gates.rules import alpha_of_attempt, gate_judge
 from rl.statistics import paired_difference, wilson_interval
-from tests import gate_worlds
-from tests.gate_worlds import (
+from tests.support import gate_worlds
+from tests.support.gate_worlds import (
     BOUNDS,
     EQUAL,
     Outcomes,

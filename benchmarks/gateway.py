@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
 
-from tests.postgres import cluster  # noqa: E402
-from tests.server import Server, free_port  # noqa: E402
+from tests.support.postgres import cluster  # noqa: E402
+from tests.support.server import Server, free_port  # noqa: E402
 
 PROMPT = "You answer customers of a shop in one short paragraph, politely, and never promise a date."
 

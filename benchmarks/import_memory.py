@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.api_writes import machine  # noqa: E402
-from tests.postgres import cluster  # noqa: E402
-from tests.server import Server  # noqa: E402
+from tests.support.postgres import cluster  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 
 def words(number: int, size: int) -> str:

@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.statistics import wilson_interval
 from rl.statistics.propensities import propensity_fault
-from tests.experiment_worlds import LOG_WORLDS, coverage, draws
+from tests.support.experiment_worlds import LOG_WORLDS, coverage, draws
 
 FAULTS = ("", "1.15", "1.3", "shuffled", "uniform", "sharper")
-"""Faults of recorded propensities, as `tests.experiment_worlds.draws` takes them; none first."""
+"""Faults of recorded propensities, as `tests.support.experiment_worlds.draws` takes them; none first."""
 
 
 def main() -> None:

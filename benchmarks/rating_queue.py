@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
 
-from tests.postgres import cluster  # noqa: E402
+from tests.support.postgres import cluster  # noqa: E402
 
 RATERS = 20
 FILL = """

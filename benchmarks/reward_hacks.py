@@ -2,7 +2,7 @@
 
     python benchmarks/reward_hacks.py [--json]
 
-Prints a row for each hack of `tests/reward_hacks.py` and each honest solution, then answers tested a second.
+Prints a row for each hack of `tests/support/reward_hacks.py` and each honest solution, then answers tested a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl.rewards import sandbox
 from rl.rewards.base import RewardSample, normalised
 from rl.rewards.code_execution import CodeExecutionReward
 from rl.rewards.sandbox import Limits
-from tests.reward_hacks import ASSERTS, HACKS, HALF_RIGHT, HONEST, SHAPES
+from tests.support.reward_hacks import ASSERTS, HACKS, HALF_RIGHT, HONEST, SHAPES
 
 LIMITS = Limits(wall_s=3.0, cpu_s=1, memory_mb=256, processes=8, file_mb=4)
 TESTS = "\n".join(ASSERTS)

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.gates.rules import gate_judge
 from rl.statistics import wilson_interval
-from tests.split_worlds import BOUNDS, Growth, forgetful, looks_at, promoted_at
+from tests.support.split_worlds import BOUNDS, Growth, forgetful, looks_at, promoted_at
 
 ARRIVALS = {
     "20 looks, 20 rated prompts before each": [20] * 20,

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from rl.agents.widgets import AGENT  # noqa: E402
-from tests.server import Server  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 WAIT_S = 900.0
 

@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "clients" / "python" / "src")]
 from ratchet_client import TraceCollector  # noqa: E402
 from rl.statistics import wilson_interval  # noqa: E402
 from rl.training.policy import generate, load_policy  # noqa: E402
-from tests.server import Server  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 AGENT = "desk"
 GOALS = {

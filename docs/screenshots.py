@@ -127,7 +127,7 @@ def support_recorded() -> None:
 def experiment_recorded() -> None:
     """A challenger of the filer that does better, by made-up thumbs."""
     from rl.experiments.traffic import experiment_ramp
-    from tests.exposed import expose, policy_of, running_of
+    from tests.support.experiments import expose, policy_of, running_of
 
     policy_of("filer-v1", "champion")
     policy_of("filer-v2")

@@ -57,7 +57,7 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
     """The tests' database, and a copy of it for servers and commands that run beside: migrating takes seconds."""
     from django.db import connection
 
-    from tests.migrated import template_write
+    from tests.support.migrated_database import template_write
 
     if connection.vendor == "sqlite":
         with django_db_blocker.unblock():

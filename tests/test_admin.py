@@ -56,7 +56,7 @@ from rl.models import (
 )
 from rl.models.experiments import Arm
 from rl.registry import service as registry
-from tests.judged import evidence_stored
+from tests.support.evaluations import evidence_stored
 
 pytestmark = pytest.mark.django_db
 

@@ -50,7 +50,7 @@ from rl.models import (
     TrainingRun,
 )
 from rl.registry import agent_files as agent_keeper
-from tests.api_client import person
+from tests.support.api_client import person
 
 pytestmark = pytest.mark.django_db
 

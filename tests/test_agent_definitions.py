@@ -17,7 +17,7 @@ from rl.agents.base import InvalidResponse
 from rl.agents.filer import AGENT as FILER
 from rl.agents.template import TemplateAgent
 from rl.models import AgentDefinition
-from tests.api_client import person
+from tests.support.api_client import person
 
 SCHEMA = {"type": "object", "properties": {"team": {"enum": ["sales", "help"]}}, "required": ["team"]}
 FACTS: dict[str, Any] = {

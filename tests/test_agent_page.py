@@ -9,7 +9,7 @@ from django.utils import timezone
 from feedback.services import decision_record, rating_submit
 from rl.datasets.reward_records import rewards_calculate
 from rl.models import LearnerSettings, Policy, RewardSettings, TrainingRun
-from tests.api_client import person
+from tests.support.api_client import person
 
 pytestmark = pytest.mark.django_db
 

@@ -12,7 +12,7 @@ from django.test import Client
 
 from feedback.models import RaterKind
 from feedback.services import decision_record, rating_submit
-from tests.api_client import ApiClient, error_of, person
+from tests.support.api_client import ApiClient, error_of, person
 
 pytestmark = pytest.mark.django_db
 

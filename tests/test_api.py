@@ -15,7 +15,7 @@ from backend.rest import pages
 from feedback.models import AgentSettings, Decision, prompt_hash
 from feedback.services import decision_record, rating_submit
 from feedback.storage.sampling import is_collected
-from tests.api_client import ApiClient, decision_body, error_of
+from tests.support.api_client import ApiClient, decision_body, error_of
 
 pytestmark = pytest.mark.django_db
 

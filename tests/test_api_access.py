@@ -24,7 +24,7 @@ from backend.settings import _rates
 from feedback.accounts.api_keys import key_revoke
 from feedback.models import Decision, Rating
 from feedback.services import decision_record
-from tests.api_client import ApiClient, decision_body, error_of, person
+from tests.support.api_client import ApiClient, decision_body, error_of, person
 
 pytestmark = pytest.mark.django_db
 

@@ -12,7 +12,7 @@ import pytest
 from django.urls import get_resolver
 
 from backend.rest.errors import STATUSES
-from tests.api_client import ApiClient
+from tests.support.api_client import ApiClient
 from tests.test_api_access import OPEN, api_views
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text("utf-8")

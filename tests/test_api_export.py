@@ -13,7 +13,7 @@ from django.http import StreamingHttpResponse
 from backend.rest import errors
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.transfer.formats import SHAPES
-from tests.api_client import ApiClient, error_of
+from tests.support.api_client import ApiClient, error_of
 
 pytestmark = pytest.mark.django_db
 

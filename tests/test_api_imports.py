@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feedback.models import Decision, ImportBatch, Rating
-from tests.api_client import ApiClient, error_of
+from tests.support.api_client import ApiClient, error_of
 
 pytestmark = pytest.mark.django_db
 

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from feedback.accounts.api_keys import KeyRefused, key_create
 from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Trace
 from feedback.services import decision_record
-from tests.api_client import ApiClient, error_of, person
+from tests.support.api_client import ApiClient, error_of, person
 
 pytestmark = pytest.mark.django_db
 

@@ -36,8 +36,8 @@ from rl.evaluation import scorer
 from rl.models import Experiment, RewardModelVersion, TrainingRun
 from rl.registry.service import policy_promote, policy_register
 from rl.serving import fallback as answering
-from tests.attempts import CAMPAIGN, scaled
-from tests.served import Parrot, written_by_the_asking_thread  # noqa: F401
+from tests.support.campaign_scale import CAMPAIGN, scaled
+from tests.support.serving import Parrot, written_by_the_asking_thread  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 

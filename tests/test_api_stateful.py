@@ -21,9 +21,9 @@ from feedback.accounts.api_keys import key_create
 from feedback.recording.ingest import decision_ingest
 from feedback.recording.recorder import Recorder, Storage
 from feedback.storage.validation import FeedbackConflict
-from tests.attempts import CAMPAIGN, scaled
-from tests.served import Parrot, parrot_only, support_bot_allowed  # noqa: F401
-from tests.stateful_requests import Requests
+from tests.support.campaign_scale import CAMPAIGN, scaled
+from tests.support.serving import Parrot, parrot_only, support_bot_allowed  # noqa: F401
+from tests.support.stateful_requests import Requests
 
 pytestmark = pytest.mark.django_db
 

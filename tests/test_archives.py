@@ -24,7 +24,7 @@ from feedback.transfer.formats.records import (
     Row,
     RowRefused,
 )
-from tests.foreign import HERE
+from tests.support.formats import HERE
 
 LINES = b'{"prompt": "q", "response": "a", "rating": 5}\n{"prompt": "r", "response": "b", "rating": 1}\n'
 TABLE = b"prompt,response,rating\nq,a,5\nr,b,1\n"

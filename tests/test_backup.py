@@ -18,8 +18,8 @@ from django.core.management import CommandError, call_command
 from backend.backups import archive, databases
 from backend.backups.archive import MANIFEST, BackupRefused, verify
 from feedback.recording.outbox import Outbox
-from tests.postgres import fresh_database, postgres_url  # noqa: F401
-from tests.vanishing import vanishes_when_listed
+from tests.support.postgres import fresh_database, postgres_url  # noqa: F401
+from tests.support.vanishing_folder import vanishes_when_listed
 
 ROOT = Path(__file__).resolve().parent.parent
 

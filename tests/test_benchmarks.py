@@ -25,9 +25,9 @@ from rl.registry import service as registry
 from rl.registry.benchmark_results import benchmarks_newest
 from rl.registry.integrity import adapter_folder
 from rl.registry.model_card import policy_card
-from tests.api_client import ApiClient
-from tests.judged import judged
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.api_client import ApiClient
+from tests.support.evaluations import judged
+from tests.support.tiny_models import tiny_adapter, tiny_model
 
 pytestmark = pytest.mark.django_db
 

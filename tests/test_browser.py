@@ -25,7 +25,7 @@ from feedback.services import decision_record, outcome_record, rating_submit
 from rl.datasets.reward_records import rewards_calculate
 from rl.management import simulation
 from rl.models import Experiment, LabelRun
-from tests.exposed import expose, policy_of, running_of
+from tests.support.experiments import expose, policy_of, running_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

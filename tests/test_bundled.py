@@ -13,7 +13,7 @@ from rl.recipes import Recipe
 from rl.training.hardware import Hardware
 from rl.training.model_files import PolicyLoadError, base_check, base_hash, base_of
 from rl.training.policy import adapter_save, load_policy
-from tests.tiny import tiny_model
+from tests.support.tiny_models import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 

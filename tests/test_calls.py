@@ -20,11 +20,11 @@ from rl.jobs.lifecycle import TrainOrder, run_epochs
 from rl.models import RewardRecord, TrainingRun
 from rl.online.pipeline import TrainingPipeline
 from rl.recipes import RECIPES, RecipeError, recipe_named
-from tests.api_client import ApiClient
-from tests.stub_ollama import OllamaServer
+from tests.support.api_client import ApiClient
+from tests.support.stub_ollama import OllamaServer
+from tests.support.tiny_models import tiny_adapter, tiny_model
 from tests.test_datasets import decide, feed
 from tests.test_dpo import HARDWARE
-from tests.tiny import tiny_adapter, tiny_model
 
 pytestmark = pytest.mark.django_db
 
@@ -164,7 +164,7 @@ def test_exported_rows_have_a_reward_and_statistics_tell_of_rewards(tmp_path: Pa
 
 
 def test_a_policy_says_over_rest_of_which_kind_it_is() -> None:
-    from tests.exposed import policy_of
+    from tests.support.experiments import policy_of
 
     policy_of("filer-v1")
     (shown,) = ApiClient("read").get("/api/policies/filer").json()

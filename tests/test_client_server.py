@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ratchet_client import CheckpointLoader, Client, RequestRefused, TraceCollector
-from tests.served import Parrot, parrot_only, policy_made  # noqa: F401
+from tests.support.serving import Parrot, parrot_only, policy_made  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a001"

@@ -19,11 +19,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.api_client import decision_body
-from tests.attempts import scaled
-from tests.postgres import fresh_database
-from tests.postgres import postgres_url as postgres_url
-from tests.server import Server, query
+from tests.support.api_client import decision_body
+from tests.support.campaign_scale import scaled
+from tests.support.postgres import fresh_database
+from tests.support.postgres import postgres_url as postgres_url
+from tests.support.server import Server, query
 
 RATERS = scaled("RATERS", 20)
 DECISIONS = scaled("DECISIONS", 4)

@@ -20,7 +20,7 @@ from feedback.accounts.sign_in import signin_link
 from feedback.models import Decision, ImportBatch
 from rl.management.simulation import simulate
 from rl.models import Policy, TrainingRun
-from tests.exposed import expose, policy_of, running_of
+from tests.support.experiments import expose, policy_of, running_of
 from tests.test_admin import make
 
 pytestmark = pytest.mark.django_db

@@ -39,7 +39,7 @@ from rl.statistics.contrasts import (
     welch,
 )
 from rl.statistics.sequences import critical_value, log_mixture, log_normal_mixture
-from tests.experiment_worlds import peeking
+from tests.support.experiment_worlds import peeking
 
 VECTORS = Path(__file__).resolve().parents[2] / "shared/data/vectors/reference_vectors.json"
 

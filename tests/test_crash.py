@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crashing import QUICK, Loop, faults
-from tests.tiny import tiny_model
+from tests.support.crash_loop import QUICK, Loop, faults
+from tests.support.tiny_models import tiny_model
 
 
 @pytest.mark.training

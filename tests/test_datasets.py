@@ -24,7 +24,7 @@ from rl.datasets import (
 from rl.datasets.feedback_types import Split
 from rl.datasets.holdout import split_by_hash
 from rl.models import Snapshot
-from tests.standing import stand
+from tests.support.split_prompts import stand
 
 pytestmark = pytest.mark.django_db
 

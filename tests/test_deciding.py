@@ -15,8 +15,8 @@ from feedback.services import decision_record
 from rl.agents import AGENTS
 from rl.models import ServingSettings
 from rl.serving.base import BackendFailed, BackendUnable
-from tests.api_client import ApiClient, error_of
-from tests.served import (  # noqa: F401
+from tests.support.api_client import ApiClient, error_of
+from tests.support.serving import (  # noqa: F401
     Parrot,
     parrot_only,
     policy_made,

@@ -31,10 +31,10 @@ from rl.export.artifact import ExportRefused, staged_file
 from rl.serving import decide as deciding
 from rl.serving import gateway, recording_policy
 from rl.serving.count_files import CountFile, whole_files
-from tests.api_client import ApiClient
-from tests.disks import IN_NAMESPACE, SmallDisk, small_disk  # noqa: F401
-from tests.served import Parrot, parrot_only, support_bot_allowed  # noqa: F401
-from tests.server import ROOT
+from tests.support.api_client import ApiClient
+from tests.support.server import ROOT
+from tests.support.serving import Parrot, parrot_only, support_bot_allowed  # noqa: F401
+from tests.support.small_disks import IN_NAMESPACE, SmallDisk, small_disk  # noqa: F401
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

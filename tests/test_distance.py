@@ -21,8 +21,8 @@ from rl.datasets.holdout import SplitCounts
 from rl.jobs.teachability import STILL, doubt, optimiser_steps, rate_sum
 from rl.models import GateSettings
 from rl.recipes import RECIPES
-from tests.api_client import person
-from tests.judged import judged
+from tests.support.api_client import person
+from tests.support.evaluations import judged
 from tests.test_commands import run
 from tests.test_datasets import rate
 from tests.test_pages import make_policy

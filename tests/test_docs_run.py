@@ -21,7 +21,7 @@ from django.core.management.base import CommandError
 from feedback.models import Decision, ImportBatch
 from rl.models import Policy, RewardModelVersion
 from rl.registry import service as registry
-from tests.judged import judged
+from tests.support.evaluations import judged
 from tests.test_readme import PAGES, SHELLS, blocks, shell_lines
 
 POLICIES = ("widgets-v280", "widgets-v312", "widgets-v480", "widgets-v980", "widgets-v4800")

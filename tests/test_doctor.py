@@ -25,7 +25,7 @@ from feedback.services import decision_record
 from rl import doctor
 from rl.doctor import Diagnosis, diagnosis
 from rl.models import Policy, TrainingRun
-from tests.exposed import policy_of
+from tests.support.experiments import policy_of
 
 pytestmark = pytest.mark.django_db
 

@@ -33,7 +33,7 @@ from rl.training.progress import Silent, checkpoint_is_whole
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.run_context import run_context
 from rl.training.scoring import score_responses
-from tests.tiny import TOKENIZERS, tiny_model
+from tests.support.tiny_models import TOKENIZERS, tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 

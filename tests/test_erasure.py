@@ -33,8 +33,8 @@ from feedback.storage.tombstones import Erased
 from feedback.transfer.import_ import file_import
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.models import Evaluation, GoldenCase, RewardRecord, Snapshot, TrainingRun
-from tests.api_client import ApiClient
-from tests.vanishing import vanishes_when_listed
+from tests.support.api_client import ApiClient
+from tests.support.vanishing_folder import vanishes_when_listed
 
 SECRET = "the xylophone of aunt Griselda"
 UNIT = "user-4711"

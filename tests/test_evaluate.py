@@ -23,7 +23,7 @@ from rl.training.linear_side import LinearSide
 from rl.training.policy import Generation, LoadedPolicy, load_policy
 from rl.training.result import TrainingRefused
 from rl.training.scoring import ResponseScore
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.tiny_models import tiny_adapter, tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 

@@ -18,10 +18,10 @@ from rl.experiments.verdicts import ArmEffect
 from rl.models import Experiment, Policy
 from rl.statistics.adjustment import FOLDS, adjusted_moments, cross_predictions
 from rl.statistics.contrasts import Moments
-from tests.api_client import ApiClient
-from tests.exposed import PROMPT, expose, policy_of, running_of
+from tests.support.api_client import ApiClient
+from tests.support.experiments import PROMPT, expose, policy_of, running_of
+from tests.support.traffic_worlds import EQUAL_WORLDS, WORLDS, looks_of
 from tests.test_experiment_pages import signed_in, words
-from tests.traffic_worlds import EQUAL_WORLDS, WORLDS, looks_of
 
 UNITS = 120
 

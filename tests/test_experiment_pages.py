@@ -23,9 +23,9 @@ from rl.models import Experiment, Policy
 from rl.recipes.experiment_metrics import metric_of
 from rl.registry import service as registry
 from rl.statistics import Interval
-from tests.api_client import ApiClient, error_of
-from tests.exposed import draft_of, expose, policy_of, running_of
-from tests.judged import judged
+from tests.support.api_client import ApiClient, error_of
+from tests.support.evaluations import judged
+from tests.support.experiments import draft_of, expose, policy_of, running_of
 
 pytestmark = pytest.mark.django_db
 

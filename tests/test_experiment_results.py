@@ -19,8 +19,8 @@ from rl.models import Experiment, ExperimentEvent, Policy, RewardRecord
 from rl.recipes.experiment_metrics import Guardrail, metric_of
 from rl.registry import service as registry
 from rl.statistics.contrasts import Moments, bandit_chances, ratio_mismatch_anytime_p
-from tests.exposed import expose, policy_of, running_of
-from tests.judged import judged
+from tests.support.evaluations import judged
+from tests.support.experiments import expose, policy_of, running_of
 
 pytestmark = pytest.mark.django_db
 

@@ -22,7 +22,7 @@ from rl.experiments.traffic import (
 )
 from rl.models import Experiment, ExperimentEvent, Policy
 from rl.statistics.assignment import ArmPlan, ExperimentPlan, group_place, positions
-from tests.exposed import draft_of, policy_of
+from tests.support.experiments import draft_of, policy_of
 
 UNITS = [f"user-{number}" for number in range(20_000)]
 

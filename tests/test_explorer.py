@@ -31,9 +31,9 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from tests.api_client import person
-from tests.postgres import postgres_url as postgres_url
-from tests.server import Server
+from tests.support.api_client import person
+from tests.support.postgres import postgres_url as postgres_url
+from tests.support.server import Server
 from tests.test_concurrency import fresh_database
 
 pytestmark = pytest.mark.django_db

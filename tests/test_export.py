@@ -24,7 +24,7 @@ from rl.export.merged import export_merged
 from rl.export.source import source_open
 from rl.export.weights import Adapter
 from rl.training.model_files import base_hash
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.tiny_models import tiny_adapter, tiny_model
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -33,9 +33,9 @@ from feedback.transfer.export_views import Selection
 from feedback.transfer.formats.records import RowRefused
 from feedback.transfer.formats.writers import REASONS
 from feedback.transfer.import_ import file_import
-from tests.postgres import fresh_database
-from tests.postgres import postgres_url as postgres_url
-from tests.server import ROOT, Server
+from tests.support.postgres import fresh_database
+from tests.support.postgres import postgres_url as postgres_url
+from tests.support.server import ROOT, Server
 
 pytestmark = pytest.mark.django_db
 

@@ -14,7 +14,7 @@ from feedback.models import Comparison, Decision, ImportBatch, Rating
 from feedback.services import decision_record, rating_submit
 from feedback.transfer import uploads
 from feedback.transfer.formats import SHAPES
-from tests.api_client import person
+from tests.support.api_client import person
 
 pytestmark = pytest.mark.django_db
 

@@ -22,7 +22,7 @@ from rl.models.runs import RunRefused
 from rl.rewards.named import AUTO
 from rl.training import preflight
 from rl.training.preflight import AnswerLook
-from tests.tiny import tiny_model
+from tests.support.tiny_models import tiny_model
 
 SFT = {
     "batch_size": 16, "learning_rate": 2e-2, "lora_r": 8, "lora_alpha": 16, "max_length": 96, "max_steps": 30,

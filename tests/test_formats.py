@@ -19,7 +19,7 @@ from feedback.transfer.formats.records import (
     RowSkipped,
     time_of,
 )
-from tests.foreign import (
+from tests.support.formats import (
     HERE,
     ODD,
     places,

@@ -17,7 +17,7 @@ from feedback.transfer.formats.records import (
     RowRefused,
     RowSkipped,
 )
-from tests.foreign import (
+from tests.support.formats import (
     ASKED,
     BAD,
     BRIEF,

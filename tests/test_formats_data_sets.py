@@ -10,8 +10,8 @@ import pytest
 
 from feedback.transfer import formats
 from feedback.transfer.formats.records import RowRefused
-from tests.foreign import ASKED, GOOD, one, refusal, written
-from tests.foreign import read as read_example
+from tests.support.formats import ASKED, GOOD, one, refusal, written
+from tests.support.formats import read as read_example
 
 TOOLS = Path(__file__).parent / "formats" / "tools"
 BAD = "No idea."

@@ -16,7 +16,7 @@ from feedback.transfer.formats.records import (
     ImportedComparison,
     RowRefused,
 )
-from tests.foreign import (
+from tests.support.formats import (
     outside,
 )
 

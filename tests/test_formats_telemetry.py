@@ -14,8 +14,8 @@ from django.core.management import call_command
 from feedback.models import Comparison, Decision, Outcome, Rating
 from feedback.transfer.formats.records import ImportedDecision
 from feedback.transfer.import_ import ImportRefused, file_import
-from tests.foreign import ASKED, BRIEF, GOOD, refusal, written
-from tests.foreign import read as read_example
+from tests.support.formats import ASKED, BRIEF, GOOD, refusal, written
+from tests.support.formats import read as read_example
 
 pytestmark = pytest.mark.django_db
 

@@ -16,7 +16,7 @@ from feedback.transfer.formats.files import Row, rows
 from feedback.transfer.formats.records import ImportedDecision, RowRefused
 from feedback.transfer.import_ import file_import
 from feedback.transfer.import_undo import import_undo
-from tests.foreign import HERE, ODD, places, put, written
+from tests.support.formats import HERE, ODD, places, put, written
 
 TOOLS = HERE / "tools"
 

@@ -14,7 +14,7 @@ from feedback.transfer.formats.records import (
     ImportedDecision,
     RowSkipped,
 )
-from tests.foreign import (
+from tests.support.formats import (
     ASKED,
     BAD,
     BRIEF,

@@ -15,7 +15,7 @@ from feedback.transfer.formats.calls import answers_of, prompt_of
 from feedback.transfer.formats.records import ImportedDecision, RowError, RowSkipped
 from feedback.transfer.formats.verdicts import NamedScore, word_thumb
 from feedback.transfer.import_ import file_import
-from tests.foreign import ASKED, BRIEF, GOOD, QUESTION, one, written
+from tests.support.formats import ASKED, BRIEF, GOOD, QUESTION, one, written
 
 TOOLS = Path(__file__).parent / "formats" / "tools"
 BAD = "No idea."

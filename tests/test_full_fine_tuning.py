@@ -30,7 +30,7 @@ from rl.training.dpo import DPOTrainer
 from rl.training.hardware import Hardware
 from rl.training.policy import load_policy
 from rl.training.progress import Silent
-from tests.tiny import tiny_model
+from tests.support.tiny_models import tiny_model
 
 WHOLE: dict[str, Any] = {
     "batch_size": 4, "learning_rate": 1e-3, "lora_r": 0, "max_length": 96, "max_steps": 2, "warmup_ratio": 0.0,

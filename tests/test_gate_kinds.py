@@ -12,8 +12,8 @@ from rl.gates.effects import effect_of, items_of
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import OLDER, Case, Evidence, GateBounds, Item, RatedAnswer, RuleResult
 from rl.gates.rules import CHAMPION, REFUSED, gate_judge, rule_slices
-from tests.evidence_worlds import DRAWN, KindWorld, evidence_from, evidence_of, promoted_in
-from tests.gate_worlds import BOUNDS
+from tests.support.evidence_worlds import DRAWN, KindWorld, evidence_from, evidence_of, promoted_in
+from tests.support.gate_worlds import BOUNDS
 
 KINDS = (LABELS, CORRECTIONS, TESTS, OUTCOMES, REWARDS)
 """Every kind but pairs, which tests/test_gates.py tries."""

@@ -24,8 +24,8 @@ from rl.gates.report import (
 )
 from rl.gates.rules import gate_judge
 from rl.statistics import Difference
-from tests import gate_worlds
-from tests.gate_worlds import promoted_in_a_row, refused_by, sheets
+from tests.support import gate_worlds
+from tests.support.gate_worlds import promoted_in_a_row, refused_by, sheets
 
 BOUNDS = GateBounds()
 

@@ -12,8 +12,8 @@ from django.test import override_settings
 from feedback.models import Decision
 from rl.models import ServingSettings
 from rl.serving.base import BackendFailed, BackendUnable
-from tests.api_client import ApiClient, error_of
-from tests.served import (  # noqa: F401
+from tests.support.api_client import ApiClient, error_of
+from tests.support.serving import (  # noqa: F401
     Parrot,
     parrot_only,
     policy_made,

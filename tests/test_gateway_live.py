@@ -19,9 +19,9 @@ from feedback.accounts.api_keys import key_create
 from feedback.models import Decision, Rating
 from rl.serving import openai_server
 from rl.serving.gateway import recorder
-from tests.served import support_bot_allowed  # noqa: F401
-from tests.server import free_port
-from tests.stub_openai import ModelServer
+from tests.support.server import free_port
+from tests.support.serving import support_bot_allowed  # noqa: F401
+from tests.support.stub_openai import ModelServer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("support_bot")]
 

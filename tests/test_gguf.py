@@ -26,7 +26,7 @@ from rl.export.gguf import QUANTIZATIONS, export_gguf
 from rl.export.gguf_lora import export_gguf_lora
 from rl.export.gguf_names import FAMILIES, llama3_factors, permute_rows
 from rl.export.gguf_runtime import llama_opened
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.tiny_models import tiny_adapter, tiny_model
 
 SIX_BITS = {"q6_k", "q8_0", "f16", "bf16", "f32"}
 

@@ -13,7 +13,7 @@ from rl.export.gguf import export_gguf
 from rl.export.gguf_identity import identity_of
 from rl.export.gguf_lora import export_gguf_lora
 from rl.export.source import Source, source_open
-from tests.tiny import tiny_adapter
+from tests.support.tiny_models import tiny_adapter
 
 BUNDLED = Path(__file__).resolve().parent.parent / "rl" / "bundled_model"
 

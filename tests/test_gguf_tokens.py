@@ -17,8 +17,8 @@ from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_runtime import llama_opened
 from rl.export.gguf_tokenizer import vocabulary_of
+from tests.support.tiny_models import tiny_model, tiny_tokenizer
 from tests.test_gguf import field, one_core  # noqa: F401
-from tests.tiny import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from rl.training.packed.strategies import Strategy
 from rl.training.policy import load_policy
 from rl.training.result import TrainingRefused
 from rl.training.scoring import score_responses
+from tests.support.tiny_models import tiny_model
 from tests.test_ppo import ROWS, Length, ListenerCallback, weights
-from tests.tiny import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 

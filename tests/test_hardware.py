@@ -24,7 +24,7 @@ from rl.training.model_files import PolicyLoadError
 from rl.training.ppo import estimate as sampling_estimate
 from rl.training.ppo.estimate import grpo
 from rl.training.ppo.rollout import sample_responses
-from tests.tiny import TOKENIZERS, tiny_model
+from tests.support.tiny_models import TOKENIZERS, tiny_model
 
 FACTS = {"float32": 200.0, "float32_medium": 200.0, "bfloat16": 200.0, "medium_relative_error": 1e-6}
 

@@ -35,9 +35,9 @@ from feedback.transfer.import_ import ImportRefused, file_import
 from feedback.transfer.import_undo import UndoRefused, import_undo
 from rl.datasets import prepare_training_dataset
 from rl.models import LabelRun, Policy, RewardRecord, TrainingRun
-from tests.postgres import fresh_database
-from tests.postgres import postgres_url as postgres_url
-from tests.server import Server
+from tests.support.postgres import fresh_database
+from tests.support.postgres import postgres_url as postgres_url
+from tests.support.server import Server
 
 pytestmark = pytest.mark.django_db
 

@@ -13,7 +13,7 @@ from feedback.models import Comparison, Decision, Outcome
 from feedback.transfer import formats
 from feedback.transfer.formats.records import ImportedDecision, RowRefused, RowSkipped
 from feedback.transfer.import_ import file_import
-from tests.foreign import HERE, one, outside, read, refusal, written
+from tests.support.formats import HERE, one, outside, read, refusal, written
 
 pytestmark = pytest.mark.django_db
 

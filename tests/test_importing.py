@@ -25,7 +25,7 @@ from feedback.transfer.formats.files import Row, rows
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import ImportRefused, file_import
 from rl.datasets import prepare_training_dataset
-from tests.foreign import ODD, places, put
+from tests.support.formats import ODD, places, put
 
 pytestmark = pytest.mark.django_db
 

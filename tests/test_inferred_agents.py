@@ -18,8 +18,8 @@ from rl.models.agent_definitions import agent_served
 from rl.registry.gate_evidence import policy_judge
 from rl.serving.base import Ask, Model
 from rl.serving.in_process import _as_meant
-from tests.api_client import ApiClient
-from tests.served import Parrot, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
+from tests.support.api_client import ApiClient
+from tests.support.serving import Parrot, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
 
 FILMS = ("Watch Heat.", "Watch Totoro.", "Watch Alien.")
 

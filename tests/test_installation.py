@@ -15,7 +15,7 @@ import pytest
 
 from backend import VERSION
 from backend.installation import as_typed, command_arguments, default_home, dotenv_file
-from tests.migrated import template_copy
+from tests.support.migrated_database import template_copy
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("backend", "feedback", "rl", "templates", "static")

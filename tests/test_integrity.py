@@ -31,8 +31,8 @@ from rl.serving.in_process import InProcess
 from rl.serving.preparation import model_of, policy_prepare
 from rl.training.model_files import PolicyLoadError, adapter_read, model_located
 from rl.training.progress import checkpoint_is_whole, checkpoint_last, checkpoint_seal
-from tests.api_client import ApiClient, error_of, person
-from tests.served import support_bot_allowed  # noqa: F401
+from tests.support.api_client import ApiClient, error_of, person
+from tests.support.serving import support_bot_allowed  # noqa: F401
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 """SHA-256 of `abc`: FIPS 180-4's own example."""

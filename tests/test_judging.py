@@ -32,8 +32,8 @@ from rl.training.hardware import Hardware
 from rl.training.kto import KTOTrainer
 from rl.training.policy import load_policy
 from rl.training.sft import SFTTrainer
-from tests.standing import stand
-from tests.tiny import tiny_model
+from tests.support.split_prompts import stand
+from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.django_db
 

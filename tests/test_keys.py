@@ -19,7 +19,7 @@ from feedback.accounts.api_keys import KeyRefused, key_check, key_create, key_re
 from feedback.accounts.roles import RoleUnknown, role_give, user_scopes
 from feedback.cache import forget_all
 from feedback.models import ApiKey
-from tests.api_client import person
+from tests.support.api_client import person
 
 pytestmark = pytest.mark.django_db
 

@@ -31,7 +31,7 @@ from rl.training.policy import load_policy
 from rl.training.ppo.named import rewards_of
 from rl.training.result import TrainingRefused
 from rl.training.scoring import score_responses
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.tiny_models import tiny_adapter, tiny_model
 
 
 def made_up(n: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

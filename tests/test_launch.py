@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from rl.jobs.child_process import command_line
 from rl.jobs.distributed import Launch
 from rl.models.runs import RunRefused
-from tests.migrated import template_copy
-from tests.tiny import tiny_model
+from tests.support.migrated_database import template_copy
+from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOBS = (
@@ -43,7 +43,7 @@ def manage(home: Path, *arguments: str, through: tuple[str, ...] = (sys.executab
     """Run a command with its data below `home`; its exit code, what it printed on stdout, and on stderr."""
     environment = {**os.environ, "RATCHET_HOME": str(home), "OMP_NUM_THREADS": "1", "DATABASE_URL": ""}
     done = subprocess.run(
-        [*through, str(ROOT / "tests" / "launched.py"), *arguments],
+        [*through, str(ROOT / "tests" / "support" / "launch_command.py"), *arguments],
         env=environment, capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr

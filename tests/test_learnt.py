@@ -296,7 +296,7 @@ def test_a_fault_in_one_part_of_the_clock_leaves_the_others_alone(
 def test_the_gate_of_one_champion_does_not_keep_the_others_from_being_watched(
     monkeypatch: pytest.MonkeyPatch, ratchet_home: Any
 ) -> None:
-    from tests.exposed import policy_of
+    from tests.support.experiments import policy_of
 
     for agent in ("alpha", "beta"):
         policy_of(f"{agent}-v1", "champion", agent=agent)

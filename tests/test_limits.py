@@ -26,8 +26,8 @@ from rl.agents import template
 from rl.serving import chat_request
 from rl.serving.base import ServingRefused
 from rl.serving.chat_request import read_format
-from tests.api_client import ApiClient, error_of
-from tests.server import ROOT
+from tests.support.api_client import ApiClient, error_of
+from tests.support.server import ROOT
 
 GOOD = b'{"prompt": "q", "response": "r", "rating": "up"}\n'
 

@@ -40,8 +40,8 @@ from rl.serving.base import BASE
 from rl.serving.routing import base_model, policy_model
 from rl.training import linear_side
 from rl.training.scoring import ResponseScore
-from tests.api_client import ApiClient
-from tests.served import (  # noqa: F401
+from tests.support.api_client import ApiClient
+from tests.support.serving import (  # noqa: F401
     Parrot,
     parrot_only,
     written_by_the_asking_thread,

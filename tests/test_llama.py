@@ -17,8 +17,8 @@ from rl.serving import fallback as answering
 from rl.serving.base import Answer, Ask, BackendUnable, Model, ServingRefused
 from rl.serving.llama import LlamaPolicy, _nucleus, _Text
 from rl.serving.llama_grammar import schema_grammar
-from tests.api_client import ApiClient
-from tests.served import BUNDLED, Files, gguf_files, written_by_the_asking_thread  # noqa: F401
+from tests.support.api_client import ApiClient
+from tests.support.serving import BUNDLED, Files, gguf_files, written_by_the_asking_thread  # noqa: F401
 
 WIDGETS = AGENTS["widgets"]
 STATES = [scenario.state for scenario in WIDGETS.scenarios()[::90]][:6]

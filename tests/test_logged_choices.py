@@ -23,9 +23,9 @@ from rl.registry import service as registry
 from rl.serving.candidate_selection import choice_probabilities
 from rl.statistics.offpolicy import MIN_DECISIONS
 from rl.views.off_policy import off_policy_shown
-from tests.exposed import policy_of
-from tests.judged import judged
-from tests.standing import stand
+from tests.support.evaluations import judged
+from tests.support.experiments import policy_of
+from tests.support.split_prompts import stand
 
 pytestmark = pytest.mark.django_db
 
@@ -249,7 +249,7 @@ def test_an_evaluation_scores_the_log_with_the_model_itself(
 ) -> None:
     from rl.training.hardware import Hardware
     from rl.training.policy import load_policy
-    from tests.tiny import tiny_model
+    from tests.support.tiny_models import tiny_model
 
     ServingSettings.objects.create(agent="filer", choose_temperature=5.0)
     random = np.random.default_rng(4)

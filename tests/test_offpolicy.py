@@ -28,7 +28,7 @@ from rl.statistics.offpolicy import (
     snips,
 )
 from rl.statistics.propensities import Draw, propensity_fault
-from tests.experiment_worlds import LOG_WORLDS, coverage, draws
+from tests.support.experiment_worlds import LOG_WORLDS, coverage, draws
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data"
 VECTORS = DATA / "vectors/reference_vectors.json"

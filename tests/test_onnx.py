@@ -19,7 +19,7 @@ from rl.checksums import FileDamaged
 from rl.export import onnx as onnx_export
 from rl.export.artifact import ExportRefused, ExportResult, sha256_file
 from rl.export.onnx import export_onnx, session_open
-from tests.tiny import tiny_adapter, tiny_model
+from tests.support.tiny_models import tiny_adapter, tiny_model
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from rl.serving import openai_server
 from rl.serving.base import Ask, BackendFailed, BackendUnable, Model, Piece, ServingRefused
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 from rl.serving.openai_server import OpenAIServer
-from tests.server import free_port
-from tests.stub_openai import ModelServer
+from tests.support.server import free_port
+from tests.support.stub_openai import ModelServer
 
 HELLO = [{"role": "user", "content": "hello"}]
 POLICY = Model("widgets-v3", "bundled")

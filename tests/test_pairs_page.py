@@ -20,7 +20,7 @@ from feedback.services import comparison_submit, decision_record
 from rl.datasets.evidence import DatabaseEvidence
 from rl.datasets.feedback_types import ComparisonEvidence
 from rl.management import simulation
-from tests.api_client import person
+from tests.support.api_client import person
 
 pytestmark = pytest.mark.django_db
 

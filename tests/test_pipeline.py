@@ -18,7 +18,7 @@ from rl.models import Artifact, BenchmarkResult, GateSettings, LearnerSettings, 
 from rl.online import pipeline
 from rl.recipes.benchmark_tasks import TaskRefused, task_folder
 from rl.registry import service as registry
-from tests.judged import judged
+from tests.support.evaluations import judged
 
 pytestmark = pytest.mark.django_db
 

@@ -24,7 +24,7 @@ from rl.agents import AGENTS
 from rl.datasets import prepare_training_dataset
 from rl.datasets.reward_records import rewards_calculate
 from rl.models import RewardRecord
-from tests.api_client import ApiClient
+from tests.support.api_client import ApiClient
 
 pytestmark = pytest.mark.django_db
 

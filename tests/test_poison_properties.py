@@ -27,8 +27,8 @@ from rl.datasets.reward_records import rewards_calculate
 from rl.evaluation.off_policy import logged_choices
 from rl.jobs.label import rated_rows, waiting_rows
 from rl.models import RewardRecord, Snapshot
-from tests.api_client import person
-from tests.attempts import CAMPAIGN, scaled
+from tests.support.api_client import person
+from tests.support.campaign_scale import CAMPAIGN, scaled
 
 pytestmark = pytest.mark.django_db
 

@@ -18,7 +18,7 @@ from rl.training.hardware import Hardware
 from rl.training.model_files import PolicyLoadError, adapter_read, base_hash
 from rl.training.policy import Generation, LoadedPolicy, adapter_save, generate, load_policy
 from rl.training.scoring import score_responses
-from tests.tiny import TOKENIZERS, tiny_adapter, tiny_model
+from tests.support.tiny_models import TOKENIZERS, tiny_adapter, tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 

@@ -22,7 +22,7 @@ from rl.registry import service as registry
 from rl.registry.diff import policy_diff
 from rl.registry.model_card import policy_card
 from rl.registry.retention import policies_prune, policies_retained
-from tests.judged import evidence_stored, judged
+from tests.support.evaluations import evidence_stored, judged
 
 pytestmark = pytest.mark.django_db
 

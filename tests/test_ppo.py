@@ -18,7 +18,7 @@ from rl.training.policy import load_policy
 from rl.training.ppo import PPOConfig, PPOTrainer
 from rl.training.progress import Silent, checkpoint_is_whole
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
-from tests.tiny import tiny_model
+from tests.support.tiny_models import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 

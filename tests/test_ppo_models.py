@@ -16,7 +16,7 @@ from rl.training.packed.strategies import Strategy
 from rl.training.policy import load_policy
 from rl.training.ppo.rollout import Sampling, draw, generate_tokens, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase, adapter_of
-from tests.tiny import tiny_model
+from tests.support.tiny_models import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 QUICK = PPORecipe(lora_r=4, lora_alpha=8, max_length=128, max_new_tokens=12)

@@ -18,7 +18,7 @@ from rl.training.ppo.reward_role import SharedRewardModel, fits
 from rl.training.ppo.shared_base import POLICY, REWARD, VALUE, SharedBase, adapter_of
 from rl.training.result import TrainingRefused
 from rl.training.reward_model import RewardModel, train_reward_model
-from tests.tiny import tiny_model
+from tests.support.tiny_models import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 QUICK = PPORecipe(

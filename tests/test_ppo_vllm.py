@@ -17,8 +17,8 @@ from rl.training.ppo import PPOTrainer
 from rl.training.ppo.rollout import Sampling
 from rl.training.ppo.vllm_server import VllmServer
 from rl.training.result import TrainingFailed
+from tests.support.tiny_models import tiny_model
 from tests.test_ppo_reward_model import HARDWARE, QUICK, asks
-from tests.tiny import tiny_model
 
 
 class FakeVllm:

@@ -27,7 +27,7 @@ from rl.training.preflight import (
 from rl.training.probe import Probed, probe_fault
 from rl.training.progress import Silent
 from rl.training.result import TrainingRefused, TrainResult
-from tests.tiny import tiny_model
+from tests.support.tiny_models import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 STATE = {"document": "a letter", "folders": ["Mail", "Office"]}

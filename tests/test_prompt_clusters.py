@@ -12,10 +12,10 @@ from rl.datasets.held_out import evidence_counts, held_out_of_database
 from rl.datasets.prompt_clusters import cluster_report, cluster_text, clusters_of
 from rl.models import Snapshot
 from rl.registry.service import policy_evaluated
-from tests.api_client import ApiClient
-from tests.exposed import policy_of
-from tests.judged import judged
-from tests.standing import stand
+from tests.support.api_client import ApiClient
+from tests.support.evaluations import judged
+from tests.support.experiments import policy_of
+from tests.support.split_prompts import stand
 from tests.test_datasets import rate
 
 LONG = (

@@ -29,9 +29,9 @@ from feedback.rating.queue import (
 from feedback.rating.queue_order import in_order, stretches
 from feedback.services import decision_record, rating_submit, rating_withdraw
 from feedback.storage import sampling as collection
-from tests.postgres import fresh_database
-from tests.postgres import postgres_url as postgres_url
-from tests.server import Server
+from tests.support.postgres import fresh_database
+from tests.support.postgres import postgres_url as postgres_url
+from tests.support.server import Server
 
 pytestmark = pytest.mark.django_db
 

@@ -18,7 +18,7 @@ from feedback.services import decision_record, rating_submit
 from rl.agents import AGENTS
 from rl.agents.fixtures import SITUATIONS
 from rl.agents.widgets import WIDGETS
-from tests.api_client import person
+from tests.support.api_client import person
 
 pytestmark = pytest.mark.django_db
 

@@ -198,7 +198,7 @@ OTHER_PROGRAMS = {
     "pip": "installs",
     "git": "fetches from a hub",
     "huggingface-cli": "fetches from a hub",
-    "gunicorn": "serves for ever; tests/server.py starts it",
+    "gunicorn": "serves for ever; tests/support/server.py starts it",
     "psql": "needs a PostgreSQL server",
     "sqlite3": "not installed everywhere",
     "crontab": "changes the machine",

@@ -22,7 +22,7 @@ from feedback.recording.journal import Journal, journals, noted
 from feedback.recording.recorder import Recorder, Storage, recorded_or_never
 from feedback.services import rating_submit
 from feedback.storage.validation import DecisionUnknown
-from tests.server import ROOT
+from tests.support.server import ROOT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

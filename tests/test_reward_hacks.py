@@ -10,7 +10,7 @@ from rl.rewards import sandbox
 from rl.rewards.base import RewardSample, RewardValue, normalised
 from rl.rewards.code_execution import CodeExecutionReward
 from rl.rewards.sandbox import Limits
-from tests.reward_hacks import HACKS, HALF_RIGHT, HONEST, SHAPES
+from tests.support.reward_hacks import HACKS, HALF_RIGHT, HONEST, SHAPES
 
 pytestmark = pytest.mark.skipif(
     bool(sandbox.isolation_fault()), reason=f"no isolation here: {sandbox.isolation_fault()}"

@@ -192,7 +192,7 @@ def test_the_command_lists_shows_and_moves(ratchet_home: Path, capsys: pytest.Ca
 def test_the_pages_show_what_it_ranks_and_who_learnt_from_it_and_move_it(ratchet_home: Path) -> None:
     from django.test import Client
 
-    from tests.api_client import person
+    from tests.support.api_client import person
 
     model = version(ratchet_home, ranking=HIGH)
     facts = {"agent": "bot", "base_model": "bundled", "status": "succeeded", "finished_at": timezone.now()}

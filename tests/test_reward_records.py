@@ -39,7 +39,7 @@ from rl.models import LabelRun, Policy, RewardRecord, RewardSettings
 from rl.rewards.base import RewardSample
 from rl.rewards.formats import AgentReward
 from rl.rewards.horizons import HorizonPlan, Known, rewards_over_time
-from tests.api_client import ApiClient, error_of, person
+from tests.support.api_client import ApiClient, error_of, person
 
 SAMPLE = RewardSample([{"role": "user", "content": "?"}], "an answer", "assistant", {})
 FACTS = RewardFacts(

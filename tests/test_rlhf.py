@@ -15,7 +15,7 @@ from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.reward_models import service as reward_models
 from rl.rewards.named import AUTO
-from tests.tiny import tiny_model
+from tests.support.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.django_db, pytest.mark.training]
 

@@ -19,7 +19,7 @@ from backend.rest.access import SCOPES
 from feedback.accounts.api_keys import key_create, key_revoke
 from feedback.accounts.roles import role_give
 from feedback.models import Decision
-from tests.attempts import CAMPAIGN
+from tests.support.campaign_scale import CAMPAIGN
 from tests.test_api_access import ENDPOINTS
 from tests.test_content_security import routes, world  # noqa: F401
 

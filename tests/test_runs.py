@@ -23,8 +23,8 @@ from rl.jobs import train as runs
 from rl.management.simulation import simulate
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
 from rl.recipes import RecipeError
-from tests.migrated import template_copy
-from tests.tiny import tiny_model
+from tests.support.migrated_database import template_copy
+from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = {

@@ -16,8 +16,8 @@ from rl.evaluation.scorer import ScorerAway
 from rl.evaluation.scorer_process import Scorer
 from rl.models import RewardModelVersion
 from rl.reward_models.service import RewardModelRefused
-from tests.api_client import ApiClient, error_of
-from tests.server import Server
+from tests.support.api_client import ApiClient, error_of
+from tests.support.server import Server
 
 pytestmark = pytest.mark.django_db
 

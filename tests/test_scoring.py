@@ -25,7 +25,7 @@ from rl.training.scoring import (
     score_pairs,
     score_responses,
 )
-from tests.tiny import CHAT_TEMPLATE, TOKENIZERS, tiny_adapter, tiny_model, tiny_tokenizer
+from tests.support.tiny_models import CHAT_TEMPLATE, TOKENIZERS, tiny_adapter, tiny_model, tiny_tokenizer
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 

@@ -18,9 +18,9 @@ from rl.training import search
 from rl.training.progress import Silent
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.search import SearchTrainer, tries_of
+from tests.support.tiny_models import tiny_model
 from tests.test_datasets import feed
 from tests.test_dpo import HARDWARE
-from tests.tiny import tiny_model
 
 
 def test_the_first_try_is_the_recipe_and_no_two_are_alike() -> None:

@@ -19,8 +19,8 @@ from rl.serving import files
 from rl.serving.base import BackendFailed, Model
 from rl.serving.in_process import InProcess
 from rl.serving.llama import LlamaPolicy
-from tests.api_client import ApiClient, error_of
-from tests.served import (  # noqa: F401
+from tests.support.api_client import ApiClient, error_of
+from tests.support.serving import (  # noqa: F401
     Parrot,
     gguf_files,
     parrot_only,
@@ -265,8 +265,8 @@ def test_a_promotion_writes_what_serving_needs_before_it_says_done(
 ) -> None:
     from rl.registry.service import policy_promote
     from rl.training.model_files import base_hash
-    from tests.served import BUNDLED
-    from tests.tiny import tiny_adapter
+    from tests.support.serving import BUNDLED
+    from tests.support.tiny_models import tiny_adapter
 
     monkeypatch.setenv("RATCHET_HOME", str(ratchet_home))
     tiny_adapter(BUNDLED, ratchet_home / "nowhere")
@@ -307,8 +307,8 @@ def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
 def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
     from rl.export import service as exports
     from rl.training.model_files import base_hash
-    from tests.served import BUNDLED
-    from tests.tiny import tiny_adapter
+    from tests.support.serving import BUNDLED
+    from tests.support.tiny_models import tiny_adapter
 
     tiny_adapter(BUNDLED, ratchet_home / "nowhere")
     policy = policy_made("widgets-v1")

@@ -28,7 +28,7 @@ from rl.datasets.holdout import (
 )
 from rl.datasets.splits import splits_of, splits_store
 from rl.models import GateSettings, PromptSplit, Snapshot
-from tests.split_worlds import Growth, forgetful, looks_at, promoted_at
+from tests.support.split_worlds import Growth, forgetful, looks_at, promoted_at
 
 
 def names(count: int, salt: str = "") -> list[str]:

@@ -19,7 +19,7 @@ from feedback.erasure.withdrawals import decision_withdraw
 from feedback.models import Decision, Rating
 from feedback.recording.traces import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record
-from tests.attempts import CAMPAIGN
+from tests.support.campaign_scale import CAMPAIGN
 from tests.test_content_security import NO_PAGES, addresses, operator, world  # noqa: F401
 
 pytestmark = pytest.mark.django_db

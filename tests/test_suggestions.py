@@ -14,7 +14,7 @@ from feedback.models import Decision, Rating, Suggestion
 from feedback.rating.suggestions import suggestion_counts, suggestion_of, suggestions_record
 from feedback.services import decision_record, rating_submit
 from rl.models import LabelRun
-from tests.api_client import ApiClient, person
+from tests.support.api_client import ApiClient, person
 
 pytestmark = pytest.mark.django_db
 

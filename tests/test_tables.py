@@ -26,7 +26,7 @@ from feedback.transfer.formats.records import (
     RowRefused,
     RowSkipped,
 )
-from tests.foreign import ASKED, BAD, GOOD, HERE, ODD, QUESTION, places, put, written
+from tests.support.formats import ASKED, BAD, GOOD, HERE, ODD, QUESTION, places, put, written
 
 Q = "prompt=q,response=a"
 

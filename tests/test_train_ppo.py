@@ -12,8 +12,8 @@ from django.core.management import CommandError
 from rl.management.simulation import simulate
 from rl.models import Policy, RunMetric, TrainingRun
 from rl.rewards.base import RewardSample
+from tests.support.tiny_models import tiny_model
 from tests.test_commands import run
-from tests.tiny import tiny_model
 
 
 def short(sample: RewardSample) -> float:

@@ -21,8 +21,8 @@ from rl import tasks
 from rl.datasets.scores import score_summaries
 from rl.jobs.lifecycle import TrainOrder, run_dispatch, run_enqueue
 from rl.models import Policy, RunMetric, TrainingRun
-from tests.api_client import ApiClient, error_of
-from tests.server import ROOT, Server
+from tests.support.api_client import ApiClient, error_of
+from tests.support.server import ROOT, Server
 
 pytestmark = pytest.mark.django_db
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.postgres import fresh_database, postgres_url  # noqa: F401
-from tests.schema import schema_facts
+from tests.support.database_schema import schema_facts
+from tests.support.postgres import fresh_database, postgres_url  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -80,7 +80,7 @@ from feedback.transfer.export import ExportReport, export_stream
 from feedback.models import Decision, Rating
 from feedback.selectors import comparisons_standing, ratings_standing
 from rl.models import Policy
-from tests.schema import schema_facts
+from tests.support.database_schema import schema_facts
 client = Client(HTTP_HOST="localhost")
 client.force_login(User.objects.create_superuser("ada"))
 pages = ["/", "/decisions/", f"/decisions/{left.pk}/", "/rate/?agent=shop", "/agents/shop/", "/runs/",
@@ -139,7 +139,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import connection
-from tests.schema import schema_facts
+from tests.support.database_schema import schema_facts
 call_command("migrate", verbosity=0)
 print(json.dumps(schema_facts(connection)))
 """

@@ -11,7 +11,7 @@ import pytest
 from feedback.transfer import formats
 from feedback.transfer.formats.columns import ColumnMap, is_adverse, map_guessed
 from feedback.transfer.formats.records import FormatRefused, ImportedComparison, ImportedDecision, RowRefused
-from tests.foreign import HERE
+from tests.support.formats import HERE
 
 
 def lines(tmp_path: Path, *rows: dict[str, Any]) -> Path:

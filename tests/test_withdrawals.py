@@ -35,7 +35,7 @@ from rl.datasets import prepare_training_dataset
 from rl.datasets.buffer import buffer_size, buffer_sizes
 from rl.datasets.reward_records import rewards_calculate
 from rl.models import Policy, RewardRecord, Snapshot, TrainingRun
-from tests.api_client import ApiClient, error_of, person
+from tests.support.api_client import ApiClient, error_of, person
 
 pytestmark = pytest.mark.django_db
 

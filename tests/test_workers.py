@@ -17,8 +17,8 @@ import pytest
 from fakeredis import TcpFakeServer
 
 from rl.jobs import child_process as workers
-from tests.postgres import NoPostgres, cluster
-from tests.server import ROOT, Server, query
+from tests.support.postgres import NoPostgres, cluster
+from tests.support.server import ROOT, Server, query
 
 RUNS = 2
 

@@ -23,7 +23,7 @@ from rl.serving.base import BASE, Model
 from rl.serving.preparation import model_of
 from rl.training.model_files import PolicyLoadError, model_located
 from rl.training.progress import checkpoint_is_whole, checkpoint_seal
-from tests.attempts import scaled
+from tests.support.campaign_scale import scaled
 from tests.test_backup import lite, write  # noqa: F401
 from tests.test_erasure import world
 from tests.test_integrity import adapter, policy, told  # noqa: F401

@@ -20,9 +20,9 @@ from django.utils import timezone
 from feedback.models import Decision
 from feedback.selectors import ratings_standing
 from rl.tasks import tick
-from tests.api_client import ApiClient, decision_body
-from tests.attempts import scaled
-from tests.served import Parrot, parrot_only, support_bot_allowed, written_by_the_asking_thread  # noqa: F401
+from tests.support.api_client import ApiClient, decision_body
+from tests.support.campaign_scale import scaled
+from tests.support.serving import Parrot, parrot_only, support_bot_allowed, written_by_the_asking_thread  # noqa: F401
 
 JUMPS = (0, 1, -1, 400, -400, 30, -3650, 0)
 """Days from now, one after the other."""

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.attempts import scaled
-from tests.server import ROOT, Server, query
+from tests.support.campaign_scale import scaled
+from tests.support.server import ROOT, Server, query
 
 KILLS = scaled("COMMAND_KILLS", 3)
 ROWS = scaled("COMMAND_ROWS", 4000)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.attempts import scaled
-from tests.crashing import QUICK, Loop
-from tests.postgres import fresh_database, stopped
-from tests.postgres import postgres_url as postgres_url
+from tests.support.campaign_scale import scaled
+from tests.support.crash_loop import QUICK, Loop
+from tests.support.postgres import fresh_database, stopped
+from tests.support.postgres import postgres_url as postgres_url
 
 AWAY_S = scaled("AWAY", 40)
 PROCESSES = 9

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.attempts import scaled
-from tests.postgres import fresh_database, stopped
-from tests.postgres import postgres_url as postgres_url
-from tests.server import Server
+from tests.support.campaign_scale import scaled
+from tests.support.postgres import fresh_database, stopped
+from tests.support.postgres import postgres_url as postgres_url
+from tests.support.server import Server
 from tests.test_concurrency import Rater, check_everything_is_stored_once, rated
 
 STOPS = scaled("STOPS", 3)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.disks import SmallDisk, small_disk  # noqa: F401
-from tests.server import ROOT, Server, query
+from tests.support.server import ROOT, Server, query
+from tests.support.small_disks import SmallDisk, small_disk  # noqa: F401
 
 ROWS = 400
 

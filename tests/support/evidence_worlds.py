@@ -13,7 +13,7 @@ from rl.gates.clusters import one_per_cluster
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import Case, Evidence, Item, RatedAnswer
 from rl.gates.rules import CHAMPION, PASSED, gate_judge, rule_accuracy
-from tests.gate_worlds import BOUNDS
+from tests.support.gate_worlds import BOUNDS
 
 REPEATS = 0.3
 """Chance that a further pair of a prompt says what its first one says."""

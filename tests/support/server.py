@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from tests.migrated import template_copy
+from tests.support.migrated_database import template_copy
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
 """Seconds a server is given to answer."""
 

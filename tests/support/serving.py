@@ -16,7 +16,7 @@ from rl.models import Artifact, Policy
 from rl.serving import fallback as answering
 from rl.serving.base import Answer, Ask, BackendFailed, ChatMessage, Model, Piece
 
-BUNDLED = Path(__file__).resolve().parent.parent / "rl" / "bundled_model"
+BUNDLED = Path(__file__).resolve().parents[2] / "rl" / "bundled_model"
 
 
 class Files(NamedTuple):
@@ -36,7 +36,7 @@ def gguf_files() -> Files:
     from rl.export.gguf_names import layout_of
     from rl.export.gguf_write import writer_for
     from rl.export.source import source_open
-    from tests.tiny import tiny_adapter
+    from tests.support.tiny_models import tiny_adapter
 
     home = Path(mkdtemp(prefix="ratchet-gguf-"))
     plain = source_open(str(BUNDLED), None)

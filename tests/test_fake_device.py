@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests import on_elsewhere
+from tests.support import fake_device_run
+from tests.support.tiny_models import tiny_model
 from tests.test_dpo import HARDWARE
-from tests.tiny import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,14 +23,14 @@ def test_on_another_device_every_run_is_the_run_on_the_cpu(tmp_path: Path) -> No
     """Nothing is left on the CPU that a GPU would miss there, and every number is the same."""
     base = str(tiny_model(tmp_path / "base"))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.on_elsewhere", base, str(tmp_path / "there")],
+        [sys.executable, "-m", "tests.support.fake_device_run", base, str(tmp_path / "there")],
         cwd=ROOT, env={**os.environ, "DJANGO_SETTINGS_MODULE": "backend.settings"},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert set(said["refused"]) == {"a sum", "a product", "a generator", "numpy", "float64"}
-    for name, run in on_elsewhere.RUNS.items():
+    for name, run in fake_device_run.RUNS.items():
         there = said["found"][name]
         assert "failed" not in there, f"{name}: {there['failed']}"
         here = run(base, tmp_path / "here" / name, HARDWARE)

@@ -1,6 +1,6 @@
-"""What is trained and asked on a simulated device, in a process of its own: `tests.elsewhere` changes PyTorch for good.
+"""Trainings on a simulated device, in a process of its own: `tests.support.fake_device` changes PyTorch for good.
 
-    python -m tests.on_elsewhere BASE FOLDER
+    python -m tests.support.fake_device_run BASE FOLDER
 
 Prints, as JSON, what each of `RUNS` found there, and what the device refused.
 """
@@ -30,7 +30,8 @@ from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModel, RewardModelTrainer
 from rl.training.scoring import score_pairs
 from rl.training.sft import SFTTrainer
-from tests import elsewhere, test_dpo, test_grpo, test_kto_sft, test_ppo, test_reward_model
+from tests import test_dpo, test_grpo, test_kto_sft, test_ppo, test_reward_model
+from tests.support import fake_device as elsewhere
 
 Found = dict[str, Any]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from tests.server import ROOT, Server
+from tests.support.server import ROOT, Server
 
 AGENT = "assistant"
 VICTIMS = ("child", "worker", "web", "clock")

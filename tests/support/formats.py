@@ -15,8 +15,8 @@ from feedback.transfer.formats.records import (
     RowRefused,
 )
 
-HERE = Path(__file__).parent / "formats"
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+HERE = Path(__file__).parents[1] / "formats"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 QUESTION = "Can I return opened headphones?"
 GOOD, BAD = "Yes, within 30 days with the receipt.", "No idea."

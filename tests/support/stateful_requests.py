@@ -1,4 +1,4 @@
-"""Requests that may come in any order: each says what its answer must be, by the model of `tests.stateful`."""
+"""Requests in any order: each says what its answer must be, by the model of `tests.support.state_model`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from feedback.erasure.service import UnitUnknown, unit_forget
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from rl.datasets.reward_records import rewards_calculate
 from rl.models import RewardRecord
-from tests.api_client import ApiClient
-from tests.stateful import Facts, Model, line_of
+from tests.support.api_client import ApiClient
+from tests.support.state_model import Facts, Model, line_of
 
 AGENTS, UNITS, RATERS = ("helper", "filer"), ("", "u1", "u2"), ("ann", "bob")
 PAGES = (

@@ -1,0 +1,1 @@
+"""What tests and benchmarks are made with: worlds whose truth is known, tiny models, servers, databases, stubs."""
