@@ -107,8 +107,8 @@ LAYERS = {
 """Places of each app, lowest first: one imports those on lines above its own, never those on its line or below.
 
 The entry points import `rl.training` and `rl.export` inside functions, wherever they stand."""
-FREE = {"feedback": {"collector", "drawings"}, "rl": set()}
-"""Places beside the line: the alias of the client, and the drawings of previews."""
+FREE = {"feedback": {"collector"}, "rl": set()}
+"""Places beside the line: the alias of the client."""
 
 
 def modules(package: str) -> list[Path]:

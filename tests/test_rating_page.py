@@ -10,14 +10,16 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from feedback.drawings import fixture_drawing, widget_drawing
-from feedback.explorer.previews import preview_of, text_blocks, turns_of
+from feedback.explorer.previews import agent_facts, preview_of, text_blocks, turns_of
 from feedback.models import Decision, Rating
 from feedback.selectors import ratings_standing
 from feedback.services import decision_record, rating_submit
 from rl.agents import AGENTS
+from rl.agents.base import DRAWINGS
 from rl.agents.fixtures import SITUATIONS
+from rl.agents.fixtures.drawing import fixture_drawing
 from rl.agents.widgets import WIDGETS
+from rl.agents.widgets.drawing import widget_drawing
 from tests.support.api_client import person
 
 pytestmark = pytest.mark.django_db
@@ -209,7 +211,7 @@ ALL_FIXTURES = sorted({name for _, brief, guided in SITUATIONS.values() for name
 
 
 def draw(name: str, seed: str = "a", **context: Any) -> str | None:
-    return widget_drawing(name, question="compare orders of every team", context=context, seed=seed)
+    return widget_drawing(name, asked="compare orders of every team", context=context, seed=seed)
 
 
 @pytest.mark.parametrize("name", ALL_WIDGETS)
@@ -227,7 +229,7 @@ def test_every_widget_is_drawn_within_its_sheet(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL_FIXTURES)
 def test_every_fixture_is_drawn(name: str) -> None:
-    assert "</svg>" in (fixture_drawing(name, "one line of help") or "")
+    assert "</svg>" in (fixture_drawing(name, description="one line of help") or "")
 
 
 def test_responses_to_one_prompt_are_drawn_with_the_same_figures() -> None:
@@ -250,8 +252,34 @@ def test_odd_counts_of_readings_are_drawn(points: Any) -> None:
 
 def test_what_is_compared_takes_its_name_from_the_question() -> None:
     assert "Team A" in (draw("table") or "")
-    month = widget_drawing("table", question="show orders by region for this month", context={}, seed="a")
+    month = widget_drawing("table", asked="show orders by region for this month", context={}, seed="a")
     assert "Region A" in (month or "")
+
+
+def test_an_agent_draws_its_own_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an agent's folder enters for its preview is what every agent with that preview is shown by."""
+    asked: dict[str, Any] = {}
+
+    def sketch(choice: str, **facts: Any) -> str:
+        asked.update(facts, choice=choice)
+        return "<svg><text>mine</text></svg>"
+
+    monkeypatch.setitem(DRAWINGS, "widget", sketch)
+    decision = record(**scenario("widgets"))
+    facts = agent_facts(decision.agent)
+    preview = preview_of(decision, facts.preview, draw=facts.draw)
+    assert preview.drawing == "<svg><text>mine</text></svg>"
+    assert asked["choice"] == preview.choice
+    assert asked["seed"] == decision.prompt_hash
+
+
+def test_texts_of_a_drawing_cannot_leave_it() -> None:
+    svg = draw('bar_chart"><script>', seed="a") or fixture_drawing(
+        "hint_line", description='<script>alert(1)</script>"'
+    )
+    assert svg is not None
+    assert "<script" not in svg
+    assert "&lt;script&gt;" in svg.lower()
 
 
 def test_a_widget_nobody_drew_has_no_drawing() -> None:

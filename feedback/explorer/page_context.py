@@ -25,6 +25,7 @@ def shown_context(decision: Decision) -> dict[str, Any]:
             decision,
             facts.preview,
             (getattr(facts, "asked_key", ""), getattr(facts, "listed_key", "")),
+            getattr(facts, "draw", None),
         ),
         "turns": turns_of(decision.messages),
         "conversation": conversation_of(decision.messages),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -12,9 +12,8 @@ from typing import Any
 from django.conf import settings
 from django.template.loader import select_template
 from django.utils.module_loading import import_string
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
-from feedback.drawings import fixture_drawing, widget_drawing
 from feedback.models import Decision
 
 STATE_KEYS: dict[str, tuple[str, str]] = {
@@ -122,10 +121,16 @@ def _facts_source(path: str) -> Any:
     return import_string(path)
 
 
-def preview_of(decision: Decision, kind: str, keys: tuple[str, str] = ("", "")) -> Preview:
+def preview_of(
+    decision: Decision,
+    kind: str,
+    keys: tuple[str, str] = ("", ""),
+    draw: Callable[..., str | None] | None = None,
+) -> Preview:
     """What to show of a decision; `kind` is the agent's preview, and one without a template is shown as text.
 
     keys: the state's keys of what was asked and of the names shown, where the kind has none of its own.
+    draw: the agent's drawing of a choice: (choice, asked, description, context, seed) -> an SVG element or None.
     """
     template = _template_name(kind)
     kind = template.removesuffix(".html").rpartition("/")[2]
@@ -151,10 +156,10 @@ def preview_of(decision: Decision, kind: str, keys: tuple[str, str] = ("", "")) 
     descriptions = state.get("descriptions")
     description = _text(descriptions.get(choice)) if isinstance(descriptions, Mapping) else ""
     drawing = None
-    if choice and kind == "widget":
-        drawing = widget_drawing(choice, question=asked, context=context, seed=decision.prompt_hash)
-    elif choice and kind == "fixture":
-        drawing = fixture_drawing(choice, description or choice.replace("_", " "))
+    if choice and draw is not None:
+        drawing = draw(
+            choice, asked=asked, description=description, context=context, seed=decision.prompt_hash
+        )
     return Preview(
         template=template,
         asked=asked,
@@ -164,7 +169,8 @@ def preview_of(decision: Decision, kind: str, keys: tuple[str, str] = ("", "")) 
         options=options,
         fault=fault,
         description=description,
-        drawing=drawing,
+        # an agent escapes every text of its drawing
+        drawing=None if drawing is None else mark_safe(drawing),  # noqa: S308
         screen=screen if (screen := str(context.get("on", "")).replace(" ", "-")) in SCREENS else "",
         picks=_picks(state, listed_key, picked) if kind == "list" else [],
         in_order=kind == "list" and len(picked) > 1 and set(picked) == set(_listed(state, listed_key)),

@@ -1,4 +1,4 @@
-"""The agents: every file in this folder that defines AGENT, and those that were made known from outside. Pure."""
+"""The agents: every file and folder here that defines AGENT, and those that were made known from outside. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from importlib import import_module
 
-from rl.agents.base import Agent, AgentFacts
+from rl.agents.base import DRAWINGS, Agent, AgentFacts
 
 
 def _discovered() -> dict[str, Agent]:
@@ -87,4 +87,5 @@ def agent_resolve(agent: Agent) -> Iterator[Agent]:
 
 def agent_facts(slug: str) -> AgentFacts:
     """What a page shows of an agent; any slug has some."""
-    return get_agent(slug).facts()
+    facts = get_agent(slug).facts()
+    return dataclasses.replace(facts, draw=DRAWINGS.get(facts.preview))

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 Message = dict[str, str]
 """One chat turn: {"role": "system" | "user" | "assistant", "content": text}."""
@@ -71,6 +71,22 @@ class RewardFacts:
     """Weight of each of HORIZONS; one that is not known yet leaves its weight to the others."""
 
 
+class Drawing(Protocol):
+    """Draws a choice as a person would see it."""
+
+    def __call__(
+        self, choice: str, *, asked: str, description: str, context: Mapping[str, Any], seed: str
+    ) -> str | None:
+        """One SVG element whose every text is escaped, or None for a choice that has no drawing.
+
+        seed: the same one gives the same made-up figures, so that the choices of one prompt compare fairly.
+        """
+
+
+DRAWINGS: dict[str, Drawing] = {}
+"""Preview -> what draws the choices of every agent that is shown by it; an agent's folder adds its own."""
+
+
 @dataclass(frozen=True)
 class AgentFacts:
     """What a page needs to know of an agent, without importing it."""
@@ -85,6 +101,8 @@ class AgentFacts:
     """State key of what was asked; empty: as the preview has it."""
     listed_key: str = ""
     """State key of what could be answered."""
+    draw: Drawing | None = None
+    """What draws its choices; without it they are shown by name."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from feedback.drawings.canvas import Canvas
-from feedback.drawings.figures import Figures
+from rl.agents.canvas import Canvas
+from rl.agents.widgets.figures import Figures
 
 Drawer = Callable[[Figures], Canvas]
 DRAWERS: dict[str, Drawer] = {}

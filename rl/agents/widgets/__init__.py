@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import ChoiceAgent, Message, Scenario, State, state_text
+from rl.agents.base import DRAWINGS, ChoiceAgent, Message, Scenario, State, state_text
+from rl.agents.widgets.drawing import widget_drawing
 
 SCREENS = ("phone", "tablet", "desktop", "wall screen")
 POINTS = (4, 8, 12, 20, 240, 600, 1500, 4000)
@@ -184,3 +185,5 @@ AGENT = Widgets(
     answer_key="widget",
     options_key="widgets",
 )
+
+DRAWINGS["widget"] = widget_drawing

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from feedback.drawings.canvas import Canvas, short
-from feedback.drawings.figures import Figures
-from feedback.drawings.registry import SMALL, change_text, draws, panel
+from rl.agents.canvas import Canvas, short
+from rl.agents.widgets.drawers import SMALL, change_text, draws, panel
+from rl.agents.widgets.figures import Figures
 
 # --- Trend --------------------------------------------------------------------------------------------------
 
