@@ -121,7 +121,7 @@ def _values_known(column: str) -> list[str]:
 
 @dataclass(frozen=True)
 class FeedbackCounts:
-    """How much stands for an agent."""
+    """Counts of an agent's standing feedback."""
 
     decisions: int
     ratings: int
@@ -301,7 +301,7 @@ class ResponseFact(NamedTuple):
 
 
 class PromptFact(NamedTuple):
-    """What a decision was asked, and what the app knew."""
+    """Prompt of a decision, and the facts the app knew."""
 
     id: uuid.UUID
     prompt_hash: str

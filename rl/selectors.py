@@ -28,7 +28,7 @@ EVENTS_SHOWN = 100
 
 @dataclass(frozen=True)
 class AgentCard:
-    """How one agent stands."""
+    """Summary of one agent: feedback, training, policies, serving."""
 
     facts: AgentFacts
     counts: FeedbackCounts

@@ -26,7 +26,7 @@ MAX_CALLERS = 10_000
 
 @dataclass(frozen=True)
 class Grant:
-    """What whoever sent a request may do. Authentication classes give it as `request.auth`."""
+    """Rights of the sender of a request, given by the authentication classes as `request.auth`."""
 
     who: str
     """Name of the key or of the person: the rater, where the request names none."""

@@ -15,7 +15,7 @@ from feedback.accounts.roles import user_scopes
 
 
 class KeyHolder(AnonymousUser):
-    """What `request.user` is for an app with a key: nobody in the table of people, and yet known."""
+    """Stand-in for `request.user` of an app with a key: nobody in the table of people, and yet known."""
 
     is_authenticated = True  # type: ignore[assignment]
 

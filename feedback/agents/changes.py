@@ -36,10 +36,10 @@ class AgentUnknown(AgentRefused):
 
 
 class AgentKeeper(Protocol):
-    """What else keeps something of agents, beside the rows of tables: the module FEEDBACK_AGENT_KEEPER names."""
+    """Interface of the module FEEDBACK_AGENT_KEEPER names: what keeps rows or files of agents beside these tables."""
 
     def refusal(self, agent: str, new: str | None) -> str:
-        """Why the agent cannot be renamed to `new`, or be deleted (None) now; "" where it can."""
+        """Reason why the agent cannot be renamed to `new`, or be deleted (None) now; "" where it can."""
 
     def trained(self, agent: str) -> Mapping[str, list[Any]]:
         """What was trained for the agent: {runs, policies, labels}."""
@@ -71,7 +71,7 @@ class AgentKeeper(Protocol):
 
 @dataclass
 class AgentRenamed:
-    """What a renaming moved, or with dry_run would move."""
+    """Report of a renaming: what it moved, or with dry_run would move."""
 
     agent: str
     new: str
@@ -87,7 +87,7 @@ class AgentRenamed:
 
 @dataclass
 class AgentDeleted:
-    """What a deletion removed, or with dry_run would remove."""
+    """Report of a deletion: what it removed, or with dry_run would remove."""
 
     agent: str
     dry_run: bool

@@ -93,7 +93,7 @@ class PairAgreement:
 
 @dataclass(frozen=True)
 class QuestionAgreement:
-    """How far raters agree on one question."""
+    """Agreement of raters on one question."""
 
     question: str
     title: str
@@ -315,7 +315,7 @@ def _pairs(
 
 
 class LabelAggregated(NamedTuple):
-    """What an agent's raters say together of one decision: good or bad."""
+    """Aggregated label of one decision by an agent's raters: good or bad."""
 
     decision: uuid.UUID
     value: float

@@ -35,7 +35,7 @@ HEADER = frozenset({"role", "type"})
 
 @dataclass(frozen=True)
 class Marks:
-    """What is known of the decisions that are being erased."""
+    """Marks of the decisions that are being erased: ids, hashes and texts."""
 
     unit: str
     decisions: frozenset[uuid.UUID]

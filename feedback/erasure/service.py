@@ -45,7 +45,7 @@ class UnitUnknown(ValueError):
 
 @dataclass
 class ErasureReport:
-    """What was removed of a unit, or with dry_run what would be."""
+    """Report of an erasure: what was removed of a unit, or with dry_run would be."""
 
     unit: str
     dry_run: bool

@@ -47,7 +47,7 @@ class WithdrawalConflict(WithdrawalRefused):
 
 @dataclass(frozen=True)
 class WithdrawalSelection:
-    """Which decisions: those that meet everything given."""
+    """Selection of decisions to withdraw: those that meet everything given."""
 
     ids: tuple[uuid.UUID, ...] = ()
     batch: int | None = None
@@ -112,7 +112,7 @@ def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
 
 @dataclass
 class Withdrawn:
-    """What was withdrawn, or with dry_run what would be."""
+    """Report of a withdrawal, or with dry_run of what it would be."""
 
     withdrawal: int | None
     """Its number; None for a dry run, or where nothing was selected."""

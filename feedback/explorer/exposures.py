@@ -85,7 +85,7 @@ class Exposure(NamedTuple):
 
 
 class RatingValue(NamedTuple):
-    """What was said of one decision."""
+    """Value of a standing rating of one decision."""
 
     decision: uuid.UUID
     thumb: str

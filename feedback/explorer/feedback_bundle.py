@@ -17,7 +17,7 @@ from feedback.storage.sql import IDS
 
 @dataclass
 class FeedbackBundle:
-    """What is known of one decision."""
+    """All feedback on one decision."""
 
     ratings: list[RatingFact] = field(default_factory=list)
     """Those that stand."""
@@ -48,7 +48,7 @@ def feedback_bundles(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, FeedbackBundle
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What an agent did around a decision."""
+    """Facts of the agent's run around a decision."""
 
     steps: list[Any] = field(default_factory=list)
     """The steps of the decision's trace, with those of its other parts."""

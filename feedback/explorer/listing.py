@@ -41,7 +41,7 @@ RATED: dict[str, tuple[str, Q | None]] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a page ends: the next one starts below it."""
+    """Cursor of a page: the next one starts below it."""
 
     created_at: datetime
     pk: uuid.UUID

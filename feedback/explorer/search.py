@@ -71,7 +71,7 @@ def one_of(rows: QuerySet[Any]) -> Subquery:
 
 @dataclass(frozen=True)
 class DecisionFilter:
-    """What an address narrows a list of decisions down to; empty: everything."""
+    """Filter of a list of decisions, as an address carries it; empty: everything."""
 
     agent: str = ""
     policy: str = ""

@@ -45,7 +45,7 @@ class Aggregation(models.TextChoices):
 
 
 class AgentSettings(models.Model):
-    """What an operator wants of one agent's feedback; without a row, the defaults here."""
+    """Settings of one agent's feedback as an operator wants it; without a row, the defaults here."""
 
     agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
     collection_rate = models.FloatField(
@@ -99,7 +99,7 @@ class AgentName(models.Model):
 
 
 class Trace(models.Model):
-    """What an agent did on the way: steps, tool calls with results and errors, tasks, as its collector sent them."""
+    """Trace of an agent's run: steps, tool calls with results and errors, tasks, as its collector sent them."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     agent = models.CharField(max_length=64, validators=[agent_slug])
@@ -252,7 +252,7 @@ class Thumb(models.TextChoices):
 
 
 class Rating(models.Model):
-    """What one rater thought of one decision. Never changed: a new one supersedes, a withdrawal is a row too."""
+    """Rating of one decision by one rater. Never changed: a new one supersedes, a withdrawal is a row too."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     decision = models.ForeignKey(Decision, on_delete=models.PROTECT, related_name="ratings")
@@ -434,7 +434,7 @@ class ApiKey(models.Model):
 
 
 class Suggestion(models.Model):
-    """What a label model thinks a person would say of a decision. It counts for nothing until a person accepts it."""
+    """Suggested rating by a label model. It counts for nothing until a person accepts it."""
 
     class Outcome(models.TextChoices):
         ACCEPTED = "accepted", "accepted"

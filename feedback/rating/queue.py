@@ -206,7 +206,7 @@ def is_waiting(rater: str, decision: Decision) -> bool:
 
 @dataclass(frozen=True)
 class QueueProgress:
-    """How far one rater has come."""
+    """Progress of one rater."""
 
     today: int
     """Decisions this rater rated since midnight (TIME_ZONE), withdrawn ones not counted."""

@@ -17,7 +17,7 @@ Outcome = Suggestion.Outcome
 
 @dataclass(frozen=True)
 class SuggestionCounts:
-    """What became of an agent's suggestions."""
+    """Counts of an agent's suggestions by what became of them."""
 
     open: int = 0
     accepted: int = 0

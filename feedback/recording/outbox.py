@@ -28,7 +28,7 @@ KEEP_DAYS = 30
 
 @dataclass
 class Progress:
-    """How much of one day's file was replayed; written beside it after every batch."""
+    """Progress of replaying one day's file; written beside it after every batch."""
 
     position: int = 0
     """Bytes from the start: every record that begins before it was handled."""

@@ -54,7 +54,7 @@ Facts = Mapping[str, Any]
 
 
 class Storage(StrEnum):
-    """Where a decision lies when whoever recorded it goes on."""
+    """Place of a decision when whoever recorded it goes on."""
 
     DATABASE = "database"
     DISK = "disk"

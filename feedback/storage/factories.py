@@ -130,7 +130,7 @@ def check_reserved(check: Check, response: Any, metadata: Mapping[str, Any], res
 
 
 class Subject(NamedTuple):
-    """What a write must know of the decision it is about; the rest of it may be a megabyte."""
+    """Columns of the decision that a write is about; the rest of it may be a megabyte."""
 
     pk: uuid.UUID
     agent: str

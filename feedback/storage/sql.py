@@ -71,7 +71,7 @@ _COPIED: dict[type, Callable[[Any], str]] = {
 
 
 class RatingProgress(NamedTuple):
-    """How often people rated a decision, and how often they are to."""
+    """Number of ratings a decision has, and how many it is to get."""
 
     ratings: int
     wanted: int

@@ -31,7 +31,7 @@ class FeedbackExportRefused(ValueError):
 
 @dataclass
 class ExportReport:
-    """What was written, and what was not."""
+    """Report of an export: what was written, and what was not."""
 
     format: str
     samples: int = 0

@@ -60,7 +60,7 @@ Raters: TypeAlias = MutableMapping[int, int]
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of a file beside its rows."""
+    """Facts of a file beside its rows."""
 
     format: str
     agent: str | None
@@ -92,7 +92,7 @@ class PlannedFeedback:
 
 @dataclass
 class ImportPlan:
-    """What one record brings, checked and built, before anybody looks what is there already."""
+    """Rows of one record, checked and built, before the database is asked what it has."""
 
     record: Record
     decisions: list[Decision] = field(default_factory=list)

@@ -108,7 +108,7 @@ class ImportReport:
 
     @property
     def problem(self) -> str:
-        """Why this is no import to be content with; "" where it is one.
+        """Reason why this is no import to be content with; "" where it is one.
 
         Nothing stored although nothing was here before, or more rows skipped and refused than stored or here before.
         """

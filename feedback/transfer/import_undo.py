@@ -58,7 +58,7 @@ class ImportUnknown(UndoRefused):
 
 @dataclass
 class Undone:
-    """What was removed of an import, or with dry_run what would be."""
+    """Report of an undo: what was removed of an import, or with dry_run would be."""
 
     batch: int
     file: str

@@ -16,7 +16,7 @@ from rl.models import (
 
 @admin.register(LearnerSettings)
 class LearnerSettingsAdmin(ModelAdmin):
-    """When an agent learns by itself: an operator may change it at any time."""
+    """Learner settings of an agent: an operator may change them at any time."""
 
     list_display = ["agent", "enabled", "min_samples_to_retrain", "retrain_interval_hours", "method", "gate"]
     search_fields = ["agent"]
@@ -24,7 +24,7 @@ class LearnerSettingsAdmin(ModelAdmin):
 
 @admin.register(ServingSettings)
 class ServingSettingsAdmin(ModelAdmin):
-    """How an agent answers, and how much it tries out."""
+    """Serving settings of an agent: how it answers, and how much it tries out."""
 
     list_display = ["agent", "choose_temperature", "epsilon", "temperature", "max_tokens"]
     search_fields = ["agent"]
@@ -40,7 +40,7 @@ class GateSettingsAdmin(ModelAdmin):
 
 @admin.register(RewardSettings)
 class RewardSettingsAdmin(ModelAdmin):
-    """How an agent's decisions are rewarded."""
+    """Reward settings of an agent's decisions."""
 
     list_display = ["agent", "immediate_weight", "delayed_weight", "strategic_weight"]
     search_fields = ["agent"]

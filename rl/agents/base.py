@@ -38,7 +38,7 @@ HORIZONS = ("immediate", "delayed", "strategic")
 
 @dataclass(frozen=True)
 class OutcomeWorth:
-    """What a measured outcome says: the value worth all, the value worth nothing, straight in between, cut beyond."""
+    """Value of a measured outcome: the one worth all, the one worth nothing, linear in between, cut beyond."""
 
     good: float
     bad: float
@@ -59,7 +59,7 @@ class OutcomeWorth:
 
 @dataclass(frozen=True)
 class RewardFacts:
-    """What rewards an agent's decisions; an operator may set it otherwise."""
+    """Rewards of an agent's decisions by default; an operator may set them otherwise."""
 
     functions: Mapping[str, float] = field(default_factory=lambda: {"agent": 1.0, "tool_success": 1.0})
     """Reward functions that speak at once, by name, with their weights."""
@@ -89,7 +89,7 @@ DRAWINGS: dict[str, Drawing] = {}
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """What a page needs to know of an agent, without importing it."""
+    """Facts of an agent that a page needs, without importing it."""
 
     slug: str
     title: str

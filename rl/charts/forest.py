@@ -43,7 +43,7 @@ class Forest:
 
 @dataclass(frozen=True)
 class ForestLine:
-    """What is to be drawn: value with low and high on one scale."""
+    """Line of a forest plot: value with low and high on one scale."""
 
     label: str
     words: str

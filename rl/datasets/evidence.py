@@ -57,7 +57,7 @@ REASONS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What was asked, and what the app knew."""
+    """Prompt of a decision, and the facts the app knew."""
 
     messages: list[dict[str, Any]]
     state: Any = None
@@ -113,7 +113,7 @@ class Response:
 
 
 class DatabaseEvidence:
-    """What was rated here. One streamed query each for responses, ratings and comparisons; prompts stay outside."""
+    """Evidence from here. One streamed query each for responses, ratings and comparisons; prompts stay outside."""
 
     def __init__(self, agent: str, put_off: Collection[uuid.UUID] = ()) -> None:
         """`put_off`: ids of feedback that is left for another time."""
@@ -302,7 +302,7 @@ class DatabaseEvidence:
 
 @dataclass(frozen=True, slots=True)
 class _Correction:
-    """What a rater wrote in place of a response."""
+    """Correction that a rater wrote in place of a response."""
 
     decision: uuid.UUID
     text: str

@@ -83,7 +83,7 @@ class ExampleSet:
 
 @dataclass(slots=True)
 class _Verdicts:
-    """What was said of one response."""
+    """Verdicts on one response."""
 
     values: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -165,7 +165,7 @@ def examples_from_evidence(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What rows are wanted, and the count of what made none."""
+    """Request for rows, and the count of what made none."""
 
     threshold: float
     sources: tuple[str, ...]

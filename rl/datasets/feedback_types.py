@@ -118,7 +118,7 @@ class DemonstrationEvidence:
 
 @dataclass(frozen=True, slots=True)
 class RewardEvidence:
-    """What a response that nobody gave a verdict on earned; value in [0, 1]."""
+    """Reward in [0, 1] of a response that nobody gave a verdict on."""
 
     prompt_hash: str
     response: Completion

@@ -62,7 +62,7 @@ class _Unrated:
 
 
 class FileEvidence:
-    """What a file of a known format says, without importing it."""
+    """Evidence from a file of a known format, without importing it."""
 
     def __init__(
         self, agent: str, path: Path, *, format: str = "auto", ratings_path: Path | None = None

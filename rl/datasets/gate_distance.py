@@ -28,7 +28,7 @@ for something else."""
 
 @dataclass(frozen=True)
 class Distance:
-    """How many held-out prompts there are, and how many more rated prompts it takes."""
+    """Number of held-out prompts there are, and how many more rated prompts the gate takes."""
 
     found: int
     """Held-out prompts with evidence of the kind that carries the accuracy rule."""

@@ -51,7 +51,7 @@ class RewardsRefused(ValueError):
 
 @dataclass(frozen=True)
 class CalculationResult:
-    """What a calculation came to."""
+    """Result of a calculation of rewards."""
 
     calculated: int
     """Decisions that were looked at."""

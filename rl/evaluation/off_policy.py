@@ -56,7 +56,7 @@ class LoggedDecision:
 
 @dataclass(frozen=True)
 class LoggedChoices:
-    """What of an agent's log can be asked what another policy would have earned."""
+    """Part of an agent's log that off-policy estimates can be made from."""
 
     rows: list[LoggedDecision]
     kind: str

@@ -54,7 +54,7 @@ class EvaluationRefused(ValueError):
 
 @dataclass(frozen=True)
 class EvaluationOrder:
-    """What to judge: a registered policy or a checkpoint folder; on which evidence; against what."""
+    """Order of an evaluation: a registered policy or a checkpoint folder; on which evidence; against what."""
 
     policy: str | None = None
     checkpoint: Path | None = None

@@ -34,7 +34,7 @@ MISMATCH_P = 0.001
 
 @dataclass(frozen=True)
 class Rule:
-    """What an experiment is judged by."""
+    """Rule an experiment is judged by."""
 
     metric: Metric
     goal: str
@@ -106,7 +106,7 @@ class ArmEffect:
 
 @dataclass(frozen=True)
 class GuardrailResult:
-    """How a guardrail stands: `loss` is how much worse than the control, at least `low` of it surely."""
+    """Result of a guardrail: `loss` is how much worse than the control, at least `low` of it surely."""
 
     metric: str
     margin: float

@@ -32,7 +32,7 @@ _TRIED: tuple[Turns, ...] = (
 
 @dataclass(frozen=True)
 class GoTemplate:
-    """What stands around each turn, and Ollama's template made of it."""
+    """Texts around each turn, and Ollama's template made of them."""
 
     start: str
     around: dict[str, tuple[str, str]]

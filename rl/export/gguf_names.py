@@ -18,7 +18,7 @@ from rl.export.artifact import ExportRefused
 
 @dataclass(frozen=True)
 class Family:
-    """How one `model_type` of transformers is written as GGUF."""
+    """Family of models, by transformers' `model_type`, and how it is written as GGUF."""
 
     arch: gguf.MODEL_ARCH
     parameters: Callable[[gguf.GGUFWriter, Any], None]
@@ -40,7 +40,7 @@ class Family:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Where a model's tensors go, and what they look like there."""
+    """Layout of a model's tensors in GGUF: their names there, and their shapes."""
 
     family: Family
     config: Any

@@ -58,7 +58,7 @@ class OllamaModel:
 
 @dataclass(frozen=True)
 class Gguf:
-    """What a GGUF file says of itself."""
+    """Header facts of a GGUF file."""
 
     context: int
     bos: str

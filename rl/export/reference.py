@@ -62,7 +62,7 @@ class CheckPrompt:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the original answers to the check prompts."""
+    """Answers of the original to the check prompts."""
 
     prompts: list[CheckPrompt]
     log_probs: list[FloatArray] = field(default_factory=list)

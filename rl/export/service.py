@@ -38,7 +38,7 @@ class ExportOrderRefused(ValueError):
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """What to export (a registered policy, a checkpoint folder, or a base model alone), as what, and where to."""
+    """Order of an export: a registered policy, a checkpoint folder, or a base model alone; as what, and where to."""
 
     policy: str | None = None
     checkpoint: Path | None = None

@@ -25,7 +25,7 @@ from rl.statistics.permutation import draws_for, sign_flip_p
 
 
 class Effect(Protocol):
-    """What a policy is ahead by, candidate minus rival, over `n` held-out prompts."""
+    """Effect of a policy: candidate minus rival, over `n` held-out prompts."""
 
     @property
     def n(self) -> int: ...

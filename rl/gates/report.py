@@ -24,7 +24,7 @@ class GateError(ValueError):
 
 @dataclass(frozen=True)
 class GateBounds:
-    """What a policy must show. Differences are of shares in [0, 1], candidate minus champion."""
+    """Bounds a policy must meet. Differences are of shares in [0, 1], candidate minus champion."""
 
     min_evidence: int = 30
     """Held-out prompts on which both were judged."""
@@ -175,7 +175,7 @@ class BenchmarkCases:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an evaluation found of a policy and of what it was compared to, on the same prompts."""
+    """Evidence of one evaluation: a policy and what it was compared to, on the same prompts."""
 
     against: str
     cases: Sequence[Case]
@@ -209,7 +209,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RuleResult:
-    """What one rule says, and the figures it says it by."""
+    """Result of one rule, and the figures it rests on."""
 
     rule: str
     outcome: str

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Processes(Protocol):
-    """What is wanted of `rl.training.processes`."""
+    """Interface of `rl.training.processes`."""
 
     @property
     def main(self) -> bool: ...
@@ -34,7 +34,7 @@ class Beside(Exception):
 
 
 class Launch:
-    """Which run the processes of one launch train. The first says it once; the others wait for its word."""
+    """Run that the processes of one launch train. The first says it once; the others wait for its word."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes

@@ -69,7 +69,7 @@ class StageEstimate:
 
 @dataclass(frozen=True)
 class OrderEstimate:
-    """What an order would come to: its stages, one after the other, the policy's last."""
+    """Estimate of an order: its stages, one after the other, the policy's last."""
 
     feedback_count: int
     score_mean: float | None

@@ -50,7 +50,7 @@ TRAINING_CLUSTER = "training"
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """What someone asks to be trained; left-out values come from the preset, the settings and the agent."""
+    """Order of a training; left-out values come from the preset, the settings and the agent."""
 
     agent: str
     method: str = "dpo"

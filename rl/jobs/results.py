@@ -54,7 +54,7 @@ def result_persist(run: TrainingRun, result: TrainResult) -> None:
 
 
 def run_doubt(run: TrainingRun) -> str:
-    """Why a run with its dataset teaches nothing, or little; empty where nothing speaks against it."""
+    """Reason why a run with its dataset teaches nothing, or little; empty where nothing speaks against it."""
     if run.snapshot is None:
         return ""
     recipe = type(RECIPES[run.method]["default"]).from_dict(run.recipe)

@@ -64,7 +64,7 @@ def _stage_train(run: TrainingRun, rooms: Rooms) -> None:
 
 
 def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:
-    """Why there is no reward to learn from, and what to do."""
+    """Reason why there is no reward to learn from, and what to do."""
     newest = found or RewardModelVersion.objects.filter(agent=run.agent).order_by("-pk").first()
     said = f"{newest.name} {ranking_text(newest.ranking)}" if newest else "none was trained"
     return (

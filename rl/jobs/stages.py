@@ -16,7 +16,7 @@ Status = TrainingRun.Status
 
 @dataclass(frozen=True)
 class Rooms:
-    """How a stage is entered and trained by the process that holds its run."""
+    """Functions by which the process that holds a run enters and trains a stage of it."""
 
     enter: Callable[[TrainOrder], TrainingRun]
     """Makes its row, with its dataset."""

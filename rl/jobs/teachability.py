@@ -39,7 +39,7 @@ def optimiser_steps(recipe: Recipe, rows: int) -> int:
 
 
 def doubt(recipe: Recipe, rows: int, kind: str = "rows") -> str:
-    """Why such a training teaches nothing, or little, with what to do; empty where nothing speaks against it.
+    """Reason why such a training teaches nothing, or little, with what to do; empty where nothing speaks against it.
 
     kind: what the rows are called (`pairs`, `labels`, ...).
     """

@@ -26,7 +26,7 @@ QUANTIZATION = "q4_k_m"
 
 
 class ProgressBar(Protocol):
-    """What a step of the demo reports to: a command's progress bar."""
+    """Progress bar that a step of the demo reports to."""
 
     def update(self, done: int, total: int, suffix: str = "") -> None: ...
 

@@ -34,7 +34,7 @@ class SimulationRefused(ValueError):
 
 @dataclass(frozen=True)
 class SimulationCounts:
-    """What a simulation made."""
+    """Counts of the rows a simulation made."""
 
     agent: str
     scenarios: int

@@ -185,7 +185,7 @@ class Arm(models.Model):
 
 
 class ExperimentEvent(models.Model):
-    """Who did what to an experiment, when, why and by which figures. Append-only."""
+    """Event in an experiment's history: who did what, when, why and by which figures. Append-only."""
 
     class Kind(models.TextChoices):
         CREATED = "created"

@@ -27,7 +27,7 @@ agent_slug = RegexValidator(SLUG_PATTERN)
 
 
 class LearnerSettings(models.Model):
-    """When an agent learns by itself, and what happens then. Without a row: `ONLINE_LEARNING_CONFIG`."""
+    """Settings of an agent's online learning. Without a row: `ONLINE_LEARNING_CONFIG`."""
 
     class Gate(models.TextChoices):
         CHAMPION = "champion", "champion: better, it answers everybody"

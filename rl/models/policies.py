@@ -120,7 +120,7 @@ class Artifact(models.Model):
 
 
 class PolicyEvent(models.Model):
-    """Who moved a policy, when, why and with which verdicts. Append-only."""
+    """Event in a policy's history: who moved it, when, why and with which verdicts. Append-only."""
 
     class Kind(models.TextChoices):
         REGISTERED = "registered"

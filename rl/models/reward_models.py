@@ -59,7 +59,7 @@ class RewardModelVersion(models.Model):
 
 
 class RewardModelEvent(models.Model):
-    """Who registered, judged or moved a reward model, when, why and by which figures. Append-only."""
+    """Event of a reward model: who registered, judged or moved it, when, why, by which figures. Append-only."""
 
     class Kind(models.TextChoices):
         REGISTERED = "registered"

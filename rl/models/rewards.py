@@ -26,7 +26,7 @@ def _within(name: str, low: float, high: float) -> Q:
 
 
 class RewardRecord(models.Model):
-    """What a decision earned by what was known of it then. Never changed: a later calculation supersedes it.
+    """Reward of a decision by what was known of it then. Never changed: a later calculation supersedes it.
 
     The decision is named by its id alone, as `feedback` forgets a unit without knowing of rewards.
     """
@@ -77,7 +77,7 @@ class RewardRecord(models.Model):
 
 
 class RewardSettings(models.Model):
-    """How one agent's decisions are rewarded. Without a row: what the agent's own file says."""
+    """Reward settings of one agent's decisions. Without a row: what the agent's own file says."""
 
     agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
     immediate_weight = models.FloatField(default=WEIGHTS["immediate"], help_text="What is known at once")

@@ -15,7 +15,7 @@ IN_PROCESS = "in-process"
 
 
 class ServingSettings(models.Model):
-    """How an agent answers where a request does not say; without a row, the defaults here."""
+    """Serving settings of an agent where a request does not say; without a row, the defaults here."""
 
     agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
     choose_temperature = models.FloatField(

@@ -37,7 +37,7 @@ Kind, Stage = PolicyEvent.Kind, Policy.Stage
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at a champion found; means of verdicts in [0, 1] over rated decisions."""
+    """Result of one look at a champion; means of verdicts in [0, 1] over rated decisions."""
 
     look: int
     decisions: int

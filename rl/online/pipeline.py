@@ -41,7 +41,7 @@ ACTOR = "pipeline"
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is to be done with a policy that passes."""
+    """Options of the steps after a policy passes."""
 
     gate: str = "champion"
     export: bool = True
@@ -57,7 +57,7 @@ class Wishes:
 
 @dataclass
 class PipelineResult:
-    """What became of a policy."""
+    """Result of the pipeline for a policy."""
 
     policy: str
     stage: str = ""

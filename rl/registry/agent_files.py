@@ -30,7 +30,7 @@ UNDER_WAY = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
 
 
 def refusal(agent: str, new: str | None) -> str:
-    """Why an agent cannot be renamed or deleted (new: None) now; "" where it can."""
+    """Reason why an agent cannot be renamed or deleted (new: None) now; "" where it can."""
     run = TrainingRun.objects.filter(agent=agent, status__in=UNDER_WAY).order_by("pk").first()
     if run is not None:
         return f"run {run.pk} of {agent} is {run.status}: cancel it, or wait for its end"

@@ -232,7 +232,7 @@ def _prepare(policy: Policy, *, force: bool) -> None:
 
 
 def _gate_fault(policy: Policy, sheet: GateReport | None) -> str:
-    """Why the gate does not open, as words; empty where it does."""
+    """Reason why the gate does not open, as words; empty where it does."""
     if sheet is not None:
         return sheet.reason
     rival = rival_name(policy)

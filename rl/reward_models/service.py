@@ -292,7 +292,7 @@ def difference_text(difference: dict[str, float]) -> str:
 
 
 def gate_fault(version: RewardModelVersion) -> str:
-    """Why it may not become champion, as words; empty where it may."""
+    """Reason why it may not become champion, as words; empty where it may."""
     ranking = version.ranking
     if not ranking:
         return f"it was not judged: manage.py reward_model judge {version.name}"

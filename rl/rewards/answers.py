@@ -46,7 +46,7 @@ class AnswerMatchReward:
         return [self._one(sample) for sample in samples]
 
     def inapplicable(self, sample: RewardSample) -> str:
-        """Why no response to this prompt can be judged; empty where one can."""
+        """Reason why no response to this prompt can be judged; empty where one can."""
         return "" if _expected(sample) else f"the prompt has no right answer (facts: {', '.join(COLUMNS)})"
 
     def _one(self, sample: RewardSample) -> RewardValue:

@@ -76,7 +76,7 @@ class CodeExecutionReward:
         return [job if isinstance(job, RewardValue) else values[repr(job)] for job in jobs]
 
     def inapplicable(self, sample: RewardSample) -> str:
-        """Why no answer to this prompt can be judged; empty where one can."""
+        """Reason why no answer to this prompt can be judged; empty where one can."""
         try:
             return "" if code_tests(sample.facts) else NO_TESTS
         except CodeTestsRefused as refusal:

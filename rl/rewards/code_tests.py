@@ -21,7 +21,7 @@ class CodeTestsRefused(ValueError):
 
 @dataclass(frozen=True)
 class CodeTests:
-    """How an answer's code is tested: by programs with asserts, by calls, by what it prints."""
+    """Tests of an answer's code: programs with asserts, calls, or what it prints."""
 
     units: tuple[str, ...] = ()
     """Programs of tests."""

@@ -26,7 +26,7 @@ class Component:
 
 @dataclass(frozen=True)
 class RewardResult:
-    """What a sample earned: the weighted mean of what applied, and each part of it."""
+    """Reward of a sample: the weighted mean of what applied, and each part of it."""
 
     raw: float | None
     """In [-2, 2]; None where no function applied."""

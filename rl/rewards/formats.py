@@ -34,7 +34,7 @@ class SyntaxValidationReward:
         return [self._one(sample.response) for sample in samples]
 
     def constant(self, sample: RewardSample) -> str:
-        """Why every valid answer earns the same."""
+        """Reason why every valid answer earns the same."""
         return f"each that parses as {self.language} earns 2"
 
     def _one(self, response: str) -> RewardValue:
@@ -65,7 +65,7 @@ class FormatComplianceReward:
         return [_acted_on(get_agent(sample.agent), sample, RAW_HIGH) for sample in samples]
 
     def constant(self, sample: RewardSample) -> str:
-        """Why every valid answer earns the same."""
+        """Reason why every valid answer earns the same."""
         return "each that the agent can act on earns 2"
 
 

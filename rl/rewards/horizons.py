@@ -27,7 +27,7 @@ SAID = ("ratings", "comparisons")
 
 @dataclass(frozen=True)
 class Known:
-    """What was said and measured of a decision so far."""
+    """Feedback and outcomes of a decision so far."""
 
     verdicts: Sequence[float] = ()
     """Standing ratings, each in [0, 1]."""
@@ -41,7 +41,7 @@ class Known:
 
 @dataclass(frozen=True)
 class HorizonPlan:
-    """How an agent's decisions are rewarded."""
+    """Plan by which an agent's decisions are rewarded."""
 
     functions: Sequence[RewardFunction]
     """What speaks at once."""

@@ -28,7 +28,7 @@ COLUMNS = (*code_tests.COLUMNS, *right_answers.COLUMNS)
 
 @dataclass(frozen=True)
 class RowReward:
-    """What an answer to a row earned."""
+    """Reward of an answer to a row."""
 
     raw: float | None
     """In [-2, 2], the plain mean of the functions that apply, -2 for an answer its agent cannot act on; None where no

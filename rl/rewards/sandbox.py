@@ -51,7 +51,7 @@ class IsolationUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may take. Memory is per process, of which there are at most `processes`."""
+    """Limits of a run in the sandbox. Memory is per process, of which there are at most `processes`."""
 
     wall_s: float = 10.0
     cpu_s: int = 5
@@ -63,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a run."""
+    """Result of a run in the sandbox."""
 
     exit_code: int | None
     """None where it was stopped."""
@@ -96,7 +96,7 @@ def run(code: str, language: str = "python", limits: Limits | None = None, *, st
 
 @functools.cache
 def isolation_fault() -> str:
-    """Why code cannot be isolated on this machine; empty where it can. Tried once per process, from inside the
+    """Reason why code cannot be isolated on this machine; empty where it can. Tried once per process, from inside the
     walls."""
     if not sys.platform.startswith("linux"):
         return f"namespaces are Linux's, this is {sys.platform}"

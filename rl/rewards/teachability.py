@@ -18,13 +18,13 @@ INSIST = "--set allow_constant_reward=true trains all the same"
 
 
 def why_inapplicable(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
-    """Why a function judges no sampled answer to a row; empty where it may."""
+    """Reason why a function judges no sampled answer to a row; empty where it may."""
     asked = getattr(function, "inapplicable", None)
     return str(asked(row_sample(row, "", agent))) if callable(asked) else ""
 
 
 def why_constant(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
-    """Why a function gives every valid answer to a row the same; empty where it may tell them apart."""
+    """Reason why a function gives every valid answer to a row the same; empty where it may tell them apart."""
     asked = getattr(function, "constant", None)
     return str(asked(row_sample(row, "", agent))) if callable(asked) else ""
 

@@ -52,7 +52,7 @@ class ToolSuccessReward:
     name: str = "tool_success"
 
     def inapplicable(self, sample: RewardSample) -> str:
-        """Why no sampled answer can be judged."""
+        """Reason why no sampled answer can be judged."""
         return NO_TRACE
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
@@ -91,7 +91,7 @@ class TaskCompletionReward:
     name: str = "task_completion"
 
     def inapplicable(self, sample: RewardSample) -> str:
-        """Why no sampled answer can be judged."""
+        """Reason why no sampled answer can be judged."""
         return NO_TRACE
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:

@@ -10,7 +10,7 @@ from random import Random
 
 @dataclass(frozen=True)
 class CandidateChoice:
-    """Which response was drawn, and from what."""
+    """Response drawn among the listed ones, and from what distribution."""
 
     index: int
     probabilities: tuple[float, ...]

@@ -36,7 +36,7 @@ ORDER = "order"
 
 @dataclass(frozen=True)
 class DecideOrder:
-    """What is to be decided: a state the agent renders, or messages; among listed responses, or in free words."""
+    """Order of a decision: a state the agent renders, or messages; among listed responses, or in free words."""
 
     agent: str
     state: Any = None

@@ -61,7 +61,7 @@ class Fallback:
 
 @dataclass
 class ServedAnswer(Generic[T]):
-    """What was got, from whom, and who had been asked before."""
+    """Answer, the backend that gave it, and those asked before."""
 
     result: T
     model: Model

@@ -36,7 +36,7 @@ class ModelUnknown(ServingRefused):
 
 @dataclass(frozen=True)
 class Target:
-    """Who is meant to answer for an agent, and who steps in."""
+    """Policy meant to answer for an agent, and those that step in."""
 
     agent: str
     models: tuple[Model, ...]
@@ -161,7 +161,7 @@ def serving_settings(agent: str) -> ServingSettings:
 
 @dataclass(frozen=True)
 class ListedModel:
-    """What may be named as `model`."""
+    """Name that may stand as `model`."""
 
     id: str
     created: int

@@ -47,7 +47,7 @@ class _Level:
 
 @dataclass(frozen=True)
 class UniqueItems:
-    """What was written of an answer, and the arrays of different items that stand open in it. Immutable."""
+    """State of a partly written answer, and the arrays of different items that stand open in it. Immutable."""
 
     root: Node
     text: bytes = b""

@@ -41,7 +41,7 @@ class ArmPlan:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who answers for a unit. `propensity` is the probability with which this arm was drawn, in (0, 1]."""
+    """Arm that answers for a unit. `propensity` is the probability with which it was drawn, in (0, 1]."""
 
     policy: str
     arm: str = ""
@@ -52,7 +52,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class ExperimentPlan:
-    """What assigns units to a running experiment's arms."""
+    """Plan that assigns units to a running experiment's arms."""
 
     name: str
     salt: str
@@ -99,7 +99,7 @@ class ExperimentPlan:
 
 @dataclass(frozen=True)
 class AssignmentPlan:
-    """Who answers for an agent's units: its running experiments, and its champion for everybody else."""
+    """Plan of an agent's units: its running experiments, and its champion for everybody else."""
 
     agent: str
     champion: str

@@ -22,7 +22,7 @@ from rl.statistics.permutation import DRAWS, LARGE, monte_carlo_p, seed_of
 
 @dataclass(frozen=True)
 class GiniConcordance:
-    """How far P(score higher | rated better) lies above one half, over answers to `clusters` prompts."""
+    """Distance of P(score higher | rated better) above one half, over answers to `clusters` prompts."""
 
     gain: float
     """In [-0.5, 0.5]; 0 where scores have nothing to do with values."""

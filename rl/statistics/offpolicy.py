@@ -72,7 +72,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Whether a log says anything of a policy."""
+    """Overlap of a log with a policy: whether the log says anything of it."""
 
     n: int
     ess: float

@@ -17,7 +17,7 @@ MOST = 2000
 
 @dataclass(frozen=True)
 class Ranking:
-    """How scores rank responses that people valued."""
+    """Ranking quality of scores over responses that people valued."""
 
     share: Interval
     """Of `compared`, those ranked as people did, a tie counting half; n is the rows that could be compared."""

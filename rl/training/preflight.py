@@ -153,7 +153,7 @@ def form_taught(recipe: Recipe, look: AnswerLook | None) -> Recipe:
 
 
 def refusal_of(look: AnswerLook | None, recipe: Recipe, agent: str) -> str:
-    """Why such a training is not begun, with what to do; empty where it may be.
+    """Reason why such a training is not begun, with what to do; empty where it may be.
 
     None of the answers valid, the method cannot teach the form (as `form_taught` has it), and the agent is not served
     by choosing. What samples its own answers is refused by its probe, which looks at those.

@@ -27,7 +27,7 @@ class Probed:
 
 
 def probe_fault(probed: Sequence[Probed]) -> str:
-    """Why these answers teach nothing; empty where they may.
+    """Reason why these answers teach nothing; empty where they may.
 
     Answers compete with other answers to the same prompt, so what is looked for is one prompt with two scores.
     """

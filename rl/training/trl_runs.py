@@ -284,7 +284,7 @@ class TokenizedTrainerMixin:
         return best_evaluation(self.state.log_history, self.args.metric_for_best_model)[0]
 
     def stopped_early(self) -> str:
-        """Why the eval split ended the run; empty where it did not."""
+        """Reason why the eval split ended the run; empty where it did not."""
         return self.early_stopping.reason if self.early_stopping is not None else ""
 
     def loss_check(self, loss: torch.Tensor, advice: str) -> None:

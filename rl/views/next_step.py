@@ -28,7 +28,7 @@ class Stations:
 
 @dataclass(frozen=True)
 class LoopStep:
-    """What to do next: `kind` is what the page offers for it, `words` why."""
+    """Next step of an agent: `kind` is what the page offers for it, `words` why."""
 
     kind: str
     """record, rate, train, watch, look, judge or promote"""

@@ -36,7 +36,7 @@ RewardsOf = Callable[[Sequence[uuid.UUID]], Mapping[uuid.UUID, float]]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which decisions are exported."""
+    """Selection of the decisions to export."""
 
     agent: str | None = None
     """None: every agent's."""

@@ -37,7 +37,7 @@ class Member:
 
 @dataclass(frozen=True)
 class ArchiveContents:
-    """What an archive holds."""
+    """Contents of an archive."""
 
     members: tuple[Member, ...]
     left_out: tuple[str, ...] = ()

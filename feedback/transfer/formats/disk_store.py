@@ -49,7 +49,7 @@ class DiskMultimap:
         return next((json.loads(value) for (value,) in found), None)
 
     def count(self, key: str, most: int = 2) -> int:
-        """How many values there are, counted up to `most`."""
+        """Number of values, counted up to `most`."""
         asked = "SELECT count(*) FROM (SELECT 1 FROM kept WHERE key = ? LIMIT ?)"
         return int(self._database.execute(asked, (json.dumps(key), most)).fetchone()[0])
 

@@ -44,7 +44,7 @@ KNOWN = ("facts", "tests", "expected_output", "entry_point", "tools")
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What the columns of one file are."""
+    """Roles of one file's columns."""
 
     columns: ColumnMap
     """The columns that are read, under the names they have in the file."""

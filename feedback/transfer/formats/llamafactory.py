@@ -88,7 +88,7 @@ TAGS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """What the columns and tags of one file are called, and whether its conversations are lists (sharegpt)."""
+    """Names of one file's columns and tags, and whether its conversations are lists (sharegpt)."""
 
     columns: Mapping[str, str]
     tags: Mapping[str, str] = field(default_factory=lambda: TAGS)

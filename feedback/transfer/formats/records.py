@@ -23,7 +23,7 @@ class RowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ImportedRating:
-    """What one rater thought of a decision. `rater` "" where the file does not say who it was."""
+    """Rating of a decision by one rater. `rater` is "" where the file does not say who it was."""
 
     rater: str = ""
     thumb: str = ""
@@ -111,7 +111,7 @@ class ImportedComparison:
 
 @dataclass(frozen=True, slots=True)
 class ImportedTrace:
-    """What an agent did on the way; the decisions taken meanwhile are records of their own that name it."""
+    """Trace of an agent's run; the decisions taken meanwhile are records of their own that name it."""
 
     line: int
     key: str

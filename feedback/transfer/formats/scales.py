@@ -48,7 +48,7 @@ Kind: TypeAlias = Literal["thumb", "stars", "score", "notes"]
 
 @dataclass
 class Values:
-    """What stands in a column, over all rows: how many values, which of them while they are few, and of what kinds."""
+    """Summary of a column over all rows: how many values, which of them while they are few, and of what kinds."""
 
     filled: int = 0
     different: set[str] = field(default_factory=set)
@@ -121,7 +121,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """How the values of one column are read."""
+    """Reading of one column's values as verdicts."""
 
     column: str
     kind: Kind

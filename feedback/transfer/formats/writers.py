@@ -36,7 +36,7 @@ Writer: TypeAlias = Callable[[Iterable[Any], Counter[str]], Iterator[Line]]
 
 
 class View(StrEnum):
-    """What of the feedback a shape is made from; feedback.transfer.export_views reads each."""
+    """View of the feedback a shape is made from; feedback.transfer.export_views reads each."""
 
     HISTORY = "history"
     """Every row ever stored, as feedback.transfer.formats.history."""

@@ -22,7 +22,7 @@ PLACES = ("North", "Harbour", "Old Town", "Airport", "West", "Lakeside")
 
 @dataclass(frozen=True)
 class Figures:
-    """What a drawing shows: nothing here was measured."""
+    """Made-up figures of a drawing: nothing here was measured."""
 
     question: str
     context: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Figures:
 
     @property
     def points(self) -> int:
-        """How many readings there are, 2 to MAX_POINTS."""
+        """Number of readings, 2 to MAX_POINTS."""
         given = self.context.get("points")
         if isinstance(given, bool) or not isinstance(given, (int, float)) or given != given:
             return 24
@@ -42,7 +42,7 @@ class Figures:
 
     @property
     def rows(self) -> str:
-        """How many readings there are, in words for a caption."""
+        """Number of readings, in words for a caption."""
         given = self.context.get("points")
         return f"{given:,}" if isinstance(given, int) and not isinstance(given, bool) else str(self.points)
 

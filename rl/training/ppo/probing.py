@@ -47,7 +47,7 @@ def prompts_judged(
 def rewards_probe(
     prompts: Prompts, judge: Judge, answer: Callable[[list[list[int]], int], list[Rollout]], at_once: int
 ) -> str:
-    """Why the rewards teach nothing on a few sampled answers; empty where they may.
+    """Reason why the rewards teach nothing on a few sampled answers; empty where they may.
 
     `answer` gives so many answers to each of some prompts (tokens), side by side; `at_once` of them at a time.
     """
