@@ -313,13 +313,13 @@ FOUND = """
 import io, json
 from django.core.management import call_command
 from feedback.explorer import listing as explorer
-from feedback.explorer.search import Narrowed
+from feedback.explorer.search import DecisionFilter
 from feedback.services import decision_record
 for text in ("der Schlüssel passt", 'says "key"', "hay", "hay"):
     decision_record(agent="a", messages="q", response=text)
 explorer.LOOK = 1
 def found():
-    pages = [explorer.decisions_page(Narrowed(), q=q) for q in ("SCHLÜSSEL", '"key"')]
+    pages = [explorer.decisions_page(DecisionFilter(), q=q) for q in ("SCHLÜSSEL", '"key"')]
     return [[row.response for row in page.decisions] for page in pages]
 def index(action):
     call_command("text_index", action, "--json", stdout=(out := io.StringIO()))

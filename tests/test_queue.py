@@ -399,7 +399,7 @@ from django.db import connection
 from feedback.models import Decision
 from feedback.rating.queue import next_decision, queue_progress
 from feedback.rating.queue_order import in_order, stretches
-from feedback.explorer.search import Narrowed
+from feedback.explorer.search import DecisionFilter
 from feedback.services import decision_record, decisions_record
 decisions_record(
     {
@@ -418,9 +418,9 @@ with connection.cursor() as cursor:
     cursor.execute("SET enable_bitmapscan = off")
 plans = [
     [in_order(lane)[:50].explain() for lane in next(stretches(within)).lanes[:3]]
-    for within in (Narrowed(), Narrowed(agent="a"), Narrowed(policy="a-v1"), Narrowed(tag="asked"))
+    for within in (DecisionFilter(), DecisionFilter(agent="a"), DecisionFilter(policy="a-v1"), DecisionFilter(tag="asked"))
 ]
-seen, within = [], Narrowed(tag="asked")
+seen, within = [], DecisionFilter(tag="asked")
 while (decision := next_decision("ada", within, seen)) is not None:
     seen.append(decision.pk)
 print(json.dumps([plans, len(seen), seen[-1] == last.pk, queue_progress("ada", within).left]))
