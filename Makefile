@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM = false
 # Servers, workers and trainings start sooner when the bytecode of the project is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test suite serve lint clean
+.PHONY: demo test test-fast suite serve lint clean
 
 demo: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0
@@ -20,6 +20,11 @@ demo: $(STAMP)-rl
 # Types are checked beside the tests: they take a minute of one core.
 test: $(STAMP)-dev
 	$(MAKE) --jobs 2 lint suite
+
+# Units alone: no database, no training, no browser, nothing that takes a moment.
+test-fast: $(STAMP)-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal \
+	  -m "not slow and not django_db and not training and not browser and not postgres and not prepares"
 
 suite: $(STAMP)-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal

@@ -138,6 +138,7 @@ def page(row: Model, action: str = "change") -> str:
 # --- Every model --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_model_stands_in_the_admin() -> None:
     ours = {model for app in ("feedback", "rl") for model in apps.get_app_config(app).get_models()}
     # a metric is shown within its run, an arm within its experiment and a reward model's event within its version, a
@@ -158,6 +159,7 @@ def test_lists_and_pages_open(operator: Client, model: type[Model]) -> None:
     assert answer.status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", FACTS, ids=lambda model: model.__name__)
 def test_a_list_takes_as_many_queries_for_twelve_rows_as_for_two(
     operator: Client, model: type[Model]
@@ -315,6 +317,7 @@ def test_only_who_may_make_keys_makes_and_revokes_them(client: Client) -> None:
     assert client.post(page(key, "revoke")).status_code == 302
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["operator", "admin"])
 def test_operators_and_admins_open_what_they_may_see(client: Client, role: str) -> None:
     user = User.objects.create_user("bob")

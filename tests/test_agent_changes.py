@@ -149,6 +149,7 @@ def test_every_table_with_an_agent_is_found() -> None:
     assert agent_path(ImportBatch) == "agent"
 
 
+@pytest.mark.slow
 def test_a_renamed_agent_takes_everything_along(ratchet_home: Path, tmp_path: Path) -> None:
     history(ratchet_home, "helper", tmp_path)
     history(ratchet_home, "other", tmp_path)
@@ -237,6 +238,7 @@ class Killed(BaseException):
 STEPS = ["files_link", "rename", "files_unlink"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("after", [False, True])
 def test_a_kill_at_any_step_leaves_one_name_that_works_and_the_same_call_finishes(
@@ -322,6 +324,7 @@ def test_an_agent_that_others_rest_on_is_not_deleted(ratchet_home: Path, tmp_pat
         agent_delete("helper", actor="x", force=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["files_note", "delete", "files_remove"])
 def test_a_kill_in_a_deletion_leaves_all_or_nothing_and_the_same_call_finishes(
     ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

@@ -95,6 +95,7 @@ def test_a_path_that_names_no_agent_is_refused(path: str, said: str) -> None:
         agent_register(path)
 
 
+@pytest.mark.slow
 def test_the_setting_registers_them_when_the_program_starts(tmp_path: Any) -> None:
     (tmp_path / "mine_own.py").write_text(
         "from rl.agents.template import TemplateAgent\nAGENT = TemplateAgent(slug='own', title='Own', description='')\n"

@@ -117,6 +117,7 @@ def test_state_without_its_text_is_refused_by_name(slug, key):
         AGENTS[slug].render(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", CHOOSERS)
 def test_every_candidate_is_valid_and_fits_the_schema(slug):
     agent = chooser(slug)

@@ -281,6 +281,7 @@ def test_without_ratings_there_are_no_labels() -> None:
 PANDALM = Path(__file__).resolve().parents[2] / "shared" / "data" / "pandalm" / "testset-v1.json"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PANDALM.is_file(), reason="needs ../shared/data/pandalm")
 def test_pandalms_annotators_agree_as_published_through_the_database() -> None:
     """Three annotators on 999 pairs; the published kappas are .85, .88 and .86."""

@@ -52,6 +52,7 @@ def machine(
     return type("Order", (Requests,), {"key": key, "home": ratchet_home, "tried": Counter()})
 
 
+@pytest.mark.slow
 def test_what_was_forgotten_undone_and_withdrawn_stays_so(machine: type[Requests]) -> None:
     """One order that meets every rule."""
     order = machine()
@@ -107,6 +108,7 @@ def test_what_was_forgotten_undone_and_withdrawn_stays_so(machine: type[Requests
     order.teardown()
 
 
+@pytest.mark.slow
 def test_any_order_of_requests(
     machine: type[Requests], record_property: Callable[[str, object], None]
 ) -> None:

@@ -195,6 +195,7 @@ def project_imports(file: Path, *, types: bool = True) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("app", LAYERS)
 def test_packages_import_only_what_lies_below_them(app: str) -> None:
     rank = {place: number for number, line in enumerate(LAYERS[app]) for place in line.split()}
@@ -236,6 +237,7 @@ def test_the_client_needs_the_standard_library_alone() -> None:
     assert outside == []
 
 
+@pytest.mark.slow
 def test_the_server_runs_without_the_client() -> None:
     """Nothing of the server imports the client's package; `feedback.collector`, its alias, is imported by nobody."""
     server = [file for folder in ("backend", "feedback", "rl") for file in modules(folder)]
@@ -359,6 +361,7 @@ def test_rl_has_an_empty_package_file() -> None:
     assert (ROOT / "rl" / "__init__.py").read_text("utf-8").strip() == ""
 
 
+@pytest.mark.slow
 def test_every_module_says_what_it_is_for() -> None:
     silent = [
         name_of(file)
@@ -381,6 +384,7 @@ def test_no_module_without_a_subject() -> None:
     assert nameless == []
 
 
+@pytest.mark.slow
 def test_the_web_process_runs_without_torch() -> None:
     code = (
         "import sys, backend.wsgi\n"
@@ -396,6 +400,7 @@ def test_the_web_process_runs_without_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_command_starts_without_the_statistics_it_may_never_need() -> None:
     code = "import sys, django; django.setup(); print('scipy.stats' in sys.modules)"
     done = subprocess.run(
@@ -405,6 +410,7 @@ def test_a_command_starts_without_the_statistics_it_may_never_need() -> None:
     assert (done.stdout.strip(), done.returncode) == ("False", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_the_training_packages_runs_without_django() -> None:
     code = (
         "import sys\n"

@@ -266,6 +266,7 @@ def test_names_to_choose_from_differ_and_come_in_many_scripts():
         assert any(first <= sign <= last for sign in signs), first
 
 
+@pytest.mark.slow
 def test_a_training_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

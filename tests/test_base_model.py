@@ -72,6 +72,7 @@ def test_every_matrix_row_is_a_multiple_of_256_wide_for_k_quants():
     assert {t["dtype"] for t in tensors.values()} == {"BF16"}
 
 
+@pytest.mark.slow
 def test_architecture_is_as_promised(policy):
     config = policy.model.config
     assert config.model_type == "llama"
@@ -129,6 +130,7 @@ def test_prompts_are_short_enough_to_be_quick(policy, slug):
     assert max(map(len, ids)) <= 110
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("slug", CHOOSERS)
 def test_answers_are_valid_in_at_least_95_of_100(policy, slug, temperature):
@@ -149,6 +151,7 @@ def test_answers_are_valid_in_at_least_95_of_100(policy, slug, temperature):
     assert len(bad) <= 3, bad
 
 
+@pytest.mark.slow
 def test_it_copies_options_it_has_never_seen_more_often_than_not(policy):
     from rl.training.policy import generate
 
@@ -179,6 +182,7 @@ def test_assistant_says_something_in_words(policy):
     assert all(answer.finish_reason == "stop" for answer in answers[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", CHOOSERS)
 def test_it_prefers_no_option_of_its_own(policy, slug):
     from rl.training.scoring import score_responses
@@ -200,6 +204,7 @@ def test_it_prefers_no_option_of_its_own(policy, slug):
     assert 0.35 <= sum(right) / len(right) <= 0.65
 
 
+@pytest.mark.slow
 def test_building_writes_a_model_that_loads(tmp_path):
     from rl.training.policy import generate, load_policy
 
@@ -273,6 +278,7 @@ def test_training_starts_looking_at_what_is_listed(policy):
     assert sorted(ranks[1])[1] < 20
 
 
+@pytest.mark.slow
 def test_a_step_reads_the_same_whether_the_training_began_before_it_or_goes_on_with_it(policy):
     from rl.training.base_training import batches
 

@@ -155,6 +155,7 @@ def test_the_hash_changes_with_an_item(tmp_path: Path) -> None:
 # --- Running -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_policy_and_base_are_scored_on_the_same_items_and_kept(
     ratchet_home: Path, tmp_path: Path, files: tuple[Path, Path], admin_client: Client
 ) -> None:
@@ -234,6 +235,7 @@ CODE = {
 }
 
 
+@pytest.mark.slow
 def test_code_is_run_in_our_sandbox_or_not_at_all(
     ratchet_home: Path,
     tmp_path: Path,
@@ -262,6 +264,7 @@ def test_code_is_run_in_our_sandbox_or_not_at_all(
     assert found["benchmarks"][0]["own"] == {"value": 0.5, "stderr": 0.0}  # one of two tests
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run_says_what_to_do(
     ratchet_home: Path, tmp_path: Path, files: tuple[Path, Path]
 ) -> None:

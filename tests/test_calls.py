@@ -136,6 +136,7 @@ def test_a_long_list_of_tasks_is_shortened_and_no_task_is_lost() -> None:
         agent.render({"goal": "x" * 4000, "tasks": tasks})
 
 
+@pytest.mark.slow
 def test_exported_rows_have_a_reward_and_statistics_tell_of_rewards(tmp_path: Path) -> None:
     feed()
     for kind, column in (("scores", "score"), ("labels", "label")):

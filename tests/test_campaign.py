@@ -32,6 +32,7 @@ def test_impossible(n):
 """
 
 
+@pytest.mark.slow
 def test_tried_failed_and_not_tried_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_cases.py").write_text(CASES)
     monkeypatch.setattr(attack, "ROOT", tmp_path)
@@ -48,6 +49,7 @@ def test_tried_failed_and_not_tried_are_told_apart(tmp_path: Path, monkeypatch: 
     assert "no disk to fill" in next(iter(told["reasons"]))
 
 
+@pytest.mark.slow
 def test_an_area_that_finds_no_test_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_cases.py").write_text(CASES)
     monkeypatch.setattr(attack, "ROOT", tmp_path)

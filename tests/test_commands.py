@@ -73,6 +73,7 @@ def test_training_with_several_agents_asks_which() -> None:
         run("train_dpo")
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_dry_run_trains_nothing() -> None:
     simulate("widgets", scenarios=40, rated=True)
@@ -85,6 +86,7 @@ def test_a_dry_run_trains_nothing() -> None:
     assert not TrainingRun.objects.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
@@ -102,6 +104,7 @@ def test_wrong_knobs_are_refused_with_what_is_allowed(arguments: list[str], comp
         run("train_dpo", "--config", "cpu", *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_broken_data_file_names_its_line(tmp_path: Path) -> None:
     broken = tmp_path / "pairs.jsonl"

@@ -105,6 +105,7 @@ def world() -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_every_page_of_the_resolver_sends_the_policy_and_holds_nothing_inline(
     operator: Client, world: dict[str, str]
 ) -> None:

@@ -340,6 +340,7 @@ def test_a_command_names_the_database_whose_disk_is_full(
     database.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["full", "read-only"])
 def test_training_export_and_snapshot_say_where_the_disk_takes_nothing(
     small_disk: SmallDisk,  # noqa: F811

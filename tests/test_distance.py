@@ -176,6 +176,7 @@ def test_a_hundred_thumbs_up_are_no_distance_covered_where_people_wrote_answers(
     assert 0 < said.found <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_dry_run_says_the_distance_the_doubt_and_the_next_step() -> None:
     for number in range(20):

@@ -5,6 +5,7 @@ Of trainings the first of each method is a dry run; every method has tests of it
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -131,7 +132,8 @@ def ran(line: str) -> str:
     words = shlex.split(line, comments=True)
     words = words[words.index("manage.py") + 1 :]
     out = io.StringIO()
-    call_command(words[0], *words[1:], stdout=out, stderr=io.StringIO())
+    with contextlib.redirect_stdout(out):  # what `shell` runs prints there
+        call_command(words[0], *words[1:], stdout=out, stderr=io.StringIO())
     return out.getvalue()
 
 

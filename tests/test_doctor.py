@@ -68,11 +68,13 @@ def parts(findings: list[Diagnosis]) -> list[tuple[str, str]]:
     return [(finding.part, finding.level) for finding in findings]
 
 
+@pytest.mark.slow
 def test_a_sound_installation_has_no_findings(sound: Any) -> None:
     decision_record(agent="a", messages="q", response="r")
     assert sound() == []
 
 
+@pytest.mark.slow
 def test_a_data_folder_open_to_all_and_a_key_open_to_others(sound: Any, ratchet_home: Path) -> None:
     (ratchet_home / "secret_key").write_text("x")
     (ratchet_home / "secret_key").chmod(0o644)
@@ -82,11 +84,13 @@ def test_a_data_folder_open_to_all_and_a_key_open_to_others(sound: Any, ratchet_
     assert found[0].next_step == f"chmod 700 {ratchet_home}"
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full(sound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "disk_state", lambda path: DiskState(path, "full", "free some space"))
     assert ("disk", "wrong") in parts(sound())
 
 
+@pytest.mark.slow
 def test_a_database_that_is_away_and_one_that_is_behind(sound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "migrations_waiting", lambda: 3)
     (behind,) = sound()
@@ -100,6 +104,7 @@ def test_a_database_that_is_away_and_one_that_is_behind(sound: Any, monkeypatch:
     assert (gone.part, "DATABASE_URL" in gone.next_step) == ("database", True)
 
 
+@pytest.mark.slow
 def test_jobs_and_runs_that_nobody_takes(sound: Any) -> None:
     long_ago = timezone.now() - timedelta(minutes=20)
     OrmQ.objects.create(key="ratchet", payload="x", lock=timezone.now())
@@ -116,12 +121,14 @@ def test_jobs_and_runs_that_nobody_takes(sound: Any) -> None:
     assert f"run {run.pk} (a) gave no sign of life" in finding.found
 
 
+@pytest.mark.slow
 def test_a_decision_of_tomorrow(sound: Any) -> None:
     decision_record(agent="a", messages="q", response="r")
     Decision.objects.update(created_at=timezone.now() + timedelta(days=1))
     assert parts(sound()) == [("clock", "wrong")]
 
 
+@pytest.mark.slow
 def test_the_file_of_a_champion_is_missing(sound: Any, ratchet_home: Path) -> None:
     policy_of("widgets-v1", "champion")
     policy_of("widgets-v2", "retired")
@@ -134,6 +141,7 @@ def test_the_file_of_a_champion_is_missing(sound: Any, ratchet_home: Path) -> No
     assert sound() == []
 
 
+@pytest.mark.slow
 def test_a_port_that_another_program_has(sound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Healthy, "body", b"hello")
     (finding,) = sound()
@@ -144,6 +152,7 @@ def test_a_port_that_another_program_has(sound: Any, monkeypatch: pytest.MonkeyP
     assert parts(diagnosis(port=closed)) == [("port", "remark")]
 
 
+@pytest.mark.slow
 def test_llama_cpp_that_is_not_there(sound: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
     settings.SERVING_BACKENDS = ["in-process", "http://localhost:1/v1"]
@@ -151,11 +160,13 @@ def test_llama_cpp_that_is_not_there(sound: Any, settings: Any, monkeypatch: pyt
     assert parts(sound()) == [("llama.cpp", "wrong"), ("llama.cpp", "remark")]
 
 
+@pytest.mark.slow
 def test_decisions_that_wait_in_the_spool_are_a_remark(sound: Any, ratchet_home: Path) -> None:
     Outbox(ratchet_home / "spool/decisions").put({"kind": "decision", "body": {"id": "1"}})
     assert parts(sound()) == [("spool", "remark")]
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_1_and_one_object(sound: Any, served: int, ratchet_home: Path) -> None:
     out = StringIO()
     call_command("doctor", "--json", "--port", str(served), stdout=out)

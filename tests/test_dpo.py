@@ -514,6 +514,7 @@ def test_a_run_is_not_resumed_with_other_knobs_or_other_pairs(base: str, tmp_pat
 # --- What earlier runs computed -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_retrain_on_grown_data_computes_the_reference_of_what_is_new(base: str, tmp_path: Path) -> None:
     pairs = some_pairs(10)
     cache = tmp_path / "cache"
@@ -525,6 +526,7 @@ def test_a_retrain_on_grown_data_computes_the_reference_of_what_is_new(base: str
     assert any("4 computed, 16 known before" in note for note in second.context.notes), second.context.notes
 
 
+@pytest.mark.slow
 def test_a_run_with_what_is_known_is_the_run_without(base: str, tmp_path: Path) -> None:
     pairs = some_pairs(8)
     cache = tmp_path / "cache"
@@ -534,6 +536,7 @@ def test_a_run_with_what_is_known_is_the_run_without(base: str, tmp_path: Path) 
     assert known.history["loss"] == pytest.approx(alone.history["loss"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_another_base_model_knows_nothing_of_it(base: str, tmp_path: Path) -> None:
     pairs, cache = some_pairs(8), tmp_path / "cache"
     a_trainer(base, tmp_path / "fills", cache_dir=cache).train(pairs)
@@ -545,6 +548,7 @@ def test_another_base_model_knows_nothing_of_it(base: str, tmp_path: Path) -> No
 # --- The same steps as TRL's own ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_45_steps_over_packed_rows_have_the_losses_of_stock_rows(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

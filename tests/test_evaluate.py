@@ -370,6 +370,7 @@ def test_an_unknown_opponent_is_an_error() -> None:
         evaluate_policy(None, ROWS, agent=PICKER, against="champion")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_real_policy_is_evaluated_against_its_base_into_json(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "llama")
     policy: LoadedPolicy = load_policy(str(base), tiny_adapter(base, tmp_path / "adapter"), hardware=HARDWARE)

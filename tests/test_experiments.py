@@ -81,6 +81,7 @@ def test_the_propensity_is_the_arms_share() -> None:
     assert found == {("e/old", 0.75), ("e/new", 0.25)}
 
 
+@pytest.mark.slow
 def test_a_ramp_takes_its_share_and_moves_nobody_who_is_in() -> None:
     before: dict[str, str] = {}
     for ramp in (1, 5, 10, 25, 50, 100):
@@ -117,6 +118,7 @@ def test_a_place_in_a_group_is_the_first_that_is_large_enough() -> None:
     assert group_place([(0, 50)], 50) == 50
 
 
+@pytest.mark.slow
 def test_a_bandit_draws_afresh_in_each_epoch() -> None:
     table = [[0, 0], [0, 0]]
     for unit in UNITS:

@@ -126,6 +126,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_really_full_disk_is_refused(
     llama: Path, llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +165,7 @@ def test_an_unwritable_folder_is_refused(llama_lora: Path, tmp_path: Path) -> No
 # --- merged ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi3", "opt"])
 def test_merged_weights_are_those_of_peft(architecture: str, tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", architecture)
@@ -366,6 +368,7 @@ def test_an_exported_adapter_answers_as_the_original(llama: Path, llama_lora: Pa
     assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|end|>"
 
 
+@pytest.mark.slow
 def test_an_exported_adapter_carries_our_model_card_without_a_path(tmp_path: Path) -> None:
     from rl.export.lora import export_lora
     from rl.training.policy import adapter_describe, load_policy

@@ -48,6 +48,7 @@ def test_a_token_sees_its_own_prompt_and_its_own_completion() -> None:
     assert kept == [seen[at] for at in row.kept[0].tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [Strategy.FLEX, Strategy.FLEX_LAST_LAYER])
 def test_log_probabilities_are_those_of_the_split_rung(strategy: Strategy) -> None:
     policy, items = a_policy("qwen3"), some_items(57, 20, 33, 90)
@@ -63,6 +64,7 @@ def test_log_probabilities_are_those_of_the_split_rung(strategy: Strategy) -> No
     assert float((expected - found).abs().max()) < 1e-5
 
 
+@pytest.mark.slow
 def test_on_a_cpu_it_scores_but_does_not_train_and_the_record_says_why() -> None:
     policy, items = a_policy("llama"), some_items(57, 20)
     scored = selection.strategy_select(policy, items, gradients=False, first=Strategy.FLEX_LAST_LAYER)
@@ -72,6 +74,7 @@ def test_on_a_cpu_it_scores_but_does_not_train_and_the_record_says_why() -> None
     assert "FlexAttention has no backward pass on a CPU" in trained.summary
 
 
+@pytest.mark.slow
 def test_a_wrong_block_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         flex, "sees", lambda row, at=None: lambda b, h, q, k: (q if at is None else at[q]) >= k

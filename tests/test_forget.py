@@ -106,6 +106,7 @@ def test_a_trace_without_decisions_that_names_the_unit_goes() -> None:
     assert Trace.objects.get().metadata == {"unit": "ada"}
 
 
+@pytest.mark.slow
 def test_more_decisions_than_one_statement_names() -> None:
     for n in range(900):
         decide("bob", str(n))

@@ -112,6 +112,7 @@ def written(n: int, *answers: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_the_form_is_shown_by_what_people_wrote_else_by_valid_answers_liked_or_not() -> None:
     run = run_of()

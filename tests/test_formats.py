@@ -270,6 +270,7 @@ BY_THE_FILE = [name for name, format in EXAMPLES.items() if format == "table"]
 """Examples of which one odd value may decide how the whole file is read; test_tables.py puts them in one by one."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name in EXAMPLES if name not in ("simulation_ratings.json", *BY_THE_FILE)]
 )

@@ -153,6 +153,7 @@ def test_shuffled_feedback_promotes_nobody_by_any_kind(kind: str) -> None:
     assert sum(found is not None for found in through) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_points_better_is_promoted_by_every_kind(kind: str) -> None:
     world = KindWorld(kind, prompts=200, gain=0.2)
@@ -162,6 +163,7 @@ def test_twenty_points_better_is_promoted_by_every_kind(kind: str) -> None:
     assert sum(passed) >= 18
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [CORRECTIONS, REWARDS])
 def test_a_little_better_nearly_everywhere_and_much_worse_on_a_few_is_not_better(kind: str) -> None:
     """By Student's t and sign flips alone 12 % of such series ended in a promotion."""
@@ -245,6 +247,7 @@ def test_a_slice_of_pairs_is_judged_by_its_own_pairs() -> None:
     assert found.figures["preferred:longer"] == {"value": -1.0, "n": 40}
 
 
+@pytest.mark.slow
 def test_groups_that_are_near_identical_promote_nobody() -> None:
     world = KindWorld(PAIRS, prompts=120, groups="3")
     through = [promoted_in(world, np.random.default_rng(seed)) for seed in range(30)]

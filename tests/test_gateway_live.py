@@ -153,6 +153,7 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
     assert client.models.retrieve("widgets").id == "widgets"
 
 
+@pytest.mark.slow
 def test_an_answer_after_the_clients_retries_is_one_decision(
     client: openai.OpenAI, stub: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def test_an_answer_after_the_clients_retries_is_one_decision(
     assert [str(row.pk) for row in recorded()] == [answer.id]
 
 
+@pytest.mark.slow
 def test_a_client_that_lost_the_answer_gets_the_same_one_again(live_server: Any, stub: ModelServer) -> None:
     class LosesTheFirst(httpx2.HTTPTransport):
         lost = 0
@@ -187,6 +189,7 @@ def test_a_client_that_lost_the_answer_gets_the_same_one_again(live_server: Any,
     assert [str(row.pk) for row in recorded()] == [answer.id]
 
 
+@pytest.mark.slow
 def test_while_the_database_is_away_apps_are_answered_and_nothing_is_lost(
     client: openai.OpenAI, settings: Any
 ) -> None:
@@ -208,6 +211,7 @@ def test_while_the_database_is_away_apps_are_answered_and_nothing_is_lost(
     assert Decision.objects.count() == 5
 
 
+@pytest.mark.slow
 def test_a_model_server_killed_in_the_middle_of_traffic(
     live_server: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def leftovers(folder: Path) -> list[str]:
 # --- families ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_a_family_answers_in_llama_cpp_as_in_transformers(architecture: str, tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", architecture)
@@ -95,6 +96,7 @@ ROPE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(ROPE))
 def test_scaled_positions_survive(kind: str, tmp_path: Path) -> None:
     architecture, rope = ROPE[kind]
@@ -103,6 +105,7 @@ def test_scaled_positions_survive(kind: str, tmp_path: Path) -> None:
     assert checked["logprob_mean_abs_diff"] <= 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "knobs"),
     [
@@ -168,6 +171,7 @@ def agent_prompts(**counts: int) -> list[list[dict[str, str]]]:
     ]
 
 
+@pytest.mark.slow
 def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path: Path) -> None:
     asked = agent_prompts(widgets=2, fixtures=1, filer=1)
     sizes, worst = {}, {}
@@ -189,6 +193,7 @@ def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path:
     )
 
 
+@pytest.mark.slow
 def test_the_bundled_model_answers_its_agents_as_before(tmp_path: Path) -> None:
     prompts = agent_prompts(widgets=14, fixtures=13, filer=13)
     checked = export_gguf(
@@ -265,6 +270,7 @@ def test_a_window_shorter_than_the_context_is_noted(tmp_path: Path) -> None:
 # --- adapters as GGUF ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "phi3", "gpt2"])
 def test_a_gguf_adapter_on_its_base_answers_as_under_peft(architecture: str, tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", architecture)
@@ -320,6 +326,7 @@ def checkout(tmp_path: Path) -> Path:
     return script.parent
 
 
+@pytest.mark.slow
 def test_a_llama_cpp_checkout_converts_what_is_not_known_here(
     llama_lora: Path, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +432,7 @@ print(peak_mb() - before, file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_memory_stays_near_one_copy_and_stdout_stays_silent(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "llama", hidden=768, layers=4, intermediate_size=3072)

@@ -42,6 +42,7 @@ def texts(seed: int, count: int) -> list[str]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "pre"),
     [

@@ -54,6 +54,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     return machine
 
 
+@pytest.mark.slow
 def test_this_machine_is_described_with_a_reason_for_each_derived_setting() -> None:
     found = detect()
     assert found.device in ("cuda", "mps", "cpu")
@@ -236,6 +237,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_estimate_counts_steps_as_training_does(tmp_path: Path) -> None:
     base = str(tiny_model(tmp_path / "base", "llama"))
     # 50 pairs in batches of 4: 13 micro-batches; 2 to a step: 7 steps; 3 epochs: 21
@@ -250,6 +252,7 @@ def test_the_estimate_counts_steps_as_training_does(tmp_path: Path) -> None:
     assert estimate(base, recipe, same, hardware=CPU).steps == 0
 
 
+@pytest.mark.slow
 def test_the_estimate_needs_more_memory_for_longer_batches(tmp_path: Path) -> None:
     base = str(tiny_model(tmp_path / "base", "llama", hidden=256))
     long = [{**row, "prompt": [{"role": "user", "content": "why " * 900}]} for row in ROWS]
@@ -260,6 +263,7 @@ def test_the_estimate_needs_more_memory_for_longer_batches(tmp_path: Path) -> No
     assert estimate(base, DPORecipe(batch_size=1), ROWS, hardware=CPU).memory_gb < sparing < plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", TOKENIZERS)
 def test_every_architecture_can_be_estimated(tmp_path: Path, architecture: str) -> None:
     base = str(tiny_model(tmp_path / architecture, architecture))
@@ -271,6 +275,7 @@ def test_a_base_that_is_none_is_refused(tmp_path: Path) -> None:
         estimate(str(tmp_path / "nothing"), DPORecipe(), ROWS, hardware=CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "rows"),
     [
@@ -319,12 +324,14 @@ def test_a_recipe_knows_its_steps(recipe: Recipe, rows: int, steps: int) -> None
     assert recipe.steps(rows) == steps
 
 
+@pytest.mark.slow
 def test_a_deeper_model_costs_more(tmp_path: Path) -> None:
     shallow, deep = (str(tiny_model(tmp_path / str(n), "llama", layers=n)) for n in (2, 12))
     found = [estimate(base, DPORecipe(), ROWS, hardware=CPU) for base in (shallow, deep)]
     assert found[0].memory_gb < found[1].memory_gb
 
 
+@pytest.mark.slow
 def test_sampling_is_foreseen_from_several_batches_answered_with_an_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +375,7 @@ def test_sizes_that_fit_are_told_by_their_bytes() -> None:
     } == {"none"}
 
 
+@pytest.mark.slow
 def test_the_command_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     call_command("hardware", "--json")
     sizes = json.loads(capsys.readouterr().out)["sizes"]

@@ -381,6 +381,7 @@ def test_a_trace_of_an_undone_import_goes_with_the_last_that_needed_it(tmp_path:
     assert tables() == before
 
 
+@pytest.mark.slow
 def test_every_example_of_a_format_is_taken_back_exactly() -> None:
     folder, formats_read = Path(__file__).parent / "formats", set()
     before = tables()
@@ -601,6 +602,7 @@ PROPERTY = settings(
 )
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(rows=histories(), seed=st.integers(0, 10**6))
 def test_any_import_taken_back_leaves_every_table_as_it_was(
@@ -621,6 +623,7 @@ def test_any_import_taken_back_leaves_every_table_as_it_was(
     in_a_world_of_its_own(work)
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(one=histories(), other=histories(), seed=st.integers(0, 10**6))
 def test_two_imports_and_people_between_them_are_taken_back_in_either_order(

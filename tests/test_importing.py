@@ -421,6 +421,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 # --- Real files of others ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (SHARED / "tensorzero-haiku").exists(),
     reason="outside data ../shared/data/tensorzero-haiku is not here",
@@ -435,6 +436,7 @@ def test_the_tensorzero_tables_come_in_one_after_the_other() -> None:
     assert (counts.decisions, counts.ratings, counts.simulated) == (997, 500, 500)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (SHARED / "llamafactory").exists(), reason="outside data ../shared/data/llamafactory is not here"
 )

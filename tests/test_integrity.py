@@ -128,6 +128,7 @@ def test_a_folder_with_a_changed_or_lost_file_or_record_is_damaged(tmp_path: Pat
         sums_check(folder, "x")
 
 
+@pytest.mark.slow
 def test_another_machine_checks_a_folder_as_the_docs_say(tmp_path: Path) -> None:
     """With Python's json and sha256sum alone, in the words of docs/export.md."""
     if shutil.which("sha256sum") is None:

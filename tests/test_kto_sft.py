@@ -192,6 +192,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(base: str, tmp_path: Path, method
     assert resumed.history["loss"][-1] == pytest.approx(whole.history["loss"][-1], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_result_loads_and_draws_itself(base: str, tmp_path: Path) -> None:
     result = kto(base, tmp_path / "run", dataclasses.replace(KTO, max_steps=2)).train(labels(8))
     result.save(tmp_path / "result.json")
@@ -215,6 +216,7 @@ def test_a_row_without_a_completion_is_refused_with_its_number(base: str, tmp_pa
         sft(base, tmp_path).train(rows)
 
 
+@pytest.mark.slow
 def test_known_references_are_not_computed_again(base: str, tmp_path: Path) -> None:
     recipe = dataclasses.replace(KTO, max_steps=1)
     kto(base, tmp_path / "one", recipe, cache_dir=tmp_path / "cache").train(labels(8))

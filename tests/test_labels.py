@@ -55,6 +55,7 @@ def test_figures_by_hand() -> None:
     assert found.curve == [{"stated": 0.2, "observed": 0.0, "n": 2}, {"stated": 0.9, "observed": 0.5, "n": 2}]
 
 
+@pytest.mark.slow
 def test_stated_probabilities_come_true_where_a_plain_classifier_is_too_sure() -> None:
     # as many features as a small model's embedding has, and few labels: the plain fit learns its noise by heart
     x, good, _ = made_up(400, 150)
@@ -73,6 +74,7 @@ def test_stated_probabilities_come_true_where_a_plain_classifier_is_too_sure() -
     assert np.corrcoef(stated, true)[0, 1] > 0.6
 
 
+@pytest.mark.slow
 def test_labels_of_chance_are_told_to_be_chance() -> None:
     x, _, _ = made_up(200, 20)
     good = np.random.default_rng(5).random(200) < 0.5
@@ -81,6 +83,7 @@ def test_labels_of_chance_are_told_to_be_chance() -> None:
     assert found.figures.brier > 0.23
 
 
+@pytest.mark.slow
 def test_responses_to_one_prompt_are_never_parted() -> None:
     # the label is the prompt's alone, so a model that saw another answer to it would know; one that did not cannot
     random = np.random.default_rng(0)
@@ -98,6 +101,7 @@ def test_too_few_labels_are_refused_with_what_there_is(n: int, bad: int, prompts
         label_fit(np.zeros((n, 2)), good, [str(i % prompts) for i in range(n)])
 
 
+@pytest.mark.slow
 def test_a_saved_model_says_the_same(tmp_path: Path) -> None:
     x, good, _ = made_up(120, 6)
     model = label_fit(x, good, names(120)).model
@@ -189,6 +193,7 @@ def stacked(judge: Any, rows: int = 900) -> tuple[Any, dict[str, str], np.ndarra
     return _stacked(first, rated, splits, asked, more, good, left_out, 42), left_out, good
 
 
+@pytest.mark.slow
 def test_a_reward_model_that_helps_on_held_out_prompts_is_stacked_on_top() -> None:
     found, left_out, good = stacked(
         lambda good, draw, _: np.where(good, 1.0, -1.0) + draw.normal(size=len(good))
@@ -200,6 +205,7 @@ def test_a_reward_model_that_helps_on_held_out_prompts_is_stacked_on_top() -> No
     assert ((stated > 0.5) == good[:50]).mean() > 0.75
 
 
+@pytest.mark.slow
 def test_a_reward_model_that_only_knows_its_own_prompts_is_not_believed() -> None:
     def by_heart(good: np.ndarray, draw: Any, hashes: list[str]) -> np.ndarray:
         trained = np.array([split_by_hash(key) == "train" for key in hashes])
@@ -210,6 +216,7 @@ def test_a_reward_model_that_only_knows_its_own_prompts_is_not_believed() -> Non
     assert left_out[REWARD_MODEL].startswith("no better: Brier")
 
 
+@pytest.mark.slow
 def test_with_few_held_out_ratings_nothing_is_stacked() -> None:
     found, left_out, _ = stacked(lambda good, draw, _: np.where(good, 1.0, -1.0), rows=100)
     assert found is None

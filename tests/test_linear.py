@@ -251,6 +251,7 @@ def test_a_run_leaves_a_policy_that_is_judged_gated_and_promoted(trained: dict[s
     assert registry.policy_promote(policy, actor="test").stage == "champion"
 
 
+@pytest.mark.slow
 def test_it_chooses_with_exact_propensities_and_answers_chats(
     trained: dict[str, Any], parrot: Parrot, written_at_once: None
 ) -> None:
@@ -277,6 +278,7 @@ def test_it_chooses_with_exact_propensities_and_answers_chats(
     assert parrot.asked[-1][1].name == BASE
 
 
+@pytest.mark.slow
 def test_it_is_an_arm_of_an_experiment(
     trained: dict[str, Any], parrot: Parrot, written_at_once: None
 ) -> None:
@@ -299,6 +301,7 @@ def test_it_is_an_arm_of_an_experiment(
     assert (base.arm, parrot.asked[-1][1].name) == ("without-a-model/control", BASE)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_not_answered_from(
     trained: dict[str, Any], parrot: Parrot, written_at_once: None
 ) -> None:
@@ -350,6 +353,7 @@ def test_forgetting_a_unit_takes_its_words_out_of_the_policy(ratchet_home: Path)
     assert after.scores(prompt, QUEUES) == pytest.approx(before.scores(prompt, QUEUES), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_its_one_format_is_its_file(trained: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(exports.ExportOrderRefused, match="is a linear policy: it has no base model"):
         exports.export(exports.ExportOrder(policy=trained["policy"], format="gguf"))
@@ -417,6 +421,7 @@ def test_the_words_of_a_classifier_name_its_figure_and_how_far_the_policy_is_fro
     assert baseline_text({"baseline": {"refused": "why"}}) == "No simple classifier beside it: why."
 
 
+@pytest.mark.slow
 def test_the_classifier_beside_a_policy_learns_from_its_own_training_rows(trained: dict[str, Any]) -> None:
     policy = Policy.objects.get()
     found, facts = baseline_of(policy, BOT)
@@ -430,6 +435,7 @@ def test_the_classifier_beside_a_policy_learns_from_its_own_training_rows(traine
     assert baseline_of(None, BOT) == (None, {})
 
 
+@pytest.mark.slow
 def test_rest_plans_a_linear_training_and_the_learner_retrains_by_it(
     db: None, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
@@ -455,6 +461,7 @@ def test_rest_plans_a_linear_training_and_the_learner_retrains_by_it(
     assert not OnlineLearner("tickets").should_retrain()
 
 
+@pytest.mark.slow
 def test_its_page_says_what_it_is_and_what_a_classifier_gets(
     trained: dict[str, Any], admin_client: Client
 ) -> None:

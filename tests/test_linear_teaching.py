@@ -52,6 +52,7 @@ def rated(count: int, *, wordings: bool = False) -> None:
         rating_submit(decision=decision, rater="ada", thumb="up" if answer == queue else "down")
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_auto_has_a_classifier_teach_the_bundled_base_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl.jobs.method_selection.FEWEST_TAUGHT", 30)
@@ -66,6 +67,7 @@ def test_auto_has_a_classifier_teach_the_bundled_base_alone(monkeypatch: pytest.
     assert order_automatic("tickets", base_model="/models/own").method == "kto"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_auto_leaves_wordings_and_few_prompts_to_the_language_model() -> None:
     rated(60)
@@ -95,6 +97,7 @@ def test_a_run_learns_what_the_classifier_shows(tmp_path: Path) -> None:
     assert any(note.startswith("taught by a linear classifier that learnt from") for note in report["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_run_on_wordings_is_refused_with_what_to_train(tmp_path: Path) -> None:
     rated(60, wordings=True)

@@ -128,6 +128,7 @@ def test_there_are_as_many_seats_as_memory_holds(files: Files) -> None:
         assert len(policy.context._seats) == 3  # three quarters of five, the rest is for prompts put aside
 
 
+@pytest.mark.slow
 def test_two_versions_from_one_base_are_their_merged_models(
     llama: LlamaPolicy, files: Files, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_two_versions_from_one_base_are_their_merged_models(
     assert min(abs(one - two).max(), abs(one - base).max(), abs(two - base).max()) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["base", "one", "two"])
 def test_log_probabilities_are_those_of_transformers(llama: LlamaPolicy, files: Files, which: str) -> None:
     from rl.training.policy import load_policy

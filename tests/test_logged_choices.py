@@ -188,6 +188,7 @@ def logs(django_db_setup: None, django_db_blocker: Any) -> dict[str, LoggedChoic
             return found
 
 
+@pytest.mark.slow
 def test_the_estimate_holds_what_the_policy_would_earn(logs: Any) -> None:
     log = logs["explored"]
     figures, difference = off_policy(log, scores(1, 240), scores(0, 240), WARM)

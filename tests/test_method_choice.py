@@ -44,6 +44,7 @@ def test_two_answers_to_each_prompt_are_pairs() -> None:
     assert "pairs to train on" in chosen.why
 
 
+@pytest.mark.slow
 def test_many_thumbs_with_few_pairs_are_not_left_to_the_pairs() -> None:
     """Of 200 thumbs on 20 prompts, 15 pairs hold 30 responses: every prompt is in a pair, most responses are not."""
     for n in range(15):
@@ -90,6 +91,7 @@ def asked(facts: dict[str, object]) -> None:
         decision_record(agent=AGENT, messages=f"q{n}", response="?", metadata={"facts": facts})
 
 
+@pytest.mark.slow
 def test_prompts_with_right_answers_and_no_verdict_are_for_grpo() -> None:
     asked({"answer": "4"})
     chosen = method_chosen(AGENT)

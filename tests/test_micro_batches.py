@@ -76,6 +76,7 @@ def test_one_row_that_does_not_fit_is_tried_with_checkpointing_once() -> None:
         MicroBatcher([], checkpoint=lambda: False).run([row(10)], never)
 
 
+@pytest.mark.slow
 def test_the_loss_does_not_depend_on_how_a_batch_is_cut(tmp_path: Path) -> None:
     base = str(tiny_model(tmp_path / "base"))
     recipe = dataclasses.replace(QUICK, batch_size=8, max_steps=4)
@@ -86,6 +87,7 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_cut(tmp_path: Path) -> None:
     assert cut.history["loss"] == pytest.approx(whole.history["loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_out_of_memory_goes_on_with_less_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def agrees(found: Log, expected: dict[str, float]) -> None:
     assert by_ips.error == pytest.approx(expected["ips_se"], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_random_log_tells_what_thompson_sampling_earned(bandit: Any) -> None:
     """Random to bts: 0.00566 +- 0.00140, and bts earned 0.0069, inside the interval."""
     random, bts = bandit["random"], bandit["bts"]
@@ -177,6 +178,7 @@ def test_a_policys_own_log_is_its_mean(bandit: Any) -> None:
 # --- Choose mode --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["4 candidates", "10 candidates, one in thirty succeeds"])
 def test_intervals_hold_the_truth_as_often_as_they_say(name: str) -> None:
     """Where rewards are rare, Student's intervals held it in 78 %; the long form is benchmarks/off_policy.py."""

@@ -129,6 +129,7 @@ def test_what_is_no_row_of_blocks_is_not_translated(jinja: str) -> None:
 # --- creating ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_file_becomes_a_model(server: OllamaServer, file: Path) -> None:
     made = export_to_ollama(
         file,
@@ -279,6 +280,7 @@ def policy(file: Path) -> Policy:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_deployment_points_the_alias_and_stands_in_the_history(
     policy: Policy, server: OllamaServer, settings: Any

@@ -59,6 +59,7 @@ def test_the_buffer_is_what_no_successful_run_learnt_from() -> None:
     assert buffer_size("widgets") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["failed", "refused", "cancelled"])
 def test_a_run_that_brings_nothing_gives_its_feedback_back(status: str) -> None:
     rate(4)

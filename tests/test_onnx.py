@@ -53,6 +53,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return World(tmp_path_factory.mktemp(request.param), request.param)
 
 
+@pytest.mark.slow
 def test_a_session_is_opened_of_whole_files_alone(world: World, tmp_path: Path) -> None:
     assert [put.name for put in session_open(world.output).get_inputs()] == ["input_ids", "attention_mask"]
     copy = shutil.copytree(world.output, tmp_path / "copy")
@@ -112,6 +113,7 @@ def test_weights_too_large_for_one_file_lie_beside_it(world: World) -> None:
     assert all((tensor.data_location == onnx.TensorProto.EXTERNAL) == beside.exists() for tensor in large)
 
 
+@pytest.mark.slow
 def test_other_logits_are_refused_and_leave_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_our_own_fault_is_for_another_backend_to_make_good(
     assert len(stub.bodies) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_slow_server_is_given_up_in_time(backend: OpenAIServer, stub: ModelServer, stream: bool) -> None:
     stub.delay_s = 2.0

@@ -134,6 +134,7 @@ def test_every_knob_of_experiments_is_what_a_new_one_is_made_with(settings: Any)
         assert getattr(usual, knob) != value, f"the example shows no effect of {knob}"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_every_knob_of_feedback_is_what_an_agent_without_a_row_has() -> None:
     """Read by a process of its own: settings take the file once."""

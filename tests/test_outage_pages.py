@@ -36,6 +36,7 @@ def away(*_: Any) -> Any:
     raise OperationalError("connection to server at 10.0.0.7 failed: secret-host")
 
 
+@pytest.mark.slow
 def test_every_page_is_a_readable_503_and_logged_once(client: Client, log: pytest.LogCaptureFixture) -> None:
     client.force_login(User.objects.create_superuser("ada"))
     client.raise_request_exception = False

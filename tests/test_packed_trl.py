@@ -77,6 +77,7 @@ def loss_and_gradients(trainer: trl.DPOTrainer) -> tuple[float, dict[str, torch.
     return float(loss.detach()), {name: weight.grad for name, weight in named if weight.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

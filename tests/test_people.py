@@ -208,6 +208,7 @@ def test_the_admin_asks_who_you_are(client: Client, address: str) -> None:
     assert client.get(address)["Location"].startswith("/admin/login/")
 
 
+@pytest.mark.slow
 def test_the_web_process_leaves_torch_alone(tmp_path: Path) -> None:
     """Started as gunicorn starts it, with a page served, in a process of its own."""
     code = (

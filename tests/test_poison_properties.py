@@ -132,6 +132,7 @@ def taken(row: Any) -> None:
             continue
 
 
+@pytest.mark.slow
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -183,6 +184,7 @@ def read_by_exports(good: list[Decision]) -> None:
             assert all(str(row.pk).encode() in text for row in good)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=max(EXAMPLES // 2, 2),
     deadline=None,

@@ -84,6 +84,7 @@ def weights(result: TrainResult) -> dict[str, torch.Tensor]:
     return load_file(Path(result.checkpoint) / "adapter_model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["adapter", "shared"])
 def test_before_anything_is_learnt_the_ratio_is_one(
     trainer: Callable[..., PPOTrainer], backbone: str
@@ -97,6 +98,7 @@ def test_before_anything_is_learnt_the_ratio_is_one(
     assert row["kl"] == pytest.approx(0, abs=1e-4)  # LoRA starts as the base
 
 
+@pytest.mark.slow
 def test_the_step_does_not_depend_on_how_a_mini_batch_is_cut(trainer: Callable[..., PPOTrainer]) -> None:
     whole = trainer("whole", ppo_epochs=1, mini_batch_size=8, max_steps=1).train(ROWS)
     cut = trainer("cut", ppo_epochs=1, mini_batch_size=8, gradient_accumulation=4, max_steps=1).train(ROWS)
@@ -107,6 +109,7 @@ def test_the_step_does_not_depend_on_how_a_mini_batch_is_cut(trainer: Callable[.
     assert torch.cat([x.flatten() for x in apart]).mean() < 1e-5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_the_same_steps(trainer: Callable[..., PPOTrainer]) -> None:
     straight = trainer("straight", max_steps=4, save_steps=2).train(ROWS, ROWS[:2])
     first = trainer("broken", max_steps=4, save_steps=2, listener=ListenerCallback(stop_after=2)).train(
@@ -122,6 +125,7 @@ def test_a_resumed_run_takes_the_same_steps(trainer: Callable[..., PPOTrainer]) 
         assert torch.equal(weights(second)[name], weight), name
 
 
+@pytest.mark.slow
 def test_a_resumed_run_must_be_the_same_run(trainer: Callable[..., PPOTrainer]) -> None:
     trainer(listener=ListenerCallback(stop_after=1)).train(ROWS)
     with pytest.raises(TrainingRefused, match=r"init_kl_coef \(0.2, now 0.3\)"):
@@ -130,12 +134,14 @@ def test_a_resumed_run_must_be_the_same_run(trainer: Callable[..., PPOTrainer]) 
         trainer(resume=True).train(ROWS[:6])
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_refused(trainer: Callable[..., PPOTrainer]) -> None:
     trainer(max_steps=1, ppo_epochs=1).train(ROWS)
     with pytest.raises(TrainingRefused, match="found those of an earlier run"):
         trainer().train(ROWS)
 
 
+@pytest.mark.slow
 def test_every_step_tells_every_metric(trainer: Callable[..., PPOTrainer], tmp_path: Path) -> None:
     follower = ListenerCallback()
     result = trainer(listener=follower, eval_steps=1, samples_per_prompt=2).train(ROWS, ROWS[:4])
@@ -159,6 +165,7 @@ def test_every_step_tells_every_metric(trainer: Callable[..., PPOTrainer], tmp_p
     assert loaded.plot(tmp_path / "reward.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_adapter_of_a_run_is_a_policy(trainer: Callable[..., PPOTrainer], base_path: Path) -> None:
     result = trainer(max_steps=1).train(ROWS)
     policy = load_policy(str(base_path), result.checkpoint, hardware=HARDWARE)
@@ -166,6 +173,7 @@ def test_the_adapter_of_a_run_is_a_policy(trainer: Callable[..., PPOTrainer], ba
     assert not any("value" in name for name in weights(result))
 
 
+@pytest.mark.slow
 def test_the_price_of_kl_follows_only_an_adaptive_controller(trainer: Callable[..., PPOTrainer]) -> None:
     adaptive = trainer("adaptive", target_kl=50.0, kl_horizon=100).train(ROWS).history["kl_coef"]
     # far below the target: the error is clipped to -0.2, 8 responses of a horizon of 100
@@ -173,18 +181,21 @@ def test_the_price_of_kl_follows_only_an_adaptive_controller(trainer: Callable[.
     assert trainer("fixed", kl_controller="fixed").train(ROWS).history["kl_coef"] == [0.2, 0.2]
 
 
+@pytest.mark.slow
 def test_a_step_that_goes_too_far_is_ended_early(trainer: Callable[..., PPOTrainer]) -> None:
     row = trainer(early_stop_kl=1e-6, max_steps=1).train(ROWS).metrics
     assert row["early_stopped"] == 1
     assert row["optimiser_steps"] == 1  # the first moved it; the second saw that
 
 
+@pytest.mark.slow
 def test_prompts_given_twice_count_once(trainer: Callable[..., PPOTrainer]) -> None:
     result = trainer(max_steps=1, ppo_epochs=1).train([*ROWS, *ROWS])
     assert result.samples["train"] == 12
     assert result.left_out == {"repeated prompts": 12}
 
 
+@pytest.mark.slow
 def test_an_epoch_sees_every_prompt_once(trainer: Callable[..., PPOTrainer]) -> None:
     seen: list[int] = []
 
@@ -228,6 +239,7 @@ def test_a_reward_that_breaks_ends_the_run(
         trainer(reward=Broken(*raws)).train(ROWS)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run(trainer: Callable[..., PPOTrainer]) -> None:
     with pytest.raises(
         TrainingFailed, match=r"the loss became (nan|inf).*Lower learning_rate \(now 1e\+30\)"

@@ -128,6 +128,7 @@ REFERENCE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
 REWARDS = torch.tensor([[0.0, 0.5, 1.0, -0.5], [1.0, -1.0, 0.0, 0.5]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 def test_a_bandit_with_a_kl_price_is_solved_exactly(beta: float) -> None:
     table = Table(REFERENCE, length=1)
@@ -143,6 +144,7 @@ def test_a_bandit_with_a_kl_price_is_solved_exactly(beta: float) -> None:
     assert total_variation(found, tempered(REFERENCE, REWARDS, beta)) < 0.03 < before / 5
 
 
+@pytest.mark.slow
 def test_a_bandit_without_a_price_takes_the_best_arm() -> None:
     table = Table(REFERENCE, length=1)
     learn(
@@ -157,6 +159,7 @@ def test_a_bandit_without_a_price_takes_the_best_arm() -> None:
     assert found[1, 0] > 0.97
 
 
+@pytest.mark.slow
 def test_a_reward_at_the_end_of_two_tokens_teaches_both() -> None:
     """r = 1 if the second token repeats the first, and 0.5 more if the first is 0."""
     reference, beta = torch.tensor([[0.5, 0.3, 0.2]]), 0.5
@@ -179,6 +182,7 @@ def test_a_reward_at_the_end_of_two_tokens_teaches_both() -> None:
     assert float(table.value[0, 0].detach()) == pytest.approx(float(worth), abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_constant_reward_moves_nothing_far() -> None:
     table = Table(REFERENCE, length=1)
     learn(table, lambda r: 1.0, beta=1.0, steps=60, rate=0.05)

@@ -65,6 +65,7 @@ def base(base_path: Path) -> SharedBase:
 SAMPLES = [RewardSample(asks(i), text, "widgets") for i, text in enumerate(("line_chart", "table", "x " * 9))]
 
 
+@pytest.mark.slow
 def test_on_the_shared_base_it_says_what_it_says_alone(judge: Any, base: SharedBase) -> None:
     alone, path = judge
     assert fits(path, base)
@@ -92,6 +93,7 @@ def test_it_is_not_trained_and_changes_nothing_that_is(judge: Any, base: SharedB
     assert torch.equal(base.policy_tokens(micro)[0], logps)
 
 
+@pytest.mark.slow
 def test_one_of_another_base_stays_a_model_of_its_own(judge: Any, tmp_path: Path) -> None:
     other = tiny_model(tmp_path / "other", seed=1)
     base = SharedBase(load_policy(str(other), hardware=HARDWARE), QUICK)
@@ -100,11 +102,13 @@ def test_one_of_another_base_stays_a_model_of_its_own(judge: Any, tmp_path: Path
     assert type(function) is RewardModel
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_reward_model_is_refused(base: SharedBase, tmp_path: Path) -> None:
     with pytest.raises(TrainingRefused, match="expected a reward model"):
         rewards_of(f"model:{tmp_path}", base)
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_a_model_and_a_function_together(
     judge: Any, base_path: Path, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def recipe(**knobs: Any) -> PPORecipe:
     return QUICK.with_knobs(reward="format", allow_constant_reward=True, max_steps=2, **knobs)
 
 
+@pytest.mark.slow
 def test_a_run_hands_its_adapter_over_after_each_step_and_learns_from_the_tokens(
     vllm: FakeVllm, base: str, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_run_hands_its_adapter_over_after_each_step_and_learns_from_the_tokens
     assert [path.name for path in (tmp_path / "sampling" / "0").iterdir()] == list(vllm.adapters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_stop", [True, False])
 def test_tokens_come_back_in_order_with_the_one_that_ended_them(
     vllm: FakeVllm, base: str, tmp_path: Path, with_stop: bool
@@ -133,6 +135,7 @@ def served(vllm: FakeVllm, base: str, tmp_path: Path) -> VllmServer:
     return server
 
 
+@pytest.mark.slow
 def test_answers_that_cannot_be_used_fail_with_what_was_found(
     vllm: FakeVllm, base: str, tmp_path: Path
 ) -> None:

@@ -166,6 +166,7 @@ def test_an_empty_completion_is_refused() -> None:
 # --- The ladder ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_a_model_ends_on_the_quickest_rung_that_is_right(shape: str) -> None:
     choice = selection.strategy_select(a_policy(shape), some_items(57, 20), gradients=True)
@@ -228,6 +229,7 @@ def test_half_precision_is_held_to_no_more_than_it_knows_itself() -> None:
     assert not selftest.compare(expected, missing, torch.bfloat16, dict.fromkeys("abc", 9.0))[0]
 
 
+@pytest.mark.slow
 def test_a_row_that_half_precision_cannot_tell_is_packed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -245,6 +247,7 @@ def test_a_row_that_half_precision_cannot_tell_is_packed_all_the_same(
     assert policy.model.get_base_model().config._attn_implementation == prefix_attention.ATTENTION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_backward_pass_that_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     right = prefix_attention.BlockAttention.backward
@@ -281,6 +284,7 @@ def test_stock_restores_the_stock_forward() -> None:
 # --- Attention and LoRA -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

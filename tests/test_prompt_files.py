@@ -112,6 +112,7 @@ def test_a_file_without_prompts_is_refused_with_what_it_holds(tmp_path: Path) ->
         prepared(written(tmp_path / "p.jsonl", [{"colour": "red"}]))
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_run_learns_from_a_file_of_prompts_and_is_paid_by_its_answers(base: str, tmp_path: Path) -> None:
     path = written(tmp_path / "p.jsonl", [{"prompt": f"say {n}", "answer": str(n)} for n in range(30)])

@@ -418,7 +418,9 @@ with connection.cursor() as cursor:
     cursor.execute("SET enable_bitmapscan = off")
 plans = [
     [in_order(lane)[:50].explain() for lane in next(stretches(within)).lanes[:3]]
-    for within in (DecisionFilter(), DecisionFilter(agent="a"), DecisionFilter(policy="a-v1"), DecisionFilter(tag="asked"))
+    for within in (
+        DecisionFilter(), DecisionFilter(agent="a"), DecisionFilter(policy="a-v1"), DecisionFilter(tag="asked"),
+    )
 ]
 seen, within = [], DecisionFilter(tag="asked")
 while (decision := next_decision("ada", within, seen)) is not None:

@@ -521,6 +521,7 @@ def test_undo_takes_the_last_rating_back_and_fills_it_in_again(rater: Client) ->
     assert 'value="wrong" checked' in answer.text
 
 
+@pytest.mark.slow
 def test_the_last_ten_ratings_can_be_taken_back(rater: Client) -> None:
     for number in range(12):
         record(messages=f"prompt {number}")

@@ -248,6 +248,7 @@ def test_sampling_begins_with_the_policy_it_starts_from_and_is_held_to_it(
     assert result.history["eval_kl"][0] == pytest.approx(away, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_another_base_is_refused(adapter: Path, tmp_path: Path) -> None:
     other = str(tiny_model(tmp_path / "other", "llama", seed=1))
     with pytest.raises(TrainingRefused, match="was trained on"):

@@ -102,6 +102,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         TrainResult.load(tmp_path / "result.json")
 
 
+@pytest.mark.slow
 def test_the_figure_is_a_picture_with_something_on_it(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
@@ -112,6 +113,7 @@ def test_the_figure_is_a_picture_with_something_on_it(tmp_path: Path) -> None:
     assert (picture[..., :3] < 0.9).mean() > (empty[..., :3] < 0.9).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "history", [{}, {"step": [1.0], "loss": [0.7]}, {"step": [1.0, 2.0], "loss": [math.nan, 0.5]}]
 )

@@ -35,6 +35,7 @@ def test_honest_code_earns_all_and_half_right_code_half(shape: str) -> None:
     assert (honest.raw, half.raw) == (2.0, 0.0)
 
 
+@pytest.mark.slow
 def test_no_known_hack_earns_anything() -> None:
     """Each hack meets one shape of tests, all of them some; `benchmarks/reward_hacks.py` tries each on each."""
     assert len(HACKS) >= 50

@@ -107,6 +107,7 @@ def values_of_places(world: dict[str, str]) -> dict[str, str]:  # noqa: F811
     return {**world, "pk": world["pk"], "decision": str(Decision.objects.latest("created_at").pk)}
 
 
+@pytest.mark.slow
 def test_every_page_is_shut_to_whoever_it_is_not_for(
     places: dict[str, str], record_property: Callable[[str, object], None]
 ) -> None:

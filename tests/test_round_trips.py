@@ -132,6 +132,7 @@ def told(record: Record) -> list[Any]:
     return ["preferred", better, *sides.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_what_is_written_is_read_back(shape: RowShape, tmp_path: Path) -> None:
     @EXAMPLES

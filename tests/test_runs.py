@@ -113,6 +113,7 @@ def test_an_unknown_run_names_the_newest() -> None:
         jobs.run_claim(known.pk + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_too_few_samples_say_how_many_and_how_many_are_needed(base: Path) -> None:
     simulate("widgets", scenarios=4, rated=True)
@@ -122,6 +123,7 @@ def test_too_few_samples_say_how_many_and_how_many_are_needed(base: Path) -> Non
     assert not Snapshot.objects.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_an_unknown_knob_is_refused_before_anything_is_made(base: Path) -> None:
     simulate("widgets", scenarios=4, rated=True)
@@ -130,6 +132,7 @@ def test_an_unknown_knob_is_refused_before_anything_is_made(base: Path) -> None:
     assert not TrainingRun.objects.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_the_operators_file_lies_between_preset_and_command_line(settings: Any) -> None:
     settings.RATCHET_CONFIG = {"dpo": {"beta": 0.3, "epochs": 2}}
@@ -175,6 +178,7 @@ def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPa
     assert runs.train_resume(run.pk, actor="test")["policy"] == "widgets-v276"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_run_whose_database_went_away_goes_back_to_the_workers(
     base: Path, monkeypatch: pytest.MonkeyPatch

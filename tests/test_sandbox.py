@@ -69,6 +69,7 @@ HARM = {
 """What it tries -> the code, and whether it must be stopped (or fails by itself)."""
 
 
+@pytest.mark.slow
 @walled
 @pytest.mark.parametrize("what", list(HARM))
 def test_harm_is_contained_and_earns_nothing(what: str) -> None:
@@ -89,6 +90,7 @@ def test_harm_is_contained_and_earns_nothing(what: str) -> None:
     assert normalised(reward_of(code, tests="assert done() == 1")) == 0.0
 
 
+@pytest.mark.slow
 @walled
 def test_the_network_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -200,6 +202,7 @@ print(sorted(os.environ), list(filter(is_open, range(3, 64))))
     assert lines[3] == "['HOME', 'LANG', 'PATH', 'TMPDIR'] []"  # no descriptor but its standard ones
 
 
+@pytest.mark.slow
 @walled
 def test_a_program_ends_with_its_lifeline_and_its_wall_time() -> None:
     began = time.monotonic()

@@ -91,6 +91,7 @@ def test_what_cannot_be_scored_is_refused_by_field(
     assert field in error_of(response)["fields"]
 
 
+@pytest.mark.slow
 def test_where_nobody_scores_the_answer_says_when_to_come_back(
     app: ApiClient, judge: RewardModelVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_scorer_holds_two_models_and_says_what_it_cannot_open() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_scorer_answers_its_owner_alone_and_ends_when_nobody_asks(
     ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,7 @@ def test_many_decisions_are_written_all_or_none() -> None:
     assert Decision.objects.count() == 1
 
 
+@pytest.mark.slow
 def test_many_decisions_keep_the_ones_that_were_there() -> None:
     good = {"agent": "helper", "messages": "q", "response": "a"}
     decisions_record([{**good, "id": ID}])

@@ -31,6 +31,7 @@ def drawn(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", OURS)
 def test_the_tokens_are_those_of_a_prompt_repeated_for_each_answer(
     shape: str, monkeypatch: pytest.MonkeyPatch

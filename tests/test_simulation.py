@@ -43,6 +43,7 @@ def test_without_noise_thumbs_follow_the_hidden_preference() -> None:
         assert (rating.thumb == "up") == liked
 
 
+@pytest.mark.slow
 def test_noise_is_the_share_of_flipped_thumbs() -> None:
     simulate("widgets", scenarios=100, rated=True, raters=2, noise=0.1)
     agent = AGENTS["widgets"]
@@ -54,6 +55,7 @@ def test_noise_is_the_share_of_flipped_thumbs() -> None:
     assert 80 - 43 <= flipped <= 80 + 43
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", sorted(WORLDS))
 def test_every_agent_has_three_tastes_of_the_same_prompts_and_one_drifts(slug: str) -> None:
     agent = AGENTS[slug]

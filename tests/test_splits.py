@@ -197,6 +197,7 @@ def stored(agent: str = "helper") -> dict[str, str]:
     return dict(PromptSplit.objects.filter(agent=agent).values_list("prompt_hash", "split"))
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_dry_run_foretells_the_sides_and_writes_nothing() -> None:
     for number in range(40):
@@ -210,6 +211,7 @@ def test_a_dry_run_foretells_the_sides_and_writes_nothing() -> None:
     assert 11 <= made.counts["holdout"] <= 15
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_prompt_never_changes_sides_while_feedback_grows() -> None:
     before: dict[str, str] = {}
@@ -360,6 +362,7 @@ def test_the_migration_keeps_what_snapshots_of_before_had_and_can_be_run_again(r
 # --- What it is for -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alike", [False, True])
 def test_policies_that_are_no_better_do_not_get_through_while_the_holdout_grows(alike: bool) -> None:
     """They know by heart whatever any of them was trained on. `benchmarks/split.py` has the share of 1,000 series."""

@@ -101,6 +101,7 @@ def spoiled(model: type[models.Model]) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_markup_in_any_text_stays_text_on_every_page(
     operator: Client,  # noqa: F811
     world: dict[str, str],  # noqa: F811

@@ -86,6 +86,7 @@ def nothing(sample: RewardSample) -> float:
     return 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 @pytest.mark.parametrize("command", ["train_ppo", "train_grpo"])
 def test_the_default_reward_is_refused_where_each_valid_answer_earns_the_same(command: str) -> None:
@@ -157,6 +158,7 @@ TRAINERS: dict[str, Any] = {
 ROWS = [{"prompt": [{"role": "user", "content": f"question {n}"}]} for n in range(8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", TRAINERS)
 def test_a_constant_reward_is_refused_after_the_probe_unless_it_is_insisted_on(
     base: str, tmp_path: Path, method: str
@@ -188,6 +190,7 @@ def test_an_answer_that_cannot_be_acted_on_earns_the_worst_whatever_a_judge_says
     assert Judge([Constant(1.5)], agent="assistant").judge([row], rollouts).scores == [1.5] * 3
 
 
+@pytest.mark.slow
 def test_prompts_that_no_reward_can_judge_are_left_out(base: str, tmp_path: Path) -> None:
     trainer, recipe = TRAINERS["grpo"]
     rows = [row | ({"facts": {"answer": "x"}} if n < 5 else {}) for n, row in enumerate(ROWS)]
@@ -279,6 +282,7 @@ def test_repetition_is_the_share_of_four_grams_said_before() -> None:
 LOGGED = [row | {"completions": ["a good one", "a bad one indeed"], "rewards": [1.0, 0.0]} for row in ROWS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*TRAINERS, "logged"])
 def test_a_run_that_diverges_ends_with_its_last_good_checkpoint(
     base: str, tmp_path: Path, method: str
@@ -302,6 +306,7 @@ def test_a_run_that_diverges_ends_with_its_last_good_checkpoint(
     assert TrainResult.load(result.save(tmp_path / "result.json")).stopped_early == result.stopped_early
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_before_a_checkpoint_fails(base: str, tmp_path: Path) -> None:
     trainer, recipe = TRAINERS["ppo"]
     knobs = {"learning_rate": 0.3, "max_kl": 1e-3, "max_steps": 30, "save_steps": 30}
@@ -314,6 +319,7 @@ def test_a_run_that_diverges_before_a_checkpoint_fails(base: str, tmp_path: Path
         ).train(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_stopped_run_says_so_on_its_row(base: str) -> None:
     simulate("widgets", scenarios=40, rated=True)

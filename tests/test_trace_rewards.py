@@ -209,6 +209,7 @@ def traces(n: int) -> None:
         trace_record(agent="desk", steps=steps)
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_traces_become_labels_both_ways_and_every_kind_says_by_what() -> None:
     traces(30)
@@ -264,6 +265,7 @@ def command(name: str, *arguments: str) -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_outcomes_alone_make_every_kind_of_dataset() -> None:
     measured()

@@ -25,6 +25,7 @@ def quick(base: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
     simulate("widgets", scenarios=40, rated=True)
@@ -45,6 +46,7 @@ def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
     assert Path(found["files"]["plot"]).is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_logged_groups_are_a_dataset_of_their_own(quick: list[str]) -> None:
     for number in range(24):
@@ -58,6 +60,7 @@ def test_logged_groups_are_a_dataset_of_their_own(quick: list[str]) -> None:
     assert TrainingRun.objects.get().recipe["mode"] == "logged"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
     simulate("widgets", scenarios=40)

@@ -39,6 +39,7 @@ def quick(base: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
     simulate("widgets", scenarios=40, rated=True)
@@ -62,6 +63,7 @@ def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
     assert Path(found["files"]["plot"]).is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
     simulate("widgets", scenarios=40)
@@ -77,6 +79,7 @@ def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
     assert not TrainingRun.objects.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
@@ -97,6 +100,7 @@ def test_what_cannot_be_done_is_refused_before_a_run_begins(
     assert not TrainingRun.objects.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_prompts_may_come_from_a_file(quick: list[str], tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"

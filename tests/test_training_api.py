@@ -92,6 +92,7 @@ def test_time_is_estimated_from_an_earlier_run(operator: ApiClient) -> None:
     assert plan["modelConfig"]["preset"] == "default"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_fewer_than_ten_samples_are_refused_with_their_count(operator: ApiClient, dry_run: bool) -> None:
     rate(9)
@@ -102,6 +103,7 @@ def test_fewer_than_ten_samples_are_refused_with_their_count(operator: ApiClient
     assert not TrainingRun.objects.exists()
 
 
+@pytest.mark.slow
 def test_sixteen_single_scores_are_planned_by_the_method_that_hears_them(operator: ApiClient) -> None:
     rate(16, pairs=False)
     plan = operator.post(TRAIN, {"dryRun": True}).json()
@@ -131,6 +133,7 @@ def test_a_method_that_the_feedback_cannot_feed_is_planned_with_the_reason_and_n
     assert not OrmQ.objects.exists()
 
 
+@pytest.mark.slow
 def test_rlhf_is_planned_as_its_two_stages(operator: ApiClient) -> None:
     rate(40)
     plan = operator.post(TRAIN, {"dryRun": True, "method": "rlhf"}).json()
@@ -348,6 +351,7 @@ def test_a_task_delivered_twice_leaves_the_run_to_the_worker_that_has_it(
     assert tasks.train(run.pk) == "running"
 
 
+@pytest.mark.slow
 def test_a_dataset_that_is_too_small_when_the_worker_comes_refuses_the_run() -> None:
     from rl.datasets import DatasetRefused
     from rl.jobs.train import train_queued

@@ -173,6 +173,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_the_first_version_upgrades_with_its_rows_to_the_schema_of_a_new_database(tmp_path: Path) -> None:
     """The tests' own database was made by the squashed migrations."""

@@ -101,6 +101,7 @@ print(decision.response)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="setuptools builds the wheel")
 def test_the_wheel_records_a_decision_in_a_python_with_nothing_installed(
     ratchet: Ratchet, tmp_path: Path

@@ -71,6 +71,7 @@ def test_ratings_and_outcomes_follow_their_decision(ratchet: Ratchet, connected:
     assert (outcome["name"], outcome["value"]) == ("ticket_reopened", 1)
 
 
+@pytest.mark.slow
 def test_a_dead_server_loses_nothing(ratchet: Ratchet, tmp_path: Path) -> None:
     ratchet.stop()
     with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path, fsync=False) as collector:
@@ -90,6 +91,7 @@ def test_a_new_process_sends_what_an_old_one_left(ratchet: Ratchet, tmp_path: Pa
     assert ratchet.runs == Counter(["left behind"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 408, 429, 500, 502, 503, 301])
 def test_what_may_pass_is_kept_and_sent_later(
     ratchet: Ratchet, connected: TraceCollector, status: int
@@ -128,6 +130,7 @@ def test_known_with_another_body_counts_as_sent_with_a_warning(
     assert [r.levelname for r in caplog.records if "another body" in r.message] == ["WARNING"]
 
 
+@pytest.mark.slow
 def test_one_trace_the_server_fails_on_does_not_hold_up_the_others(
     ratchet: Ratchet, connected: TraceCollector
 ) -> None:
@@ -141,6 +144,7 @@ def test_one_trace_the_server_fails_on_does_not_hold_up_the_others(
     assert ratchet.runs == Counter(["a", "b", "poison"])
 
 
+@pytest.mark.slow
 def test_yesterdays_poison_does_not_hold_up_today(ratchet: Ratchet, tmp_path: Path) -> None:
     earlier = TraceCollector("support-bot", spool_dir=tmp_path)
     earlier.trace("poison").finish()
@@ -153,6 +157,7 @@ def test_yesterdays_poison_does_not_hold_up_today(ratchet: Ratchet, tmp_path: Pa
     assert ratchet.runs == Counter(["today"])
 
 
+@pytest.mark.slow
 def test_a_rating_waits_for_a_trace_that_is_held_up(ratchet: Ratchet, connected: TraceCollector) -> None:
     ratchet.answer = lambda path, body: (
         500
@@ -342,6 +347,7 @@ while True:
     assert [n for n in seen.values() if n > 1] in ([], [2])  # the one on its way when the process was killed
 
 
+@pytest.mark.slow
 def test_many_processes_and_threads_share_a_spool(ratchet: Ratchet, tmp_path: Path) -> None:
     code = """
 import threading
