@@ -213,6 +213,7 @@ def test_packages_import_only_what_lies_below_them(app: str) -> None:
     assert upward == []
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {name: project_imports(file, types=False) for name, file in PROJECT.items()}
     try:

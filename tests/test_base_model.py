@@ -87,6 +87,7 @@ def test_architecture_is_as_promised(policy):
     )
 
 
+@pytest.mark.slow
 def test_chat_template_ends_every_turn_with_the_end_token(policy):
     chat = [
         {"role": "system", "content": "s"},

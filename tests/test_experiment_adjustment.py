@@ -145,6 +145,7 @@ def thumbs(n: int, new: bool) -> dict[str, Any]:
     return {"thumb": (liked(n) ^ (n % 10 == 3)) or (new and n % 5 == 1)}
 
 
+@pytest.mark.slow
 def test_the_units_past_takes_variance_away(experiment: Experiment) -> None:
     past_of(range(UNITS))
     expose(range(UNITS), thumbs)

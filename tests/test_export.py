@@ -197,6 +197,7 @@ def test_every_plain_lora_merges_as_peft_does(knobs: dict[str, Any], llama: Path
         torch.testing.assert_close(source.weights.tensor(name), tensor, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_merged_folder_is_checked_against_base_and_adapter(
     llama: Path, llama_lora: Path, tmp_path: Path
 ) -> None:
@@ -211,11 +212,13 @@ def test_a_merged_folder_is_checked_against_base_and_adapter(
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template is not None
 
 
+@pytest.mark.slow
 def test_weights_are_as_readable_as_the_rest(llama: Path, tmp_path: Path) -> None:
     export_merged(str(llama), None, tmp_path / "out")
     assert len({file.stat().st_mode for file in (tmp_path / "out").iterdir()}) == 1
 
 
+@pytest.mark.slow
 def test_a_wrong_merge_is_thrown_away(
     llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +228,7 @@ def test_a_wrong_merge_is_thrown_away(
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_merging_keeps_the_base_type(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "qwen3", dtype="bfloat16")
     adapter = tiny_adapter(base, tmp_path / "lora")
@@ -234,6 +238,7 @@ def test_merging_keeps_the_base_type(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_large_models_are_written_in_shards(
     llama: Path, llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +254,7 @@ def test_large_models_are_written_in_shards(
     assert again.checked["logprob_mean_abs_diff"] == 0.0
 
 
+@pytest.mark.slow
 def test_a_base_without_adapter_is_exported_as_it_is(llama: Path, tmp_path: Path) -> None:
     export_merged(str(llama), None, tmp_path / "out")
     before, after = load_file(llama / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")

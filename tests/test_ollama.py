@@ -152,6 +152,7 @@ def test_a_file_becomes_a_model(server: OllamaServer, file: Path) -> None:
     assert {found["name"] for found in ollama.models(server.url)} == {"widgets-v1", "widgets"}
 
 
+@pytest.mark.slow
 def test_a_template_that_cannot_be_translated_is_left_to_ollama(server: OllamaServer, tmp_path: Path) -> None:
     made = export_to_ollama(gguf_file(tmp_path / "m.gguf", MISTRAL), "m", host=server.url)
     assert "template" not in server.created[0]

@@ -65,6 +65,7 @@ def test_a_session_is_opened_of_whole_files_alone(world: World, tmp_path: Path) 
         session_open(copy)
 
 
+@pytest.mark.slow
 def test_logits_equal_pefts_in_every_shape(world: World) -> None:
     session, generator = world.session(), torch.Generator().manual_seed(0)
     for shape in ((1, 1), (1, 300), (3, 5)):

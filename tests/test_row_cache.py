@@ -46,6 +46,7 @@ def write(path: Path, first: int) -> None:
         cache.put({key(n): b"x"})
 
 
+@pytest.mark.slow
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite3"
     context = multiprocessing.get_context("fork")

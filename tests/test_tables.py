@@ -675,6 +675,7 @@ def test_a_log_of_choices_lists_the_arms_that_stand_in_it(tmp_path: Path) -> Non
     assert {one.candidates for one in plain} == {None}
 
 
+@pytest.mark.slow
 def test_an_odd_value_in_a_table_is_refused_or_read_but_never_crashes(tmp_path: Path) -> None:
     base = {
         "prompt": ASKED,
