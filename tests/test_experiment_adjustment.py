@@ -23,6 +23,8 @@ from tests.support.experiments import PROMPT, expose, policy_of, running_of
 from tests.support.traffic_worlds import EQUAL_WORLDS, WORLDS, looks_of
 from tests.test_experiment_pages import signed_in, words
 
+pytestmark = pytest.mark.slow
+
 UNITS = 120
 
 
@@ -75,7 +77,6 @@ def test_too_few_units_are_not_adjusted() -> None:
     assert adjusted_moments(few, few, np.arange(30) % 2, few[:, None], np.arange(30) % 5, few) is None
 
 
-@pytest.mark.slow
 def test_heavy_units_are_judged_without_a_loss_of_error_control() -> None:
     """Two equal arms, one look, a z test at 5 %, units of Pareto sizes: the delta method errs in one of six."""
     world = EQUAL_WORLDS["heavier tails (index 1.1), half without a past"]
@@ -145,7 +146,6 @@ def thumbs(n: int, new: bool) -> dict[str, Any]:
     return {"thumb": (liked(n) ^ (n % 10 == 3)) or (new and n % 5 == 1)}
 
 
-@pytest.mark.slow
 def test_the_units_past_takes_variance_away(experiment: Experiment) -> None:
     past_of(range(UNITS))
     expose(range(UNITS), thumbs)
@@ -163,7 +163,6 @@ def test_the_units_past_takes_variance_away(experiment: Experiment) -> None:
     assert found.high - found.low < 0.8 * (found.unadjusted.high - found.unadjusted.low)
 
 
-@pytest.mark.slow
 def test_what_was_said_after_the_start_is_no_past(experiment: Experiment) -> None:
     expose(range(UNITS), thumbs)
     past_of(range(UNITS), rated_days_ago=0.5)  # of earlier decisions, said while the experiment ran
@@ -196,7 +195,6 @@ def test_a_bandits_figures_are_not_adjusted(experiment: Experiment) -> None:
     assert effect_in(experiment).unadjusted is None
 
 
-@pytest.mark.slow
 def test_page_rest_and_command_say_what_the_adjustment_did(experiment: Experiment) -> None:
     past_of(range(UNITS))
     expose(range(UNITS), thumbs)

@@ -21,6 +21,8 @@ from rl.export.artifact import ExportRefused, ExportResult, sha256_file
 from rl.export.onnx import export_onnx, session_open
 from tests.support.tiny_models import tiny_adapter, tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def one_core() -> Any:
@@ -53,7 +55,6 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return World(tmp_path_factory.mktemp(request.param), request.param)
 
 
-@pytest.mark.slow
 def test_a_session_is_opened_of_whole_files_alone(world: World, tmp_path: Path) -> None:
     assert [put.name for put in session_open(world.output).get_inputs()] == ["input_ids", "attention_mask"]
     copy = shutil.copytree(world.output, tmp_path / "copy")
@@ -65,7 +66,6 @@ def test_a_session_is_opened_of_whole_files_alone(world: World, tmp_path: Path) 
         session_open(copy)
 
 
-@pytest.mark.slow
 def test_logits_equal_pefts_in_every_shape(world: World) -> None:
     session, generator = world.session(), torch.Generator().manual_seed(0)
     for shape in ((1, 1), (1, 300), (3, 5)):
@@ -114,7 +114,6 @@ def test_weights_too_large_for_one_file_lie_beside_it(world: World) -> None:
     assert all((tensor.data_location == onnx.TensorProto.EXTERNAL) == beside.exists() for tensor in large)
 
 
-@pytest.mark.slow
 def test_other_logits_are_refused_and_leave_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
