@@ -12,7 +12,7 @@ _PACKAGED = Path(__file__).resolve().parent
 # A wheel has no folders beside its packages: pyproject.toml maps templates/ and static/ into this one.
 INSTALLED = (_PACKAGED / "templates").is_dir()
 PROGRAM = "ratchet" if INSTALLED else "python manage.py"
-"""What a person types before the name of a command."""
+"""Words typed before the name of a command: `python manage.py`, or `ratchet` where it is installed."""
 
 
 def bundled_folder(name: str) -> Path:

@@ -167,7 +167,7 @@ class Outbox:
                 yield _record(line, start)
 
     def progress(self, day: Path) -> Progress:
-        """How much of a day was replayed; nothing of it where that is not known."""
+        """Progress of replaying a day's file; at its start where none is stored."""
         try:
             stored = json.loads(_beside(day, "progress.json").read_bytes())
             return Progress(**{name: stored[name] for name in asdict(Progress())})

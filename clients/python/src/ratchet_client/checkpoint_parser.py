@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What one checkpoint holds of one session."""
+    """Contents of one checkpoint for one session."""
 
     session: str = ""
     """The app's id of the session; empty where the checkpoint names none."""

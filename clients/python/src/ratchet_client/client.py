@@ -43,7 +43,7 @@ class Decision:
     response: str
     """The chosen candidate, or the text that was written."""
     action: dict[str, Any] | None
-    """What the response stands for, parsed by the agent; None where the agent cannot act on it."""
+    """Action that the agent parsed from the response; None where it cannot act on it."""
     policy: str
     """Name of the policy that took it."""
     arm: str
@@ -316,7 +316,7 @@ class Client:
 
 
 def _between(value: Any, low: float, high: float) -> bool:
-    """Whether a value is a finite number in [low, high]."""
+    """True for a finite number in [low, high]."""
     return isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
 
 

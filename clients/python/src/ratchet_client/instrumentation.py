@@ -17,7 +17,7 @@ MARK = "__ratchet_watched__"
 
 
 def is_instrumented(agent: Any) -> bool:
-    """Whether `instrument` changed this object, and nobody changed it back."""
+    """True while the methods of this object are the ones `instrument` put there."""
     own = getattr(agent, "__dict__", {}).values()
     return MARK in vars(type(agent)) or any(
         inspect.isfunction(value) and MARK in vars(value) for value in own

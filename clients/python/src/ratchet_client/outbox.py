@@ -21,12 +21,12 @@ MAX_WAITING = 1_000
 
 @dataclass
 class Progress:
-    """How far one day's file was handled; written beside it after every answer of the server."""
+    """Progress of sending one day's file; written beside it after every answer of the server."""
 
     position: int = 0
     """Bytes from the start: every record that begins before it was handled, but those in `held`."""
     held: list[int] = field(default_factory=list)
-    """Where records begin that the server failed on while it took others; they are tried again."""
+    """Offsets of records that the server failed on while it took others; they are tried again."""
     sent: int = 0
     refused: int = 0
 
@@ -155,7 +155,7 @@ class Outbox:
         return next(self.records(day, position), None)
 
     def progress(self, day: Path) -> Progress:
-        """How far a day was handled; nothing of it where that is not known."""
+        """Progress of a day's file; at its start where none is stored."""
         try:
             stored = json.loads(_beside(day, "progress.json").read_bytes())
             return Progress(**{name: stored[name] for name in asdict(Progress())})

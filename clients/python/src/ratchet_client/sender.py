@@ -24,9 +24,9 @@ from ratchet_client.transport import HttpConnection, HttpResponse
 MAX_FAILURES_IN_A_ROW = 10
 """Records in a row that may fail with 500 before the whole server counts as failing."""
 IDLE_S = 5.0
-"""How often an idle sender looks for what other processes left in the outbox."""
+"""Seconds between two looks of an idle sender for records that other processes left in the outbox."""
 POLL_S = 0.2
-"""How often it looks whether another process has stopped sending."""
+"""Seconds between two looks whether another process has stopped sending."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 60.0
 
 _CONFIGURATION = {401, 403, 404, 405, 407}
