@@ -2,6 +2,7 @@
 
     python benchmarks/attack.py            # all of it: 30,000 fuzz cases and more, 500 kills; hours on a laptop
     python benchmarks/attack.py --short    # every area, a few minutes each
+    python benchmarks/attack.py --jobs 2       # two areas at a time
     python benchmarks/attack.py --only fuzz roles --fuzz 400
 
 An attack is a test of `tests/` at a larger scale (`tests/support/campaign_scale.py`), or another benchmark that prints
@@ -20,6 +21,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,11 +96,15 @@ class Outcome:
 
 
 def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
-    """Area -> what it is, and its steps at the scale that was asked for."""
+    """Area -> its description and its steps at the scale that was asked for, the longest first."""
     fuzz, kills, poison = options.fuzz, options.kills, options.poison
     seed = {"SEED": options.seed}
     attacks = "tests/attacks"
     return {
+        "kills": (
+            "SIGKILL of child, worker, web, clock and database connection while it learns",
+            [Script("crash.py", (f"--kills={kills}", f"--per-run={options.per_run}", f"--seed={options.seed}"))],
+        ),
         "fuzz": (
             "random requests to every endpoint, valid and broken, against the API's own description",
             [Tests(("tests/test_api_schema.py",), {"FUZZ": fuzz})],
@@ -153,10 +159,6 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
                 Tests(("tests/test_integrity.py",)),
                 Tests(("tests/test_serving.py",), only="damaged"),
             ],
-        ),
-        "kills": (
-            "SIGKILL of child, worker, web, clock and database connection while it learns",
-            [Script("crash.py", (f"--kills={kills}", f"--per-run={options.per_run}", f"--seed={options.seed}"))],
         ),
         "raters": (
             "50 raters at once with double clicks and retries, through a kill and a restart",
@@ -286,6 +288,7 @@ def options_read() -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", metavar="AREA", help="These areas alone")
     parser.add_argument("--json", action="store_true", help="Print one JSON object in place of the table")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Areas at a time (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="Of what is random beside the fuzzer (default 0)")
     for name, (whole, short, text) in SCALES.items():
         help_text = f"{text} (default {whole:,}; with --short {short:,})"
@@ -305,12 +308,14 @@ def main() -> None:
     outcomes = []
     if not options.json:
         print(line("area", "tried", "failed", "not tried", "seconds"), flush=True)
-    for area in options.only or known:
-        outcomes.append(attack(area, known[area][1]))
-        for failure in outcomes[-1].failures:
-            print(f"{area}: {failure}", file=sys.stderr, flush=True)
-        if not options.json:
-            print(shown(outcomes[-1]), flush=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        attacks = [pool.submit(attack, area, known[area][1]) for area in options.only or known]
+        for attacked in as_completed(attacks):
+            outcomes.append(outcome := attacked.result())
+            for failure in outcome.failures:
+                print(f"{outcome.area}: {failure}", file=sys.stderr, flush=True)
+            if not options.json:
+                print(shown(outcome), flush=True)
     total = Outcome("all")
     for outcome in outcomes:
         total.add(outcome)
