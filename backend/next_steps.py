@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backend.installation import PROGRAM as MANAGE
+from backend.installation import PROGRAM
 
 
 def after_training(policy: str, champion: str = "") -> str:
     """champion: whom the policy must beat; empty for the base model."""
-    return f"{MANAGE} evaluate_model --policy {policy} {f'--compare {champion}' if champion else '--compare-base'}"
+    return f"{PROGRAM} evaluate_model --policy {policy} {f'--compare {champion}' if champion else '--compare-base'}"
 
 
 def after_reward_model(agent: str, run: int) -> str:
-    return f"{MANAGE} train_ppo --agent {agent} --reward model:{run}"
+    return f"{PROGRAM} train_ppo --agent {agent} --reward model:{run}"
 
 
 def after_gate_opens(policy: str) -> str:
-    return f"{MANAGE} policy promote {policy}"
+    return f"{PROGRAM} policy promote {policy}"
 
 
 def after_gate_stays_closed(agent: str, further: int = 0) -> str:
@@ -30,13 +30,13 @@ def after_harm(policy: str, agent: str, reason: str) -> str:
     """The gate found harm, which more ratings do not mend."""
     return (
         f"the gate stays closed ({reason}): train again with other knobs (--learning-rate, --epochs) or more ratings "
-        f"(/rate/?agent={agent}); what an operator takes on: {MANAGE} policy promote {policy} --force --reason WHY"
+        f"(/rate/?agent={agent}); what an operator takes on: {PROGRAM} policy promote {policy} --force --reason WHY"
     )
 
 
 def after_challenge(policy: str, agent: str) -> str:
     """An experiment decides between a challenger and the champion."""
-    return f"{MANAGE} experiment start {policy} --agent {agent} --challenger {policy}"
+    return f"{PROGRAM} experiment start {policy} --agent {agent} --challenger {policy}"
 
 
 def after_promotion(policy: str, agent: str, kind: str = "adapter") -> str:
@@ -44,7 +44,7 @@ def after_promotion(policy: str, agent: str, kind: str = "adapter") -> str:
     form = "" if kind == "linear" else " --format gguf --quantization q4_k_m"
     return (
         f'ask it: POST /v1/chat/completions with "model": "{agent}" (make serve, docs/gateway.md); or take it '
-        f"elsewhere: {MANAGE} export_model --policy {policy}{form}"
+        f"elsewhere: {PROGRAM} export_model --policy {policy}{form}"
     )
 
 
@@ -65,7 +65,7 @@ def after_export(format: str, path: str) -> str:
 def after_benchmark(policy: str, agent: str, *, asked: bool) -> str:
     """asked: the agent's gate lists the tasks that were run."""
     if asked:
-        return f"{MANAGE} policy promote {policy}"
+        return f"{PROGRAM} policy promote {policy}"
     return (
         f"look at /policies/{policy}/; to have the gate ask for these tasks, list them at /admin/rl/gatesettings/ "
         f"(benchmarks) for {agent}"

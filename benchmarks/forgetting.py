@@ -48,15 +48,13 @@ def rate(intents: set[str], scenarios: int) -> int:
 
 def judged(policy: str, against: str) -> dict[str, Any]:
     """Accuracy on older and newer held-out prompts, and what the gate says of forgetting."""
-    from rl.evaluation import service as evaluations
+    from rl.evaluation.service import EvaluationOrder, evaluate
     from rl.gates.report import NEWER, OLDER
     from rl.gates.rules import gate_judge
     from rl.models import Evaluation
     from rl.registry.gate_evidence import evidence_of, gate_bounds
 
-    found = evaluations.evaluate(
-        evaluations.EvaluationOrder(policy=policy, compare=against, actor="benchmark")
-    )
+    found = evaluate(EvaluationOrder(policy=policy, compare=against, actor="benchmark"))
     evidence = evidence_of(Evaluation.objects.get(pk=found["evaluation"]))
     shares: dict[str, Any] = {}
     for name, slice_name in (("older", OLDER), ("newer", NEWER)):
@@ -89,7 +87,7 @@ def main() -> None:
         from django.core.management import call_command
 
         from rl.agents.widgets import AGENT
-        from rl.jobs import train as runs
+        from rl.jobs.train import TrainOrder, train
         from rl.models import Learnt
         from rl.registry import service as registry
 
@@ -97,12 +95,12 @@ def main() -> None:
         first = set(FIRST)
         others = {one.state["intent"] for one in AGENT.scenarios()} - first
 
-        def train(**knobs: Any) -> dict[str, Any]:
+        def train_with(**knobs: Any) -> dict[str, Any]:
             knobs |= {"max_steps": options.steps}
-            return runs.train(runs.TrainOrder("widgets", config="cpu", knobs=knobs, actor="benchmark"))
+            return train(TrainOrder("widgets", config="cpu", knobs=knobs, actor="benchmark"))
 
         ratings = {"first": rate(first, options.scenarios)}
-        champion = train()["policy"]
+        champion = train_with()["policy"]
         registry.policy_promote(
             registry.policy_get(champion), actor="benchmark", reason="the first", force=True
         )
@@ -110,7 +108,7 @@ def main() -> None:
         ways = []
         for start, share in WAYS:
             began = time.monotonic()
-            report = train(start_from=start, replay_share=share)
+            report = train_with(start_from=start, replay_share=share)
             seconds = round(time.monotonic() - began, 1)
             found = judged(report["policy"], champion)
             ways.append(

@@ -12,7 +12,7 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
-from feedback.accounts import admin as admin_people  # noqa: F401  (Django looks for pages in this file alone)
+from feedback.accounts import admin as accounts_admin  # noqa: F401  (Django looks for pages in this file alone)
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.erasure.trained import trained_text
 from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw, withdrawal_restore

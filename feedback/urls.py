@@ -10,7 +10,7 @@ from feedback.explorer import problem_views
 from feedback.explorer import views as explorer_views
 from feedback.rating import pair_views, views
 from feedback.transfer import import_views
-from feedback.transfer import views as file_views
+from feedback.transfer import views as transfer_views
 
 urlpatterns = [
     path("rate/", views.rate, name="rate"),
@@ -24,13 +24,13 @@ urlpatterns = [
     path("decisions/<uuid:pk>/withdraw/", problem_views.decision_take_out, name="decision-withdraw"),
     path("decisions/<uuid:pk>/restore/", problem_views.decision_put_back, name="decision-restore"),
     path("problems/", problem_views.problem_rows, name="problems"),
-    path("import/", file_views.imports, name="import"),
-    path("import/do/", file_views.import_do, name="import-do"),
+    path("import/", transfer_views.imports, name="import"),
+    path("import/do/", transfer_views.import_do, name="import-do"),
     path("imports/", import_views.imports, name="imports"),
     path("imports/<int:number>/", import_views.import_one, name="import-one"),
     path("imports/<int:number>/undo/", import_views.import_take_back, name="import-undo"),
-    path("export/", file_views.exports, name="export"),
-    path("export/file/", file_views.export_file, name="export-file"),
+    path("export/", transfer_views.exports, name="export"),
+    path("export/file/", transfer_views.export_file, name="export-file"),
     path("agents/<str:slug>/change/", agent_views.agent_change, name="agent-change"),
     path("agreement/", agreement_views.agreement, name="agreement"),
     path("accounts/link/<str:uid>/<str:token>/", views.link_signin, name="signin-link"),

@@ -19,8 +19,8 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from backend.disks import disk_state
+from backend.installation import PROGRAM
 from backend.migration_state import migrations_waiting
-from backend.next_steps import MANAGE
 from feedback.models import Decision
 from feedback.recording.outbox import Outbox
 from feedback.recording.recorder import spool_folder
@@ -73,7 +73,7 @@ def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
         if behind:
             found.append(
                 Diagnosis(
-                    "migrations", WRONG, f"the database is {behind} migrations behind", f"{MANAGE} migrate"
+                    "migrations", WRONG, f"the database is {behind} migrations behind", f"{PROGRAM} migrate"
                 )
             )
         else:
@@ -112,7 +112,7 @@ def settings_faults() -> Findings:
 def folder_faults() -> Findings:
     home: Path = settings.RATCHET_HOME
     if not home.is_dir():
-        step = f"{MANAGE} migrate makes it, or set RATCHET_HOME"
+        step = f"{PROGRAM} migrate makes it, or set RATCHET_HOME"
         yield Diagnosis("data folder", WRONG, f"RATCHET_HOME ({home}) is not there", step)
         return
     if home.stat().st_mode & 0o007:
@@ -163,7 +163,7 @@ def port_faults(host: str, port: int) -> Findings:
             pass
     except OSError:
         yield Diagnosis(
-            "port", REMARK, f"nothing is served at {host}:{port}", f"{MANAGE} serve --port {port}"
+            "port", REMARK, f"nothing is served at {host}:{port}", f"{PROGRAM} serve --port {port}"
         )
         return
     try:
@@ -176,7 +176,7 @@ def port_faults(host: str, port: int) -> Findings:
             "port",
             WRONG,
             f"another program listens at {host}:{port}",
-            f"end it, or {MANAGE} serve --port {port + 1}",
+            f"end it, or {PROGRAM} serve --port {port + 1}",
         )
 
 
@@ -192,7 +192,7 @@ def database_faults() -> Findings:
     if faults != ["ok"]:
         yield Diagnosis(
             "database", WRONG, f"the SQLite file is damaged: {_line(faults[0])}",
-            f"stop the server, then {MANAGE} restore BACKUP --overwrite (docs/backup.md)",
+            f"stop the server, then {PROGRAM} restore BACKUP --overwrite (docs/backup.md)",
         )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def worker_faults() -> Findings:
         what = f"{waiting} jobs" if waiting else f"{queued} training runs"
         yield Diagnosis(
             "workers", WRONG, f"{what} wait for more than {UNTAKEN.seconds // 60} minutes and no worker takes them",
-            f"{MANAGE} serve, or on another machine {MANAGE} qcluster and Q_CLUSTER_NAME=training {MANAGE} qcluster",
+            f"{PROGRAM} serve, or on another machine {PROGRAM} qcluster and Q_CLUSTER_NAME=training {PROGRAM} qcluster",
         )  # fmt: skip
     silent = TrainingRun.objects.filter(
         status=TrainingRun.Status.RUNNING, heartbeat_at__lt=timezone.now() - timedelta(minutes=10)
@@ -239,7 +239,7 @@ def worker_faults() -> Findings:
         yield Diagnosis(
             "workers", WRONG,
             f"run {run.pk} ({run.agent}) gave no sign of life since {run.heartbeat_at:%Y-%m-%d %H:%M} UTC",
-            f"its clock puts it back into the queue: {MANAGE} online_learner tick",
+            f"its clock puts it back into the queue: {PROGRAM} online_learner tick",
         )  # fmt: skip
 
 
@@ -248,13 +248,17 @@ def artefact_faults() -> Findings:
     named: list[tuple[str, str, str]] = []
     for policy in Policy.objects.filter(stage__in=[Policy.Stage.CHAMPION, Policy.Stage.CHALLENGER]):
         named.append(
-            (f"{policy.stage} {policy.name}", policy.adapter_path, f"{MANAGE} policy rollback {policy.agent}")
+            (
+                f"{policy.stage} {policy.name}",
+                policy.adapter_path,
+                f"{PROGRAM} policy rollback {policy.agent}",
+            )
         )
     for model in RewardModelVersion.objects.filter(stage=RewardModelVersion.Stage.CHAMPION):
-        again = f"{MANAGE} train_reward_model --agent {model.agent}"
+        again = f"{PROGRAM} train_reward_model --agent {model.agent}"
         named.append((f"reward model {model.name}", model.path, again))
     for artifact in Artifact.objects.filter(policy__stage=Policy.Stage.CHAMPION).select_related("policy"):
-        again = f"{MANAGE} export_model --policy {artifact.policy.name} --format {artifact.format}"
+        again = f"{PROGRAM} export_model --policy {artifact.policy.name} --format {artifact.format}"
         named.append((f"export of {artifact.policy.name}", artifact.path, again))
     for what, path, step in named:
         place = settings.RATCHET_HOME / path
@@ -271,7 +275,7 @@ def spool_faults() -> Findings:
     if spool.unhandled():
         yield Diagnosis(
             "spool", REMARK, f"decisions in {folder} are not in the database yet",
-            f"they go in while the server or its clock runs: {MANAGE} serve, or {MANAGE} online_learner tick",
+            f"they go in while the server or its clock runs: {PROGRAM} serve, or {PROGRAM} online_learner tick",
         )  # fmt: skip
     refused = sum(1 for _ in folder.glob("*.refused.jsonl"))
     if refused:

@@ -14,7 +14,7 @@ from rl.jobs.child_process import command_run
 from rl.jobs.lifecycle import run_failed_notify, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
 from rl.models import TrainingRun
 from rl.models.runs import run_folder
-from rl.online import learner as online
+from rl.online import learner
 
 logger = logging.getLogger("rl.tasks")
 
@@ -60,7 +60,7 @@ def follow_up(run_id: int) -> str:
 
 def tick() -> list[str]:
     """What the clock does, every so often: see `rl.online.learner.tick`."""
-    return online.tick()
+    return learner.tick()
 
 
 def rewards() -> dict[str, Any]:

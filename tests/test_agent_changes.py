@@ -49,7 +49,7 @@ from rl.models import (
     ServingSettings,
     TrainingRun,
 )
-from rl.registry import agent_files as agent_keeper
+from rl.registry import agent_files
 from tests.support.api_client import person
 
 pytestmark = pytest.mark.django_db
@@ -172,7 +172,7 @@ def test_a_renamed_agent_takes_everything_along(ratchet_home: Path, tmp_path: Pa
     assert (policy.name, policy.adapter_path) == ("helper-v12", "policies/desk/helper-v12")
     assert policy.run is not None
     assert policy.run.output == "policies/desk/helper-v12"
-    for folder in agent_keeper.FOLDERS:
+    for folder in agent_files.FOLDERS:
         assert sorted(path.name for path in (ratchet_home / folder).iterdir()) == ["desk", "other"]
     assert policy.run.snapshot is not None
     assert len(list(snapshot_rows(policy.run.snapshot))) == 12
@@ -245,19 +245,19 @@ def test_a_kill_at_any_step_leaves_one_name_that_works_and_the_same_call_finishe
     ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
 ) -> None:
     history(ratchet_home, "helper", tmp_path)
-    whole = getattr(agent_keeper, step)
+    whole = getattr(agent_files, step)
 
     def killed(*arguments: str) -> Any:
         if after:
             whole(*arguments)
         raise Killed
 
-    monkeypatch.setattr(agent_keeper, step, killed)
+    monkeypatch.setattr(agent_files, step, killed)
     with pytest.raises(Killed):
         agent_rename("helper", "desk")
     assert paths_in_use(ratchet_home) == []
     assert slugs()["Decision"] in ({"helper"}, {"desk"})
-    monkeypatch.setattr(agent_keeper, step, whole)
+    monkeypatch.setattr(agent_files, step, whole)
     if step == "files_unlink" and after:
         with pytest.raises(AgentUnknown):  # it was done
             agent_rename("helper", "desk")
@@ -265,7 +265,7 @@ def test_a_kill_at_any_step_leaves_one_name_that_works_and_the_same_call_finishe
         agent_rename("helper", "desk")
     assert all(agents == {"desk"} for agents in slugs().values())
     assert paths_in_use(ratchet_home) == []
-    for folder in agent_keeper.FOLDERS:
+    for folder in agent_files.FOLDERS:
         assert [path.name for path in (ratchet_home / folder).iterdir()] == ["desk"]
 
 
@@ -337,7 +337,7 @@ def test_a_kill_in_a_deletion_leaves_all_or_nothing_and_the_same_call_finishes(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(agent_keeper, step, killed)
+        patched.setattr(agent_files, step, killed)
         with pytest.raises(Killed):
             agent_delete("helper", actor="x", force=True)
     assert paths_in_use(ratchet_home) == []

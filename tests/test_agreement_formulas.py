@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedback.agreement import statistics as agreement_formulas
+from feedback.agreement import statistics
 from feedback.agreement.statistics import (
     cohen_kappa,
     dawid_skene,
@@ -67,7 +67,7 @@ def test_alpha_is_the_published_one(matrix: Any, metric: Any, expected: float, n
 
 def test_scores_on_a_continuous_scale_give_the_same_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
     table = krippendorff_alpha(*listed(KRIPPENDORFF), "interval")
-    monkeypatch.setattr(agreement_formulas, "_MANY_VALUES", 1)
+    monkeypatch.setattr(statistics, "_MANY_VALUES", 1)
     moments = krippendorff_alpha(*listed(KRIPPENDORFF), "interval")
     assert moments.estimate.value == pytest.approx(table.estimate.value, abs=1e-12)
     assert moments.estimate.low == pytest.approx(table.estimate.low, abs=1e-12)

@@ -35,7 +35,7 @@ from feedback.services import decision_record, rating_submit
 from rl.evaluation import scorer
 from rl.models import Experiment, RewardModelVersion, TrainingRun
 from rl.registry.service import policy_promote, policy_register
-from rl.serving import fallback as answering
+from rl.serving import fallback
 from tests.support.campaign_scale import CAMPAIGN, scaled
 from tests.support.serving import Parrot, written_by_the_asking_thread  # noqa: F401
 
@@ -85,7 +85,7 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
     """A key that may do everything, as often as it likes; some rows to be found, ratings enough to train on."""
     rates = dict.fromkeys(api_settings.DEFAULT_THROTTLE_RATES, "1000000/s")
     monkeypatch.setattr(api_settings, "DEFAULT_THROTTLE_RATES", rates)
-    monkeypatch.setattr(answering, "backends", lambda: [Parrot()])
+    monkeypatch.setattr(fallback, "backends", lambda: [Parrot()])
     # as Django's own test client does: the end of a request must not close the connection with the test's transaction
     request_started.disconnect(close_old_connections)
     request_finished.disconnect(close_old_connections)

@@ -385,6 +385,45 @@ def test_no_module_without_a_subject() -> None:
     assert nameless == []
 
 
+FIELD_ALIASES = {"np", "npt", "pd", "nn", "F", "plt", "st"}
+"""Short names that everybody in the field gives a module."""
+
+PUBLIC_ALIASES = {"PPOConfig": "PPORecipe", "RewardModelConfig": "RewardModelRecipe"}
+"""Names that users of TRL expect, for classes of ours."""
+
+
+@pytest.mark.slow
+def test_an_import_is_renamed_only_to_tell_it_apart() -> None:
+    """`import views as agent_views` and `import service as registry` say where a name comes from; any other alias
+    would be a second name for one thing."""
+    files = [
+        file
+        for folder in ("backend", "benchmarks", "clients", "docs", "examples", "feedback", "rl", "tests")
+        for file in modules(folder)
+    ]
+    renamed = [
+        f"{file.relative_to(ROOT)}: {alias.name} as {alias.asname}"
+        for file in files
+        for node in ast.walk(_parsed(file))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+        if alias.asname not in (None, *FIELD_ALIASES)
+        if PUBLIC_ALIASES.get(alias.asname or "") != alias.name
+        if not _tells_apart(alias, getattr(node, "module", None) or "")
+    ]
+    assert renamed == []
+
+
+def _tells_apart(alias: ast.alias, module: str) -> bool:
+    """Whether an alias holds the name itself, or is the name of the package or module it comes from."""
+    name, asname = alias.name.rpartition(".")[2].lower().rstrip("s"), (alias.asname or "").lower()
+    return name in asname or asname == module.rpartition(".")[2] or (module, name) in OTHER_PACKAGES
+
+
+OTHER_PACKAGES = {("onnxruntime.capi", "onnxruntime_pybind11_state")}
+"""Modules of libraries with names that say nothing."""
+
+
 @pytest.mark.slow
 def test_the_web_process_runs_without_torch() -> None:
     code = (

@@ -20,7 +20,7 @@ from rl.gates.benchmarks import rule_benchmarks
 from rl.gates.report import NOT_APPLICABLE, BenchmarkCases, Case, Evidence, GateBounds, GateError, RuleResult
 from rl.models import BenchmarkResult, GateSettings, Policy, TrainingRun
 from rl.recipes.benchmark_tasks import TaskRefused, bundled_names, listed_option, task_folder
-from rl.registry import gate_evidence as judging
+from rl.registry import gate_evidence
 from rl.registry import service as registry
 from rl.registry.benchmark_results import benchmarks_newest
 from rl.registry.integrity import adapter_folder
@@ -291,7 +291,7 @@ def test_a_linear_policy_is_told_that_benchmarks_do_not_apply(ratchet_home: Path
     assert "no language model" in policy_card(policy)
     GateSettings.objects.create(agent="widgets", benchmarks="ratchet_format")
     judged(policy)
-    sheet = judging.policy_judge(policy)
+    sheet = gate_evidence.policy_judge(policy)
     assert sheet is not None
     assert [v.outcome for v in sheet.verdicts if v.rule == "benchmarks"] == [NOT_APPLICABLE]
 
@@ -347,7 +347,7 @@ def test_the_gate_asks_for_listed_tasks_alone_and_says_what_to_run(
 ) -> None:
     policy = registered(ratchet_home, *files)
     judged(policy)
-    sheet = judging.policy_judge(policy)
+    sheet = gate_evidence.policy_judge(policy)
     assert sheet is not None
     assert sheet.passed
     assert "benchmarks" not in [verdict.rule for verdict in sheet.verdicts]
@@ -361,7 +361,7 @@ def test_the_gate_asks_for_listed_tasks_alone_and_says_what_to_run(
             result_stored(policy, str(folder), task.sha256, [1.0] * 200)
         if wanted == "stale":
             (folder / "items.jsonl").write_text('{"q": "word:", "c": ["up", "in"], "a": 0}\n')
-        sheet = judging.policy_judge(policy)
+        sheet = gate_evidence.policy_judge(policy)
         assert sheet is not None
         reasons.append(sheet.reason)
         assert not sheet.harmful

@@ -14,10 +14,9 @@ from django.db import InterfaceError, OperationalError
 
 from backend import isolation
 from backend.isolation import DatabaseAway, agent_isolated
-from rl.jobs import queue_broker
-from rl.jobs import sentinel as steady
+from rl.jobs import queue_broker, sentinel
 from rl.management.commands import online_learner
-from rl.online import learner as online
+from rl.online import learner
 
 pytestmark = pytest.mark.django_db
 
@@ -47,7 +46,7 @@ def log(
 ) -> Iterator[pytest.LogCaptureFixture]:
     monkeypatch.setattr(logging.getLogger("rl"), "propagate", True)
     isolation.quiet()
-    for module in (online_learner, steady):
+    for module in (online_learner, sentinel):
         module.outage.reset()
         # it would close the connection that holds the test's transaction
         monkeypatch.setattr(module, "close_old_connections", lambda: None)
@@ -69,9 +68,9 @@ def test_a_database_that_is_away_ends_the_tick_and_is_no_agents_fault(
         parts.append(name)
         raise error
 
-    monkeypatch.setattr(online, "_PARTS", (("a", lambda: part("a")), ("b", lambda: part("b"))))
+    monkeypatch.setattr(learner, "_PARTS", (("a", lambda: part("a")), ("b", lambda: part("b"))))
     with pytest.raises(DatabaseAway) as refusal:
-        online.tick()
+        learner.tick()
     assert refusal.value.__cause__ is error
     assert (parts, told, log.records) == (["a"], [], [])
 
@@ -94,7 +93,7 @@ def test_watch_outlives_an_outage_and_says_it_once(
         if len(ticks) == 50:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(online, "_PARTS", (("reclaim", away),))
+    monkeypatch.setattr(learner, "_PARTS", (("reclaim", away),))
     monkeypatch.setattr(online_learner, "time", SimpleNamespace(sleep=slept))
     with pytest.raises(CommandError, match="Ctrl-C"):
         call_command("online_learner", "watch", "--every", "0.5")
@@ -118,8 +117,8 @@ def test_watch_goes_on_where_its_next_look_cannot_be_noted(
     def full(seconds: float) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(online, "tick", list)
-    monkeypatch.setattr(online, "next_check_note", full)
+    monkeypatch.setattr(learner, "tick", list)
+    monkeypatch.setattr(learner, "next_check_note", full)
     monkeypatch.setattr(online_learner, "time", SimpleNamespace(sleep=slept))
     with pytest.raises(CommandError, match="Ctrl-C"):
         call_command("online_learner", "watch", "--every", "0.5")
@@ -188,13 +187,13 @@ def test_nothing_is_scheduled_while_the_database_is_away(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled: list[str] = []
-    monkeypatch.setattr(steady, "scheduler", lambda broker: scheduled.append(broker))
-    sentinel = SimpleNamespace(broker="the broker")
-    steady.SteadySentinel._schedule(sentinel)
+    monkeypatch.setattr(sentinel, "scheduler", lambda broker: scheduled.append(broker))
+    timer = SimpleNamespace(broker="the broker")
+    sentinel.SteadySentinel._schedule(timer)
     assert scheduled == ["the broker"]
-    monkeypatch.setattr(steady, "connection", SimpleNamespace(cursor=away))
+    monkeypatch.setattr(sentinel, "connection", SimpleNamespace(cursor=away))
     for _ in range(3):
-        steady.SteadySentinel._schedule(sentinel)
+        sentinel.SteadySentinel._schedule(timer)
     assert scheduled == ["the broker"]
     assert len(log.records) == 1
     assert log.records[0].exc_info is None

@@ -19,17 +19,14 @@ from django.test import Client
 from django.utils import timezone
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from backend import migration_state
-from backend import notifications as notices
+from backend import migration_state, notifications
 from backend.command import RatchetCommand
 from backend.disks import disk_state, file_replace
 from feedback.models import Decision
-from feedback.recording import recorder as recording
-from feedback.recording.recorder import Recorder, Storage
+from feedback.recording.recorder import Recorder, Storage, decisions_ingest
 from rl.api import health
 from rl.export.artifact import ExportRefused, staged_file
-from rl.serving import decide as deciding
-from rl.serving import gateway, recording_policy
+from rl.serving import decide, gateway, recording_policy
 from rl.serving.count_files import CountFile, whole_files
 from tests.support.api_client import ApiClient
 from tests.support.server import ROOT
@@ -116,14 +113,14 @@ class Database:
     away = False
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        ingest = recording.decisions_ingest
+        ingest = decisions_ingest
 
         def guarded(items: Any, **more: Any) -> Any:
             if self.away:
                 raise OperationalError("database or disk is full")
             return ingest(items, **more)
 
-        monkeypatch.setattr(recording, "decisions_ingest", guarded)
+        monkeypatch.setattr("feedback.recording.recorder.decisions_ingest", guarded)
 
 
 @pytest.fixture
@@ -135,7 +132,7 @@ def database(monkeypatch: pytest.MonkeyPatch) -> Database:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notices that went out."""
     events: list[str] = []
-    monkeypatch.setattr(notices, "notify", lambda event, text, **_: events.append(event))
+    monkeypatch.setattr(notifications, "notify", lambda event, text, **_: events.append(event))
     monkeypatch.setattr(recording_policy, "outage", recording_policy.Outage())
     return events
 
@@ -148,9 +145,9 @@ def recorder(
 ) -> Iterator[Recorder]:
     """The gateway's, with its folder on the small disk."""
     made = Recorder(lambda: small_disk.folder / "spool" / "decisions")
-    monkeypatch.setattr(recording, "LONGEST_PAUSE_S", 60.0)
-    monkeypatch.setattr(recording, "FIRST_PAUSE_S", 60.0)
-    for module in (gateway, deciding, health):
+    monkeypatch.setattr("feedback.recording.recorder.LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr("feedback.recording.recorder.FIRST_PAUSE_S", 60.0)
+    for module in (gateway, decide, health):
         monkeypatch.setattr(module, "recorder", made)
     yield made
     database.away = False

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rl.datasets.examples import ExampleSet, examples_sampled, prompt_examples
-from rl.datasets.examples import examples_from_evidence as examples_made
+from rl.datasets.examples import ExampleSet, examples_from_evidence, examples_sampled, prompt_examples
 from rl.datasets.feedback_types import (
     CorrectionEvidence,
     DemonstrationEvidence,
@@ -38,9 +37,9 @@ EVIDENCE = [
 ]
 
 
-def examples_from_evidence(evidence: Iterable[Evidence], kind: str, **knobs: Any) -> ExampleSet:
+def examples_split_by_hash(evidence: Iterable[Evidence], kind: str, **knobs: Any) -> ExampleSet:
     """As the datasets make them, every prompt on the side its hash alone gives it."""
-    return examples_made(evidence, kind, split_by_hash, **knobs)
+    return examples_from_evidence(evidence, kind, split_by_hash, **knobs)
 
 
 def contents(examples: ExampleSet) -> list[dict[str, Any]]:
@@ -48,7 +47,7 @@ def contents(examples: ExampleSet) -> list[dict[str, Any]]:
 
 
 def test_a_response_is_good_where_its_mean_verdict_is_above_neutral() -> None:
-    labels = examples_from_evidence(EVIDENCE, "labels")
+    labels = examples_split_by_hash(EVIDENCE, "labels")
     assert contents(labels) == [
         {"completion": "bad", "label": False},
         {"completion": "good", "label": True},
@@ -61,7 +60,7 @@ def test_a_response_is_good_where_its_mean_verdict_is_above_neutral() -> None:
 
 
 def test_a_score_is_the_mean_verdict() -> None:
-    assert contents(examples_from_evidence(EVIDENCE, "scores")) == [
+    assert contents(examples_split_by_hash(EVIDENCE, "scores")) == [
         {"completion": "bad", "score": 0.0},
         {"completion": "good", "score": 0.875},
         {"completion": "split", "score": 0.5},
@@ -70,14 +69,14 @@ def test_a_score_is_the_mean_verdict() -> None:
 
 
 def test_what_a_person_wrote_is_the_demonstration_where_there_is_one() -> None:
-    found = examples_from_evidence(EVIDENCE, "corrections")
+    found = examples_split_by_hash(EVIDENCE, "corrections")
     assert contents(found) == [{"completion": "mended"}, {"completion": "only"}]
     assert [row.source for row in found.rows] == ["correction", "ratings"]
     assert found.left_out == {"correction_invalid": 1, "not_good_enough": 2, "outranked": 1}
 
 
 def test_a_group_holds_the_rated_responses_of_one_prompt() -> None:
-    groups = examples_from_evidence(EVIDENCE, "groups")
+    groups = examples_split_by_hash(EVIDENCE, "groups")
     assert contents(groups) == [{"completions": ["bad", "good", "split"], "rewards": [0.0, 0.875, 0.5]}]
     assert groups.left_out == {"single_response": 1}
 
@@ -86,15 +85,15 @@ REWARDS = [RewardEvidence(TWO, "earned", 0.25, simulated=True), RewardEvidence(O
 
 
 def test_a_reward_stands_in_where_nobody_gave_a_verdict() -> None:
-    scores = examples_from_evidence([*EVIDENCE, *REWARDS], "scores")
+    scores = examples_split_by_hash([*EVIDENCE, *REWARDS], "scores")
     assert {"completion": "bad", "score": 0.0} in contents(scores)  # what people say goes before it
     (row,) = (row for row in scores.rows if row.content["completion"] == "earned")
     assert (row.content["score"], row.source, row.votes, row.simulated) == (0.25, "reward", 0, True)
-    groups = examples_from_evidence([*EVIDENCE, *REWARDS], "groups")
+    groups = examples_split_by_hash([*EVIDENCE, *REWARDS], "groups")
     assert {"completions": ["earned", "only"], "rewards": [0.25, 1.0]} in contents(groups)
     only_compared = [replace(reward, measured=False) for reward in REWARDS]
     for kind in ("labels", "corrections"):
-        assert examples_from_evidence([*EVIDENCE, *only_compared], kind) == examples_from_evidence(
+        assert examples_split_by_hash([*EVIDENCE, *only_compared], kind) == examples_split_by_hash(
             EVIDENCE, kind
         )
 
@@ -104,14 +103,14 @@ def test_a_reward_at_or_above_the_threshold_is_a_good_label_and_one_below_a_bad_
     threshold: float, labels: list[bool]
 ) -> None:
     earned = [RewardEvidence(ONE, "a", 0.49), RewardEvidence(ONE, "b", 0.5), RewardEvidence(ONE, "c", 0.8)]
-    found = examples_from_evidence(earned, "labels", threshold=threshold)
+    found = examples_split_by_hash(earned, "labels", threshold=threshold)
     assert [row.content["label"] for row in found.rows] == labels
     assert {row.source for row in found.rows} == {"reward"}
 
 
 def test_a_threshold_that_makes_one_kind_of_label_only_is_refused() -> None:
     with pytest.raises(RecipeError, match="reward_threshold must be between 0 and 1"):
-        examples_from_evidence([], "labels", threshold=1.0)
+        examples_split_by_hash([], "labels", threshold=1.0)
 
 
 SHOWN_ON_ONE = [
@@ -135,7 +134,7 @@ SHOWN_ON_ONE = [
 )
 def test_the_strongest_source_of_a_prompt_is_its_demonstration(without: int, kept: str, source: str) -> None:
     sources = ("correction", "demonstration", "teacher", "ratings", "reward")
-    found = examples_from_evidence(SHOWN_ON_ONE, "corrections", sources=sources[without:])
+    found = examples_split_by_hash(SHOWN_ON_ONE, "corrections", sources=sources[without:])
     assert [(row.content["completion"], row.source) for row in found.rows] == [(kept, source)]
     assert found.left_out.get("other_source", 0) == without
     assert found.left_out.get("outranked", 0) == 4 - without
@@ -147,7 +146,7 @@ def test_what_people_dislike_is_never_shown_whoever_wrote_it() -> None:
         RatingEvidence(ONE, "brought", 0.0),
         RatingEvidence(ONE, "mended", 0.25),
     ]
-    found = examples_from_evidence([*said, CorrectionEvidence(ONE, "x", "mended")], "corrections")
+    found = examples_split_by_hash([*said, CorrectionEvidence(ONE, "x", "mended")], "corrections")
     assert (found.rows, found.left_out) == ((), {"disliked": 2})
 
 
@@ -159,7 +158,7 @@ def test_a_row_knows_the_feedback_it_is_made_of_and_no_other() -> None:
         RewardEvidence(ONE, "a", 0.0, feedback=(ids[2],)),  # people's word goes before it, so it is not read
         RewardEvidence(ONE, "b", 0.0, feedback=(ids[3],)),
     ]
-    labels = examples_from_evidence(said, "labels")
+    labels = examples_split_by_hash(said, "labels")
     assert [set(row.feedback) for row in labels.rows] == [{ids[0], ids[1]}, {ids[3]}]
     (pair,) = pairs_from_evidence(said, split_by_hash).rows
     assert (pair.chosen, pair.rejected, pair.source, pair.votes) == ("a", "b", "reward", 0)
@@ -167,16 +166,16 @@ def test_a_row_knows_the_feedback_it_is_made_of_and_no_other() -> None:
 
 
 def test_a_group_without_difference_teaches_nothing() -> None:
-    groups = examples_from_evidence([RatingEvidence(ONE, "a", 1.0), RatingEvidence(ONE, "b", 1.0)], "groups")
+    groups = examples_split_by_hash([RatingEvidence(ONE, "a", 1.0), RatingEvidence(ONE, "b", 1.0)], "groups")
     assert groups.rows == ()
     assert groups.left_out == {"same_reward": 1}
 
 
 @pytest.mark.parametrize("kind", ["labels", "scores", "corrections", "groups"])
 def test_the_order_of_the_evidence_changes_nothing(kind: str) -> None:
-    expected = examples_from_evidence(EVIDENCE, kind)
+    expected = examples_split_by_hash(EVIDENCE, kind)
     for order in itertools.islice(itertools.permutations(EVIDENCE), 0, 40_320, 1_009):
-        assert examples_from_evidence(order, kind) == expected
+        assert examples_split_by_hash(order, kind) == expected
 
 
 def test_every_prompt_is_a_row_once_on_its_side_of_the_split() -> None:
@@ -188,7 +187,7 @@ def test_every_prompt_is_a_row_once_on_its_side_of_the_split() -> None:
 
 
 def test_a_larger_sample_holds_a_smaller() -> None:
-    examples = examples_from_evidence(EVIDENCE, "scores")
+    examples = examples_split_by_hash(EVIDENCE, "scores")
     one, three = examples_sampled(examples, 1), examples_sampled(examples, 3)
     assert one.rows[0] in three.rows
     assert three.left_out["over_max_samples"] == 1
@@ -196,4 +195,4 @@ def test_a_larger_sample_holds_a_smaller() -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(RecipeError, match="labels, scores, corrections, groups"):
-        examples_from_evidence([], "pears")
+        examples_split_by_hash([], "pears")

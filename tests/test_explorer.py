@@ -17,7 +17,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from feedback.explorer import listing as explorer
+from feedback.explorer import listing
 from feedback.explorer.decision_facts import DecisionFacts
 from feedback.explorer.listing import decisions_page, place_of
 from feedback.explorer.search import DecisionFilter
@@ -60,7 +60,7 @@ def operator(client: Client) -> Client:
 
 
 def test_the_newest_come_first_and_pages_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explorer, "PAGE", 3)
+    monkeypatch.setattr(listing, "PAGE", 3)
     ids = sorted(uuid.uuid4() for _ in range(4))
     for number in range(4):
         decide(number)
@@ -117,7 +117,7 @@ def test_decisions_are_found_by_what_stands_of_their_ratings() -> None:
 
 
 def test_what_no_index_knows_is_looked_for_a_bounded_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explorer, "LOOK", 4)
+    monkeypatch.setattr(listing, "LOOK", 4)
     for number in range(10):
         decide(number, response="needle" if number in (1, 8) else "hay")
     first = decisions_page(DecisionFilter(), q="needle")
@@ -162,7 +162,7 @@ def test_the_list_links_to_each_decision_and_escapes_what_apps_said(operator: Cl
 
 
 def test_filters_are_filled_in_and_stay_in_the_links(operator: Client) -> None:
-    for number in range(explorer.PAGE + 1):
+    for number in range(listing.PAGE + 1):
         decide(number, tags=["x"])
     html = operator.get("/decisions/?q=answer&tag=x&rated=unrated").text
     assert 'value="answer"' in html
@@ -312,7 +312,7 @@ def test_sqlite_has_no_index_of_texts_and_says_so() -> None:
 FOUND = """
 import io, json
 from django.core.management import call_command
-from feedback.explorer import listing as explorer
+from feedback.explorer import listing
 from feedback.explorer.search import DecisionFilter
 from feedback.services import decision_record
 for text in ("der Schlüssel passt", 'says "key"', "hay", "hay"):

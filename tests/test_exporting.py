@@ -26,8 +26,7 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from feedback.transfer import export as exporting
-from feedback.transfer import formats
+from feedback.transfer import export, formats
 from feedback.transfer.export import ExportReport, FeedbackExportRefused, export_stream, file_export
 from feedback.transfer.export_views import Selection
 from feedback.transfer.formats.records import RowRefused
@@ -519,8 +518,8 @@ def test_a_file_that_cannot_be_written_ends_the_reading_at_once(
         next(pieces)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(exporting, "export_stream", stream)
-    monkeypatch.setattr(exporting, "_write", full)
+    monkeypatch.setattr(export, "export_stream", stream)
+    monkeypatch.setattr(export, "_write", full)
     with pytest.raises(FeedbackExportRefused, match="No space left on device") as refused:
         file_export(tmp_path / "x.jsonl", "ratchet", Selection())
     assert ended == [True], refused

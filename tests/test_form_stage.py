@@ -13,9 +13,7 @@ from feedback.services import decision_record, rating_submit
 from rl.agents import get_agent
 from rl.agents.drawing import Undrawable, answers_drawn, value_drawn
 from rl.agents.template import TemplateAgent
-from rl.jobs import form_stage
-from rl.jobs import lifecycle as jobs
-from rl.jobs import train as runs
+from rl.jobs import form_stage, lifecycle, train
 from rl.jobs.lifecycle import TrainOrder
 from rl.models import Policy, TrainingRun
 from rl.models.runs import RunRefused
@@ -164,29 +162,29 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
         run.recipe = {**run.recipe, "reward": "agent", "allow_constant_reward": True}
         run.save(update_fields=["recipe"])
 
-    monkeypatch.setattr(runs, "reward_model_resolve", judge_settled)  # tests/test_rlhf.py trains one
+    monkeypatch.setattr(train, "reward_model_resolve", judge_settled)  # tests/test_rlhf.py trains one
     steps: list[int] = []
-    stop, tell = jobs.RunListener.should_stop, jobs.RunListener.on_step
+    stop, tell = lifecycle.RunListener.should_stop, lifecycle.RunListener.on_step
 
-    def step_noted(self: jobs.RunListener, step: int, total: int) -> None:
+    def step_noted(self: lifecycle.RunListener, step: int, total: int) -> None:
         if self.run.method == "sft":
             steps.append(step)
         tell(self, step, total)
 
-    monkeypatch.setattr(jobs.RunListener, "on_step", step_noted)
+    monkeypatch.setattr(lifecycle.RunListener, "on_step", step_noted)
     monkeypatch.setattr(
-        jobs.RunListener, "should_stop", lambda self: self.run.method == "sft" and len(steps) > 6
+        lifecycle.RunListener, "should_stop", lambda self: self.run.method == "sft" and len(steps) > 6
     )
-    report = runs.train(TrainOrder("planner", "ppo", "cpu", base, PPO))
+    report = train.train(TrainOrder("planner", "ppo", "cpu", base, PPO))
     run = TrainingRun.objects.get(pk=report["run"])
     form = run.stages.get()
     assert (report["status"], form.method, form.status) == ("cancelled", "sft", "cancelled")
     assert f"its stage (run {form.pk}, sft)" in run.reason
     assert "first stage" in form.result["why"]
 
-    monkeypatch.setattr(jobs.RunListener, "should_stop", stop)
+    monkeypatch.setattr(lifecycle.RunListener, "should_stop", stop)
     done = len(steps)
-    report = runs.train_resume(run.pk, actor="test")
+    report = train.train_resume(run.pk, actor="test")
     run.refresh_from_db()
     form.refresh_from_db()
     assert steps[done] > steps[0], "the stage went on from its checkpoint"

@@ -15,9 +15,7 @@ from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_lora import export_gguf_lora
 from rl.export.weights import BaseWeights, MergedWeights, adapter_open
-from rl.jobs import memory_estimate
-from rl.jobs import train as runs
-from rl.jobs import warm_start as starting
+from rl.jobs import memory_estimate, train, warm_start
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.memory_estimate import SIZES
 from rl.jobs.teachability import doubt
@@ -123,13 +121,13 @@ def test_memory_counts_a_trained_copy_and_what_does_not_fit_is_refused_with_figu
     small = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
     order = TrainOrder("x", "sft", "cpu", base, {"lora_r": 0})
     with pytest.raises(RunRefused, match=r"takes 1\.\d+ GB \(at most: .* this machine has 1 GB.*--lora-r 16"):
-        runs.recipe_for(order, small)
+        train.recipe_for(order, small)
     roomy = replace(small, memory_gb=16.0)
-    assert runs.recipe_for(order, roomy)[1].learning_rate == pytest.approx(
+    assert train.recipe_for(order, roomy)[1].learning_rate == pytest.approx(
         2e-4
     )  # a tenth of the preset's 2e-3
     named = replace(order, knobs={"lora_r": 0, "learning_rate": 1e-3})
-    assert runs.recipe_for(named, roomy)[1].learning_rate == 1e-3
+    assert train.recipe_for(named, roomy)[1].learning_rate == 1e-3
 
 
 @pytest.mark.django_db
@@ -150,11 +148,11 @@ def test_a_run_goes_on_with_whole_tensors_or_with_a_lora_but_not_with_the_other(
             actor="t",
         ).name
 
-    monkeypatch.setattr(starting, "start_located", lambda name: name)
+    monkeypatch.setattr(warm_start, "start_located", lambda name: name)
     whole, lora = start(0), start(16)
 
     def settled(method: str, recipe: Any, name: str) -> Any:
-        return starting.start_resolved(
+        return warm_start.start_resolved(
             TrainOrder("x", method, "cpu", base), recipe.with_knobs(start_from=name)
         )
 

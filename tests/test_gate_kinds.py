@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl.gates import rules as gates
+from rl.gates import rules
 from rl.gates.effects import effect_of, items_of
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import OLDER, Case, Evidence, GateBounds, Item, RatedAnswer, RuleResult
@@ -32,7 +32,7 @@ def evidence(**others: list[Item]) -> Evidence:
     return Evidence("old", (), others=others)
 
 
-def verdict(rule: gates.Rule, found: Evidence, to: str = gates.CHAMPION, **bounds: Any) -> RuleResult:
+def verdict(rule: rules.Rule, found: Evidence, to: str = rules.CHAMPION, **bounds: Any) -> RuleResult:
     return rule(found, GateBounds(**bounds), to)
 
 
@@ -55,13 +55,13 @@ def test_thumbs_carry_the_gate_where_there_are_no_pairs() -> None:
 
 def test_twenty_nine_prompts_are_not_evidence_however_often_they_were_rated() -> None:
     items = [RatedAnswer(f"p{i}", float(j), float(j)) for i in range(29) for j in range(2)]
-    said = verdict(gates.rule_evidence, evidence(labels=items))
+    said = verdict(rules.rule_evidence, evidence(labels=items))
     assert not said.passed
     assert said.words == "29 held-out prompts with thumbs, stars or scores were judged, 30 are needed"
 
 
 def test_answers_that_were_all_liked_wait_for_one_that_was_not() -> None:
-    said = verdict(gates.rule_accuracy, evidence(labels=thumbs([1.0 + i for i in range(40)], [])))
+    said = verdict(rules.rule_accuracy, evidence(labels=thumbs([1.0 + i for i in range(40)], [])))
     assert (said.passed, said.waits) == (False, True)
     assert said.words == (
         "the answers to 40 held-out prompts were all rated alike: nothing tells better from worse"
@@ -73,11 +73,11 @@ def test_thumbs_that_are_all_alike_do_not_keep_other_evidence_from_leading() -> 
     up = thumbs([float(i) for i in range(100)], [])
     written: list[Item] = [Case(1, 0) for _ in range(40)]
     assert gate_judge(evidence(labels=up, corrections=written), BOUNDS).passed
-    said = verdict(gates.rule_evidence, evidence(labels=up, corrections=written[:29]))
+    said = verdict(rules.rule_evidence, evidence(labels=up, corrections=written[:29]))
     assert said.words == "29 held-out prompts with answers that people wrote were judged, 30 are needed"
     # a single one that was not liked makes them evidence again
     mixed = [*up, *thumbs([], [0.0])]
-    assert verdict(gates.rule_evidence, evidence(labels=mixed, corrections=written)).words.startswith("101 ")
+    assert verdict(rules.rule_evidence, evidence(labels=mixed, corrections=written)).words.startswith("101 ")
 
 
 def test_what_moved_towards_the_disliked_is_worse() -> None:
@@ -86,13 +86,13 @@ def test_what_moved_towards_the_disliked_is_worse() -> None:
         for item in LIKED
         if isinstance(item, RatedAnswer)
     ]
-    assert not verdict(gates.rule_accuracy, evidence(labels=turned), gates.CHALLENGER).passed
-    assert verdict(gates.rule_accuracy, evidence(labels=LIKED), gates.CHALLENGER).passed
+    assert not verdict(rules.rule_accuracy, evidence(labels=turned), rules.CHALLENGER).passed
+    assert verdict(rules.rule_accuracy, evidence(labels=LIKED), rules.CHALLENGER).passed
 
 
 def test_log_likelihood_of_what_people_wrote_is_told_in_nats_per_token() -> None:
     written = [Case(-1.0 - i / 100, -1.5 - i / 50) for i in range(40)]
-    said = verdict(gates.rule_accuracy, evidence(corrections=written))
+    said = verdict(rules.rule_accuracy, evidence(corrections=written))
     assert said.passed
     # differences 0.5 + i / 100, mean 0.695
     assert said.words.startswith("+0.695 nats per token in agreement with what people wrote against old")
@@ -125,7 +125,7 @@ def test_thumbs_of_one_rater_do_not_carry_alone() -> None:
         *thumbs(ups, [float(i) for i in range(30)], raters=("mallory",)),
         *thumbs([float(i) for i in range(0, 60, 2)], [float(i) for i in range(1, 61, 2)], raters=("ada",)),
     ]
-    said = verdict(gates.rule_raters, evidence(labels=alone))
+    said = verdict(rules.rule_raters, evidence(labels=alone))
     assert not said.passed
     assert said.words.startswith("the gain rests on one rater: without mallory's 60 of 120 prompts it is")
 
@@ -133,8 +133,8 @@ def test_thumbs_of_one_rater_do_not_carry_alone() -> None:
 def test_a_slice_and_what_is_older_are_judged_by_thumbs_too() -> None:
     lost = thumbs([float(i) for i in range(12)], [float(i) for i in range(20, 32)], slices=("topic:b", OLDER))
     found = evidence(labels=[*LIKED, *lost])
-    assert "worse on slice topic:b: -50.0 points over 24 prompts" in verdict(gates.rule_slices, found).words
-    assert verdict(gates.rule_forgetting, found).words == (
+    assert "worse on slice topic:b: -50.0 points over 24 prompts" in verdict(rules.rule_slices, found).words
+    assert verdict(rules.rule_forgetting, found).words == (
         "it forgot: -50.0 points in concordance with thumbs, stars and scores on 24 prompts with older feedback"
     )
 

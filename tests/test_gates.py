@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl.gates import answers as gate_answers
-from rl.gates import rules as gates
+from rl.gates import rules
 from rl.gates.evidence_kinds import CORRECTIONS
 from rl.gates.report import (
     NEWER,
@@ -48,38 +48,38 @@ def answered(n: int = 20, **facts: Any) -> list[AnswerPair]:
     return [dataclasses.replace(same, **facts)] * n
 
 
-def verdict(rule: gates.Rule, found: Evidence, to: str = gates.CHAMPION, **bounds: Any) -> RuleResult:
+def verdict(rule: rules.Rule, found: Evidence, to: str = rules.CHAMPION, **bounds: Any) -> RuleResult:
     return rule(found, GateBounds(**bounds), to)
 
 
 def test_the_shares_of_alpha_sum_to_alpha() -> None:
-    assert gates.alpha_of_attempt(0.05, 1) == pytest.approx(0.1 / 3)
-    assert gates.alpha_of_attempt(0.05, 3) == pytest.approx(0.05 / 18)
+    assert rules.alpha_of_attempt(0.05, 1) == pytest.approx(0.1 / 3)
+    assert rules.alpha_of_attempt(0.05, 3) == pytest.approx(0.05 / 18)
     # telescoping: the attempts after the first spend alpha / 3 (1 - 1 / n)
-    assert sum(gates.alpha_of_attempt(0.05, k) for k in range(1, 101)) == pytest.approx(0.05 * (1 - 0.01 / 3))
+    assert sum(rules.alpha_of_attempt(0.05, k) for k in range(1, 101)) == pytest.approx(0.05 * (1 - 0.01 / 3))
 
 
 def test_too_few_prompts_are_not_evidence() -> None:
-    assert verdict(gates.rule_evidence, evidence(cases(29))).words.startswith("29 held-out prompts")
-    assert not verdict(gates.rule_evidence, evidence(cases(29))).passed
-    assert verdict(gates.rule_evidence, evidence(cases(30))).passed
+    assert verdict(rules.rule_evidence, evidence(cases(29))).words.startswith("29 held-out prompts")
+    assert not verdict(rules.rule_evidence, evidence(cases(29))).passed
+    assert verdict(rules.rule_evidence, evidence(cases(30))).passed
 
 
 def test_what_passes_at_the_first_attempt_may_be_luck_at_the_tenth() -> None:
-    assert verdict(gates.rule_accuracy, evidence(cases(40, 9, 1))).passed
-    tenth = verdict(gates.rule_accuracy, evidence(cases(40, 9, 1), attempt=10))
+    assert verdict(rules.rule_accuracy, evidence(cases(40, 9, 1))).passed
+    tenth = verdict(rules.rule_accuracy, evidence(cases(40, 9, 1), attempt=10))
     assert not tenth.passed
     assert "attempt 10 on this holdout" in tenth.words
 
 
 def test_a_margin_asks_for_more_than_being_better() -> None:
-    assert verdict(gates.rule_accuracy, evidence(cases(30, 20, 2))).passed
-    assert not verdict(gates.rule_accuracy, evidence(cases(30, 20, 2)), margin=0.3).passed
+    assert verdict(rules.rule_accuracy, evidence(cases(30, 20, 2))).passed
+    assert not verdict(rules.rule_accuracy, evidence(cases(30, 20, 2)), margin=0.3).passed
 
 
 def test_a_challenger_need_only_not_be_worse() -> None:
-    assert verdict(gates.rule_accuracy, evidence(cases(30, 4, 4)), gates.CHALLENGER).passed
-    assert not verdict(gates.rule_accuracy, evidence(cases(30, 1, 12)), gates.CHALLENGER).passed
+    assert verdict(rules.rule_accuracy, evidence(cases(30, 4, 4)), rules.CHALLENGER).passed
+    assert not verdict(rules.rule_accuracy, evidence(cases(30, 1, 12)), rules.CHALLENGER).passed
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_challenger_need_only_not_be_worse() -> None:
     ],
 )
 def test_answers_that_got_worse_are_refused(
-    rule: gates.Rule, good: list[AnswerPair], bad: list[AnswerPair]
+    rule: rules.Rule, good: list[AnswerPair], bad: list[AnswerPair]
 ) -> None:
-    assert verdict(rule, evidence(answered=good)).outcome == gates.PASSED
-    assert verdict(rule, evidence(answered=bad)).outcome == gates.REFUSED
+    assert verdict(rule, evidence(answered=good)).outcome == rules.PASSED
+    assert verdict(rule, evidence(answered=bad)).outcome == rules.REFUSED
 
 
 @pytest.mark.parametrize(("looping", "passes"), [(15, True), (16, False)])
@@ -124,14 +124,14 @@ def test_a_slice_that_lost_is_named() -> None:
     found = evidence(
         [*cases(10, 20, 0, slices=("topic:a",)), *cases(4, 0, 8, slices=("topic:b",))]
     )  # fmt: skip
-    said = verdict(gates.rule_slices, found)
+    said = verdict(rules.rule_slices, found)
     assert not said.passed
     assert said.words == "worse on slice topic:b: -66.7 points over 12 prompts"
 
 
 def test_a_small_slice_is_not_judged() -> None:
     found = evidence(cases(1, 0, 8, slices=("topic:b",)))
-    assert verdict(gates.rule_slices, found).outcome == gates.NOT_APPLICABLE
+    assert verdict(rules.rule_slices, found).outcome == rules.NOT_APPLICABLE
 
 
 def aged(wins: int, losses: int) -> Evidence:
@@ -168,19 +168,19 @@ def test_one_failing_golden_case_closes_the_gate() -> None:
 def test_a_gain_that_only_one_rater_sees_is_refused() -> None:
     alone = [*cases(0, 20, 0, raters=("mallory",)), *cases(20, 5, 5, raters=("ada",))]
     shared = [*cases(0, 20, 0, raters=("mallory",)), *cases(20, 10, 1, raters=("ada",))]
-    assert "rests on one rater: without mallory's 20" in verdict(gates.rule_raters, evidence(alone)).words
-    assert verdict(gates.rule_raters, evidence(shared)).outcome == gates.PASSED
+    assert "rests on one rater: without mallory's 20" in verdict(rules.rule_raters, evidence(alone)).words
+    assert verdict(rules.rule_raters, evidence(shared)).outcome == rules.PASSED
 
 
 def test_two_raters_who_both_see_it_are_no_reproach() -> None:
     # 11 to 3 is luck in 2.9 % (binomial), too much for a first attempt; 22 to 6 in 0.2 %, and both see the same
     both = [*cases(20, 11, 3, raters=("ada",)), *cases(20, 11, 3, raters=("bob",))]
-    assert verdict(gates.rule_raters, evidence(both)).outcome == gates.PASSED
+    assert verdict(rules.rule_raters, evidence(both)).outcome == rules.PASSED
 
 
 def test_a_gain_that_may_be_chance_rests_on_nobody() -> None:
     small = [*cases(20, 5, 1, raters=("ada",)), *cases(30, 3, 3, raters=("bob",))]
-    assert verdict(gates.rule_raters, evidence(small)).outcome == gates.NOT_APPLICABLE
+    assert verdict(rules.rule_raters, evidence(small)).outcome == rules.NOT_APPLICABLE
 
 
 def test_what_may_be_chance_waits_for_more_and_harm_does_not() -> None:
@@ -216,7 +216,7 @@ def test_a_reward_that_fell_by_chance_waits_until_the_bound_is_ruled_out() -> No
 def test_prompts_that_nobody_judged_say_nothing_of_the_reward() -> None:
     told, silent = answered(30, reward=0.2), answered(170, judged=False)
     assert not verdict(gate_answers.rule_reward, evidence(answered=told + silent)).passed
-    assert verdict(gate_answers.rule_reward, evidence(answered=silent)).outcome == gates.NOT_APPLICABLE
+    assert verdict(gate_answers.rule_reward, evidence(answered=silent)).outcome == rules.NOT_APPLICABLE
 
 
 def test_what_people_wrote_allows_as_much_distance_as_it_lies_away() -> None:
@@ -233,12 +233,12 @@ def test_a_lower_off_policy_estimate_is_refused() -> None:
     good, bad = Difference(0.01, -0.1, 0.1), Difference(-0.08, -0.2, 0.05)
     assert verdict(gate_answers.rule_off_policy, evidence(off_policy=good)).passed
     assert not verdict(gate_answers.rule_off_policy, evidence(off_policy=bad)).passed
-    assert verdict(gate_answers.rule_off_policy, evidence()).outcome == gates.NOT_APPLICABLE
+    assert verdict(gate_answers.rule_off_policy, evidence()).outcome == rules.NOT_APPLICABLE
 
 
 def test_every_rule_stands_on_the_sheet_and_every_refusal_in_its_reason() -> None:
     sheet = gate_judge(evidence(cases(5, 0, 5), kl=9.0), BOUNDS)
-    assert len(sheet.verdicts) == len(gates.RULES)
+    assert len(sheet.verdicts) == len(rules.RULES)
     assert [said.rule for said in sheet.refusals] == ["evidence", "accuracy", "kl"]
     assert sheet.reason.count(";") == 2
     assert sheet.as_dict()["passed"] is False

@@ -17,7 +17,7 @@ from rl.jobs.memory_estimate import sizes_that_fit
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe, SFTRecipe
 from rl.recipes.methods import METHODS
 from rl.training import hardware, machine
-from rl.training.estimates import dpo as estimate
+from rl.training.estimates import dpo as dpo_estimate
 from rl.training.estimates import evaluations
 from rl.training.hardware import Hardware, HardwareRefused, detect, measure_products
 from rl.training.model_files import PolicyLoadError
@@ -242,14 +242,14 @@ def test_the_estimate_counts_steps_as_training_does(tmp_path: Path) -> None:
     base = str(tiny_model(tmp_path / "base", "llama"))
     # 50 pairs in batches of 4: 13 micro-batches; 2 to a step: 7 steps; 3 epochs: 21
     recipe = DPORecipe(batch_size=4, gradient_accumulation=2, epochs=3)
-    found = estimate(base, recipe, ROWS, hardware=CPU)
+    found = dpo_estimate(base, recipe, ROWS, hardware=CPU)
     assert found.steps == 21
     assert found.minutes > 0
     assert found.memory_gb > 0.5
     assert set(found.reasons) == {"steps", "minutes", "memory_gb"}
-    assert estimate(base, dataclasses.replace(recipe, max_steps=5), ROWS, hardware=CPU).steps == 5
+    assert dpo_estimate(base, dataclasses.replace(recipe, max_steps=5), ROWS, hardware=CPU).steps == 5
     same = [{**row, "rejected": row["chosen"]} for row in ROWS]
-    assert estimate(base, recipe, same, hardware=CPU).steps == 0
+    assert dpo_estimate(base, recipe, same, hardware=CPU).steps == 0
 
 
 @pytest.mark.slow
@@ -257,22 +257,24 @@ def test_the_estimate_needs_more_memory_for_longer_batches(tmp_path: Path) -> No
     base = str(tiny_model(tmp_path / "base", "llama", hidden=256))
     long = [{**row, "prompt": [{"role": "user", "content": "why " * 900}]} for row in ROWS]
     sparing, plain = (
-        estimate(base, DPORecipe(batch_size=16, gradient_checkpointing=sparing), long, hardware=CPU).memory_gb
+        dpo_estimate(
+            base, DPORecipe(batch_size=16, gradient_checkpointing=sparing), long, hardware=CPU
+        ).memory_gb
         for sparing in (True, False)
     )
-    assert estimate(base, DPORecipe(batch_size=1), ROWS, hardware=CPU).memory_gb < sparing < plain
+    assert dpo_estimate(base, DPORecipe(batch_size=1), ROWS, hardware=CPU).memory_gb < sparing < plain
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", TOKENIZERS)
 def test_every_architecture_can_be_estimated(tmp_path: Path, architecture: str) -> None:
     base = str(tiny_model(tmp_path / architecture, architecture))
-    assert estimate(base, DPORecipe(), ROWS, hardware=CPU).minutes > 0
+    assert dpo_estimate(base, DPORecipe(), ROWS, hardware=CPU).minutes > 0
 
 
 def test_a_base_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyLoadError, match="found none"):
-        estimate(str(tmp_path / "nothing"), DPORecipe(), ROWS, hardware=CPU)
+        dpo_estimate(str(tmp_path / "nothing"), DPORecipe(), ROWS, hardware=CPU)
 
 
 @pytest.mark.slow
@@ -327,7 +329,7 @@ def test_a_recipe_knows_its_steps(recipe: Recipe, rows: int, steps: int) -> None
 @pytest.mark.slow
 def test_a_deeper_model_costs_more(tmp_path: Path) -> None:
     shallow, deep = (str(tiny_model(tmp_path / str(n), "llama", layers=n)) for n in (2, 12))
-    found = [estimate(base, DPORecipe(), ROWS, hardware=CPU) for base in (shallow, deep)]
+    found = [dpo_estimate(base, DPORecipe(), ROWS, hardware=CPU) for base in (shallow, deep)]
     assert found[0].memory_gb < found[1].memory_gb
 
 

@@ -14,18 +14,17 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
-from backend import notifications as notices
+from backend import notifications
 from rl import checksums
 from rl.checksums import SUMS, FileDamaged, file_check, file_sum, sums_check, sums_write
 from rl.evaluation.service import EvaluationOrder, evaluate
-from rl.export import service as exports
 from rl.export.artifact import ExportedFile, ExportResult, manifest_write
+from rl.export.service import ExportOrder, export
 from rl.jobs.warm_start import start_located
 from rl.models import Artifact, Policy
 from rl.registry import integrity
 from rl.registry.signals import PreparationRefused
-from rl.serving import fallback as answering
-from rl.serving import files
+from rl.serving import fallback, files
 from rl.serving.base import BASE, Model
 from rl.serving.in_process import InProcess
 from rl.serving.preparation import model_of, policy_prepare
@@ -50,7 +49,7 @@ def flip(path: Path, at: int = -3) -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notices that went out; nothing is remembered of other tests."""
     sent: list[str] = []
-    monkeypatch.setattr(notices, "notify", lambda event, text, **_: sent.append(f"{event}: {text}"))
+    monkeypatch.setattr(notifications, "notify", lambda event, text, **_: sent.append(f"{event}: {text}"))
 
     class Now:
         def __init__(self, target: Any, **_: Any) -> None:
@@ -166,7 +165,7 @@ def test_an_exported_folder_is_checked_by_its_manifest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A merged model that is trained on, an adapter that was exported, and the command for other programs."""
-    base = shutil.copytree(integrity.BUNDLED, tmp_path / "merged")
+    base = shutil.copytree(integrity.BUNDLED_MODEL, tmp_path / "merged")
     (base / SUMS).unlink()
     files = [file for file in base.iterdir() if file.is_file() and file.name != "README.md"]
     (base / "README.md").write_text("a card")
@@ -197,7 +196,7 @@ def test_a_damaged_base_model_or_adapter_is_not_loaded(tmp_path: Path) -> None:
     flip(folder / "adapter_model.safetensors")
     with pytest.raises(PolicyLoadError, match=r"adapter_model\.safetensors is damaged"):
         adapter_read(folder)
-    base = shutil.copytree(integrity.BUNDLED, tmp_path / "base")
+    base = shutil.copytree(integrity.BUNDLED_MODEL, tmp_path / "base")
     assert model_located(str(base)) == str(base)
     flip(base / "model.safetensors")
     with pytest.raises(PolicyLoadError, match=r"model\.safetensors is damaged.*copy or download"):
@@ -205,7 +204,7 @@ def test_a_damaged_base_model_or_adapter_is_not_loaded(tmp_path: Path) -> None:
 
 
 def test_the_bundled_base_model_is_what_was_recorded() -> None:
-    assert sums_check(integrity.BUNDLED, "x") == 6
+    assert sums_check(integrity.BUNDLED_MODEL, "x") == 6
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
@@ -231,7 +230,7 @@ def test_nobody_works_with_a_damaged_adapter(ratchet_home: Path, told: list[str]
     settings.SERVING_BACKENDS = ["in-process"]
     for work in (
         lambda: start_located(row.name),
-        lambda: exports.export(exports.ExportOrder(policy=row.name, format="gguf-lora")),
+        lambda: export(ExportOrder(policy=row.name, format="gguf-lora")),
         lambda: integrity.adapter_folder(row),
         lambda: policy_prepare(row),
     ):
@@ -278,8 +277,8 @@ def test_the_gateway_steps_in_for_a_damaged_file_which_is_made_again(
     assert files.files_of(model_of(row)) == (base / "base-f16.gguf", exported)
     flip(exported)
     backend = InProcess()
-    with pytest.raises(answering.BackendFailed) as failed:
-        next(iter(backend.stream(answering.Ask([]), model_of(row), 1.0)))
+    with pytest.raises(fallback.BackendFailed) as failed:
+        next(iter(backend.stream(fallback.Ask([]), model_of(row), 1.0)))
     assert failed.value.kind == "damaged"  # the next in line answers
     assert made == [("--policy", "widgets-v1", "--format", "gguf-lora")]
     assert len(told) == 1

@@ -16,12 +16,10 @@ from feedback.services import comparison_submit, decision_record, outcome_record
 from rl.datasets.buffer import buffer_ids, buffer_size, buffer_size_fresh, buffer_sizes
 from rl.datasets.reward_records import rewards_calculate
 from rl.datasets.run_feedback import run_rewards_resolve
-from rl.jobs import lifecycle as jobs
-from rl.jobs import train as runs
+from rl.jobs import lifecycle, train
 from rl.models import GateSettings, LearnerSettings, Learnt, RewardSettings, Snapshot, TrainingRun
 from rl.models.learner_config import learner_config
-from rl.online import champion_monitor as watching
-from rl.online import learner as online
+from rl.online import champion_monitor, learner
 from rl.recipes import RecipeError, recipe_named
 
 pytestmark = pytest.mark.django_db
@@ -74,12 +72,12 @@ def ids_of_all() -> set[uuid.UUID]:
 def enter(method: str, *, asked_by: str = "train", **more: Any) -> TrainingRun:
     """A run with its dataset, as a worker settles it before training."""
     knobs = more.pop("knobs", {})
-    order = runs.TrainOrder(AGENT, method, knobs=knobs, actor=asked_by, min_samples=1, **more)
+    order = train.TrainOrder(AGENT, method, knobs=knobs, actor=asked_by, min_samples=1, **more)
     recipe = recipe_named(method, "cpu").with_knobs(**knobs)
     run = TrainingRun.objects.create(
         agent=AGENT, method=method, base_model="bundled", asked_by=asked_by, status="running", worker="w"
     )
-    run.snapshot = runs._dataset(run, order, recipe)
+    run.snapshot = train._dataset(run, order, recipe)
     run.save(update_fields=["snapshot"])
     return run
 
@@ -161,7 +159,7 @@ def test_a_reward_model_takes_nothing_until_a_policy_follows_it() -> None:
 def test_a_policy_whose_reward_model_is_its_first_stage_learnt_what_that_did() -> None:
     for number in range(30):
         rating_submit(decision=decide(f"q{number}", "a"), rater="ada", score=number / 30)
-    policy = enter("ppo", asked_by=jobs.LEARNER, knobs={"reward": "auto"})
+    policy = enter("ppo", asked_by=lifecycle.LEARNER, knobs={"reward": "auto"})
     assert (policy.feedback_count, learnt([policy])) == (0, set())
     stage = enter("reward_model", knobs={"objective": "regression"})  # while the policy's run is at work
     assert len(learnt([stage])) == stage.feedback_count > 0
@@ -188,8 +186,8 @@ def test_the_most_that_one_retrain_reads_bounds_what_it_learns_and_not_what_is_s
     for number in range(25):
         rating_submit(decision=decide(f"q{number}", "a"), rater="ada", thumb="up" if number % 2 else "down")
     newest = set(Rating.objects.order_by("-created_at").values_list("pk", flat=True)[:10])
-    assert online.OnlineLearner(AGENT).get_status()["buffer_size"] == 25
-    run = enter("kto", asked_by=jobs.LEARNER)
+    assert learner.OnlineLearner(AGENT).get_status()["buffer_size"] == 25
+    run = enter("kto", asked_by=lifecycle.LEARNER)
     assert set(run.learnt.values_list("feedback", flat=True)) == newest
     assert learnt([run]) <= newest
     end(run, "succeeded")
@@ -200,7 +198,7 @@ def test_what_a_retrain_could_not_use_starts_no_other_but_stays_in_the_buffer() 
     for number in range(12):
         rating_submit(decision=decide(f"q{number}", "a"), rater="ada", notes="only words")
         rating_submit(decision=decide(f"p{number}", "a"), rater="ada", thumb="up" if number % 2 else "down")
-    end(enter("kto", asked_by=jobs.LEARNER), "succeeded")
+    end(enter("kto", asked_by=lifecycle.LEARNER), "succeeded")
     assert (buffer_size(AGENT), buffer_size_fresh(AGENT)) == (12, 0)
 
 
@@ -258,17 +256,17 @@ def test_an_unknown_method_in_one_agents_row_stops_no_other_and_is_told_once(
         feed(agent)
         LearnerSettings.objects.create(agent=agent, min_samples_to_retrain=3, method="kto")
     LearnerSettings.objects.filter(agent="alpha").update(method="banana")
-    done = online.tick()
+    done = learner.tick()
     assert any(line.startswith("retrain of alpha failed: RecipeError") and "banana" in line for line in done)
     assert TrainingRun.objects.get().agent == "beta"
-    assert "expected one of auto, dpo, kto, sft" in online.OnlineLearner("alpha").get_status()["reason"]
-    online.tick()
+    assert "expected one of auto, dpo, kto, sft" in learner.OnlineLearner("alpha").get_status()["reason"]
+    learner.tick()
     assert [(fact["event"], fact["agent"]) for fact in told] == [("clock_failed", "alpha")]
     # mended, and broken again: news
     LearnerSettings.objects.filter(agent="alpha").update(method="auto", enabled=False)
-    online.tick()
+    learner.tick()
     LearnerSettings.objects.filter(agent="alpha").update(method="banana", enabled=True)
-    online.tick()
+    learner.tick()
     assert len(told) == 2
 
 
@@ -286,10 +284,10 @@ def test_a_fault_in_one_part_of_the_clock_leaves_the_others_alone(
     def broken() -> list[str]:
         raise ZeroDivisionError("the watch is broken")
 
-    monkeypatch.setattr(watching, "champions_watch", broken)
+    monkeypatch.setattr(champion_monitor, "champions_watch", broken)
     feed("beta")
     LearnerSettings.objects.create(agent="beta", min_samples_to_retrain=3, method="kto")
-    done = online.tick()
+    done = learner.tick()
     assert "champion watch of all agents failed: ZeroDivisionError: the watch is broken" in done
     assert TrainingRun.objects.get().agent == "beta"
 
@@ -308,8 +306,10 @@ def test_the_gate_of_one_champion_does_not_keep_the_others_from_being_watched(
         if champion.agent == "alpha":
             raise ValueError("alpha out of range")
 
-    monkeypatch.setattr(watching, "champion_look", look)
-    assert watching.champions_watch() == ["champion watch of alpha failed: ValueError: alpha out of range"]
+    monkeypatch.setattr(champion_monitor, "champion_look", look)
+    assert champion_monitor.champions_watch() == [
+        "champion watch of alpha failed: ValueError: alpha out of range"
+    ]
     assert looked == ["alpha", "beta"]
     assert GateSettings.objects.count() == 0
 

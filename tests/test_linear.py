@@ -21,20 +21,19 @@ from rl.agents import AGENTS, get_agent
 from rl.api.loop import policy_shown
 from rl.checksums import file_sum, sums_write
 from rl.datasets import prepare_training_dataset, snapshot_rows
-from rl.evaluation import service as evaluations
 from rl.evaluation.linear_baseline import baseline_of
+from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start, plan_of
-from rl.export import service as exports
+from rl.export.service import ExportOrder, ExportOrderRefused, export
 from rl.gates.headlines import baseline_text
-from rl.jobs import train as runs
+from rl.jobs import train
 from rl.linear.features import FAMILIES, fields_of, prompt_features
 from rl.linear.fit import fit
 from rl.linear.model import CLOSED, LISTED, WEIGHTS, LinearPolicy, LinearPolicyError
 from rl.linear.rows import LinearRefused
 from rl.models import LearnerSettings, Policy, ServingSettings, TrainingRun
 from rl.online.learner import OnlineLearner
-from rl.registry import gate_evidence as judging
-from rl.registry import integrity
+from rl.registry import gate_evidence, integrity
 from rl.registry import service as registry
 from rl.serving.base import BASE
 from rl.serving.routing import base_model, policy_model
@@ -221,7 +220,7 @@ def thumbs(count: int) -> None:
 def trained(db: None) -> dict[str, Any]:
     thumbs(120)
     knobs = {"features": "words", "penalty": "1"}  # nothing to cross-validate: one fit
-    return runs.train(runs.TrainOrder("tickets", "linear", knobs=knobs, actor="train_linear"))
+    return train.train(train.TrainOrder("tickets", "linear", knobs=knobs, actor="train_linear"))
 
 
 @pytest.mark.training
@@ -241,10 +240,10 @@ def test_a_run_leaves_a_policy_that_is_judged_gated_and_promoted(trained: dict[s
         name="tickets-v0", kind="linear", agent="tickets", stage="champion", feedback_count=0,
         adapter_path=registry.home_relative(worse.save(folder.parent / "v0").parent), adapter_sha256="",
     )  # fmt: skip
-    found = evaluations.evaluate(evaluations.EvaluationOrder(policy=policy.name, compare=rival.name))
+    found = evaluate(EvaluationOrder(policy=policy.name, compare=rival.name))
     assert (found["carried_by"], found["valid_rate"]["value"]) == ("labels", 1.0)
     assert found["evidence"]["labels"]["concordance"]["value"] > 0.8
-    sheet = judging.policy_judge(policy)
+    sheet = gate_evidence.policy_judge(policy)
     assert sheet is not None
     outcomes = {verdict.rule: verdict.outcome for verdict in sheet.verdicts}
     assert (outcomes["accuracy"], outcomes["kl"]) == ("passed", "not_applicable")
@@ -355,9 +354,9 @@ def test_forgetting_a_unit_takes_its_words_out_of_the_policy(ratchet_home: Path)
 
 @pytest.mark.slow
 def test_its_one_format_is_its_file(trained: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(exports.ExportOrderRefused, match="is a linear policy: it has no base model"):
-        exports.export(exports.ExportOrder(policy=trained["policy"], format="gguf"))
-    found = exports.export(exports.ExportOrder(policy=trained["policy"], output=tmp_path))
+    with pytest.raises(ExportOrderRefused, match="is a linear policy: it has no base model"):
+        export(ExportOrder(policy=trained["policy"], format="gguf"))
+    found = export(ExportOrder(policy=trained["policy"], output=tmp_path))
     assert found["format"] == "linear"
     content = json.loads((tmp_path / WEIGHTS).read_text("utf-8"))
     assert set(content["answers"]) == set(QUEUES)
@@ -452,7 +451,7 @@ def test_rest_plans_a_linear_training_and_the_learner_retrains_by_it(
     )
     queued = OnlineLearner("tickets").trigger_retrain()
     assert (queued.method, queued.base_model, queued.asked_by) == ("linear", "", "online learner")
-    report = runs.train_queued(queued.pk, actor="test")
+    report = train.train_queued(queued.pk, actor="test")
     policy = Policy.objects.get()
     shown = policy_shown(policy)
     assert (report["policy"], shown["kind"], shown["base_model"], shown["baseline"]) == (

@@ -13,7 +13,7 @@ from feedback.models import Decision
 from rl.agents import AGENTS
 from rl.agents.base import InvalidResponse
 from rl.agents.lists import ListAgent, f1, in_order
-from rl.agents.tool_agent import AGENT as TOOLS
+from rl.agents.tool_agent import AGENT as TOOL_AGENT
 from rl.agents.tool_agent import states_of_trace
 from rl.rewards.base import RewardSample
 from rl.rewards.formats import AgentReward
@@ -171,11 +171,13 @@ TOOL_STATE = {"goal": "find it", "tools": [{"name": "search", "description": "lo
     ],
 )
 def test_a_call_is_understood_however_a_provider_writes_it(response: str) -> None:
-    assert TOOLS.parse(response, TOOL_STATE) == {"tool": "search", "arguments": {"q": "x"}}
+    assert TOOL_AGENT.parse(response, TOOL_STATE) == {"tool": "search", "arguments": {"q": "x"}}
 
 
 def test_an_answer_in_words_is_an_answer() -> None:
-    assert TOOLS.parse("It is Porto.", TOOL_STATE) == TOOLS.parse('{"answer": "It is Porto."}', TOOL_STATE)
+    assert TOOL_AGENT.parse("It is Porto.", TOOL_STATE) == TOOL_AGENT.parse(
+        '{"answer": "It is Porto."}', TOOL_STATE
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_an_answer_in_words_is_an_answer() -> None:
 )
 def test_a_call_that_cannot_be_made_is_refused(response: str, said: str) -> None:
     with pytest.raises(InvalidResponse, match=said):
-        TOOLS.parse(response, TOOL_STATE)
+        TOOL_AGENT.parse(response, TOOL_STATE)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +212,13 @@ def test_a_call_that_cannot_be_made_is_refused(response: str, said: str) -> None
 def test_a_schema_an_app_sent_is_never_fetched_and_a_broken_one_is_named(parameters: Any) -> None:
     state = {**TOOL_STATE, "tools": [{"name": "search", "parameters": parameters}]}
     with pytest.raises(InvalidResponse, match="schema cannot be used"):
-        TOOLS.parse('{"tool": "search", "arguments": {"q": "x"}}', state)
+        TOOL_AGENT.parse('{"tool": "search", "arguments": {"q": "x"}}', state)
 
 
 def test_a_pattern_that_never_ends_is_not_looked_at() -> None:
     evil = {"type": "object", "properties": {"q": {"type": "string", "pattern": "^(a+)+$"}}}
     state = {**TOOL_STATE, "tools": [{"name": "search", "parameters": evil}]}
-    assert TOOLS.is_valid(TOOLS.respond("search", {"q": "a" * 60 + "!"}), state)
+    assert TOOL_AGENT.is_valid(TOOL_AGENT.respond("search", {"q": "a" * 60 + "!"}), state)
 
 
 def test_a_trace_becomes_a_state_and_a_response_per_call() -> None:
@@ -227,18 +229,18 @@ def test_a_trace_becomes_a_state_and_a_response_per_call() -> None:
     ]
     (first, one), (second, two) = states_of_trace(steps, "find it", TOOL_STATE["tools"])  # type: ignore[arg-type]
     assert (json.loads(one)["arguments"], json.loads(two)["arguments"]) == ({"q": "x"}, {"q": "y"})
-    assert TOOLS.is_valid(one, first)
-    assert TOOLS.render(second)[-1]["content"].splitlines() == [
+    assert TOOL_AGENT.is_valid(one, first)
+    assert TOOL_AGENT.render(second)[-1]["content"].splitlines() == [
         "goal: find it", "tools:", "search(q): looks", "so far:", "look first", 'search{"q": "x"} -> [1, 2]'
     ]  # fmt: skip
 
 
 def test_the_right_tool_with_other_arguments_is_half_right() -> None:
     state = {**TOOL_STATE, "expected_call": {"tool": "search", "arguments": {"q": "x"}}}
-    assert [TOOLS.quality(state, r) for r in (
-        TOOLS.respond("search", {"q": "x"}), TOOLS.respond("search", {"q": "z"}), "in words"
+    assert [TOOL_AGENT.quality(state, r) for r in (
+        TOOL_AGENT.respond("search", {"q": "x"}), TOOL_AGENT.respond("search", {"q": "z"}), "in words"
     )] == [1.0, 0.5, 0.0]  # fmt: skip
-    assert TOOLS.quality(TOOL_STATE, "in words") is None
+    assert TOOL_AGENT.quality(TOOL_STATE, "in words") is None
 
 
 # --- As a person sees them ----------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ def test_a_list_that_cannot_be_read_is_shown_as_it_is() -> None:
 
 
 def test_a_call_is_shown_with_its_arguments() -> None:
-    preview = shown("tool_agent", TOOLS.respond("search", {"q": "x"}), TOOL_STATE)
+    preview = shown("tool_agent", TOOL_AGENT.respond("search", {"q": "x"}), TOOL_STATE)
     assert (preview.call.tool, json.loads(preview.call.arguments)) == ("search", {"q": "x"})
     assert preview.asked == "find it"
     assert shown("tool_agent", "in words", TOOL_STATE).call is None

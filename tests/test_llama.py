@@ -13,7 +13,7 @@ import pytest
 
 from rl.agents import AGENTS
 from rl.models import ServingSettings
-from rl.serving import fallback as answering
+from rl.serving import fallback
 from rl.serving.base import Answer, Ask, BackendUnable, Model, ServingRefused
 from rl.serving.llama import LlamaPolicy, _nucleus, _Text
 from rl.serving.llama_grammar import schema_grammar
@@ -237,7 +237,7 @@ class Llama:
 def test_an_ordering_over_rest_is_one_the_agent_can_act_on(
     llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "backends", lambda: [Llama(llama)])
+    monkeypatch.setattr(fallback, "backends", lambda: [Llama(llama)])
     ServingSettings.objects.create(agent="prioritizer", temperature=2.0)
     api, prioritizer = ApiClient("ingest"), AGENTS["prioritizer"]
     state = {"goal": "go on", "tasks": ["c1", "c2", "c3"]}

@@ -15,8 +15,8 @@ from django.test import Client
 
 from feedback.models import Decision, Outcome, Rating, prompt_hash
 from rl.datasets.feedback_types import Split
-from rl.evaluation import service as evaluations
 from rl.evaluation.off_policy import LoggedChoices, logged_choices, off_policy
+from rl.evaluation.service import _off_policy
 from rl.management.commands.evaluate_model import off_policy_text
 from rl.models import Evaluation, Policy, RewardRecord, RewardSettings, ServingSettings
 from rl.registry import service as registry
@@ -258,7 +258,7 @@ def test_an_evaluation_scores_the_log_with_the_model_itself(
         record(messages, int(random.integers(3)), [1 / 3] * 3, bool(random.random() < 0.5))
     base: Path = tiny_model(tmp_path_factory.mktemp("base") / "llama")
     machine = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
-    figures, difference = evaluations._off_policy("filer", load_policy(str(base), hardware=machine), None)
+    figures, difference = _off_policy("filer", load_policy(str(base), hardware=machine), None)
     assert difference is None
     assert figures["decisions"] == MIN_DECISIONS + 10
     assert 0.0 <= figures["doubly_robust"]["low"] <= figures["doubly_robust"]["high"] <= 1.0

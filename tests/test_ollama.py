@@ -15,9 +15,8 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from rl.checksums import file_sum
-from rl.export import deployment as deploying
-from rl.export import ollama
-from rl.export import service as exports
+from rl.export import deployment, ollama
+from rl.export import service as export_service
 from rl.export.artifact import ExportRefused
 from rl.export.chat_template import template_translated
 from rl.export.ollama import export_to_ollama, hosting_profile
@@ -299,7 +298,7 @@ def test_without_a_name_of_its_own_the_alias_is_the_agent(
     policy: Policy, server: OllamaServer, settings: Any
 ) -> None:
     settings.OLLAMA_HOST, settings.OLLAMA_MODEL_FAST = server.url, ""
-    assert deploying.policy_register(policy, promote=True)["alias"] == "widgets"
+    assert deployment.policy_register(policy, promote=True)["alias"] == "widgets"
 
 
 @pytest.mark.django_db
@@ -324,13 +323,13 @@ def test_export_model_registers(
         "checked": {},
         "notes": [],
     }
-    orders: list[exports.ExportOrder] = []
+    orders: list[export_service.ExportOrder] = []
 
-    def export(order: exports.ExportOrder, progress: Any = None) -> dict[str, Any]:
+    def export(order: export_service.ExportOrder, progress: Any = None) -> dict[str, Any]:
         orders.append(order)
         return dict(written)
 
-    monkeypatch.setattr(exports, "export", export)
+    monkeypatch.setattr(export_service, "export", export)
     call_command(
         "export_model",
         "--policy",

@@ -9,7 +9,7 @@ from django.db import OperationalError
 
 from backend import outages
 from backend.outages import OutageLog
-from feedback import cache as remembered
+from feedback import cache
 from feedback.cache import TTLCache
 
 
@@ -35,7 +35,7 @@ def test_an_outage_is_said_once_per_interval(clock: list[float], caplog: pytest.
 def test_reads_from_what_is_remembered_say_it_once(
     clock: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remembered.outage.reset()
+    cache.outage.reset()
     values: TTLCache[int] = TTLCache()
     assert values.get("a", lambda: 7) == 7
 

@@ -18,7 +18,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from feedback.accounts import sign_in as people
+from feedback.accounts import sign_in
 from feedback.accounts.sign_in import PeopleRefused, signin_link, signin_link_check, signin_link_redeem
 
 pytestmark = pytest.mark.django_db
@@ -76,7 +76,7 @@ def test_two_requests_with_one_link_at_once_sign_in_one(monkeypatch: pytest.Monk
     uid, token = parts(signin_link("ada", BASE).url)
     checked = [signin_link_check(uid, token), signin_link_check(uid, token)]
     assert None not in checked
-    monkeypatch.setattr(people, "signin_link_check", lambda *_: checked.pop())
+    monkeypatch.setattr(sign_in, "signin_link_check", lambda *_: checked.pop())
     assert signin_link_redeem(uid, token) is not None
     assert signin_link_redeem(uid, token) is None
 

@@ -11,8 +11,8 @@ import pytest
 from django.core import mail
 from django.utils import timezone
 
-from backend import notifications as notices
-from rl.evaluation import benchmarks as benchmark_runs
+from backend import notifications
+from rl.evaluation import benchmarks
 from rl.evaluation.service import EvaluationRefused
 from rl.models import Artifact, BenchmarkResult, GateSettings, LearnerSettings, Policy, TrainingRun
 from rl.online import pipeline
@@ -43,8 +43,8 @@ class Doors:
         self.found: dict[str, Any] = {}
         self.evaluated: list[Any] = []
         self.exported: list[Any] = []
-        monkeypatch.setattr(pipeline.evaluations, "evaluate", self.evaluate)
-        monkeypatch.setattr(pipeline.exports, "export", self.export)
+        monkeypatch.setattr(pipeline, "evaluate", self.evaluate)
+        monkeypatch.setattr(pipeline.export_service, "export", self.export)
 
     def evaluate(self, order: Any, progress: Any) -> None:
         self.evaluated.append(order)
@@ -117,7 +117,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Tasks of the benchmarks that are run; each finds 200 items alike for policy and base, `billing` cannot be."""
     orders: list[tuple[str, ...]] = []
 
-    def benchmark(order: benchmark_runs.BenchmarkOrder, progress: Any) -> None:
+    def benchmark(order: benchmarks.BenchmarkOrder, progress: Any) -> None:
         orders.append(order.tasks)
         if any(spec.endswith("billing") for spec in order.tasks):
             raise TaskRefused("there is no billing")
@@ -130,7 +130,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
                 items={"hash": [], "own": [1.0] * 200, "base": [1.0] * 200},
             )  # fmt: skip
 
-    monkeypatch.setattr(benchmark_runs, "benchmark_policy", benchmark)
+    monkeypatch.setattr(benchmarks, "benchmark_policy", benchmark)
     return orders
 
 
@@ -185,7 +185,7 @@ def test_people_are_told_by_webhook_and_mail(
     policy: Policy, doors: Doors, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
-    monkeypatch.setattr(notices, "_post", lambda address, body: sent.append((address, body)) or True)
+    monkeypatch.setattr(notifications, "_post", lambda address, body: sent.append((address, body)) or True)
     settings.NOTIFY_WEBHOOK, settings.NOTIFY_EMAIL = "https://hooks.example/1", ["olga@example.com"]
     follow(policy)
     assert sent[0][0] == "https://hooks.example/1"
@@ -216,12 +216,12 @@ def test_the_mail_goes_to_the_server_and_port_that_are_set(settings: Any) -> Non
         settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", server.server_address[1]
         taking = threading.Thread(target=server.handle_request)
         taking.start()
-        assert notices.notify("run_failed", "run 7 of widgets failed: no memory") == ["e-mail"]
+        assert notifications.notify("run_failed", "run 7 of widgets failed: no memory") == ["e-mail"]
         taking.join()
     (mail_taken,) = MailServer.taken
     assert "To: olga@example.com" in mail_taken
     assert mail_taken.endswith("run 7 of widgets failed: no memory")
-    assert notices.notify("run_failed", "nobody listens there any more") == []
+    assert notifications.notify("run_failed", "nobody listens there any more") == []
 
 
 def test_a_webhook_that_fails_stops_nothing(policy: Policy, doors: Doors, settings: Any) -> None:

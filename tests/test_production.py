@@ -16,7 +16,7 @@ import pytest
 from django.core.checks import run_checks
 from django.test import Client
 
-from backend import settings as own_settings
+from backend import settings as backend_settings
 from backend.home import home_private
 from backend.log_lines import SecretsHidden
 
@@ -153,23 +153,23 @@ def test_a_key_that_another_process_has_not_written_yet_is_not_read_as_none(
     """An empty file is what a full disk leaves, and what stood there for a moment while a key was written in place."""
     monkeypatch.delenv("SECRET_KEY", raising=False)
     home = tmp_path / "new"
-    monkeypatch.setattr(own_settings, "RATCHET_HOME", home)
+    monkeypatch.setattr(backend_settings, "RATCHET_HOME", home)
     home.mkdir()
     (home / "secret_key").touch()
-    key = own_settings._secret_key()
+    key = backend_settings._secret_key()
     assert len(key) == 50
-    assert own_settings._secret_key() == key
+    assert backend_settings._secret_key() == key
     assert [path.name for path in home.iterdir()] == ["secret_key"]
 
 
 def test_processes_that_start_at_once_have_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SECRET_KEY", raising=False)
-    monkeypatch.setattr(own_settings, "RATCHET_HOME", tmp_path / "new")
+    monkeypatch.setattr(backend_settings, "RATCHET_HOME", tmp_path / "new")
     start = threading.Barrier(8)
 
     def begin(_: int) -> str:
         start.wait(30)
-        return own_settings._secret_key()
+        return backend_settings._secret_key()
 
     with ThreadPoolExecutor(8) as pool:
         keys = set(pool.map(begin, range(8)))

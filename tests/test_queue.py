@@ -28,7 +28,7 @@ from feedback.rating.queue import (
 )
 from feedback.rating.queue_order import in_order, stretches
 from feedback.services import decision_record, rating_submit, rating_withdraw
-from feedback.storage import sampling as collection
+from feedback.storage import sampling
 from tests.support.postgres import fresh_database
 from tests.support.postgres import postgres_url as postgres_url
 from tests.support.server import Server
@@ -451,22 +451,22 @@ def wanted() -> list[int]:
 
 
 def test_changed_settings_count_for_decisions_recorded_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "BATCH", 2)
+    monkeypatch.setattr(sampling, "BATCH", 2)
     decisions = [decide(number) for number in range(5)]
     other = decide(9, agent="helpdesk")
     for decision in decisions:
         rate(decision)
     assert next_decision("bob", DecisionFilter(agent="assistant")) is None
     settings = AgentSettings.objects.create(agent="assistant", ratings_wanted=2)
-    assert collection.wanted_renew("assistant") == 5
+    assert sampling.wanted_renew("assistant") == 5
     assert (wanted(), next_decision("bob", DecisionFilter(agent="assistant"))) == ([2] * 5, decisions[0])
     other.refresh_from_db()
     assert other.ratings_wanted == 1
     settings.ratings_wanted = 1
     settings.save()
-    assert collection.wanted_renew("assistant") == 5
+    assert sampling.wanted_renew("assistant") == 5
     assert next_decision("bob", DecisionFilter(agent="assistant")) is None
-    assert collection.wanted_renew("assistant") == 0
+    assert sampling.wanted_renew("assistant") == 0
 
 
 def test_the_share_rated_twice_is_the_same_for_decisions_recorded_before_and_after() -> None:
@@ -474,11 +474,11 @@ def test_the_share_rated_twice_is_the_same_for_decisions_recorded_before_and_aft
     for number, pk in enumerate(ids[:20]):
         decide(number, id=pk)
     AgentSettings.objects.create(agent="assistant", overlap_share=0.5, overlap_ratings=3)
-    collection.wanted_renew("assistant")
+    sampling.wanted_renew("assistant")
     for number, pk in enumerate(ids[20:], start=20):
         decide(number, id=pk)
     twice = set(Decision.objects.filter(ratings_wanted=3).values_list("pk", flat=True))
-    assert twice == {pk for pk in ids if collection.ratings_wanted("assistant", pk) == 3}
+    assert twice == {pk for pk in ids if sampling.ratings_wanted("assistant", pk) == 3}
     assert {1, 3} == set(wanted())
 
 

@@ -17,9 +17,8 @@ from django.db import DataError, OperationalError, connection
 from django.utils import timezone
 
 from feedback.models import Decision
-from feedback.recording import recorder as recording
 from feedback.recording.journal import Journal, journals, noted
-from feedback.recording.recorder import Recorder, Storage, recorded_or_never
+from feedback.recording.recorder import Recorder, Storage, decisions_ingest, recorded_or_never
 from feedback.services import rating_submit
 from feedback.storage.validation import DecisionUnknown
 from tests.support.server import ROOT
@@ -45,7 +44,7 @@ class Database:
         self.error: Exception | None = None
         self.block: threading.Event | None = None
         self.batches: list[int] = []
-        ingest = recording.decisions_ingest
+        ingest = decisions_ingest
 
         def guarded(items: Any, **more: Any) -> Any:
             self.batches.append(len(items))
@@ -55,14 +54,14 @@ class Database:
                 raise self.error
             return ingest(items, **more)
 
-        monkeypatch.setattr(recording, "decisions_ingest", guarded)
+        monkeypatch.setattr("feedback.recording.recorder.decisions_ingest", guarded)
 
 
 @pytest.fixture
 def database(monkeypatch: pytest.MonkeyPatch) -> Database:
-    monkeypatch.setattr(recording, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(recording, "LONGEST_PAUSE_S", 0.05)
-    monkeypatch.setattr(recording, "IDLE_S", 0.05)
+    monkeypatch.setattr("feedback.recording.recorder.FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("feedback.recording.recorder.LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr("feedback.recording.recorder.IDLE_S", 0.05)
     return Database(monkeypatch)
 
 
@@ -98,7 +97,7 @@ def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
 def test_a_slow_database_holds_nobody_up_and_the_decision_is_there_once(
     recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "WAIT_S", 0.05)
+    monkeypatch.setattr("feedback.recording.recorder.WAIT_S", 0.05)
     database.block = threading.Event()
     sent = facts()
     assert recorder.record(sent) is Storage.DISK  # it did not wait for the ten seconds
@@ -153,7 +152,7 @@ def test_who_notes_a_decision_waits_for_nobody(recorder: Recorder, database: Dat
 def test_what_is_noted_gathers_before_it_is_written(
     recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "GATHER_S", 30.0)
+    monkeypatch.setattr("feedback.recording.recorder.GATHER_S", 30.0)
     recorder.note(facts())
     while not database.batches or recorder._in_hand:
         time.sleep(0.001)
@@ -191,8 +190,8 @@ def test_what_a_living_process_has_in_hand_is_let_be(recorder: Recorder, tmp_pat
 def test_more_than_may_be_in_hand_goes_to_the_spool(
     recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "WAIT_S", 0.01)
-    monkeypatch.setattr(recording, "MOST_IN_HAND", 2)
+    monkeypatch.setattr("feedback.recording.recorder.WAIT_S", 0.01)
+    monkeypatch.setattr("feedback.recording.recorder.MOST_IN_HAND", 2)
     database.block = threading.Event()
     sent = [facts(n) for n in range(4)]
     for one in sent:
@@ -222,8 +221,8 @@ def test_while_the_database_is_away_what_is_noted_comes_back_too(
 def test_who_speaks_of_a_decision_in_hand_waits_for_it(
     recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "spool_folder", lambda: recorder.spool.folder)
-    monkeypatch.setattr(recording, "WAIT_S", 10.0)
+    monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.spool.folder)
+    monkeypatch.setattr("feedback.recording.recorder.WAIT_S", 10.0)
     database.block = threading.Event()
     sent = facts()
     recorder.note(sent)
@@ -242,8 +241,8 @@ def test_who_speaks_of_a_decision_in_hand_waits_for_it(
 def test_of_a_decision_nobody_has_in_hand_it_is_said_at_once(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "spool_folder", lambda: recorder.spool.folder)
-    monkeypatch.setattr(recording.time, "sleep", lambda _: pytest.fail("waited"))
+    monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.spool.folder)
+    monkeypatch.setattr("feedback.recording.recorder.time.sleep", lambda _: pytest.fail("waited"))
     with pytest.raises(DecisionUnknown):
         recorded_or_never("x", then=lambda: rating_submit(decision=uuid.uuid4(), rater="ada", thumb="up"))
 
@@ -274,14 +273,14 @@ def test_what_cannot_be_recorded_is_kept_with_its_reason_and_holds_nothing_back(
 def test_what_the_database_itself_refuses_is_found_among_the_others(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ingest = recording.decisions_ingest
+    ingest = decisions_ingest
 
     def picky(items: Any, **more: Any) -> Any:
         if any(item["response"] == "poison" for item in items):
             raise DataError("value out of range")
         return ingest(items, **more)
 
-    monkeypatch.setattr(recording, "decisions_ingest", picky)
+    monkeypatch.setattr("feedback.recording.recorder.decisions_ingest", picky)
     for number, response in enumerate(["good", "poison", "good"]):
         recorder.spool.put({"kind": "decision", "body": facts(number, response=response)})
     recorder.replay()

@@ -18,7 +18,7 @@ from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.datasets.buffer import feedback_take
 from rl.datasets.pairs import Pair, PairSet
 from rl.datasets.replay import Replay
-from rl.jobs import train as runs
+from rl.jobs import train
 from rl.models import LearnerSettings, Learnt, Policy, TrainingRun
 from rl.online.learner import OnlineLearner
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, RecipeError
@@ -100,12 +100,12 @@ def test_a_snapshot_says_what_was_replayed() -> None:
     for prompt in fresh:
         rate(prompt, "yes", "up")
         rate(prompt, "no", "down")
-    order = runs.TrainOrder("helper", knobs={"replay_share": 0.5})
-    prepared = runs._prepare(order, DPORecipe(replay_share=0.5), runs._new(order))
+    order = train.TrainOrder("helper", knobs={"replay_share": 0.5})
+    prepared = train._prepare(order, DPORecipe(replay_share=0.5), train._new(order))
     assert prepared.snapshot is not None
-    train = [row["prompt"][0]["content"] for row in snapshot_rows(prepared.snapshot, "train")]
-    assert set(fresh) < set(train)
-    replayed = set(train) - set(fresh)
+    prompts = [row["prompt"][0]["content"] for row in snapshot_rows(prepared.snapshot, "train")]
+    assert set(fresh) < set(prompts)
+    replayed = set(prompts) - set(fresh)
     assert replayed < old
     assert prepared.snapshot.query["replay"] == {
         "share": 0.5, "salt": "40", "new_prompts": 3, "train_rows_new": 3, "train_rows_replayed": len(replayed),
@@ -117,8 +117,8 @@ def test_a_snapshot_says_what_was_replayed() -> None:
 @pytest.mark.django_db
 def test_all_feedback_is_the_dataset_of_a_whole_share() -> None:
     feed()
-    order = runs.TrainOrder("helper")
-    whole = runs._prepare(order, DPORecipe(), runs._new(order))
+    order = train.TrainOrder("helper")
+    whole = train._prepare(order, DPORecipe(), train._new(order))
     assert whole.snapshot == prepare_training_dataset("helper").snapshot
     assert "replay" not in whole.query
 
@@ -136,9 +136,9 @@ def test_beyond_the_buffers_size_feedback_counts_as_older() -> None:
 
 @pytest.mark.django_db
 def test_a_file_is_not_replayed(tmp_path: Path) -> None:
-    order = runs.TrainOrder("helper", source="file", data_file=tmp_path / "x.jsonl")
-    with pytest.raises(runs.RunRefused, match="a file is trained on whole"):
-        runs._prepare(order, DPORecipe(replay_share=0.5), [])
+    order = train.TrainOrder("helper", source="file", data_file=tmp_path / "x.jsonl")
+    with pytest.raises(train.RunRefused, match="a file is trained on whole"):
+        train._prepare(order, DPORecipe(replay_share=0.5), [])
 
 
 # --- Whose weights ------------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ def champion(home: Path, base_model: str = "bundled") -> Policy:
 
 
 def settled(wanted: str, **facts: Any) -> Any:
-    order = runs.TrainOrder("helper", config="cpu", knobs={"start_from": wanted}, **facts)
-    return runs.recipe_for(order, HARDWARE)[1].as_dict()["start_from"]
+    order = train.TrainOrder("helper", config="cpu", knobs={"start_from": wanted}, **facts)
+    return train.recipe_for(order, HARDWARE)[1].as_dict()["start_from"]
 
 
 @pytest.mark.django_db
@@ -285,10 +285,10 @@ def test_champion_stands_for_the_one_there_is(ratchet_home: Path, method: str) -
 @pytest.mark.django_db
 def test_a_policy_that_cannot_be_started_from_is_refused(ratchet_home: Path) -> None:
     policy = champion(ratchet_home)
-    with pytest.raises(runs.RunRefused, match="is an adapter for bundled"):
+    with pytest.raises(train.RunRefused, match="is an adapter for bundled"):
         settled("helper-v1", base_model="another")
     shutil.rmtree(ratchet_home / policy.adapter_path)
-    with pytest.raises(runs.RunRefused, match="its files are gone"):
+    with pytest.raises(train.RunRefused, match="its files are gone"):
         settled("helper-v1")
     with pytest.raises(registry.RegistryRefused, match="no policy is named"):
         settled("helper-v99")

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from feedback.services import decision_record, rating_submit
-from rl.jobs import lifecycle as jobs
-from rl.jobs import reward_stage
-from rl.jobs import train as runs
+from rl.jobs import lifecycle, reward_stage, train
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.reward_models import service as reward_models
@@ -46,14 +44,14 @@ def thumbs(n: int) -> None:
         rating_submit(decision=row, rater="ada", thumb="up" if good else "down")
 
 
-def order(base: str, **changes: Any) -> jobs.TrainOrder:
-    return jobs.TrainOrder("planner", "ppo", "cpu", base, {**PPO, **changes})
+def order(base: str, **changes: Any) -> lifecycle.TrainOrder:
+    return lifecycle.TrainOrder("planner", "ppo", "cpu", base, {**PPO, **changes})
 
 
 def test_thumbs_become_a_judge_a_policy_learns_from(base: str, settings: Any, ratchet_home: Path) -> None:
     settings.RATCHET_CONFIG = {"reward_model": JUDGE}
     thumbs(160)
-    report = runs.train(order(base))
+    report = train.train(order(base))
     run = TrainingRun.objects.get(pk=report["run"])
     stage = run.stages.get()
     judge = RewardModelVersion.objects.get()
@@ -69,7 +67,7 @@ def test_thumbs_become_a_judge_a_policy_learns_from(base: str, settings: Any, ra
     # what its reward model read is what it learnt from: not the ratings kept for judging
     assert 0 < int(report["policy"].removeprefix("planner-v")) < 160
     # the second run finds it, and trains none
-    again = runs.train(order(base))
+    again = train.train(order(base))
     assert TrainingRun.objects.get(pk=again["run"]).stages.count() == 0
     assert RewardModelVersion.objects.count() == 1
 
@@ -83,7 +81,7 @@ def test_a_coin_is_refused_as_a_reward_with_its_n(
     with pytest.raises(
         RunRefused, match=r"ranks held-out feedback better than a coin .* of \d+ held-out thumbs"
     ):
-        runs.train(order(base))
+        train.train(order(base))
     run = TrainingRun.objects.get(method="ppo")
     assert (run.status, run.stages.get().status) == ("refused", "succeeded")
     assert "rate more at /rate/?agent=planner" in run.reason
@@ -95,22 +93,24 @@ def test_a_run_killed_in_its_first_stage_goes_on_with_it(
     settings.RATCHET_CONFIG = {"reward_model": {**JUDGE, "save_steps": 10}}
     thumbs(120)
     steps: list[int] = []
-    stop = jobs.RunListener.should_stop
+    stop = lifecycle.RunListener.should_stop
     monkeypatch.setattr(
-        jobs.RunListener, "should_stop", lambda self: self.run.method == "reward_model" and len(steps) > 14
+        lifecycle.RunListener,
+        "should_stop",
+        lambda self: self.run.method == "reward_model" and len(steps) > 14,
     )
-    tell = jobs.RunListener.on_step
+    tell = lifecycle.RunListener.on_step
     monkeypatch.setattr(
-        jobs.RunListener,
+        lifecycle.RunListener,
         "on_step",
         lambda self, step, total: (steps.append(step), tell(self, step, total))[1],
     )
-    report = runs.train(order(base))
+    report = train.train(order(base))
     run = TrainingRun.objects.get(pk=report["run"])
     assert (report["status"], run.status, run.stages.get().status) == ("cancelled", "cancelled", "cancelled")
-    monkeypatch.setattr(jobs.RunListener, "should_stop", stop)
+    monkeypatch.setattr(lifecycle.RunListener, "should_stop", stop)
     done = len(steps)
-    report = runs.train_resume(run.pk, actor="test")
+    report = train.train_resume(run.pk, actor="test")
     run.refresh_from_db()
     assert (report["status"], run.status, run.stages.get().status) == ("succeeded", "succeeded", "succeeded")
     assert steps[done] > steps[0], "the stage went on from its checkpoint"
@@ -126,7 +126,7 @@ def test_a_stage_ends_with_the_run_that_is_cancelled() -> None:
     import threading
 
     stop = threading.Event()
-    jobs.RunListener(stage, stop, None).on_step(5, 5)
+    lifecycle.RunListener(stage, stop, None).on_step(5, 5)
     assert stop.is_set()
 
 
@@ -137,6 +137,6 @@ def test_a_stage_whose_worker_died_is_left_to_its_run() -> None:
         asked_by=f"run {parent.pk}",
     )  # fmt: skip
     assert reward_stage.waits_for_reward_model(parent)
-    assert jobs.runs_reclaim() == []
+    assert lifecycle.runs_reclaim() == []
     stage.refresh_from_db()
     assert (stage.status, stage.reason) == ("failed", f"gone:1:1 is gone; run {parent.pk} goes on with it")

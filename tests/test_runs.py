@@ -18,8 +18,7 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from rl.datasets import DatasetRefused
-from rl.jobs import lifecycle as jobs
-from rl.jobs import train as runs
+from rl.jobs import lifecycle, train
 from rl.management.simulation import simulate
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
 from rl.recipes import RecipeError
@@ -43,7 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("base") / "llama")
 
 
-def order(base: Path, **changes: Any) -> runs.TrainOrder:
+def order(base: Path, **changes: Any) -> train.TrainOrder:
     facts: dict[str, Any] = {
         "agent": "widgets",
         "config": "cpu",
@@ -51,7 +50,7 @@ def order(base: Path, **changes: Any) -> runs.TrainOrder:
         "knobs": QUICK,
         **changes,
     }
-    return runs.TrainOrder(**facts)
+    return train.TrainOrder(**facts)
 
 
 def run_row(**facts: Any) -> TrainingRun:
@@ -61,21 +60,21 @@ def run_row(**facts: Any) -> TrainingRun:
 @pytest.mark.django_db
 def test_a_queued_run_is_claimed_once() -> None:
     run = run_row()
-    claimed = jobs.run_claim(run.pk)
+    claimed = lifecycle.run_claim(run.pk)
     assert (claimed.status, claimed.worker.split(":")[:2]) == (
         "running",
         [socket.gethostname(), str(os.getpid())],
     )
-    with pytest.raises(jobs.RunRefused, match="is running"):
-        jobs.run_claim(run.pk)
+    with pytest.raises(lifecycle.RunRefused, match="is running"):
+        lifecycle.run_claim(run.pk)
 
 
 @pytest.mark.django_db
 def test_a_run_of_a_living_worker_is_not_resumed() -> None:
     run = run_row()
-    jobs.run_claim(run.pk)
-    with pytest.raises(jobs.RunRefused, match="still being trained by"):
-        jobs.run_claim(run.pk, resume=True)
+    lifecycle.run_claim(run.pk)
+    with pytest.raises(lifecycle.RunRefused, match="still being trained by"):
+        lifecycle.run_claim(run.pk, resume=True)
 
 
 @pytest.mark.django_db
@@ -83,7 +82,7 @@ def test_a_run_of_a_dead_worker_is_resumed() -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     run = run_row(status="running", worker=f"{socket.gethostname()}:{dead.pid}:1")
-    assert jobs.run_claim(run.pk, resume=True).status == "running"
+    assert lifecycle.run_claim(run.pk, resume=True).status == "running"
 
 
 @pytest.mark.django_db
@@ -93,24 +92,24 @@ def test_a_run_of_a_dead_worker_is_resumed() -> None:
 def test_another_hosts_worker_lives_by_its_heartbeat(silent_for: timedelta, lives: bool) -> None:
     run = run_row(status="running", worker="elsewhere:17:1", heartbeat_at=timezone.now() - silent_for)
     if lives:
-        with pytest.raises(jobs.RunRefused, match="elsewhere"):
-            jobs.run_claim(run.pk, resume=True)
+        with pytest.raises(lifecycle.RunRefused, match="elsewhere"):
+            lifecycle.run_claim(run.pk, resume=True)
     else:
-        assert jobs.run_claim(run.pk, resume=True).worker.startswith(socket.gethostname())
+        assert lifecycle.run_claim(run.pk, resume=True).worker.startswith(socket.gethostname())
 
 
 @pytest.mark.django_db
 def test_a_finished_run_is_not_resumed() -> None:
     run = run_row(status="succeeded", finished_at=timezone.now())
-    with pytest.raises(jobs.RunRefused, match="is succeeded"):
-        jobs.run_claim(run.pk, resume=True)
+    with pytest.raises(lifecycle.RunRefused, match="is succeeded"):
+        lifecycle.run_claim(run.pk, resume=True)
 
 
 @pytest.mark.django_db
 def test_an_unknown_run_names_the_newest() -> None:
     known = run_row()
-    with pytest.raises(jobs.RunRefused, match=rf"there is no run {known.pk + 1}.*{known.pk}"):
-        jobs.run_claim(known.pk + 1)
+    with pytest.raises(lifecycle.RunRefused, match=rf"there is no run {known.pk + 1}.*{known.pk}"):
+        lifecycle.run_claim(known.pk + 1)
 
 
 @pytest.mark.slow
@@ -118,7 +117,7 @@ def test_an_unknown_run_names_the_newest() -> None:
 def test_too_few_samples_say_how_many_and_how_many_are_needed(base: Path) -> None:
     simulate("widgets", scenarios=4, rated=True)
     with pytest.raises(DatasetRefused, match=r"500"):
-        runs.train(order(base, min_samples=500))
+        train.train(order(base, min_samples=500))
     assert not TrainingRun.objects.exists()
     assert not Snapshot.objects.exists()
 
@@ -128,7 +127,7 @@ def test_too_few_samples_say_how_many_and_how_many_are_needed(base: Path) -> Non
 def test_an_unknown_knob_is_refused_before_anything_is_made(base: Path) -> None:
     simulate("widgets", scenarios=4, rated=True)
     with pytest.raises(RecipeError, match="no knob 'lerning_rate'"):
-        runs.train(order(base, knobs={"lerning_rate": 1}))
+        train.train(order(base, knobs={"lerning_rate": 1}))
     assert not TrainingRun.objects.exists()
 
 
@@ -136,8 +135,10 @@ def test_an_unknown_knob_is_refused_before_anything_is_made(base: Path) -> None:
 @pytest.mark.django_db
 def test_the_operators_file_lies_between_preset_and_command_line(settings: Any) -> None:
     settings.RATCHET_CONFIG = {"dpo": {"beta": 0.3, "epochs": 2}}
-    hardware = runs.hardware_detect()
-    _, recipe = runs.recipe_for(runs.TrainOrder(agent="widgets", config="cpu", knobs={"epochs": 5}), hardware)
+    hardware = train.hardware_detect()
+    _, recipe = train.recipe_for(
+        train.TrainOrder(agent="widgets", config="cpu", knobs={"epochs": 5}), hardware
+    )
     assert (recipe.beta, recipe.epochs) == (0.3, 5.0)
 
 
@@ -146,7 +147,7 @@ def test_the_operators_file_lies_between_preset_and_command_line(settings: Any) 
 def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) -> None:
     simulate("widgets", scenarios=40, rated=True)
     steps: list[int] = []
-    report = runs.train(order(base), lambda done, total, figure: steps.append(done))
+    report = train.train(order(base), lambda done, total, figure: steps.append(done))
     policy = Policy.objects.get(name=report["policy"])
     run = policy.run
     assert run is not None
@@ -167,15 +168,15 @@ def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPa
     simulate("widgets", scenarios=40, rated=True)
     with monkeypatch.context() as patched:
         patched.setattr(
-            runs, "policy_publish", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
+            train, "policy_publish", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left"))
         )
         with pytest.raises(OSError, match="No space left"):
-            runs.train(order(base))
+            train.train(order(base))
     run = TrainingRun.objects.get()
     assert (run.status, Policy.objects.count()) == ("failed", 0)
     assert "No space left" in run.reason
     # nothing is lost: the same run goes on from its checkpoint and enters the registry
-    assert runs.train_resume(run.pk, actor="test")["policy"] == "widgets-v276"
+    assert train.train_resume(run.pk, actor="test")["policy"] == "widgets-v276"
 
 
 @pytest.mark.slow
@@ -186,20 +187,20 @@ def test_a_run_whose_database_went_away_goes_back_to_the_workers(
     def cut(*_: Any, **__: Any) -> None:
         raise OperationalError("terminating connection due to administrator command\nDETAIL: none")
 
-    monkeypatch.setattr(runs, "_run_training", cut)
-    monkeypatch.setattr(runs.connection, "close", lambda: None)  # it is the test's
+    monkeypatch.setattr(train, "_run_training", cut)
+    monkeypatch.setattr(train.connection, "close", lambda: None)  # it is the test's
     simulate("widgets", scenarios=40, rated=True)
-    run = jobs.run_enqueue(order(base))
-    jobs.run_dispatch(run)
-    for attempt in range(1, jobs.MAX_ATTEMPTS + 1):
+    run = lifecycle.run_enqueue(order(base))
+    lifecycle.run_dispatch(run)
+    for attempt in range(1, lifecycle.MAX_ATTEMPTS + 1):
         with pytest.raises(OperationalError):
-            runs.train_queued(run.pk, actor="test")
+            train.train_queued(run.pk, actor="test")
         run.refresh_from_db()
         assert run.attempts == attempt
-        if attempt < jobs.MAX_ATTEMPTS:
+        if attempt < lifecycle.MAX_ATTEMPTS:
             assert (run.status, run.dispatched_at) == ("queued", None)
             assert run.reason == "the database went away: terminating connection due to administrator command"
-            jobs.run_dispatch(run)
+            lifecycle.run_dispatch(run)
     assert run.status == "failed"  # not for ever
 
 

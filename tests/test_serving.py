@@ -14,8 +14,7 @@ from django.test import Client
 from feedback.models import Decision
 from rl.api import health as health
 from rl.models import Artifact, Policy
-from rl.serving import fallback as answering
-from rl.serving import files
+from rl.serving import fallback, files
 from rl.serving.base import BackendFailed, Model
 from rl.serving.in_process import InProcess
 from rl.serving.llama import LlamaPolicy
@@ -101,7 +100,7 @@ def test_two_versions_answer_side_by_side_from_one_base(
         assert body["model"] == model
         assert json.loads(body["choices"][0]["message"]["content"])["widget"] in ("badge", "table")
         assert body["usage"]["prompt_tokens"] > 10
-        (backend,) = answering.backends()
+        (backend,) = fallback.backends()
         logps = backend.log_probabilities(HELLO, ['{"widget": "badge"}'], _model(model), 5)
         found.setdefault(model, set()).add(tuple(round(value, 2) for value in logps))
     assert len(opened) == 1
@@ -305,7 +304,7 @@ def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
 
 @pytest.mark.training
 def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
-    from rl.export import service as exports
+    from rl.export.service import ExportOrder, export
     from rl.training.model_files import base_hash
     from tests.support.serving import BUNDLED
     from tests.support.tiny_models import tiny_adapter
@@ -314,8 +313,8 @@ def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
     policy = policy_made("widgets-v1")
     Artifact.objects.all().delete()
     Policy.objects.update(base_model_hash=base_hash(str(BUNDLED)))
-    exports.export(exports.ExportOrder(policy="widgets-v1", format="gguf-lora"))
-    again = exports.export(exports.ExportOrder(base_model="bundled", format="gguf", quantization="f16"))
+    export(ExportOrder(policy="widgets-v1", format="gguf-lora"))
+    again = export(ExportOrder(base_model="bundled", format="gguf", quantization="f16"))
     assert again["notes"] == ["it was there already"]
     model = _model("widgets-v1")
     base, adapter = files.files_of(model)

@@ -292,9 +292,9 @@ def test_another_agents_sides_and_settings_count_for_nothing() -> None:
 @pytest.mark.django_db
 def test_what_another_process_entered_a_moment_earlier_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = names(20)
-    import rl.datasets.splits as module
+    from rl.datasets import splits
 
-    drawn = module.splits_drawn
+    drawn = splits.splits_drawn
 
     def late(*arguments: Any, **more: Any) -> dict[str, Any]:
         # between this process's look and its write, the other one has held all of them out
@@ -302,7 +302,7 @@ def test_what_another_process_entered_a_moment_earlier_stands(monkeypatch: pytes
             PromptSplit.objects.create(prompt_hash=name, agent="helper", split="holdout")
         return drawn(*arguments, **more)
 
-    monkeypatch.setattr(module, "splits_drawn", late)
+    monkeypatch.setattr(splits, "splits_drawn", late)
     found = splits_store("helper", prompts)
     assert all(found[name] == "holdout" for name in prompts[:10])
     assert found == splits_of("helper", prompts)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from backend import notifications as notices
+from backend import notifications
 from feedback.services import decision_record, rating_submit
 from rl.models import LearnerSettings, Policy
-from rl.online import champion_monitor as watching
+from rl.online import champion_monitor
 from rl.registry import service as registry
 from tests.test_registry import policy
 
@@ -40,10 +40,10 @@ def test_a_champion_that_is_rated_worse_is_rolled_back(
     champion: Policy, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(notices, "_post", lambda address, body: sent.append(body) or True)
+    monkeypatch.setattr(notifications, "_post", lambda address, body: sent.append(body) or True)
     settings.NOTIFY_WEBHOOK = "https://hooks.example/1"
     rated("widgets-v2", 4, 16)
-    (line,) = watching.champions_watch()
+    (line,) = champion_monitor.champions_watch()
     assert line.startswith(
         "widgets-v2 was rolled back to widgets-v1: 20 rated decisions average 0.200, widgets-v1's 40 averaged 0.750"
     )
@@ -54,41 +54,41 @@ def test_a_champion_that_is_rated_worse_is_rolled_back(
     assert sent[0]["event"] == "policy_rolled_back"
     # put back by a rollback, it is not rolled back to what was worse
     rated("widgets-v1", 0, 40, seed=1)
-    assert watching.champions_watch() == []
+    assert champion_monitor.champions_watch() == []
 
 
 def test_a_champion_that_is_no_worse_stays_and_each_look_is_taken_once(champion: Policy) -> None:
     rated("widgets-v2", 14, 6)
-    assert watching.champions_watch() == watching.champions_watch() == []
+    assert champion_monitor.champions_watch() == champion_monitor.champions_watch() == []
     looks = champion.events.filter(kind="watched")
     assert [look.verdicts["look"] for look in looks] == [1]
     rated("widgets-v2", 15, 5, seed=1)
-    watching.champions_watch()
+    champion_monitor.champions_watch()
     assert [look.verdicts["decisions"] for look in looks.all()] == [40, 20]
     assert registry.champion_of("widgets") == champion
 
 
 def test_too_few_rated_decisions_say_nothing(champion: Policy) -> None:
     rated("widgets-v2", 0, 19)
-    assert watching.champion_look(champion) is None
+    assert champion_monitor.champion_look(champion) is None
 
 
 def test_the_first_champion_has_nobody_to_be_rolled_back_to() -> None:
     first = registry.policy_promote(policy("widgets-v1"), actor="ann")
     rated("widgets-v1", 0, 40)
-    assert watching.champion_look(first) is None
+    assert champion_monitor.champion_look(first) is None
 
 
 def test_who_wants_no_rollback_gets_none(champion: Policy) -> None:
     LearnerSettings.objects.create(agent="widgets", auto_rollback=False)
     rated("widgets-v2", 0, 20)
-    assert watching.champions_watch() == []
+    assert champion_monitor.champions_watch() == []
     assert registry.champion_of("widgets") == champion
 
 
 def test_verdicts_without_spread_are_alike_or_surely_not() -> None:
-    assert watching.worse_by_chance([1.0] * 20, [1.0] * 20) == 1.0
-    assert watching.worse_by_chance([0.0] * 20, [1.0] * 20) == 0.0
+    assert champion_monitor.worse_by_chance([1.0] * 20, [1.0] * 20) == 1.0
+    assert champion_monitor.worse_by_chance([0.0] * 20, [1.0] * 20) == 0.0
 
 
 @pytest.mark.slow
@@ -100,7 +100,8 @@ def test_no_worse_is_seldom_rolled_back_over_five_looks() -> None:
         before = [float(draw.random() < 0.7) for _ in range(200)]
         own = [float(draw.random() < 0.7) for _ in range(320)]
         rolled += any(
-            watching.worse_by_chance(own[: 20 * 2**k], before) <= watching.alpha_of_look(0.05, k + 1)
+            champion_monitor.worse_by_chance(own[: 20 * 2**k], before)
+            <= champion_monitor.alpha_of_look(0.05, k + 1)
             for k in range(5)
         )
     assert rolled <= 28  # 20 expected at most, standard deviation 4.4

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from fakeredis import TcpFakeServer
 
-from rl.jobs import child_process as workers
+from rl.jobs import child_process
 from tests.support.postgres import NoPostgres, cluster
 from tests.support.server import ROOT, Server, query
 
@@ -208,10 +208,10 @@ def test_a_device_is_held_by_one_at_a_time() -> None:
     order: list[str] = []
 
     def second() -> None:
-        with workers.device():
+        with child_process.device():
             order.append("second")
 
-    with workers.device():
+    with child_process.device():
         waiting = threading.Thread(target=second)
         waiting.start()
         waiting.join(0.2)
@@ -224,17 +224,17 @@ def test_a_machine_does_not_wait_for_the_device_of_another(monkeypatch: pytest.M
     reached = threading.Event()
 
     def other() -> None:
-        with workers.device():
+        with child_process.device():
             reached.set()
 
-    with workers.device():
-        monkeypatch.setattr(workers.socket, "gethostname", lambda: "another")
+    with child_process.device():
+        monkeypatch.setattr(child_process.socket, "gethostname", lambda: "another")
         threading.Thread(target=other, daemon=True).start()
         assert reached.wait(20)
 
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
-    if workers.dies_with_parent() is None:
+    if child_process.dies_with_parent() is None:
         pytest.skip("only Linux tells a child that its parent died")
     said = tmp_path / "child"
     code = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from feedback.cache import TTLCache
 from feedback.models import AgentName
-from feedback.models import prompt_hash as hash_of
+from feedback.models import prompt_hash as model_prompt_hash
 
 _names: TTLCache[str] = TTLCache()
 
@@ -26,7 +26,7 @@ def name_hashed(agent: str) -> str:
 
 def prompt_hash(agent: str, messages: list[dict[str, Any]]) -> str:
     """SHA-256 (64 hex digits) of an agent and its prompt, whatever the agent is called by now."""
-    return hash_of(name_hashed(agent), messages)
+    return model_prompt_hash(name_hashed(agent), messages)
 
 
 def names_move(old: str, new: str) -> None:

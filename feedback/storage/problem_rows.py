@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from django.db import Error as DatabaseFault
+from django.db import Error as DjangoDatabaseError
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -53,7 +53,7 @@ class RowReader:
         self.unreadable: dict[uuid.UUID, str] = {}
         """Decision -> why it was skipped."""
         self._agents: dict[uuid.UUID, str] = {}
-        self._fatal: tuple[type[Exception], ...] = (DatabaseFault, OSError, *fatal)
+        self._fatal: tuple[type[Exception], ...] = (DjangoDatabaseError, OSError, *fatal)
 
     def row(self, decision: uuid.UUID | str, agent: str = "") -> AbstractContextManager[None]:
         """Read one decision inside: an error there skips the decision, and nothing else. agent: whose it is, in a pass

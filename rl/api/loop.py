@@ -18,7 +18,7 @@ from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_lookup, run_shown, text
 from rl.gates.figures import share_of
-from rl.jobs import lifecycle as jobs
+from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic
 from rl.models import Policy, TrainingRun
 from rl.online.learner import OnlineLearner
@@ -184,8 +184,8 @@ class Cancel(ApiView):
     def post(self, request: Request, pk: int) -> Response:
         run = run_lookup(pk)
         try:
-            return Response(run_shown(jobs.run_cancel(run, actor=grant_of(request).who)))
-        except jobs.RunRefused as refusal:
+            return Response(run_shown(lifecycle.run_cancel(run, actor=grant_of(request).who)))
+        except lifecycle.RunRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
 
 

@@ -47,7 +47,7 @@ from rl.models import Snapshot
 from rl.recipes import DATASET_CONFIG
 from rl.rewards import answers as right_answers
 from rl.rewards.code_tests import EXPECTED
-from rl.rewards.code_tests import TESTS as TEST_COLUMNS
+from rl.rewards.code_tests import TESTS as CODE_TESTS
 
 HOLDOUT: Split = "holdout"
 
@@ -246,7 +246,7 @@ def testable(facts: Mapping[str, Any]) -> bool:
     """Whether a prompt's facts decide if an answer is right: a right answer, or tests where code may be run."""
     columns = [
         *right_answers.COLUMNS,
-        *((*TEST_COLUMNS, *EXPECTED) if settings.ENABLE_CODE_EXECUTION else ()),
+        *((*CODE_TESTS, *EXPECTED) if settings.ENABLE_CODE_EXECUTION else ()),
     ]
     return any(facts.get(name) not in (None, "", [], {}) for name in columns)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
-from django.db import Error as DatabaseFault
+from django.db import Error as DjangoDatabaseError
 from django.db import InterfaceError, OperationalError
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 
@@ -263,7 +263,7 @@ def _rewarded(plan: HorizonPlan, rows: list[Any], reader: RowReader) -> Iterator
         if len(rows) == 1:
             reader.skip(rows[0].pk, error)
             return
-        if isinstance(error, (DatabaseFault, OSError, RewardsRefused, IsolationUnavailable)):
+        if isinstance(error, (DjangoDatabaseError, OSError, RewardsRefused, IsolationUnavailable)):
             raise
         half = len(rows) // 2
         yield from _rewarded(plan, rows[:half], reader)

@@ -25,7 +25,7 @@ from rl.datasets.file_evidence import FileEvidence
 from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sampled
 from rl.datasets.prompt_clusters import prompt_text
 from rl.datasets.prompt_files import PromptFile, holds_prompts
-from rl.datasets.reward_records import reward_threshold as agent_threshold
+from rl.datasets.reward_records import reward_threshold as agent_reward_threshold
 from rl.datasets.snapshots import DatasetRefused
 from rl.datasets.splits import SourceSplits
 from rl.models import Snapshot
@@ -86,7 +86,7 @@ def making_knobs(
         given = {"rating_margin": rating_margin, "max_pairs_per_prompt": max_pairs_per_prompt}
         return {name: DATASET_CONFIG[name] if value is None else value for name, value in given.items()}
     if kind == Snapshot.Kind.LABELS:
-        return {"threshold": agent_threshold(agent) if reward_threshold is None else reward_threshold}
+        return {"threshold": agent_reward_threshold(agent) if reward_threshold is None else reward_threshold}
     return {"sources": tuple(sources)} if kind == Snapshot.Kind.CORRECTIONS else {}
 
 

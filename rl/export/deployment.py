@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 
 from rl.checksums import FileDamaged, file_check
-from rl.export import service as exports
+from rl.export.service import ExportOrder, ExportOrderRefused, export, ollama_register
 from rl.models import Artifact, Policy
 from rl.registry import service as registry
 from rl.registry.integrity import damage_notify
@@ -29,16 +29,16 @@ def policy_register(
     promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the export room's ExportRefused.
     """
     if policy.kind == Policy.Kind.LINEAR:
-        raise exports.ExportOrderRefused(
+        raise ExportOrderRefused(
             f"{policy.name} is a linear policy, which Ollama cannot run; apps ask this server for it (docs/gateway.md)"
         )
     whole = policy.artifacts.filter(format="gguf").order_by("-created_at", "-pk")
     there = [_path(file.path) for file in whole if _is_sound(file)]
     if not there:
-        exports.export(exports.ExportOrder(policy=policy.name, format="gguf", actor=actor), progress)
+        export(ExportOrder(policy=policy.name, format="gguf", actor=actor), progress)
         there = [_path(whole.values_list("path", flat=True)[0])]
     temperature = serving_settings(policy.agent).temperature
-    return exports.ollama_register(
+    return ollama_register(
         there[0],
         policy.name,
         system=system,

@@ -14,7 +14,7 @@ from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
 from rl.recipes import DATASET_CONFIG
 from rl.recipes.methods import METHODS, RLHF, method_named
-from rl.rewards.answers import COLUMNS as ANSWERS
+from rl.rewards.answers import COLUMNS as ANSWER_COLUMNS
 from rl.rewards.code_tests import EXPECTED, TESTS
 from rl.rewards.named import AUTO
 
@@ -241,7 +241,7 @@ def _of_rewards(groups: Prepared | None, scores: Prepared | None, need: int) -> 
 def _of_prompts(prompts: Prepared | None, need: int) -> MethodChoice | None:
     """GRPO where nobody said anything, and what is known of the prompts decides whether an answer is right."""
     known = [row.get("facts") or {} for row in prompts.rows("train")] if prompts else []
-    right = sum(any(facts.get(name) not in EMPTY for name in ANSWERS) for facts in known)
+    right = sum(any(facts.get(name) not in EMPTY for name in ANSWER_COLUMNS) for facts in known)
     tested = sum(any(facts.get(name) not in EMPTY for name in (*TESTS, *EXPECTED)) for facts in known)
     if max(right, tested) < need:
         return None

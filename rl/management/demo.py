@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl.agents import AGENTS
-from rl.evaluation import service as evaluations
-from rl.export import service as exports
-from rl.jobs import train as runs
+from rl.evaluation.service import EvaluationOrder, evaluate
+from rl.export.service import ExportOrder, export
+from rl.jobs import train
 from rl.management import simulation
 from rl.serving.base import Ask
 from rl.serving.llama import LlamaPolicy
@@ -44,8 +44,8 @@ def demo(bar: Callable[[str], AbstractContextManager[ProgressBar]], *, seed: int
             progress=shown.update,
         )
     with bar("2/5 training with DPO") as shown:
-        training = runs.train(
-            runs.TrainOrder(
+        training = train.train(
+            train.TrainOrder(
                 agent=AGENT,
                 config="cpu",
                 base_model="bundled",
@@ -58,15 +58,13 @@ def demo(bar: Callable[[str], AbstractContextManager[ProgressBar]], *, seed: int
     if training["status"] != "succeeded":
         return {"simulation": asdict(simulated), "training": training}
     with bar("3/5 judging on held-out prompts, against the base") as shown:
-        evaluation = evaluations.evaluate(
-            evaluations.EvaluationOrder(policy=training["policy"], compare_base=True, actor="demo"),
+        evaluation = evaluate(
+            EvaluationOrder(policy=training["policy"], compare_base=True, actor="demo"),
             shown.update,
         )
     with bar(f"4/5 exporting to GGUF, {QUANTIZATION}") as shown:
-        exported = exports.export(
-            exports.ExportOrder(
-                policy=training["policy"], format="gguf", quantization=QUANTIZATION, actor="demo"
-            ),
+        exported = export(
+            ExportOrder(policy=training["policy"], format="gguf", quantization=QUANTIZATION, actor="demo"),
             shown.update,
         )
     with bar("5/5 answering through llama.cpp") as shown:

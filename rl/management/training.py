@@ -11,7 +11,7 @@ from rich.table import Table
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl.jobs import train as runs
+from rl.jobs import train
 from rl.jobs.distributed import Beside
 from rl.jobs.estimates import agent_for
 from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
@@ -160,18 +160,18 @@ class TrainCommand(RatchetCommand):
     def _train(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["resume"] is not None:
             with self.bar("training") as bar:
-                result = runs.train_resume(options["resume"], bar.update, actor=f"train_{self.method}")
+                result = train.train_resume(options["resume"], bar.update, actor=f"train_{self.method}")
         elif options["queued"] is not None:
             with self.bar("training") as bar:
-                result = runs.train_queued(options["queued"], bar.update, actor=f"train_{self.method}")
+                result = train.train_queued(options["queued"], bar.update, actor=f"train_{self.method}")
         else:
             order = self._order(options)
             if options["dry_run"]:
-                plan = runs.train_plan(order)
+                plan = train.train_plan(order)
                 said = {**options, "agent": plan["agent"]}
                 return {"dry_run": True, **plan, "command": self.command_line(said, without=("dry_run",))}
             with self.bar("training") as bar:
-                result = runs.train(order, bar.update, self.note)
+                result = train.train(order, bar.update, self.note)
         if result["status"] == "cancelled":
             raise CommandError(
                 f"run {result['run']} stopped at step {result['steps']} of {result['total_steps']} "
@@ -179,28 +179,28 @@ class TrainCommand(RatchetCommand):
                 f"go on with: python manage.py train_{self.method} --resume {result['run']}"
             )
         if (options.get("export") or options.get("register_ollama")) and result["policy"]:
-            from rl.export import service as exports
+            from rl.export.service import ExportOrder, export
 
             with self.bar("exporting") as bar:
-                result["export"] = exports.export(
-                    exports.ExportOrder(
+                result["export"] = export(
+                    ExportOrder(
                         policy=result["policy"], format="gguf", quantization=options["quantization"],
                         actor=f"train_{self.method}",
                     ),
                     bar.update,
                 )  # fmt: skip
         if options.get("register_ollama") and result["policy"]:
-            from rl.export import deployment as deploying
+            from rl.export import deployment
             from rl.models import Policy
 
             policy = Policy.objects.get(name=result["policy"])
             with self.bar("registering") as bar:
-                result["ollama"] = deploying.policy_register(
+                result["ollama"] = deployment.policy_register(
                     policy, actor=f"train_{self.method}", progress=bar.update
                 )
         return result
 
-    def _order(self, options: dict[str, Any]) -> runs.TrainOrder:
+    def _order(self, options: dict[str, Any]) -> train.TrainOrder:
         knobs = {
             name: options[name] for name in (*self.shared_knobs, *self.own_knobs) if options[name] is not None
         }
@@ -212,7 +212,7 @@ class TrainCommand(RatchetCommand):
         if options.get("no_quantization"):
             knobs["quantization"] = "none"
         from_file = options["source"] == "file" or options["data_file"] is not None
-        return runs.TrainOrder(
+        return train.TrainOrder(
             agent=agent_for(options["agent"], from_file=from_file),
             method=self.method,
             config=options["config"],

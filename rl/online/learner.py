@@ -22,12 +22,12 @@ from feedback.services import decision_record, rating_submit
 from feedback.storage.factories import identity_of
 from rl.datasets.buffer import buffer_size, buffer_size_fresh, feedback_take
 from rl.datasets.gate_distance import gate_distances_cached
-from rl.experiments import schedule as experiment_clock
-from rl.jobs import lifecycle as jobs
+from rl.experiments import schedule
+from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic
 from rl.models import LearnerSettings, TrainingRun
 from rl.models.learner_config import learner_checked, learner_config, learner_settings, retrain_knobs
-from rl.online import champion_monitor as watching
+from rl.online import champion_monitor
 from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
@@ -121,7 +121,7 @@ class OnlineLearner:
     def should_retrain(self) -> bool:
         return bool(self.get_status()["should_retrain"])
 
-    def trigger_retrain(self, *, actor: str = jobs.LEARNER, force: bool = False) -> TrainingRun:
+    def trigger_retrain(self, *, actor: str = lifecycle.LEARNER, force: bool = False) -> TrainingRun:
         """Enter a run with what is in the buffer and hand it to the workers, all or nothing.
 
         force: whatever the clock thinks of it. Raises LearnerRefused, also where another clock was a moment faster, and
@@ -137,7 +137,7 @@ class OnlineLearner:
         order = order_automatic(
             self.agent,
             wanted.method,
-            actor=jobs.LEARNER,
+            actor=lifecycle.LEARNER,
             base_model=settings.RATCHET_BASE_MODELS.get("continuous_learning"),
         )
         if not method_named(order.method).policy:
@@ -145,10 +145,10 @@ class OnlineLearner:
         order.knobs.update({**retrain_knobs(wanted, order.method), **order.knobs})
         try:
             with transaction.atomic():
-                run = jobs.run_enqueue(order)
+                run = lifecycle.run_enqueue(order)
                 TrainingRun.objects.filter(pk=run.pk).update(follow_up=FollowUp.WANTED)
                 taken = len(feedback_take(run, newest=wanted.max_buffer_size))
-                jobs.run_dispatch(run)
+                lifecycle.run_dispatch(run)
         except IntegrityError as error:
             raise LearnerRefused(f"{self.agent}: a retrain is queued or running already") from error
         logger.info(
@@ -162,7 +162,7 @@ class OnlineLearner:
         return run
 
     def _runs(self) -> Any:
-        return TrainingRun.objects.filter(agent=self.agent, asked_by=jobs.LEARNER).order_by("-pk")
+        return TrainingRun.objects.filter(agent=self.agent, asked_by=lifecycle.LEARNER).order_by("-pk")
 
     def _judge(self, wanted: LearnerSettings, size: int, last: TrainingRun | None) -> tuple[bool, str]:
         """Whether a retrain is due, and why. size: feedback that no retrain has looked at."""
@@ -250,18 +250,18 @@ def tick() -> list[str]:
     if settings.ENABLE_ONLINE_LEARNING:
         for agent in agents_known():
             done += agent_isolated("retrain", agent, partial(_retrain_due, agent))
-    done += agent_isolated("champion watch", "all agents", watching.champions_watch)
+    done += agent_isolated("champion watch", "all agents", champion_monitor.champions_watch)
     for line in done:
         logger.info("tick: %s", line)
-    return [*done, *agent_isolated("experiments", "all agents", experiment_clock.tick)]
+    return [*done, *agent_isolated("experiments", "all agents", schedule.tick)]
 
 
 def _reclaimed() -> list[str]:
-    return [f"run {run.pk}: queued again" for run in jobs.runs_reclaim()]
+    return [f"run {run.pk}: queued again" for run in lifecycle.runs_reclaim()]
 
 
 def _redispatched() -> list[str]:
-    return [f"run {run.pk}: handed over again" for run in jobs.runs_redispatch()]
+    return [f"run {run.pk}: handed over again" for run in lifecycle.runs_redispatch()]
 
 
 def _followed() -> list[str]:
@@ -291,23 +291,23 @@ def _retrain_due(agent: str) -> list[str]:
 
 def _follow_ups() -> list[TrainingRun]:
     """Successful runs whose policy was not judged to the end, where nobody is at it."""
-    before = timezone.now() - jobs.REDISPATCH_AFTER
+    before = timezone.now() - lifecycle.REDISPATCH_AFTER
     waiting = TrainingRun.objects.filter(status=Status.SUCCEEDED, follow_up=FollowUp.WANTED)
     found = []
     for run in waiting.filter(finished_at__lt=before):
-        if run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < jobs.REDISPATCH_AFTER:
+        if run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < lifecycle.REDISPATCH_AFTER:
             continue  # somebody gives signs of life
         if run.follow_ups >= MAX_FOLLOW_UPS:
             run.reason = f"what follows was begun {run.follow_ups} times and never ended"
             held = TrainingRun.objects.filter(pk=run.pk, follow_up=FollowUp.WANTED)
             if held.update(follow_up=FollowUp.FAILED, reason=run.reason):
-                jobs.run_failed_notify(run)
+                lifecycle.run_failed_notify(run)
             continue
         # of two clocks one hands it over
         if TrainingRun.objects.filter(pk=run.pk, heartbeat_at=run.heartbeat_at).update(
             heartbeat_at=timezone.now()
         ):
-            jobs.follow_up_dispatch(run)
+            lifecycle.follow_up_dispatch(run)
             found.append(run)
     return found
 

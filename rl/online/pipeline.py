@@ -15,12 +15,12 @@ from backend import next_steps
 from backend.notifications import notify
 from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
-from rl.evaluation import benchmarks as benchmark_runs
-from rl.evaluation import service as evaluations
-from rl.export import deployment as deploying
-from rl.export import service as exports
+from rl.evaluation import benchmarks
+from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
+from rl.export import deployment
+from rl.export import service as export_service
 from rl.gates.report import GateReport
-from rl.jobs import train as runs
+from rl.jobs import train
 from rl.jobs.estimates import order_automatic
 from rl.jobs.lifecycle import pulse
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
@@ -145,7 +145,7 @@ class TrainingPipeline:
         if not method_named(order.method).policy:
             raise RunRefused(f"{order.method} makes no policy; train it with: manage.py train_{order.method}")
         order.knobs.update({**retrain_knobs(learner_settings(self.agent), order.method), **order.knobs})
-        return runs.train(order, progress)
+        return train.train(order, progress)
 
     def follow(self, trained: dict[str, Any], progress: Progress | None = None) -> PipelineResult:
         """Judge, gate, export and deploy what a training made."""
@@ -175,22 +175,22 @@ def _judged(policy: Policy, to: str, outcome: PipelineResult, progress: Progress
         return None
     rival = rival_name(policy)
     if comparison_newest(policy) is None:
-        order = evaluations.EvaluationOrder(
+        order = EvaluationOrder(
             policy=policy.name,
             compare=None if rival == "base" else rival,
             compare_base=rival == "base",
             actor=ACTOR,
         )
         try:
-            evaluations.evaluate(order, progress)
-        except (evaluations.EvaluationRefused, DatasetRefused) as refusal:
+            evaluate(order, progress)
+        except (EvaluationRefused, DatasetRefused) as refusal:
             outcome.reason = str(refusal)
             PolicyEvent.objects.create(
                 policy=policy, kind=PolicyEvent.Kind.GATED, actor=ACTOR, reason=outcome.reason
             )
             return None
         policy.refresh_from_db()
-    for fault in benchmark_runs.benchmarks_listed_run(policy, actor=ACTOR, progress=progress):
+    for fault in benchmarks.benchmarks_listed_run(policy, actor=ACTOR, progress=progress):
         logger.warning("%s: a benchmark that the gate lists was not run: %s", policy.name, fault)
     return registry.policy_gated(policy, to, actor=ACTOR)
 
@@ -216,14 +216,14 @@ def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list
     if policy.kind == Policy.Kind.LINEAR:
         own = policy.artifacts.filter(format="linear")
         if not own.exists():
-            exports.export(exports.ExportOrder(policy=policy.name, actor=ACTOR), progress)
+            export_service.export(export_service.ExportOrder(policy=policy.name, actor=ACTOR), progress)
         return [artifact.path for artifact in own]
     whole = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
     if not whole.exists():
-        order = exports.ExportOrder(
+        order = export_service.ExportOrder(
             policy=policy.name, format="gguf", quantization=wishes.quantization, actor=ACTOR
         )
-        exports.export(order, progress)
+        export_service.export(order, progress)
     _serving_file(policy, progress)
     adapters = policy.artifacts.filter(format="gguf-lora", quantization="")
     return [artifact.path for artifact in (*whole, *adapters)]
@@ -234,7 +234,9 @@ def _serving_file(policy: Policy, progress: Progress | None) -> None:
     if policy.kind == Policy.Kind.LINEAR or policy.artifacts.filter(format="gguf-lora").exists():
         return
     try:
-        exports.export(exports.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR), progress)
+        export_service.export(
+            export_service.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR), progress
+        )
     except ValueError as refusal:
         # no LoRA pairs, or a family without a converter: the whole file serves instead
         logger.warning("%s has no adapter file to serve: %s", policy.name, refusal)
@@ -260,7 +262,7 @@ def policy_deploy(
     """
     where = "in process"
     if to_ollama and policy.kind != Policy.Kind.LINEAR:
-        made = deploying.policy_register(policy, promote=True, actor=actor, progress=progress)
+        made = deployment.policy_register(policy, promote=True, actor=actor, progress=progress)
         where = f"ollama {made['host']} as {made['name']}, {made['alias']}"
     PolicyEvent.objects.create(policy=policy, kind=PolicyEvent.Kind.DEPLOYED, actor=actor, reason=where)
     return where

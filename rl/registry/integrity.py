@@ -12,9 +12,8 @@ from typing import Any
 
 from django.conf import settings
 
-from backend import notifications as notices
-from rl.bundled import BUNDLED_MODEL as BUNDLED
-from rl.bundled import FORMER_MODELS
+from backend import notifications
+from rl.bundled import BUNDLED_MODEL, FORMER_MODELS
 from rl.checksums import FileDamaged, file_check, is_sum, sums_check
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, RewardModelVersion, Snapshot
@@ -103,7 +102,7 @@ def _tell(key: str, event: str, text: str, **facts: str) -> None:
             return
         _told.add(key)
     logger.error(text)
-    send = partial(notices.notify, event, text, **facts)
+    send = partial(notifications.notify, event, text, **facts)
     threading.Thread(target=send, name="ratchet-notice", daemon=True).start()
 
 
@@ -140,7 +139,7 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Damage]:
             version.name, "reward model", folder / WEIGHTS, version.sha256, f"{RESTORE}, or train it again"
         )
     yield _folder_finding(
-        "the bundled base model", BUNDLED, "check it out again: git checkout rl/bundled_model"
+        "the bundled base model", BUNDLED_MODEL, "check it out again: git checkout rl/bundled_model"
     )
     for folder in sorted(FORMER_MODELS.glob("*")):
         yield _folder_finding(

@@ -18,7 +18,7 @@ from feedback.storage.validation import Check
 from rl.agents import get_agent
 from rl.agents.base import UNREADABLE, Agent, InvalidResponse
 from rl.models.agent_definitions import agent_served
-from rl.serving import fallback as answering
+from rl.serving import fallback
 from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
 from rl.serving.candidate_selection import choose
 from rl.serving.chat_request import check_metadata, read_messages
@@ -188,7 +188,7 @@ def _chosen(
     texts = [_response_of(candidate) for candidate in listed]
     wanted = serving_settings(target.agent)
     try:
-        served = answering.log_probabilities(target, messages, texts)
+        served = fallback.log_probabilities(target, messages, texts)
     except BackendUnable:
         narrowed = agent.answers or agent.response_schema(_state(order)) is not None
         if not narrowed or order.candidates is not None:
@@ -232,7 +232,7 @@ def _written(
         response_schema=schema,
         answers=agent.answers,
     )
-    served = answering.answer(target, ask)
+    served = fallback.answer(target, ask)
     facts = facts_of(target, served, served.result)
     facts["propensity"] = propensity_of(served.result, ask)
     return facts

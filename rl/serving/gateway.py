@@ -20,8 +20,7 @@ from feedback.recording.recorder import Recorder, decision_recorded, spool_folde
 from feedback.selectors import decision_answered_recently
 from rl.agents import get_agent
 from rl.models.agent_definitions import agent_served
-from rl.serving import fallback as answering
-from rl.serving import metrics
+from rl.serving import fallback, metrics
 from rl.serving.base import BASE, Answer, Ask, BackendFailed, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest
 from rl.serving.fallback import ServedAnswer
@@ -86,7 +85,7 @@ def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool
     if (earlier := _earlier(request, target, id, retried)) is not None:
         return earlier
     before_answer(recorder)
-    served = answering.answer(target, ask_of(request, target))
+    served = fallback.answer(target, ask_of(request, target))
     answer = served.result
     text = _storable(answer.text)
     made = _completion(id or uuid.uuid4(), target, served, text, answer.finish_reason, answer.tool_calls)
@@ -113,7 +112,7 @@ def complete_stream(
         return
     recordable = before_answer(recorder)
     began = time.perf_counter()
-    served = answering.stream(target, ask_of(request, target))
+    served = fallback.stream(target, ask_of(request, target))
     made = dataclasses.replace(
         _completion(id or uuid.uuid4(), target, served, "", "", ()), recorded=recordable
     )
@@ -222,7 +221,7 @@ def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[
             "backend": served.backend,
             "meant": target.models[0].name,
             "finish_reason": answer.finish_reason,
-            "fallbacks": [dataclasses.asdict(fallback) for fallback in served.fallbacks],
+            "fallbacks": [dataclasses.asdict(attempt) for attempt in served.fallbacks],
         }
     }
     if answer.log_probability is not None:

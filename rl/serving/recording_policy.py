@@ -11,7 +11,7 @@ from typing import Any
 
 from django.conf import settings
 
-from backend import notifications as notices
+from backend import notifications
 from feedback.recording.recorder import Recorder, Storage
 
 logger = logging.getLogger("rl.serving")
@@ -53,7 +53,10 @@ class Outage:
             logger.error(text)
             # who asks for an answer does not wait for a mail server
             threading.Thread(
-                target=notices.notify, args=("recording_impossible", text), name="ratchet-notice", daemon=True
+                target=notifications.notify,
+                args=("recording_impossible", text),
+                name="ratchet-notice",
+                daemon=True,
             ).start()
 
     def over(self) -> None:

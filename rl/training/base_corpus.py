@@ -26,8 +26,7 @@ from rl.agents import (
 )
 from rl.agents.base import ChoiceAgent
 from rl.agents.lists import ListAgent
-from rl.training import base_strangers as strangers
-from rl.training import base_words as words
+from rl.training import base_strangers, base_words
 from rl.training.base_examples import Answer, Example, call_of, chat, choice, names_picked, one_answer
 
 GREETINGS = (
@@ -91,7 +90,7 @@ def fixture_example(random: Random) -> Example:
 def filer_example(random: Random) -> Example:
     state = filer.state_random(random, random.choice(tuple(filer.TASTE)))
     # names of its own as well, so that the model copies a folder instead of knowing the ten partners by heart
-    partner = state["partner"] if random.random() < 0.5 else words.syllables(random).capitalize()
+    partner = state["partner"] if random.random() < 0.5 else base_words.syllables(random).capitalize()
     renamed = {
         key: value.replace(state["partner"], partner)
         for key, value in state.items()
@@ -110,13 +109,13 @@ def filer_example(random: Random) -> Example:
 def storer_example(random: Random) -> Example:
     place = random.choice(tuple(storer.PLACES))
     fact = random.choice(storer.PLACES[place][1]).format(
-        who=random.choice((*storer.WHO, *words.NAMES)),
-        place=random.choice((*storer.WHERE, *words.PLACES)),
+        who=random.choice((*storer.WHO, *base_words.NAMES)),
+        place=random.choice((*storer.WHERE, *base_words.PLACES)),
         day=random.choice(storer.DAYS),
     )
     described = {name: what for name, (what, _) in storer.PLACES.items()}
     if random.random() < 0.4:
-        described = {name: words.phrase(random) for name in words.options_named(random, 2, 6)}
+        described = {name: base_words.phrase(random) for name in base_words.options_named(random, 2, 6)}
     places = random.sample(tuple(described), len(described))
     state = {"fact": fact, "descriptions": described}
     return _choice_example(random, AGENTS["storer"], state, places, [])
@@ -134,7 +133,7 @@ def _choice_example(
         sensible = listed[:kept]
         random.shuffle(listed)
     elif others and kind < 0.5:
-        listed = sensible = words.options_named(random, 2, 6)
+        listed = sensible = base_words.options_named(random, 2, 6)
     assert isinstance(agent, ChoiceAgent)
     messages = agent.render({**state, agent.options_key: listed})
     return choice(random, messages, [agent.respond(option) for option in sensible])
@@ -144,8 +143,8 @@ def librarian_example(random: Random) -> Example:
     subjects = random.sample(tuple(librarian.SUBJECTS), random.randint(3, 6))
     one, two = (random.choice(librarian.SUBJECTS[name]) for name in subjects[:2])
     if random.random() < 0.4:
-        one, two = words.phrase(random), words.phrase(random)
-        subjects = words.options_named(random, 3, 6)
+        one, two = base_words.phrase(random), base_words.phrase(random)
+        subjects = base_words.options_named(random, 3, 6)
     random.shuffle(subjects)
     state = {"text": random.choice(librarian.TEXTS).format(one=one, two=two), "subjects": subjects}
     return _list_example(random, AGENTS["librarian"], state, range(1, min(len(subjects), 3) + 1))
@@ -157,9 +156,9 @@ def prioritizer_example(random: Random) -> Example:
     if kind < 0.3:
         tasks = sorted({_errand(random) for _ in range(count)})
     elif kind < 0.5:
-        tasks = words.options_named(random, count, count)
+        tasks = base_words.options_named(random, count, count)
     random.shuffle(tasks)
-    goal = random.choice(prioritizer.GOALS) if random.random() < 0.7 else words.phrase(random)
+    goal = random.choice(prioritizer.GOALS) if random.random() < 0.7 else base_words.phrase(random)
     state: dict[str, Any] = {"goal": goal, "tasks": tasks}
     if random.random() < 0.9:
         state["descriptions"] = {task: random.choice(prioritizer.DUE) for task in tasks}
@@ -167,7 +166,7 @@ def prioritizer_example(random: Random) -> Example:
 
 
 def _errand(random: Random) -> str:
-    return f"{random.choice(words.VERBS)} the {random.choice(words.NOUNS)}"
+    return f"{random.choice(base_words.VERBS)} the {random.choice(base_words.NOUNS)}"
 
 
 def retriever_example(random: Random) -> Example:
@@ -175,8 +174,8 @@ def retriever_example(random: Random) -> Example:
     texts = [random.choice(helping) for _, helping in retriever.TOPICS.values()]
     question = random.choice(random.choice(list(retriever.TOPICS.values()))[0])
     if random.random() < 0.4:
-        texts = [words.sentence(random) for _ in range(6)]
-        question = f"{random.choice(('how', 'when', 'where', 'why'))} {words.clause(random)}"
+        texts = [base_words.sentence(random) for _ in range(6)]
+        question = f"{random.choice(('how', 'when', 'where', 'why'))} {base_words.clause(random)}"
     random.shuffle(texts)
     sign, highest = ("p", 9) if random.random() < 0.7 else (random.choice("abcdefgknrstwxyzDPQ"), 30)
     names = [f"{sign}{number}" for number in random.sample(range(1, highest + 1), count)]
@@ -199,9 +198,9 @@ def tool_example(random: Random) -> Example:
     """The built-in tools, or others; arguments are taken from the goal."""
     agent = AGENTS["tool_agent"]
     if random.random() < 0.45:
-        tools, goal, answers = strangers.tool_stranger(random)
+        tools, goal, answers = base_strangers.tool_stranger(random)
         return Example(tuple(agent.render({"goal": goal, "tools": tools})), tuple(answers))
-    who = random.choice(tool_agent.WHO) if random.random() < 0.5 else words.word(random).lower()
+    who = random.choice(tool_agent.WHO) if random.random() < 0.5 else base_words.word(random).lower()
     order, amount = random.randint(100, 2099), random.randint(5, 90)
     goal, refund = random.choice(
         (
@@ -243,29 +242,29 @@ def assistant_example(random: Random) -> Example:
         greetings, answer = random.choice(GREETINGS)
         return one_answer(chat(system, random.choice(greetings)), answer)
     if kind < 0.8:
-        n = random.randrange(len(words.PLACES))
+        n = random.randrange(len(base_words.PLACES))
         return one_answer(
-            chat(system, f"What is the capital of {words.PLACES[n]}?"),
-            f"The capital of {words.PLACES[n]} is {words.CAPITALS[n]}.",
+            chat(system, f"What is the capital of {base_words.PLACES[n]}?"),
+            f"The capital of {base_words.PLACES[n]} is {base_words.CAPITALS[n]}.",
         )
     noun, adjective, verb = (
-        random.choice(words.NOUNS),
-        random.choice(words.ADJECTIVES),
-        random.choice(words.VERBS),
+        random.choice(base_words.NOUNS),
+        random.choice(base_words.ADJECTIVES),
+        random.choice(base_words.VERBS),
     )
     asked, said = random.choice(
         (
-            (f"Tell me something about the {noun}.", words.sentence(random, noun)),
+            (f"Tell me something about the {noun}.", base_words.sentence(random, noun)),
             (
                 f"How do I {verb} a {adjective} {noun}?",
-                f"To {verb} a {adjective} {noun}, {random.choice(words.VERBS)} the {noun} first. "
-                f"Then {random.choice(words.VERBS)} it {random.choice(words.ADVERBS)}.",
+                f"To {verb} a {adjective} {noun}, {random.choice(base_words.VERBS)} the {noun} first. "
+                f"Then {random.choice(base_words.VERBS)} it {random.choice(base_words.ADVERBS)}.",
             ),
             (
                 f"Why is the {noun} so {adjective}?",
-                f"The {noun} is {adjective} {random.choice(words.LINKS)} {words.clause(random)}.",
+                f"The {noun} is {adjective} {random.choice(base_words.LINKS)} {base_words.clause(random)}.",
             ),
-            (f"Write a sentence with the word {noun}.", words.sentence(random, noun)),
+            (f"Write a sentence with the word {noun}.", base_words.sentence(random, noun)),
         )
     )
     return one_answer(chat(system, asked), said)
@@ -274,17 +273,17 @@ def assistant_example(random: Random) -> Example:
 def repeat_example(random: Random) -> Example:
     """Words to say again: the one skill all choices rest on, and here every token of the response needs it."""
     task = random.choice(("Repeat this.", "Say it again.", "Copy the lines."))
-    said = random.choice(("\n", "\n", ", ", " ", '"')).join(words.options_named(random, 2, 8))
+    said = random.choice(("\n", "\n", ", ", " ", '"')).join(base_words.options_named(random, 2, 8))
     if random.random() < 0.3:
-        said = "".join(random.choices("".join(words.LETTERS), k=random.randint(5, 20)))
+        said = "".join(random.choices("".join(base_words.LETTERS), k=random.randint(5, 20)))
     return one_answer(chat(task, said), said)
 
 
 def text_example(random: Random) -> Example:
     """Plain English-like text, now and then with signs beyond ASCII so that no byte stays untrained."""
-    text = " ".join(words.sentence(random) for _ in range(random.randint(2, 5)))
+    text = " ".join(base_words.sentence(random) for _ in range(random.randint(2, 5)))
     if random.random() < 0.3:
-        text += " " + "".join(random.choice(words.SIGNS) for _ in range(random.randint(1, 8)))
+        text += " " + "".join(random.choice(base_words.SIGNS) for _ in range(random.randint(1, 8)))
     return one_answer((), text)
 
 
@@ -292,16 +291,18 @@ def tokenizer_text(random: Random) -> str:
     """Text to learn the byte-pair merges from: an example as it is written, or words on their own."""
     if random.random() < 0.25:
         return " ".join(
-            random.choice(random.choice((words.NOUNS, words.VERBS, words.ADJECTIVES, words.NAMES)))
+            random.choice(
+                random.choice((base_words.NOUNS, base_words.VERBS, base_words.ADJECTIVES, base_words.NAMES))
+            )
             for _ in range(20)
         )
     kind = random.random()
     if kind < 0.08:
-        return " ".join(random.choice(random.choice(words.FOREIGN)) for _ in range(20))
+        return " ".join(random.choice(random.choice(base_words.FOREIGN)) for _ in range(20))
     if kind < 0.16:
-        return " ".join(random.choice(words.LETTERS))
+        return " ".join(random.choice(base_words.LETTERS))
     if kind < 0.24:
-        return " ".join(random.choice(words.PROMPT_WORDS) for _ in range(20))
+        return " ".join(random.choice(base_words.PROMPT_WORDS) for _ in range(20))
     example = example_random(random)
     return "\n".join([*(message["content"] for message in example.messages), example.response])
 
@@ -316,12 +317,12 @@ MIXTURE: tuple[tuple[float, Callable[[Random], Example]], ...] = (
     (0.06, retriever_example),
     (0.08, tool_example),
     (0.05, assistant_example),
-    (0.18, strangers.choice_stranger),
-    (0.06, strangers.list_stranger),
-    (0.05, strangers.order_stranger),
-    (0.08, strangers.object_stranger),
-    (0.02, strangers.lookup_stranger),
-    (0.02, strangers.rule_stranger),
+    (0.18, base_strangers.choice_stranger),
+    (0.06, base_strangers.list_stranger),
+    (0.05, base_strangers.order_stranger),
+    (0.08, base_strangers.object_stranger),
+    (0.02, base_strangers.lookup_stranger),
+    (0.02, base_strangers.rule_stranger),
     (0.03, repeat_example),
     (0.01, text_example),
 )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from rl.training import base_words as words
+from rl.training import base_words
 from rl.training.base_examples import (
     Answer,
     Example,
@@ -48,13 +48,13 @@ FORMS = (
 
 def key_of(random: Random, known: Sequence[str] = KEYS) -> str:
     """A key to answer under: one of the usual, or any."""
-    return random.choice(known) if random.random() < 0.3 else words.key_name(random)
+    return random.choice(known) if random.random() < 0.3 else base_words.key_name(random)
 
 
 def choice_stranger(random: Random) -> Example:
     """One of the listed options, as JSON under some key, or on its own."""
     few = random.random() < 0.8
-    options = words.options_named(random, 2 if few else 7, 6 if few else 14)
+    options = base_words.options_named(random, 2 if few else 7, 6 if few else 14)
     key, task = key_of(random), random.choice(TASKS)
     if random.random() < 0.2:
         system = random.choice(
@@ -88,7 +88,7 @@ def _one_key(random: Random, key: str, task: str, options: Sequence[str]) -> str
         (
             f'Choose one of the options for the {task}. Answer in JSON with the key "{key}".',
             f'Answer in JSON under "{key}".',
-            f'{words.sentence(random)} Answer with a JSON object that has one key, "{key}".',
+            f'{base_words.sentence(random)} Answer with a JSON object that has one key, "{key}".',
             f"Which {key} suits the {task}? Answer in JSON.",
             f"Decide the {key} of the {task}. Answer in JSON.",
             f"What {key} is it? Reply with JSON.",
@@ -128,7 +128,7 @@ def _schema(random: Random, properties: dict[str, Any]) -> str:
 
 def list_stranger(random: Random, *, ordered: bool = False) -> Example:
     """Some of the listed names, or all of them in an order."""
-    options = words.options_named(random, 2 if ordered else 3, 5 if ordered else 7)
+    options = base_words.options_named(random, 2 if ordered else 3, 5 if ordered else 7)
     if random.random() < 0.3:
         start, sign = random.randint(1, 4), random.choice("abcdefgkmnpqrstwxyzABCDKPQRST")
         numbers = random.sample(range(start, start + 12), len(options))
@@ -216,7 +216,7 @@ def _values(random: Random) -> tuple[list[Any], str, dict[str, Any]]:
     """Values of a field, how a prompt says them, and their JSON schema."""
     kind = random.random()
     if kind < 0.5:
-        options = words.options_named(random, 2, 5)
+        options = base_words.options_named(random, 2, 5)
         return options, _said(random, options), {"enum": options}
     if kind < 0.65:
         return [True, False], random.choice(("true or false", "true/false", "boolean")), {"type": "boolean"}
@@ -299,14 +299,14 @@ def _layout(random: Random, head: str, options: Sequence[str]) -> str:
 
 def _about(random: Random) -> str:
     """Description of an option."""
-    return words.sentence(random) if random.random() < 0.3 else words.phrase(random, 4)
+    return base_words.sentence(random) if random.random() < 0.3 else base_words.phrase(random, 4)
 
 
 def _context(random: Random, task: str, most: int = 4) -> list[str]:
     """Lines that tell of a case: fields, sentences, an object."""
     fields = {key_of(random, FIELDS): _value(random) for _ in range(random.randint(0, most))}
     kind = random.random()
-    first = words.sentence(random) if random.random() < 0.6 else words.phrase(random)
+    first = base_words.sentence(random) if random.random() < 0.6 else base_words.phrase(random)
     if kind < 0.45:
         return [f"{task}: {first}", *(f"{key}: {value}" for key, value in fields.items())]
     if kind < 0.6:
@@ -316,7 +316,7 @@ def _context(random: Random, task: str, most: int = 4) -> list[str]:
         ]
     if kind < 0.8 and fields:
         return [json.dumps({**fields, "id": random.randint(1, 9999)}, ensure_ascii=False)]
-    return [" ".join([first, *(words.sentence(random) for _ in range(random.randint(0, 1)))])]
+    return [" ".join([first, *(base_words.sentence(random) for _ in range(random.randint(0, 1)))])]
 
 
 def _value(random: Random) -> str:
@@ -324,9 +324,9 @@ def _value(random: Random) -> str:
     return (
         str(random.randint(0, 999))
         if kind < 0.25
-        else words.word(random)
+        else base_words.word(random)
         if kind < 0.85
-        else words.phrase(random, 3)
+        else base_words.phrase(random, 3)
     )
 
 
@@ -351,7 +351,7 @@ def lookup_stranger(random: Random) -> Example:
 
 def rule_stranger(random: Random) -> Example:
     """A rule that says which option a field's value takes, and a case: one answer is right."""
-    values, options = words.options_named(random, 2, 4), words.options_named(random, 2, 4)
+    values, options = base_words.options_named(random, 2, 4), base_words.options_named(random, 2, 4)
     key, field = key_of(random), key_of(random, FIELDS)
     rule = {value: random.choice(options) for value in values}
     sign = random.choice((" -> ", ": ", " means ", " = "))
@@ -373,15 +373,15 @@ def tool_stranger(random: Random) -> tuple[list[dict[str, Any]], str, list[Answe
     """Tools nobody built in, a goal that names values, and calls that can be made of it."""
     tools, calls = [], []
     values = [
-        random.randint(1, 2000) if random.random() < 0.4 else words.word(random)
+        random.randint(1, 2000) if random.random() < 0.4 else base_words.word(random)
         for _ in range(random.randint(1, 3))
     ]
-    for name in words.options_named(random, 2, 4):
+    for name in base_words.options_named(random, 2, 4):
         keys = list(dict.fromkeys(key_of(random, FIELDS) for _ in range(random.choice((0, 1, 1, 2, 2)))))
         schema = {"type": "object", "properties": {key: {} for key in keys}, "required": keys}
-        tools.append({"name": name, "description": words.phrase(random, 4), "parameters": schema})
+        tools.append({"name": name, "description": base_words.phrase(random, 4), "parameters": schema})
         calls.append((name, [(key, values) for key in keys]))
-    goal = f"{random.choice(words.VERBS)} " + " ".join(
-        f"{random.choice(words.NOUNS)} {value}" for value in values
+    goal = f"{random.choice(base_words.VERBS)} " + " ".join(
+        f"{random.choice(base_words.NOUNS)} {value}" for value in values
     )
     return tools, goal, [call_of(random, calls) for _ in range(3)]

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from rl.gates.figures import share_of
 from rl.models import RewardModelVersion, TrainingRun
-from rl.reward_models import service as registry
+from rl.reward_models import service as reward_model_service
 from rl.views.policies import MOVE, READ
 
 
@@ -20,9 +20,9 @@ def _shown(version: RewardModelVersion) -> dict[str, Any]:
     return {
         "version": version,
         "share": share_of({"ranking": version.ranking}, "ranking"),
-        "words": registry.ranking_text(version.ranking),
-        "what": registry.WORDS.get(str(version.ranking.get("what")), "held-out ratings"),
-        "better": registry.beats_a_coin(version.ranking),
+        "words": reward_model_service.ranking_text(version.ranking),
+        "what": reward_model_service.WORDS.get(str(version.ranking.get("what")), "held-out ratings"),
+        "better": reward_model_service.beats_a_coin(version.ranking),
     }
 
 
@@ -52,7 +52,7 @@ def reward_model(request: HttpRequest, name: str) -> HttpResponse:
             "difference": share_of(found.ranking, "difference"),
             "events": found.events.all()[:100],
             "learners": [run for run in learners.select_related("policy") if registry_named(run, found)],
-            "moves": list(registry.MOVES[found.stage]) if request.user.has_perm(MOVE) else [],
+            "moves": list(reward_model_service.MOVES[found.stage]) if request.user.has_perm(MOVE) else [],
         },
     )
 
@@ -69,14 +69,14 @@ def reward_model_move(request: HttpRequest, name: str) -> HttpResponse:
     """Promote or retire; what the registry says is shown."""
     found = get_object_or_404(RewardModelVersion, name=name)
     try:
-        moved = registry.reward_model_move(
+        moved = reward_model_service.reward_model_move(
             found,
             request.POST.get("move", ""),
             actor=request.user.get_username(),
             reason=request.POST.get("reason", "").strip(),
             force=request.POST.get("force") == "on",
         )
-    except registry.RewardModelRefused as refusal:
+    except reward_model_service.RewardModelRefused as refusal:
         messages.error(request, str(refusal))
     else:
         messages.success(request, f"{moved.name} is {moved.stage} now.")

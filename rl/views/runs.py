@@ -18,7 +18,7 @@ from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
 from rl.datasets.examples import EXAMPLE_REASONS
 from rl.datasets.pairs import REASONS as PAIR_REASONS
 from rl.gates.figures import headline_of
-from rl.jobs import lifecycle as jobs
+from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic, order_place
 from rl.jobs.lifecycle import run_log_tail
 from rl.jobs.stages import stages_of
@@ -128,7 +128,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "stages": stages_of(found),
             "judge": judge,
             "judge_words": ranking_text(judge.ranking) if judge else "",
-            "epochs": [str(folder) for folder in jobs.run_epochs(found)],
+            "epochs": [str(folder) for folder in lifecycle.run_epochs(found)],
             "left_out": _left_out(found),
             "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
             "eta": run_eta_s(found),
@@ -164,8 +164,8 @@ def run_cancel(request: HttpRequest, pk: int) -> HttpResponse:
     if found is None:
         raise Http404(f"no run {pk}")
     try:
-        cancelled = jobs.run_cancel(found, actor=request.user.get_username())
-    except jobs.RunRefused as refusal:
+        cancelled = lifecycle.run_cancel(found, actor=request.user.get_username())
+    except lifecycle.RunRefused as refusal:
         messages.error(request, str(refusal))
     else:
         over = cancelled.status == TrainingRun.Status.CANCELLED

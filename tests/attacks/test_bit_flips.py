@@ -91,7 +91,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(
     checkpoint_seal(checkpoint)
     bundled = tmp_path / "bundled"
     bundled.mkdir()
-    for file in integrity.BUNDLED.iterdir():
+    for file in integrity.BUNDLED_MODEL.iterdir():
         if file.is_file():
             (bundled / file.name).write_bytes(file.read_bytes())
     merged = adapter(tmp_path / "merged")

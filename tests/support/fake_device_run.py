@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rl.training import estimates as foreseen
+from rl.training import estimates as training_estimates
 from rl.training.dpo import DPOTrainer
 from rl.training.evaluate import evaluate_policy
 from rl.training.grpo import GRPOTrainer
@@ -31,7 +31,7 @@ from rl.training.reward_model import RewardModel, RewardModelTrainer
 from rl.training.scoring import score_pairs
 from rl.training.sft import SFTTrainer
 from tests import test_dpo, test_grpo, test_kto_sft, test_ppo, test_reward_model
-from tests.support import fake_device as elsewhere
+from tests.support import fake_device
 
 Found = dict[str, Any]
 
@@ -117,7 +117,7 @@ def grpo_logged(base: str, folder: Path, hardware: Hardware) -> Found:
 
 def estimates(base: str, folder: Path, hardware: Hardware) -> Found:
     """An estimate before training, measured on the device."""
-    told = foreseen.dpo(base, test_dpo.QUICK, test_dpo.some_pairs(12), hardware=hardware)
+    told = training_estimates.dpo(base, test_dpo.QUICK, test_dpo.some_pairs(12), hardware=hardware)
     assert told.minutes
     assert told.memory_gb
     return {"steps": [told.steps]}
@@ -130,11 +130,11 @@ RUNS: dict[str, Callable[[str, Path, Hardware], Found]] = {
 
 def refusals() -> dict[str, str]:
     """What the device says to what CUDA or Apple's GPUs would not do."""
-    there, here = torch.ones(3, device=elsewhere.NAME), torch.ones(3)
+    there, here = torch.ones(3, device=fake_device.NAME), torch.ones(3)
     asked: dict[str, Callable[[], Any]] = {
         "a sum": lambda: there + here,
         "a product": lambda: torch.nn.Linear(3, 2)(there),
-        "a generator": lambda: torch.rand(3, device=elsewhere.NAME, generator=torch.Generator()),
+        "a generator": lambda: torch.rand(3, device=fake_device.NAME, generator=torch.Generator()),
         "numpy": lambda: there.numpy(),
         "float64": lambda: there.double(),
         "a number": lambda: there + torch.tensor(1.0),
@@ -152,9 +152,9 @@ def refusals() -> dict[str, str]:
 
 def main() -> None:
     base, folder = sys.argv[1], Path(sys.argv[2])
-    hardware = dataclasses.replace(test_dpo.HARDWARE, device=elsewhere.NAME)
+    hardware = dataclasses.replace(test_dpo.HARDWARE, device=fake_device.NAME)
     found: dict[str, Any] = {}
-    with elsewhere.install():
+    with fake_device.install():
         said = refusals()
         for name, run in RUNS.items():
             try:

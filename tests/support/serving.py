@@ -13,7 +13,7 @@ import pytest
 from feedback.recording.ingest import decision_ingest
 from feedback.recording.recorder import Recorder, Storage
 from rl.models import Artifact, Policy
-from rl.serving import fallback as answering
+from rl.serving import fallback
 from rl.serving.base import Answer, Ask, BackendFailed, ChatMessage, Model, Piece
 
 BUNDLED = Path(__file__).resolve().parents[2] / "rl" / "bundled_model"
@@ -91,7 +91,7 @@ class Parrot:
 def parrot_only(monkeypatch: pytest.MonkeyPatch) -> Parrot:
     """The only backend of this test."""
     parrot = Parrot()
-    monkeypatch.setattr(answering, "backends", lambda: [parrot])
+    monkeypatch.setattr(fallback, "backends", lambda: [parrot])
     return parrot
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from feedback.transfer import formats
-from feedback.transfer import import_ as importing
+from feedback.transfer import formats, import_
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.import_report import ImportReport, next_steps, total_of
 
@@ -45,7 +44,7 @@ class Command(RatchetCommand):
             metavar="SLUG",
             help=(
                 "Whose decisions they become (default: what the file says, else "
-                f"{importing.DEFAULT_AGENT}). Example: --agent support-bot"
+                f"{import_.DEFAULT_AGENT}). Example: --agent support-bot"
             ),
         )
         parser.add_argument(
@@ -93,7 +92,7 @@ class Command(RatchetCommand):
         columns = ColumnMap.parse(options["map"], options["rater"])
         reports: list[ImportReport] = []
         for file in formats.decisions_before_feedback(options["files"]):
-            order = importing.ImportOrder(
+            order = import_.ImportOrder(
                 Path(file),
                 format=options["format"],
                 agent=options["agent"],
@@ -105,8 +104,8 @@ class Command(RatchetCommand):
             )
             with self.bar(f"import {file}") as bar:
                 try:
-                    report = importing.order_import(order, dry_run=options["dry_run"], progress=bar.update)
-                except importing.ImportRefused as refusal:
+                    report = import_.order_import(order, dry_run=options["dry_run"], progress=bar.update)
+                except import_.ImportRefused as refusal:
                     self._report([*reports, refusal.report], options)
                     raise
             reports.append(report)

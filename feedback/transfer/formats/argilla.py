@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedback.storage.responses import shown
-from feedback.transfer.formats import fields as named
-from feedback.transfer.formats import writers as writing
+from feedback.transfer.formats import writers
 from feedback.transfer.formats.base import has, key_of, row_format, thumb_of, verdicts_read
-from feedback.transfer.formats.fields import answer_fields, is_correction, is_note, prompt_field
+from feedback.transfer.formats.fields import (
+    answer_fields,
+    is_correction,
+    is_note,
+    prompt_field,
+    prompt_messages,
+)
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -59,7 +64,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     said = list(_nested(row) if nested else _flat(row))
     prompt = prompt_field(fields)
     responses = answer_fields(fields, prompt)
-    messages = named.asked(fields, prompt)
+    messages = prompt_messages(fields, prompt)
 
     def decision(name: str, ratings: tuple[ImportedRating, ...] = ()) -> ImportedDecision:
         return ImportedDecision(
@@ -209,7 +214,7 @@ def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Annotat
 
 def _asked(record: ImportedDecision) -> Line:
     try:
-        return {"prompt": writing.question(record.messages)}
+        return {"prompt": writers.question(record.messages)}
     except NotSaid:
         return {"messages": plain(record.messages)}
 
@@ -224,8 +229,8 @@ class AnnotatedRecord:
 
     def nested(self) -> Line:
         responses: dict[str, list[Line]] = {}
-        for asked, value, rater in self.answers:
-            responses.setdefault(asked, []).append({"value": value, "user_id": rater})
+        for question, value, rater in self.answers:
+            responses.setdefault(question, []).append({"value": value, "user_id": rater})
         return {
             "id": self.id,
             "fields": self.fields,
@@ -239,11 +244,11 @@ class AnnotatedRecord:
 
     def flat(self) -> Line:
         line = {"id": self.id, "status": "completed", "_server_id": None, **self.fields}
-        for asked in dict.fromkeys(asked for asked, _, _ in self.answers):
-            said = [(value, rater) for other, value, rater in self.answers if other == asked]
-            line[f"{asked}.responses"] = [value for value, _ in said]
-            line[f"{asked}.responses.users"] = [rater for _, rater in said]
-            line[f"{asked}.responses.status"] = ["submitted"] * len(said)
+        for question in dict.fromkeys(question for question, _, _ in self.answers):
+            answers = [(value, rater) for other, value, rater in self.answers if other == question]
+            line[f"{question}.responses"] = [value for value, _ in answers]
+            line[f"{question}.responses.users"] = [rater for _, rater in answers]
+            line[f"{question}.responses.status"] = ["submitted"] * len(answers)
         return line
 
 

@@ -64,7 +64,7 @@ def one_answer(fields: Mapping[str, Any], prompt: str) -> str:
     return names[0]
 
 
-def asked(fields: Mapping[str, Any], prompt: str) -> list[Message]:
+def prompt_messages(fields: Mapping[str, Any], prompt: str) -> list[Message]:
     return messages_of(fields[prompt], prompt)
 
 

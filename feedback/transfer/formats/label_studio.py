@@ -7,7 +7,13 @@ from typing import Any
 
 from feedback.storage.responses import Message, shown
 from feedback.transfer.formats.base import has, key_of, row_format, thumb_of, verdicts_read
-from feedback.transfer.formats.fields import asked, is_correction, one_answer, prompt_field, two_answers
+from feedback.transfer.formats.fields import (
+    is_correction,
+    one_answer,
+    prompt_field,
+    prompt_messages,
+    two_answers,
+)
 from feedback.transfer.formats.label_studio_writer import SHAPES
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -105,7 +111,7 @@ def _task(
         yield ImportedDecision(
             line=line,
             key=key,
-            messages=asked(data, prompt),
+            messages=prompt_messages(data, prompt),
             response=response,
             ratings=(_rating(others, about),),
         )
@@ -119,7 +125,7 @@ def _task(
         left, right = two_answers(data, prompt, first=to_name.split(",")[0])
         one, other = (
             ImportedDecision(
-                line=line, key=key, messages=asked(data, prompt), response=text_of(data[side], side)
+                line=line, key=key, messages=prompt_messages(data, prompt), response=text_of(data[side], side)
             )
             for side in (left, right)
         )

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl.jobs import label as labelling
+from rl.jobs import label
 from rl.jobs.estimates import agent_for
 
 
@@ -27,7 +27,7 @@ class Command(RatchetCommand):
         parser.add_argument(
             "--limit",
             type=int,
-            default=labelling.SUGGESTED,
+            default=label.SUGGESTED,
             metavar="N",
             help="Newest waiting decisions to suggest a rating for (default %(default)s).",
         )
@@ -40,7 +40,7 @@ class Command(RatchetCommand):
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         with self.bar("reading") as bar:
-            return labelling.auto_label(
+            return label.auto_label(
                 agent_for(options["agent"], from_file=False),
                 limit=options["limit"],
                 base_model=options["base_model"],

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl.evaluation import benchmarks as benchmark_runs
+from rl.evaluation import benchmarks
 from rl.recipes.benchmark_tasks import bundled_names
 from rl.registry.gate_evidence import gate_bounds
 
@@ -63,7 +63,7 @@ class Command(RatchetCommand):
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         tasks = options["tasks"] if options["tasks"] is not None else ",".join(bundled_names())
-        order = benchmark_runs.BenchmarkOrder(
+        order = benchmarks.BenchmarkOrder(
             policy=options["policy"],
             tasks=tuple(spec for one in tasks.split(",") if (spec := one.strip())),
             limit=options["limit"],
@@ -74,7 +74,7 @@ class Command(RatchetCommand):
             quantization=options["quantization"],
         )
         with self.bar("benchmarking") as bar:
-            return benchmark_runs.benchmark_policy(order, bar.update)
+            return benchmarks.benchmark_policy(order, bar.update)
 
     def show(self, result: dict[str, Any]) -> None:
         table = Table(box=None, padding=(0, 2, 0, 0))

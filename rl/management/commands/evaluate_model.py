@@ -14,12 +14,12 @@ from backend.command import RatchetCommand
 from backend.disks import file_replace
 from rl.datasets.gate_distance import gate_distance
 from rl.datasets.prompt_clusters import cluster_text
-from rl.evaluation import service as evaluations
+from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.gates.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
-from rl.gates.evidence_kinds import MEASURES as MEASURED
+from rl.gates.evidence_kinds import MEASURES as EVIDENCE_MEASURES
 from rl.gates.headlines import TITLES, baseline_text, known_answer_of, liked_of
 from rl.models import Policy
-from rl.registry import gate_evidence as judging
+from rl.registry import gate_evidence
 
 
 class Command(RatchetCommand):
@@ -75,7 +75,7 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        order = evaluations.EvaluationOrder(
+        order = EvaluationOrder(
             policy=options["policy"],
             checkpoint=options["checkpoint"],
             agent=options["agent"],
@@ -88,7 +88,7 @@ class Command(RatchetCommand):
             rewards=",".join(options["reward"]),
         )
         with self.bar("evaluating") as bar:
-            result = evaluations.evaluate(order, bar.update)
+            result = evaluate(order, bar.update)
         if options["output"]:
             text = json.dumps(result, indent=2, ensure_ascii=False, default=str) + "\n"
             file_replace(options["output"], text)
@@ -177,9 +177,9 @@ def next_after_evaluation(result: dict[str, Any]) -> str:
     policy = Policy.objects.filter(name=result["policy"]).first()
     if policy is None:
         return ""
-    sheet = judging.policy_judge(policy)
+    sheet = gate_evidence.policy_judge(policy)
     if sheet is None:
-        rival = judging.rival_name(policy)
+        rival = gate_evidence.rival_name(policy)
         return next_steps.after_training(policy.name, "" if rival == "base" else rival)
     if policy.stage not in (Policy.Stage.CANDIDATE, Policy.Stage.CHALLENGER):
         return ""
@@ -272,7 +272,7 @@ def verdict(result: dict[str, Any]) -> str:
     value, low, high = (format(scale * found[part], form) for part in ("value", "low", "high"))
     confidence = gate["confidence"] if gate else 0.95
     figures = (
-        f"{value} {unit} {MEASURED[comparison['kind']]} [{low}, {high}] ({100 * confidence:.1f} % interval"
+        f"{value} {unit} {EVIDENCE_MEASURES[comparison['kind']]} [{low}, {high}] ({100 * confidence:.1f} % interval"
         f"{', the one the gate asks about at attempt ' + str(gate['attempt']) if gate else ''}), "
         f"{'exact McNemar ' if 'b' in comparison else ''}p = {comparison['p_value']:.2g}"
     )

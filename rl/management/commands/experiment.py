@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from backend import next_steps
 from backend.command import RatchetCommand
 from rl.api.experiments import experiment_shown
-from rl.experiments import schedule as experiment_clock
+from rl.experiments import schedule
 from rl.experiments.results import results_of, results_shown
 from rl.experiments.summary import adjustment_text, effect_interval_text, interval_text
 from rl.experiments.traffic import (
@@ -95,7 +95,7 @@ class Command(RatchetCommand):
                 rows = rows.filter(agent=options["agent"])
             return {"experiments": [experiment_shown(row) for row in rows]}
         if action == "tick":
-            return {"done": experiment_clock.tick()}
+            return {"done": schedule.tick()}
         if not options["name"]:
             raise CommandError(f"experiment {action} takes a name")
         if action == "assign":
@@ -113,7 +113,7 @@ class Command(RatchetCommand):
         if action == "stop":
             return experiment_shown(experiment_stop(experiment, actor=ACTOR, reason=options["reason"]))
         results = results_of(experiment)
-        policy = experiment_clock.arm_promote(
+        policy = schedule.arm_promote(
             experiment, results.leader, results, actor=ACTOR, reason=options["reason"]
         )
         return {"policy": policy.name, "stage": str(policy.stage), "experiment": experiment.name}

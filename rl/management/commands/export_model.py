@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl.export import service as exports
+from rl.export.service import FORMATS, QUANTIZATIONS, ExportOrder, ExportOrderRefused, export, ollama_register
 
 
 class Command(RatchetCommand):
@@ -25,7 +25,7 @@ class Command(RatchetCommand):
         add("--checkpoint", type=Path, metavar="DIR", help="An adapter folder instead of a policy.")
         add(
             "--format",
-            choices=exports.FORMATS,
+            choices=FORMATS,
             default="",
             help="What to write (default merged, or gguf with --quantization or --register; linear of a linear policy, "
             "which has no other).",
@@ -39,7 +39,7 @@ class Command(RatchetCommand):
         )
         add(
             "--quantization",
-            choices=exports.QUANTIZATIONS,
+            choices=QUANTIZATIONS,
             help="Of a GGUF file (default q4_k_m).",
         )
         add(
@@ -65,10 +65,10 @@ class Command(RatchetCommand):
         if not options["format"] and (options["register"] or options["quantization"]):
             options["format"] = "gguf"  # the one format these are said of
         if options["register"] and options["format"] != "gguf":
-            raise exports.ExportOrderRefused(
+            raise ExportOrderRefused(
                 f"--register needs --format gguf, which Ollama runs; found {options['format']}"
             )
-        order = exports.ExportOrder(
+        order = ExportOrder(
             policy=options["policy"],
             checkpoint=options["checkpoint"],
             format=options["format"],
@@ -79,12 +79,12 @@ class Command(RatchetCommand):
             system_prompt=options["system_prompt"],
         )
         with self.bar("exporting") as bar:
-            result = exports.export(order, bar.update)
+            result = export(order, bar.update)
         if options["register"]:
             file = Path(result["files"][0]["path"])
             name = options["model_name"] or result["policy"] or file.stem.lower()
             with self.bar("registering") as bar:
-                result["ollama"] = exports.ollama_register(
+                result["ollama"] = ollama_register(
                     file, name, system=options["system_prompt"], progress=bar.update
                 )
         return result

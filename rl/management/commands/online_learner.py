@@ -12,10 +12,10 @@ from django.db import InterfaceError, OperationalError, close_old_connections
 from backend.command import RatchetCommand
 from backend.outages import OutageLog
 from feedback.selectors import agents_known
-from rl.jobs import lifecycle as jobs
+from rl.jobs import lifecycle
 from rl.models import TrainingRun
 from rl.models.learner_config import learner_config
-from rl.online import learner as online
+from rl.online import learner
 
 outage = OutageLog(logging.getLogger("rl.online.learner"))
 
@@ -49,16 +49,16 @@ class Command(RatchetCommand):
         action, agent = options["action"], options["agent"]
         if action == "status":
             agents = [agent] if agent else agents_known()
-            found = {slug: online.get_online_learner(slug).get_status() for slug in agents}
+            found = {slug: learner.get_online_learner(slug).get_status() for slug in agents}
             return found[agent] if agent else {"agents": found}
         if action == "tick":
-            return {"done": online.tick()}
+            return {"done": learner.tick()}
         if action == "watch":
             every = options["every"] or float(learner_config()["tick_seconds"])
             while True:  # until Ctrl-C
                 try:
-                    online.tick()
-                    online.next_check_note(every)
+                    learner.tick()
+                    learner.next_check_note(every)
                 except (OperationalError, InterfaceError) as error:
                     outage.met(f"the database is away, and the clock looks again in {every:g} s", error)
                     close_old_connections()
@@ -66,15 +66,15 @@ class Command(RatchetCommand):
                     outage.met("when the clock looks again cannot be noted for the pages", error)
                 time.sleep(every)
         if action == "retrain":
-            run = online.get_online_learner(agent).trigger_retrain(actor="online_learner", force=True)
+            run = learner.get_online_learner(agent).trigger_retrain(actor="online_learner", force=True)
             return {"run": run.pk, "agent": run.agent, "status": str(run.status)}
         if action == "cancel":
             found_run = TrainingRun.objects.filter(pk=options["run"]).first()
             if found_run is None:
-                raise jobs.RunRefused(f"there is no run {options['run']}")
-            run = jobs.run_cancel(found_run, actor="online_learner")
+                raise lifecycle.RunRefused(f"there is no run {options['run']}")
+            run = lifecycle.run_cancel(found_run, actor="online_learner")
             return {"run": run.pk, "status": str(run.status), "reason": run.reason}
-        row = online.schedule_install()
+        row = learner.schedule_install()
         return {"schedule": row.name, "minutes": row.minutes, "next_run": row.next_run}
 
     def next_step(self, result: dict[str, Any]) -> str:
