@@ -166,6 +166,39 @@ def test_tags_and_notes_by_keyboard_and_no_key_acts_while_typing(opener: Opener)
     assert (rating.thumb, rating.notes, rating.tags) == ("down", "15 stars? cut sus", ["wrong"])
 
 
+def test_digits_after_t_pick_tags_and_give_no_stars(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    boxes = page.locator(".tags input[type=checkbox]")
+    names = boxes.evaluate_all("all => all.map(one => one.value)")
+    page.keyboard.press("t")
+    page.keyboard.press("1")
+    page.keyboard.press("2")
+    page.keyboard.press("1")  # taken off again
+    page.keyboard.press("9")  # there is no ninth
+    expect(boxes.nth(1)).to_be_checked()
+    expect(boxes.nth(0)).not_to_be_checked()
+    assert Rating.objects.count() == 0
+    page.keyboard.press("Escape")
+    page.keyboard.press("4")
+    rated(page, 1)
+    assert [(rating.stars, rating.tags) for rating in standing()] == [(4, [names[1]])]
+
+
+def test_ctrl_enter_saves_a_correction(opener: Opener) -> None:
+    record(1)
+    page = opener()
+    page.keyboard.press("n")
+    page.keyboard.press("Control+Enter")  # saves corrections alone
+    page.keyboard.press("Escape")
+    page.keyboard.press("c")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("Better.")
+    page.keyboard.press("Control+Enter")
+    rated(page, 1)
+    assert [(rating.correction, rating.thumb, rating.stars) for rating in standing()] == [("Better.", "", None)]
+
+
 def test_enter_in_the_field_for_tags_gives_no_verdict(opener: Opener) -> None:
     record(1)
     page = opener()

@@ -152,14 +152,41 @@ function act(key) {
   return Boolean(place);
 }
 
+// While tags are picked (T, or a click on one), a digit picks the tag of that number and is never a verdict.
+function pickTag(digit) {
+  const tags = document.activeElement?.closest(".tags");
+  if (!tags || !/^[0-9]$/.test(digit)) return false;
+  const tag = tags.querySelectorAll('input[type="checkbox"]')[Number(digit) - 1];
+  if (tag) {
+    tag.focus();
+    tag.click();
+  }
+  return true;
+}
+
+// Ctrl+Enter, on a Mac ⌘+Enter: the button that saves what is written in this field.
+function saveField(field) {
+  const button = field instanceof Element && field.closest("details")?.querySelector('[data-key="Control+Enter"]');
+  if (button && !busy) button.click();
+  return Boolean(button);
+}
+
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !keys.open && document.activeElement instanceof HTMLElement) {
     document.activeElement.blur();
     return;
   }
   if (event.defaultPrevented || event.isComposing || event.repeat) return;
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !keys.open) {
+    if (saveField(event.target)) event.preventDefault();
+    return;
+  }
   if (event.ctrlKey || event.metaKey || event.altKey || keys.open || typing(event.target)) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  if (pickTag(key)) {
+    event.preventDefault();
+    return;
+  }
   if (busy) {
     if (performance.now() - shownAt > READ_MS && !stage.hasAttribute("aria-busy")) waiting = key;
     return;
