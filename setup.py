@@ -21,11 +21,15 @@ setup(
         *find_packages(include=["backend*", "feedback*", "rl*"]),
         "backend.templates",
         "backend.static",
+        "backend.docs",
     ],
-    package_dir={"backend.templates": "templates", "backend.static": "static"},
+    package_dir={"backend.templates": "templates", "backend.static": "static", "backend.docs": "docs"},
     include_package_data=False,  # only what is listed; True takes each folder of data for a package
     package_data={
-        "": ["*.md", "*.svg"],  # packages with a page of their own
+        "": [
+            "*.md",
+            "*.svg",
+        ],  # packages with a page of their own; of docs/ the pages, which the glossary's page reads
         "backend.templates": ["**/*"],
         "backend.static": ["**/*"],
         "rl": ["bundled_model/*", "bundled_tasks/**/*", "former_models/**/*"],

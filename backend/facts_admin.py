@@ -31,6 +31,15 @@ def page_context(request: HttpRequest) -> dict[str, Any]:
     return {"colors": {}}
 
 
+def index_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+    """Context of the admin's first page: the groups of its navigation, with the lists that this person may see."""
+    groups = [
+        {**group, "items": [item for item in group["items"] if item["has_permission"]]}
+        for group in context["sidebar_navigation"]
+    ]
+    return {**context, "groups": [group for group in groups if group["items"]]}
+
+
 def json_shown(value: Any, encoder: type[json.JSONEncoder] | None) -> SafeString:
     """JSON as HTML whose colours come from classes, in place of Unfold's, which has a style at every word."""
     text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, cls=encoder)

@@ -16,7 +16,7 @@ PROGRAM = "ratchet" if INSTALLED else "python manage.py"
 
 
 def bundled_folder(name: str) -> Path:
-    """`templates` or `static`, where it lies in this installation."""
+    """`templates`, `static` or `docs`, where it lies in this installation."""
     return (_PACKAGED if INSTALLED else ROOT) / name
 
 

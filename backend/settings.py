@@ -15,10 +15,10 @@ from urllib.parse import quote
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
-from django.urls import reverse_lazy
 from dotenv import load_dotenv
 
 from backend import VERSION, limits
+from backend.admin_navigation import NAVIGATION
 from backend.home import home_private
 from backend.installation import ROOT, bundled_folder, default_home, dotenv_file
 from backend.operator_file import OperatorFileError, operator_file
@@ -188,6 +188,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "axes.middleware.AxesMiddleware",
+    "backend.rest.errors.MethodPages",
 ]
 
 ROOT_URLCONF = "backend.urls"
@@ -311,9 +312,6 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "SERVE_AUTHENTICATION": [],
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "POSTPROCESSING_HOOKS": ["feedback.api.schemas.hook", "rl.api.schemas.hook"],
-    # the page's scripts come from a package, not from a CDN
-    "SWAGGER_UI_DIST": "SIDECAR",
-    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
 }
 
 # --- Background work --------------------------------------------------------------------------------------
@@ -466,16 +464,6 @@ LOGGING = {
 }
 
 
-def _admin_link(title: str, icon: str, name: str) -> dict[str, Any]:
-    app, _, model = name.partition("_")
-    return {
-        "title": title,
-        "icon": icon,
-        "link": reverse_lazy(f"admin:{name}_changelist"),
-        "permission": lambda request: request.user.has_perm(f"{app}.view_{model}"),
-    }
-
-
 UNFOLD = {
     "SITE_TITLE": "Ratchet",
     "SITE_HEADER": "Ratchet",
@@ -485,60 +473,20 @@ UNFOLD = {
     "SITE_FAVICONS": [
         {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("favicon.svg")}
     ],
-    "STYLES": [lambda request: static("rl/admin.css"), lambda request: static("rl/admin_colors.css")],
+    "STYLES": [
+        lambda request: static("frame.css"),
+        lambda request: static("rl/admin.css"),
+        lambda request: static("rl/admin_colors.css"),
+    ],
+    "SCRIPTS": [lambda request: static("rl/admin_theme.js")],
     # Unfold writes the colours into every page as an inline style, which the Content-Security-Policy refuses; they lie
     # in static/rl/admin_colors.css
     "GLOBAL_CALLBACK": "backend.facts_admin.page_context",
+    "DASHBOARD_CALLBACK": "backend.facts_admin.index_context",
     # Django's log of edits stays empty where nothing can be edited; a policy's history are its events
     "SHOW_HISTORY": False,
     "SIDEBAR": {
         "show_search": True,
-        "navigation": [
-            {
-                "title": "Policies",
-                "items": [
-                    _admin_link("Policies", "verified", "rl_policy"),
-                    _admin_link("Events", "history", "rl_policyevent"),
-                    _admin_link("Evaluations", "balance", "rl_evaluation"),
-                    _admin_link("Artefacts", "inventory_2", "rl_artifact"),
-                    _admin_link("Reward models", "balance", "rl_rewardmodelversion"),
-                    _admin_link("Rewards", "paid", "rl_rewardrecord"),
-                    _admin_link("Reward settings", "payments", "rl_rewardsettings"),
-                    _admin_link("Gate settings", "rule", "rl_gatesettings"),
-                    _admin_link("Serving settings", "forum", "rl_servingsettings"),
-                    _admin_link("Golden cases", "star", "rl_goldencase"),
-                ],
-            },
-            {
-                "title": "Training",
-                "items": [
-                    _admin_link("Runs", "model_training", "rl_trainingrun"),
-                    _admin_link("Snapshots", "dataset", "rl_snapshot"),
-                    _admin_link("Agents without code", "smart_toy", "rl_agentdefinition"),
-                    _admin_link("Label models", "label", "rl_labelrun"),
-                    _admin_link("Learner settings", "autorenew", "rl_learnersettings"),
-                ],
-            },
-            {
-                "title": "Feedback",
-                "items": [
-                    _admin_link("Decisions", "alt_route", "feedback_decision"),
-                    _admin_link("Ratings", "thumbs_up_down", "feedback_rating"),
-                    _admin_link("Comparisons", "compare_arrows", "feedback_comparison"),
-                    _admin_link("Outcomes", "flag", "feedback_outcome"),
-                    _admin_link("Suggestions", "lightbulb", "feedback_suggestion"),
-                    _admin_link("Traces", "timeline", "feedback_trace"),
-                    _admin_link("Agent settings", "tune", "feedback_agentsettings"),
-                ],
-            },
-            {
-                "title": "People",
-                "items": [
-                    _admin_link("Users", "person", "auth_user"),
-                    _admin_link("Groups", "group", "auth_group"),
-                    _admin_link("API keys", "key", "feedback_apikey"),
-                ],
-            },
-        ],
+        "navigation": NAVIGATION,
     },
-}  # fmt: skip
+}

@@ -4,7 +4,9 @@ from django.contrib import admin
 from django.contrib.auth import views as auth_views
 from django.urls import include, path, re_path
 
+from backend.glossary import glossary
 from backend.rest import errors
+from feedback.accounts.views import SignIn
 
 urlpatterns = [
     # first, because it is asked most often
@@ -20,11 +22,8 @@ urlpatterns = [
     # Django redirects from here to a row's own page, by any content type and id a client writes; no model here has one
     re_path("^admin/r/", errors.no_such_page),
     path("admin/", admin.site.urls),
-    path(
-        "accounts/login/",
-        auth_views.LoginView.as_view(template_name="login.html", redirect_authenticated_user=True),
-        name="login",
-    ),
+    path("glossary/", glossary, name="glossary"),
+    path("accounts/login/", SignIn.as_view(), name="login"),
     path("accounts/logout/", auth_views.LogoutView.as_view(), name="logout"),
 ]
 

@@ -243,7 +243,7 @@ def worker_faults() -> Findings:
         )  # fmt: skip
 
 
-def artefact_faults() -> Findings:
+def artifact_faults() -> Findings:
     """Files that rows name and that are not there, of what is served or may be: retired policies' may be swept."""
     named: list[tuple[str, str, str]] = []
     for policy in Policy.objects.filter(stage__in=[Policy.Stage.CHAMPION, Policy.Stage.CHALLENGER]):
@@ -264,7 +264,7 @@ def artefact_faults() -> Findings:
         place = settings.RATCHET_HOME / path
         if path and not place.exists():
             step = f"put it back from a backup (docs/backup.md), or {step}"
-            yield Diagnosis("artefacts", WRONG, f"the file of {what} is missing: {place}", step)
+            yield Diagnosis("artifacts", WRONG, f"the file of {what} is missing: {place}", step)
 
 
 def spool_faults() -> Findings:
@@ -289,7 +289,7 @@ OF_THE_DATABASE: tuple[Callable[[], Findings], ...] = (
     database_faults,
     clock_faults,
     worker_faults,
-    artefact_faults,
+    artifact_faults,
     spool_faults,
 )
 

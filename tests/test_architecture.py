@@ -80,7 +80,7 @@ LAYERS = {
         "agreement",
         "transfer",
         "agents",
-        "admin api management urls",
+        "admin api management templatetags urls",
     ],
     "rl": [
         "bundled checksums statistics",

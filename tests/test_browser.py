@@ -196,7 +196,9 @@ def test_ctrl_enter_saves_a_correction(opener: Opener) -> None:
     page.keyboard.type("Better.")
     page.keyboard.press("Control+Enter")
     rated(page, 1)
-    assert [(rating.correction, rating.thumb, rating.stars) for rating in standing()] == [("Better.", "", None)]
+    assert [(rating.correction, rating.thumb, rating.stars) for rating in standing()] == [
+        ("Better.", "", None)
+    ]
 
 
 def test_enter_in_the_field_for_tags_gives_no_verdict(opener: Opener) -> None:

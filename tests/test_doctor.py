@@ -133,7 +133,7 @@ def test_the_file_of_a_champion_is_missing(sound: Any, ratchet_home: Path) -> No
     policy_of("widgets-v1", "champion")
     policy_of("widgets-v2", "retired")
     (finding,) = sound()
-    assert finding.part == "artefacts"
+    assert finding.part == "artifacts"
     path = ratchet_home / Policy.objects.get(stage="champion").adapter_path
     assert str(path) in finding.found
     path.parent.mkdir(parents=True, exist_ok=True)

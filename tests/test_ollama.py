@@ -388,7 +388,7 @@ def rated(server: OllamaServer, settings: Any, tmp_path: Path) -> OllamaServer:
 
 
 def of_the_policy(server: OllamaServer, name: str) -> dict[str, Any]:
-    """What the server was asked to make of a policy; its one file is, byte for byte, the artefact in the registry."""
+    """What the server was asked to make of a policy; its one file is, byte for byte, the artifact in the registry."""
     (order,) = [order for order in server.created if order["model"] == name]
     (digest,) = order["files"].values()
     artifact = Policy.objects.get(name=name).artifacts.get(format="gguf")

@@ -12,7 +12,10 @@ from typing import Any
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
+from django.http.response import HttpResponseBase
+from django.shortcuts import render
 from django.template.loader import get_template
+from django.utils.timezone import now
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
@@ -207,7 +210,36 @@ def _instead_of(
 handler400 = _instead_of(defaults.bad_request, 400, "invalid", "the request cannot be read")
 handler403 = _instead_of(defaults.permission_denied, 403, "forbidden", "you may not do this")
 handler404 = _instead_of(defaults.page_not_found, 404, "not_found", "nothing is at this address")
-_fault = _instead_of(defaults.server_error, 500, "internal", INTERNAL)
+
+
+def _server_error(request: HttpRequest) -> HttpResponse:
+    """The page of an unexpected fault, rendered without the request: it may be the database that fails."""
+    return HttpResponse(get_template("500.html").render({"at": now()}), status=500)
+
+
+_fault = _instead_of(_server_error, 500, "internal", INTERNAL)
+
+
+class MethodPages:
+    """Middleware that gives 405, which Django answers without a text, a page for people.
+
+    An address of a button is opened by its link when somebody reloads or bookmarks what a form has sent.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        response = self.get_response(request)
+        if response.status_code != 405 or request.path.startswith(API_PATHS):
+            return response
+        if isinstance(response, HttpResponse) and not response.content:
+            page = render(
+                request, "405.html", {"sent_by_button": request.method in ("GET", "HEAD")}, status=405
+            )
+            page["Allow"] = response["Allow"]
+            return page
+        return response
 
 
 def handler500(request: HttpRequest) -> HttpResponse:

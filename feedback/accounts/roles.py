@@ -46,3 +46,9 @@ def user_scopes(user: User | AnonymousUser | Any) -> frozenset[str]:
         for scope, permission in SCOPE_PERMISSIONS.items()
         if user.is_active and user.has_perm(permission)
     )
+
+
+def landing_page(user: User | AnonymousUser | Any) -> str:
+    """Name of the address somebody is led to after sign-in: the queue for who only rates, the start page for others."""
+    scopes = user_scopes(user)
+    return "rate" if "rate" in scopes and "read" not in scopes else "home"

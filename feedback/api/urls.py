@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from django.urls import path
-from drf_spectacular.views import SpectacularSwaggerSplitView
 
+from backend.rest.docs import api_docs
 from backend.rest.schema import SchemaView
 from feedback.api.agreement import Agreement
 from feedback.api.decisions import DecisionOne, Decisions
@@ -31,5 +31,5 @@ urlpatterns = [
     path("ratings/export/", RatingsExport.as_view(), name="api-export"),
     path("agreement/", Agreement.as_view(), name="api-agreement"),
     path("schema/", SchemaView.as_view(), name="api-schema"),
-    path("docs/", SpectacularSwaggerSplitView.as_view(url_name="api-schema"), name="api-docs"),
+    path("docs/", api_docs, name="api-docs"),
 ]

@@ -14,6 +14,7 @@ from django.template.loader import select_template
 from django.utils.module_loading import import_string
 from django.utils.safestring import SafeString, mark_safe
 
+from feedback.explorer.structure import Structure, line_of, structure_of
 from feedback.models import Decision
 
 STATE_KEYS: dict[str, tuple[str, str]] = {
@@ -34,13 +35,19 @@ class Turn:
     role: str
     text: str
 
+    @property
+    def structure(self) -> Structure | None:
+        """Of a message that is JSON: an app's state, a tool's answer."""
+        return structure_of(self.text)
+
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of a text: words, or code between fences."""
+    """A stretch of a text: words, code between fences, or JSON with its structure."""
 
     text: str
     code: bool = False
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True)
@@ -181,9 +188,14 @@ def preview_of(
 
 def glimpse_of(decision: Decision) -> tuple[str, str]:
     """What was asked and what was answered, on a line each, for a list of many."""
-    answered = ", ".join(_picked(decision.response)[0]) or " ".join(decision.response.split())
+    answered = answer_line(decision.response)
     asked = _last_user(decision.messages) or next((turn.text for turn in turns_of(decision.messages)), "")
     return _short(_first_line(asked)), _short(answered)
+
+
+def answer_line(response: str) -> str:
+    """A response on one line: the names it chose, the fields of an object, else its words."""
+    return ", ".join(_picked(response)[0]) or line_of(response) or " ".join(response.split())
 
 
 def _short(text: str, characters: int = 240) -> str:
@@ -228,10 +240,12 @@ def turns_of(messages: Any) -> list[Turn]:
 
 
 def text_blocks(text: str) -> list[Block]:
-    """A text split at ``` fences."""
+    """A text split at ``` fences; what is a JSON object or list has its structure."""
+    if whole := structure_of(text):
+        return [Block(text, structure=whole)]
     pieces = re.split(r"```[\w+-]*\n?(.*?)(?:```|\Z)", text, flags=re.DOTALL)
     return [
-        Block(piece.strip("\n"), code=index % 2 == 1)
+        Block(piece.strip("\n"), index % 2 == 1, structure_of(piece) if index % 2 else None)
         for index, piece in enumerate(pieces)
         if piece.strip() or len(pieces) == 1
     ]
@@ -316,7 +330,7 @@ def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:
 def _label(response: str, kind: str) -> str:
     if kind == "list":
         return ", ".join(_picked(response)[0]) or response
-    return _choice(response)[0] or response
+    return _choice(response)[0] or line_of(response) or response
 
 
 def _same(response: str) -> str:

@@ -17,7 +17,7 @@ from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.decision_facts import Reward, decision_facts, reward_query
 from feedback.explorer.listing import LOOK, RATED, decisions_page, history_of, place_of, rating_query
 from feedback.explorer.page_context import filter_context, shown_context
-from feedback.explorer.previews import glimpse_of
+from feedback.explorer.previews import answer_line, glimpse_of, text_blocks
 from feedback.explorer.search import narrowed_of
 from feedback.explorer.timeline import timeline_of
 from feedback.models import Decision, Rating
@@ -116,7 +116,10 @@ def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
         "timeline": timeline_of(row.trace, row.pk, int(part) if part.isdecimal() else None)
         if row.trace
         else None,
-        "ratings": [(rating, stands, verdict_shown(rating)) for rating, stands in history.ratings],
+        "ratings": [
+            (rating, stands, verdict_shown(rating), text_blocks(rating.correction or ""))
+            for rating, stands in history.ratings
+        ],
         "history": history,
         "siblings": [(other, glimpse_of(other)[1]) for other in history.siblings],
         "reward": _reward(facts.get("reward")),
@@ -136,7 +139,7 @@ def _candidates(row: Decision) -> list[dict[str, Any]]:
         score = None if isinstance(candidate, str) else candidate.get("score")
         found.append(
             {
-                "text": text,
+                "text": answer_line(text),
                 "score": score,
                 "bar": None if score is None else round(100 * float(score), 1),
                 "chosen": text == row.response,

@@ -428,6 +428,7 @@ class ApiKey(models.Model):
 
     class Meta:
         ordering = ["name"]
+        verbose_name = "API key"
 
     def __str__(self) -> str:
         return self.name

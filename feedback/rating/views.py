@@ -16,7 +16,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
-from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.accounts.roles import SCOPE_PERMISSIONS, landing_page
 from feedback.accounts.sign_in import signin_link_check, signin_link_redeem
 from feedback.accounts.sign_in_brake import link_allowed, link_failed
 from feedback.explorer.page_context import filter_context, shown_context
@@ -294,5 +294,5 @@ def link_signin(request: HttpRequest, uid: str, token: str) -> HttpResponse:
         return render(request, "link.html", {"person": None}, status=410)
     if request.method == "POST":
         login(request, user, backend="django.contrib.auth.backends.ModelBackend")
-        return redirect("home")
+        return redirect(landing_page(user))
     return render(request, "link.html", {"person": user})

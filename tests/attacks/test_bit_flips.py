@@ -1,4 +1,4 @@
-"""Bit flips: one bit of each kind of artefact, anywhere in it, is noticed by whoever loads it."""
+"""Bit flips: one bit of each kind of artifact, anywhere in it, is noticed by whoever loads it."""
 
 from __future__ import annotations
 

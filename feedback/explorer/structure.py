@@ -1,0 +1,117 @@
+"""Structure of a JSON answer: fields, tables and lists that people read, in place of braces and quotes. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+DEEPEST = 5
+"""Levels that are unfolded; what lies deeper is shown as JSON."""
+MOST_PARTS = 400
+"""Values of one answer that are laid out; a larger one is shown as it was written."""
+MOST_COLUMNS = 6
+"""Columns of a table; wider objects stand one below the other."""
+
+FENCED = re.compile(r"\A```(?:json)?[ \t]*\n(.*)\n?```\Z", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One value of an answer: one of the four below is set, or `text` holds it."""
+
+    text: str = ""
+    empty: bool = False
+    """Nothing is there: null, an empty text, list or object."""
+    fields: tuple[tuple[str, Structure], ...] = ()
+    """Names and values of an object."""
+    items: tuple[Structure, ...] = ()
+    """Values of a list."""
+    columns: tuple[str, ...] = ()
+    """Names above `rows`: a list of objects that all have these and hold texts and numbers."""
+    rows: tuple[tuple[Structure, ...], ...] = ()
+
+
+class _TooLarge(ValueError):
+    pass
+
+
+def structure_of(text: str) -> Structure | None:
+    """The structure of a text that is a JSON object or list, fenced or not; None for any other text."""
+    value = _json(text)
+    if value is None:
+        return None
+    try:
+        return _laid_out(value, [MOST_PARTS], DEEPEST)
+    except _TooLarge:
+        return None
+
+
+def line_of(text: str) -> str:
+    """A JSON answer on one line, for lists of many: `label: billing · urgent: yes`; empty for any other text."""
+    found = structure_of(text)
+    return _line(found) if found else ""
+
+
+def _json(text: str) -> dict[str, Any] | list[Any] | None:
+    """The object or list with something in it that a text is; None for any other text."""
+    stripped = text.strip()
+    if fenced := FENCED.match(stripped):
+        stripped = fenced[1].strip()
+    if not stripped.startswith(("{", "[")):
+        return None
+    try:
+        value = json.loads(stripped)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, (dict, list)) and value else None
+
+
+def _laid_out(value: Any, left: list[int], depth: int) -> Structure:
+    left[0] -= 1
+    if left[0] < 0:
+        raise _TooLarge
+    if isinstance(value, str):
+        # a call's arguments are JSON within JSON
+        value = _json(value) or value
+    if isinstance(value, (dict, list)) and value and not depth:
+        return Structure(json.dumps(value, ensure_ascii=False))
+    if isinstance(value, dict) and value:
+        return Structure(
+            fields=tuple((str(name), _laid_out(part, left, depth - 1)) for name, part in value.items())
+        )
+    if isinstance(value, list) and value:
+        if columns := _columns(value):
+            rows = (tuple(_laid_out(row[name], left, depth - 1) for name in columns) for row in value)
+            return Structure(columns=columns, rows=tuple(rows))
+        return Structure(items=tuple(_laid_out(part, left, depth - 1) for part in value))
+    if value is None or value in ("", {}, []):
+        return Structure(empty=True)
+    return Structure(_word(value))
+
+
+def _columns(value: list[Any]) -> tuple[str, ...]:
+    """Names of the columns, where a list is a table: several objects of the same few names without lists in them."""
+    if len(value) < 2 or not all(isinstance(row, dict) for row in value):
+        return ()
+    names = tuple(value[0])
+    alike = all(set(row) == set(names) for row in value)
+    flat = not any(isinstance(part, (dict, list)) for row in value for part in row.values())
+    return names if alike and flat and 1 < len(names) <= MOST_COLUMNS else ()
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _line(found: Structure) -> str:
+    if found.fields:
+        return " · ".join(f"{name}: {_line(part)}" for name, part in found.fields)
+    if found.rows:
+        return "; ".join(", ".join(map(_line, row)) for row in found.rows)
+    if found.items:
+        return ", ".join(map(_line, found.items))
+    return "–" if found.empty else " ".join(found.text.split())

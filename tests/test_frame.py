@@ -1,0 +1,179 @@
+"""The frame of pages and admin: one bar, one set of words, error pages of the same look, the glossary."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+
+from backend.glossary import terms
+from backend.rest import errors
+from feedback.accounts.roles import role_give
+from feedback.accounts.sign_in import signin_link
+from tests.test_content_security import inline
+
+pytestmark = pytest.mark.django_db
+
+PASSWORD = "correct horse battery"
+
+
+def person(name: str, role: str) -> User:
+    user = User.objects.create_user(name, password=PASSWORD)
+    role_give(user, role)
+    return user
+
+
+@pytest.fixture
+def ada(client: Client) -> Client:
+    client.force_login(User.objects.create_superuser("ada"))
+    client.raise_request_exception = False
+    return client
+
+
+# --- Where sign-in leads -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("role", "asked", "page"),
+    [
+        ("rater", "", "/rate/"),
+        ("rater", "/", "/rate/"),
+        ("rater", "/runs/", "/runs/"),
+        ("operator", "", "/"),
+        ("operator", "/", "/"),
+        ("admin", "/policies/", "/policies/"),
+    ],
+)
+def test_sign_in_leads_to_the_page_asked_for_or_to_the_work(
+    client: Client, role: str, asked: str, page: str
+) -> None:
+    person("bob", role)
+    answer = client.post("/accounts/login/", {"username": "bob", "password": PASSWORD, "next": asked})
+    assert (answer.status_code, answer["Location"]) == (302, page)
+
+
+def test_sign_in_leads_nowhere_outside(client: Client) -> None:
+    person("bob", "rater")
+    form = {"username": "bob", "password": PASSWORD, "next": "https://elsewhere.example/"}
+    assert client.post("/accounts/login/", form)["Location"] == "/rate/"
+
+
+def test_a_link_leads_a_rater_to_the_queue_and_others_to_the_start(client: Client) -> None:
+    person("bob", "rater")
+    person("ann", "operator")
+    for name, page in (("bob", "/rate/"), ("ann", "/")):
+        assert client.post(signin_link(name, "http://localhost").url)["Location"] == page
+
+
+# --- The admin ----------------------------------------------------------------------------------------------
+
+
+def navigation() -> list[dict[str, Any]]:
+    return [item for group in settings.UNFOLD["SIDEBAR"]["navigation"] for item in group["items"]]
+
+
+def test_the_admin_has_one_word_for_each_list_and_leaves_none_out() -> None:
+    listed = {str(item["link"]): item["title"].lower() for item in navigation()}
+    registered = {
+        f"/admin/{model._meta.app_label}/{model._meta.model_name}/": str(
+            model._meta.verbose_name_plural
+        ).lower()
+        for model in admin.site._registry
+    }
+    assert listed == registered
+
+
+def test_the_admins_first_page_says_what_each_group_is_for(ada: Client) -> None:
+    page = ada.get("/admin/").text
+    for group in settings.UNFOLD["SIDEBAR"]["navigation"]:
+        assert group["about"].replace("'", "&#x27;") in page
+    assert page.count("<li><a href=") >= len(navigation())
+    assert "API keys" in page
+    assert "Api keys" not in page + ada.get("/admin/feedback/apikey/").text
+
+
+def test_the_admins_first_page_lists_what_its_reader_may_see(client: Client) -> None:
+    client.force_login(person("ann", "operator"))
+    page = client.get("/admin/").text
+    assert "Who may sign in" not in page
+    assert "Jobs that turn feedback into policies" in page
+
+
+@pytest.mark.parametrize("address", ["/admin/", "/admin/rl/policy/", "/admin/auth/user/add/", "/api/docs/"])
+def test_the_bar_of_the_pages_leads_back_from_everywhere(ada: Client, address: str) -> None:
+    page = ada.get(address).text
+    bar = page[page.index('<header class="masthead">') :]
+    assert re.search(r'<a href="/rate/"', bar)
+    assert "frame.css" in page
+
+
+# --- Errors -------------------------------------------------------------------------------------------------
+
+
+def test_the_address_of_a_button_says_so_when_it_is_opened(ada: Client) -> None:
+    answer = ada.get("/rate/undo/")
+    assert (answer.status_code, answer["Allow"]) == (405, "POST")
+    assert "only takes what a button sends" in answer.text
+    assert '<header class="masthead">' in answer.text
+    assert inline(answer.text) == []
+
+
+def test_a_page_that_is_only_read_refuses_what_is_sent(ada: Client) -> None:
+    answer = ada.post("/policies/")
+    assert answer.status_code == 405
+    assert "Nothing can be sent here" in answer.text
+
+
+def test_an_endpoint_answers_405_as_json(ada: Client) -> None:
+    answer = ada.put("/api/decisions/")
+    assert answer.status_code == 405
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_the_page_of_a_fault_needs_no_database_and_names_the_time(
+    ada: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("backend.glossary.terms", broken)
+    ada.get("/glossary/")
+
+    def none(*_: Any) -> Any:
+        raise AssertionError("the page of a fault asked the database")
+
+    request = ada.get("/glossary/").wsgi_request
+    with connection.execute_wrapper(none):
+        answer = errors.handler500(request)
+    assert answer.status_code == 500
+    assert "Something went wrong" in answer.text
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", answer.text)
+    assert inline(answer.text) == []
+
+
+# --- Glossary -----------------------------------------------------------------------------------------------
+
+
+def test_the_glossarys_page_has_every_row_of_the_document(ada: Client) -> None:
+    rows = (settings.BASE_DIR / "docs/glossary.md").read_text("utf-8").count("\n| **")
+    assert len(terms()) == rows > 30
+    page = ada.get("/glossary/").text
+    assert '<div id="off-policy-estimate"><dt>off-policy estimate</dt>' in page
+    assert all((settings.BASE_DIR / term.page).exists() for term in terms())
+
+
+def test_links_into_the_glossary_name_terms_that_are_there() -> None:
+    anchors = {term.anchor for term in terms()}
+    linked = {
+        (file.name, anchor)
+        for file in (settings.BASE_DIR / "templates").rglob("*.html")
+        for anchor in re.findall(r"url 'glossary' %}#([\w-]+)", file.read_text("utf-8"))
+    }
+    assert linked
+    assert {(name, anchor) for name, anchor in linked if anchor not in anchors} == set()
