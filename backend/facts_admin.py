@@ -37,7 +37,7 @@ def index_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, An
         {**group, "items": [item for item in group["items"] if item["has_permission"]]}
         for group in context["sidebar_navigation"]
     ]
-    return {**context, "groups": [group for group in groups if group["items"]]}
+    return {**context, "title": "Admin", "groups": [group for group in groups if group["items"]]}
 
 
 def json_shown(value: Any, encoder: type[json.JSONEncoder] | None) -> SafeString:
