@@ -9,13 +9,13 @@ from django.conf import settings
 from django.db.models import Max, Prefetch, QuerySet
 from django.utils import timezone
 
-from feedback.selectors import FeedbackCounts, feedback_counts_cached
+from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_cached
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
 from rl.charts.curves import Versions, versions_of
 from rl.charts.lineage import Descent, Lineage, lineage_of
 from rl.datasets.buffer import buffer_sizes_cached, fresh_sizes_cached
-from rl.datasets.gate_distance import Distance, gate_distances_cached
+from rl.datasets.gate_distance import MOST_COUNTED, Distance, gate_distances_cached
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS
 from rl.gates.figures import Headline, Share, headline_of, is_number, share_of
 from rl.gates.headlines import TITLES
@@ -91,9 +91,13 @@ NO_FEEDBACK = FeedbackCounts(
 )
 
 
-def agent_cards() -> list[AgentCard]:
-    """A card for every agent that decided anything or was trained, in alphabetical order."""
+def agent_cards(fresh: str = "") -> list[AgentCard]:
+    """A card for every agent that decided anything or was trained, by its slug. fresh: an agent whose feedback
+    is counted now, where that costs nothing worth speaking of; the others' may be a moment old."""
     counts = feedback_counts_cached()
+    if fresh and counts.get(fresh, NO_FEEDBACK).decisions <= MOST_COUNTED:
+        newest = feedback_counts(fresh)
+        counts = {**counts, fresh: newest} if newest.decisions else counts
     slugs = {*counts, *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
     newest_runs = TrainingRun.objects.filter(
         pk__in=TrainingRun.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
@@ -136,6 +140,11 @@ def agent_cards() -> list[AgentCard]:
         )
         for slug in sorted(slugs)
     ]
+
+
+def loop_closed() -> bool:
+    """Whether any agent's loop was ever closed: a policy of its own became its champion."""
+    return PolicyEvent.objects.filter(to_stage=Policy.Stage.CHAMPION).exists()
 
 
 def _learner(waiting: int, wanted: LearnerSettings) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl.views import agents, experiments, policies, reward_models, runs
+from rl.views import agents, experiments, policies, reward_models, runs, start
 
 urlpatterns = [
     path("", runs.home, name="home"),
+    path("start/", start.start, name="start"),
+    path("start/bring/", start.start_bring, name="start-bring"),
+    path("start/take/", start.start_take, name="start-take"),
     path("agents/<str:slug>/", agents.agent, name="agent"),
     path("runs/", runs.runs, name="runs"),
     path("runs/new/", runs.run_new, name="run-new"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import Any
+from typing import cast
 
 from django.conf import settings
 from django.contrib import messages
@@ -22,24 +21,14 @@ from feedback.selectors import agents_known
 from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, export_start, filename, media_type
 from feedback.transfer.export_views import Selection
-from feedback.transfer.formats.columns import FIELDS
-from feedback.transfer.formats.previews import FilePreview
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import MAX_LICENCE, ImportRefused, order_import
-from feedback.transfer.import_report import COUNTS, ImportReport, counted
-from feedback.transfer.uploads import (
-    Upload,
-    columns_chosen,
-    columns_read,
-    columns_shown,
-    upload_store,
-    uploads_sweep,
-)
+from feedback.transfer.import_report import counted
+from feedback.transfer.trial import too_large, upload_mapped, upload_try
+from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
 
 UPLOAD_KEY = "import_upload"
 """Where a session remembers what it uploaded, as `Upload.as_dict`."""
-SHOWN = 100
-"""Refused rows that the page lists."""
 
 
 @csrf_exempt  # the size is looked at before the body is read; _imports checks the token
@@ -47,16 +36,7 @@ SHOWN = 100
 def imports(request: HttpRequest) -> HttpResponse:
     """GET asks for a file; POST takes one (or another map of the columns of the one taken), tries it and shows what it
     would bring."""
-    limit = settings.FEEDBACK_UPLOAD_MAX_BYTES
-    if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
-        fault = (
-            f"The upload is larger than {limit >> 20} MB. Split the file, zip it, or read it with "
-            "`manage.py import_feedback FILE`, which takes any size."
-        )
-        # what was not read of the body cannot be answered over: the connection ends with this
-        return HttpResponse(fault, status=413, content_type="text/plain", headers={"Connection": "close"})
-    response: HttpResponse = _imports(request)
-    return response
+    return too_large(request) or cast(HttpResponse, _imports(request))
 
 
 @csrf_protect
@@ -111,87 +91,25 @@ def _again(request: HttpRequest) -> HttpResponse:
     upload = _kept(request)
     if upload is None:
         return _form(request, fault=GONE, status=400)
-    plain = replace(upload, columns={}, scale="")
     try:
-        previews = plain.previews()
-        chosen = columns_chosen(previews, request.POST)
+        changed = upload_mapped(upload, request.POST)
     except FormatRefused as refusal:
         return _tried(request, upload, fault=upload.without_paths(str(refusal)))
-    scale = request.POST.get("scale", "").strip()
-    unchanged = chosen == columns_read(previews) and not scale
-    return _tried(request, plain if unchanged else replace(plain, columns=chosen, scale=scale))
+    return _tried(request, changed)
 
 
 GONE = "This upload is no longer here: choose the file again."
 
 
 def _tried(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResponse:
-    """Read the file without storing anything, and show what it would bring; or why it cannot be read, with a form for
-    its columns where a map may cure it."""
-    report: ImportReport | None = None
-    previews: tuple[FilePreview, ...] = ()
-    try:
-        previews = replace(upload, columns={}, scale="").previews()
-        if not fault:
-            order = upload.order(actor=request.user.get_username(), skip_bad=True)
-            report = order_import(order, dry_run=True)
-    except FormatRefused as refusal:
-        fault = upload.without_paths(str(refusal))
-    fault = fault.partition(" Say which with --format")[0]  # the page asks for both itself
-    if fault and not columns_shown(previews):
+    """Show what a file would bring, or why it cannot be read."""
+    trial = upload_try(upload, actor=request.user.get_username(), fault=fault)
+    if not trial.readable:
         uploads_sweep(upload.token)
-        return _form(request, fault=fault, status=400)
+        return _form(request, fault=trial.fault, status=400)
     request.session[UPLOAD_KEY] = upload.as_dict()
-    context = {
-        "upload": upload,
-        "name": upload.name,
-        "fault": fault,
-        "notes": list(dict.fromkeys(note for preview in previews for note in preview.notes)),
-        "members": [preview.name for preview in previews] if len(previews) > 1 else [],
-        **_columns(upload, previews),
-        **(_brought(upload, report) if report else {"any": False}),
-    }
-    return render(request, "feedback/import_tried.html", context, status=400 if fault else 200)
-
-
-def _brought(upload: Upload, report: ImportReport) -> dict[str, Any]:
-    """What a dry run came to, for the page."""
-    found = report.as_dict()
-    known = formats.FORMATS.get(report.format)
-    return {
-        "format": known.title if known else "Several formats",
-        "problem": report.problem,
-        "already_here": report.already_here,
-        "rows": report.rows,
-        "earlier": report.earlier,
-        "counts": [(name, found[name]) for name in COUNTS if found[name]],
-        "skipped": report.skipped_because.most_common(),
-        "refused": [(row, upload.without_paths(row.reason)) for row in report.refused[:SHOWN]],
-        "refused_count": report.refused_count,
-        "more": max(report.refused_count - SHOWN, 0),
-        "notes": [upload.without_paths(note) for note in report.notes],
-        "any": report.rows_stored > 0 or report.stored > 0,
-    }
-
-
-def _columns(upload: Upload, previews: tuple[FilePreview, ...]) -> dict[str, Any]:
-    """The first rows as a table, with what each column is read as."""
-    columns = columns_shown(previews)
-    chosen = {
-        column: name
-        for name, mapped in upload.columns.items()
-        for column in (mapped.split("+") if name == "ignore" else [mapped])
-    }
-    rows = max((len(column.samples) for column in columns), default=0)
-    return {
-        "columns": [(column, chosen.get(column.name) if chosen else column.field) for column in columns],
-        "fields": FIELDS,
-        "is_mapped": bool(chosen),
-        "first_rows": [
-            [column.samples[row] if row < len(column.samples) else "" for column in columns]
-            for row in range(rows)
-        ],
-    }
+    status = 400 if trial.fault else 200
+    return render(request, "feedback/import_tried.html", trial.context, status=status)
 
 
 @login_required

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rl.gates.figures import headline_of
 from rl.models import Policy, TrainingRun
@@ -53,6 +54,68 @@ def stations_of(card: AgentCard) -> Stations:
     elif card.run is not None and card.run.status in STOPPED:
         states["training"] = FAULT
     return Stations(**states)
+
+
+class GuideStep(NamedTuple):
+    """One step of the guided start."""
+
+    key: str
+    title: str
+    state: str
+    """DONE, NOW, OPEN or FAULT."""
+    after: str
+    """What happens once it is done."""
+    takes: str
+    """About how long it takes."""
+
+
+GUIDE = (
+    ("bring", "Bring decisions", "You see what each line is read as and take it in; then you rate.", "a minute"),
+    ("rate", "Rate", "From {needed} ratings on a first training can begin.", "5 seconds a rating"),
+    ("train", "Train", "The new policy is then judged on prompts it never saw.", "a few minutes"),
+    ("compare", "Compare", "The gate says whether the new policy is shown to be better.", "a minute"),
+    ("promote", "Promote", "The champion answers for the agent from then on.", "seconds"),
+    ("ask", "Ask it", "Each answer is a recorded decision, and can be rated: round again.", "seconds"),
+)  # fmt: skip
+"""Steps of the guided start: key, title, what happens after it, about how long it takes."""
+
+
+def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
+    """The guided start as far as this agent has come (None: no agent yet); exactly one step is NOW or FAULT. Read off
+    what is stored, so that who left goes on where they were."""
+    reached = dict.fromkeys((step[0] for step in GUIDE), False)
+    fault = ""
+    if card is not None:
+        newest, run = card.newest, card.run
+        champion = card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION
+        trained = newest is not None and not card.works
+        judged = trained and newest is not None and headline_of(newest.metrics) is not None
+        # between a champion and a newer candidate it is the candidate that is led on
+        answers = champion and (newest == card.policy or newest is None or newest.stage in ENDED)
+        reached |= {
+            "bring": card.counts.decisions > 0,
+            "rate": newest is not None or card.works or card.counts.evidence >= needed(),
+            "train": trained,
+            "compare": judged or (trained and answers),
+            "promote": trained and answers,
+        }
+        if newest is None and run is not None and run.status in STOPPED:
+            fault = "train"
+    at = next(key for key, done in reached.items() if not done)
+    return tuple(
+        GuideStep(
+            key,
+            title,
+            (FAULT if key == fault else NOW) if key == at else DONE if reached[key] else OPEN,
+            after.format(needed=needed()),
+            takes,
+        )
+        for key, title, after, takes in GUIDE
+    )
+
+
+ENDED = (Policy.Stage.REJECTED, Policy.Stage.RETIRED)
+"""Stages of a policy that is led no further."""
 
 
 def step_next(card: AgentCard) -> LoopStep:

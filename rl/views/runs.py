@@ -68,6 +68,8 @@ CURVES = (
 def home(request: HttpRequest) -> HttpResponse:
     """How every agent stands, and what to do next."""
     cards = agent_cards()
+    if not cards and request.user.has_perm(SCOPE_PERMISSIONS["operate"]):
+        return redirect("start")
     shown = [{"card": card, "stations": stations_of(card), "next": step_next(card)} for card in cards]
     return render(request, "rl/home.html", {"shown": shown, "live": any(card.works for card in cards)})
 

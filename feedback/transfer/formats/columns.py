@@ -304,9 +304,9 @@ def verdicts_in(row: Mapping[str, Any], used: Collection[str] = ()) -> list[str]
     ]
 
 
-def map_guessed(names: Iterable[str]) -> str:
-    """Options of a command that map these columns, guessed from words in their names, to be checked by who brought
-    them; what cannot be guessed stays COLUMN. A log of choices with their propensities has a reward, not a rating."""
+def columns_guessed(names: Iterable[str]) -> dict[str, str]:
+    """Field -> column, guessed from words in the columns' names, to be checked by who brought them. A log of choices
+    with their propensities has a reward, not a rating."""
     left, found = list(names), {}
     chances = [name for name in left if normal(name) in NAMES["propensity"]]
     asked = ("prompt", "response", *(("propensity", "reward") if chances else ("rating",)))
@@ -320,6 +320,13 @@ def map_guessed(names: Iterable[str]) -> str:
         if guess := next(iter([*whole, *part]), None):
             found[field] = guess
             left.remove(guess)
+    return found
+
+
+def map_guessed(names: Iterable[str]) -> str:
+    """Options of a command that map these columns as they are guessed; what cannot be guessed stays COLUMN."""
+    found = columns_guessed(names)
+    asked = ("prompt", "response", *(("propensity", "reward") if "propensity" in found else ("rating",)))
     fields = ",".join(f"{field}={found.get(field, 'COLUMN')}" for field in asked)
     return f"--map {fields}" + (f" --rater {found['rater']}" if "rater" in found else "")
 

@@ -1,0 +1,199 @@
+"""The guided start: from lines of one's own to the answer of a new policy, one step at a time."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required, permission_required
+from django.core.files.base import ContentFile
+from django.core.files.uploadedfile import UploadedFile
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt, csrf_protect
+from django.views.decorators.http import require_POST, require_safe
+
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.selectors import SLUG_PATTERN
+from feedback.transfer.formats.records import FormatRefused
+from feedback.transfer.import_ import DEFAULT_AGENT, ImportRefused, order_import
+from feedback.transfer.trial import too_large, upload_mapped, upload_try
+from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
+from rl.selectors import AgentCard, agent_cards
+from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, guide_of, needed, step_next
+
+OPERATE = SCOPE_PERMISSIONS["operate"]
+UPLOAD_KEY, AGENT_KEY = "start_upload", "start_agent"
+"""Where a session remembers the lines that were tried, and the agent it is about."""
+TEXT_CHARACTERS = 1_000_000
+"""Longest text that may be pasted; more comes as a file."""
+EXAMPLE = (
+    '{"prompt": "My parcel is late.", "response": "Sorry! It left our depot this morning.", "thumb": "up"}\n'
+    '{"prompt": "My parcel is late.", "response": "So what?", "thumb": "down"}'
+)
+GONE = "These lines are no longer here: paste them again."
+
+
+@login_required
+@permission_required(OPERATE, raise_exception=True)
+@never_cache
+@require_safe
+def start(request: HttpRequest) -> HttpResponse:
+    """The step an agent is at; `?agent=` says which, `?step=` shows an earlier one again, `?agent=` alone begins with
+    a new one."""
+    return _page(request, _card_shown(request))
+
+
+def start_address(agent: str, **more: str) -> str:
+    """Address of the guided start of an agent."""
+    return f"{reverse('start')}?{urlencode({'agent': agent, **more})}"
+
+
+def _card_shown(request: HttpRequest) -> AgentCard | None:
+    """The agent the address names, else the one this session was at, else the first whose loop is open; None for a new
+    one."""
+    named = request.GET.get("agent")
+    kept = named if named is not None else request.session.get(AGENT_KEY, "")
+    cards = {card.facts.slug: card for card in agent_cards(kept)}
+    if kept in cards:
+        request.session[AGENT_KEY] = kept
+    if named is not None or kept in cards:
+        return cards.get(kept)
+    waiting = [card for card in cards.values() if _at(guide_of(card)).key != "ask"]
+    return (waiting or list(cards.values()) or [None])[0]
+
+
+def _at(steps: tuple[GuideStep, ...]) -> GuideStep:
+    return next(step for step in steps if step.state in (NOW, FAULT))
+
+
+def _page(
+    request: HttpRequest, card: AgentCard | None, *, status: int = 200, step: str = "", **more: Any
+) -> HttpResponse:
+    """The page of an agent at its step, or at an earlier one that was asked for."""
+    steps = guide_of(card)
+    at = _at(steps)
+    asked = step or request.GET.get("step", "")
+    shown = next((one for one in steps if one.key == asked and one.state != OPEN), at)
+    slug = card.facts.slug if card else ""
+    context = {
+        "card": card,
+        "slug": slug,
+        "steps": steps,
+        "at": at,
+        "shown": shown,
+        "number": steps.index(shown) + 1,
+        "next": step_next(card) if card else None,
+        "needed": needed(),
+        "here": start_address(slug) if card else reverse("start"),
+        "template": f"rl/start/_{shown.key}.html",
+        **(_bring_context(request, card) if shown.key == "bring" else {}),
+        **more,
+    }
+    return render(request, "rl/start.html", context, status=status)
+
+
+# --- Bringing decisions -------------------------------------------------------------------------------------
+
+
+def _bring_context(request: HttpRequest, card: AgentCard | None) -> dict[str, Any]:
+    return {
+        "example": EXAMPLE,
+        "given": request.POST,
+        "agent_given": request.POST.get("agent", card.facts.slug if card else ""),
+        "base_url": request.build_absolute_uri("/v1"),
+        "may_make_keys": request.user.is_staff and request.user.has_perm("feedback.add_apikey"),
+    }
+
+
+@csrf_exempt  # the size is looked at before the body is read; _start_bring checks the token
+@never_cache
+def start_bring(request: HttpRequest) -> HttpResponse:
+    """Try pasted lines or a file (or other columns of the one taken), and show what was recognised; stores nothing."""
+    return too_large(request) or cast(HttpResponse, _start_bring(request))
+
+
+@csrf_protect
+@login_required
+@permission_required(OPERATE, raise_exception=True)
+@require_POST
+def _start_bring(request: HttpRequest) -> HttpResponse:
+    if request.POST.get("token"):
+        upload = _kept(request)
+        if upload is None:
+            return _bring_again(request, GONE)
+        try:
+            return _tried(request, upload_mapped(upload, request.POST))
+        except FormatRefused as refusal:
+            return _tried(request, upload, fault=upload.without_paths(str(refusal)))
+    _forget(request)
+    agent = request.POST.get("agent", "").strip().lower()
+    if agent and not re.fullmatch(SLUG_PATTERN, agent):
+        return _bring_again(request, "Agent: expected a short name such as support-bot.")
+    text = request.POST.get("text", "").strip()
+    file = request.FILES.get("file")
+    if file is None and not text:
+        return _bring_again(request, "Expected lines or a file, found neither: paste some, or choose a file.")
+    if file is None and len(text) > TEXT_CHARACTERS:
+        return _bring_again(
+            request, f"Expected at most {TEXT_CHARACTERS:,} characters of text: choose a file instead."
+        )
+    return _tried(request, upload_store(file or _as_file(text), None, agent=agent))
+
+
+def _as_file(text: str) -> UploadedFile:
+    """Pasted lines as a file; one that begins with no JSON is a table, by tabs where its first line has one."""
+    first = text.partition("\n")[0]
+    ending = "jsonl" if text[:1] in "[{" else "tsv" if "\t" in first else "csv"
+    return cast(UploadedFile, ContentFile(text.encode(), name=f"pasted.{ending}"))
+
+
+def _bring_again(request: HttpRequest, fault: str) -> HttpResponse:
+    return _page(request, _card_shown(request), status=400, step="bring", fault=fault)
+
+
+def _tried(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResponse:
+    trial = upload_try(upload, actor=request.user.get_username(), fault=fault)
+    if not trial.readable:
+        uploads_sweep(upload.token)
+        return _bring_again(request, trial.fault)
+    request.session[UPLOAD_KEY] = upload.as_dict()
+    more = {"take_url": reverse("start-take"), "again_url": reverse("start-bring")}
+    context = {**trial.context, **more, "other_url": f"{reverse('start')}?agent=&step=bring"}
+    return render(request, "rl/start_tried.html", context, status=400 if trial.fault else 200)
+
+
+@login_required
+@permission_required(OPERATE, raise_exception=True)
+@require_POST
+def start_take(request: HttpRequest) -> HttpResponse:
+    """Import the lines that this session tried, and go on with their agent."""
+    upload = _kept(request)
+    if upload is None:
+        return _bring_again(request, GONE)
+    order = upload.order(actor=request.user.get_username(), skip_bad=request.POST.get("skip_bad") == "on")
+    try:
+        report = order_import(order)
+    except (FormatRefused, ImportRefused) as refusal:
+        return _bring_again(request, upload.without_paths(str(refusal)))
+    finally:
+        _forget(request)
+    note = messages.warning if report.problem or report.batch is None else messages.success
+    note(request, f"{report.headline[:1].upper()}{report.headline[1:]}.")
+    agents = sorted(report.agents)
+    return redirect(start_address(agents[0] if agents else upload.agent or DEFAULT_AGENT))
+
+
+def _kept(request: HttpRequest) -> Upload | None:
+    """The lines of this session that the form names."""
+    upload = Upload.of(request.session.get(UPLOAD_KEY) or {})
+    return upload if upload is not None and upload.token == request.POST.get("token") else None
+
+
+def _forget(request: HttpRequest) -> None:
+    kept = request.session.pop(UPLOAD_KEY, None) or {}
+    uploads_sweep(str(kept.get("token", "")) or "-")

@@ -1,0 +1,216 @@
+"""The guided start: which step an agent is at, and that each step can be done from the page alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+from feedback.accounts.roles import role_give
+from feedback.cache import forget_all
+from feedback.models import Decision, Rating
+from feedback.services import decision_record, rating_submit
+from rl.registry import service as registry
+from rl.selectors import AgentCard, agent_cards
+from rl.views.next_step import GUIDE, guide_of
+from tests.support.api_client import person
+from tests.test_pages import make_policy, make_run, words
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operator(client: Client) -> Client:
+    client.force_login(person("the-operator", "operator"))
+    return client
+
+
+def card_of(slug: str) -> AgentCard:
+    return next(card for card in agent_cards(slug) if card.facts.slug == slug)
+
+
+def states(card: AgentCard | None) -> str:
+    """First letters of the six states: `dnoooo` is one done, the second to be done now."""
+    return "".join(step.state[0] for step in guide_of(card))
+
+
+def rated(count: int, agent: str = "shop") -> None:
+    for number in range(count):
+        decision = decision_record(agent=agent, messages=f"question {number}", response="an answer").row
+        rating_submit(decision=decision, rater="bob", thumb="up" if number % 2 else "down")
+
+
+# --- Where an agent is --------------------------------------------------------------------------------------
+
+
+def test_the_step_follows_from_what_is_stored() -> None:
+    assert states(None) == "nooooo"
+    decision_record(agent="shop", messages="q", response="a")
+    assert states(card_of("shop")) == "dnoooo"
+    rated(10)
+    assert states(card_of("shop")) == "ddnooo"
+    run = make_run("shop", status="running", finished_at=None)
+    assert states(card_of("shop")) == "ddnooo"
+    type(run).objects.update(status="succeeded", finished_at=run.created_at)
+    policy = make_policy("shop")
+    assert states(card_of("shop")) == "dddnoo"
+    registry.Policy.objects.update(metrics={"valid_rate": {"value": 1.0}})
+    judged = {"headline": {"kind": "pairs", "value": 0.7, "low": 0.6, "high": 0.8, "n": 50}}
+    registry.Policy.objects.update(metrics=judged)
+    assert states(card_of("shop")) == "ddddno"
+    registry.policy_promote(policy, "champion", actor="eve", force=True, reason="a test")
+    assert states(card_of("shop")) == "dddddn"
+
+
+def test_a_first_training_that_failed_is_a_fault_at_its_step() -> None:
+    rated(10)
+    make_run("shop", status="failed", reason="no memory")
+    assert states(card_of("shop")) == "ddfooo"
+
+
+def test_a_newer_candidate_is_led_on_beside_a_champion() -> None:
+    rated(10)
+    registry.policy_promote(make_policy("shop"), "champion", actor="eve", force=True, reason="a test")
+    newer = make_policy("shop")
+    assert states(card_of("shop")) == "dddnoo"
+    registry.policy_reject(newer, actor="eve", reason="worse")
+    assert states(card_of("shop")) == "dddddn"
+
+
+# --- The page -----------------------------------------------------------------------------------------------
+
+
+def test_an_operator_without_decisions_lands_there_and_a_rater_does_not(operator: Client) -> None:
+    assert operator.get("/").headers["Location"] == "/start/"
+    operator.force_login(person("the-rater", "rater"))
+    assert operator.get("/").status_code == 200
+    assert operator.get("/start/").status_code == 403
+
+
+def test_the_navigation_leads_there_until_a_loop_was_closed(operator: Client) -> None:
+    rated(1)
+    assert 'href="/start/"' in operator.get("/decisions/").text
+    registry.policy_promote(make_policy("shop"), "champion", actor="eve", force=True, reason="a test")
+    forget_all()
+    assert 'href="/start/"' not in operator.get("/decisions/").text
+
+
+def test_who_comes_back_goes_on_where_they_were(operator: Client) -> None:
+    rated(1, "a-first")
+    rated(10, "shop")
+    assert operator.get("/start/?agent=shop").context["shown"].key == "train"
+    again = operator.get("/start/")
+    assert (again.context["slug"], again.context["shown"].key) == ("shop", "train")
+    assert operator.get("/start/?agent=").context["card"] is None
+
+
+def test_an_earlier_step_can_be_looked_at_and_a_later_one_cannot(operator: Client) -> None:
+    rated(10)
+    assert operator.get("/start/?agent=shop&step=bring").context["shown"].key == "bring"
+    assert operator.get("/start/?agent=shop&step=promote").context["shown"].key == "train"
+
+
+@pytest.mark.parametrize("key", [step[0] for step in GUIDE])
+def test_every_step_says_what_happens_next(key: str) -> None:
+    step = next(step for step in guide_of(None) if step.key == key)
+    assert step.after.endswith(".")
+    assert "{" not in step.after
+    assert step.takes
+
+
+# --- Bringing decisions -------------------------------------------------------------------------------------
+
+LINES = "\n".join(
+    json.dumps({"prompt": f"question {n}", "response": f"answer {n}", "thumb": "up" if n % 2 else "down"})
+    for n in range(10)
+)
+
+
+def bring(client: Client, text: str = "", **more: Any) -> Any:
+    return client.post("/start/bring/", {"text": text, **more})
+
+
+def test_pasted_lines_are_recognised_and_then_taken_in(operator: Client) -> None:
+    tried = bring(operator, LINES, agent="shop")
+    assert tried.status_code == 200
+    assert dict(tried.context["counts"]) == {"decisions": 10, "ratings": 10}
+    assert tried.context["whose"] == ["shop"]
+    assert Decision.objects.count() == 0
+    taken = operator.post("/start/take/", {"token": tried.context["upload"].token})
+    assert taken.headers["Location"] == "/start/?agent=shop"
+    assert (Decision.objects.filter(agent="shop").count(), Rating.objects.count()) == (10, 10)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "question,answer,stars\nmay I?,yes,5\nmust I?,no,1",
+        "question\tanswer\tstars\nmay I?\tyes\t5\nmust I?\tno\t1",
+        '[{"prompt": "may I?", "response": "yes", "stars": 5}, {"prompt": "must I?", "response": "no", "stars": 1}]',
+    ],
+)
+def test_tables_and_arrays_are_read_as_they_are_pasted(operator: Client, text: str) -> None:
+    assert dict(bring(operator, text).context["counts"]) == {"decisions": 2, "ratings": 2}
+
+
+def test_columns_are_said_on_the_page_where_their_names_do_not_say_them(operator: Client) -> None:
+    tried = bring(operator, "wen,was,wie\nmay I?,yes,5\nmust I?,no,1", agent="shop")
+    assert tried.status_code == 400
+    chosen = {"column-0": "prompt", "column-1": "response", "column-2": "rating", "scale": "1..5"}
+    again = operator.post("/start/bring/", {"token": tried.context["upload"].token, **chosen})
+    assert dict(again.context["counts"]) == {"decisions": 2, "ratings": 2}
+
+
+def test_columns_with_names_of_their_own_are_guessed_and_asked_about_without_words_of_a_shell(
+    operator: Client,
+) -> None:
+    tried = bring(operator, "customer wrote\tassistant reply\tgrade\nmay I?\tyes\t5\nmust I?\tno\t1")
+    assert [field for _, field in tried.context["columns"]] == ["prompt", "response", "rating"]
+    assert "--map" not in tried.text
+    sent = {"column-0": "prompt", "column-1": "response", "column-2": "rating"}
+    again = operator.post("/start/bring/", {"token": tried.context["upload"].token, **sent})
+    assert dict(again.context["counts"]) == {"decisions": 2, "ratings": 2}
+
+
+def test_a_file_is_taken_in_place_of_text(operator: Client) -> None:
+    tried = bring(operator, file=SimpleUploadedFile("mine.jsonl", LINES.encode()))
+    assert tried.context["name"] == "mine.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("sent", "fault"),
+    [
+        ({}, "found neither"),
+        ({"text": LINES, "agent": "Not a slug!"}, "expected a short name"),
+        ({"text": "just words\nwithout a header"}, "pasted.csv"),
+    ],
+)
+def test_what_cannot_be_read_is_said_and_what_was_pasted_stays(
+    operator: Client, sent: dict[str, str], fault: str
+) -> None:
+    page = operator.post("/start/bring/", sent)
+    assert page.status_code == 400
+    text = words(page.text)
+    assert fault in text
+    assert sent.get("text", "").partition("\n")[0].replace('"', "&quot;") in text
+    assert Decision.objects.count() == 0
+
+
+def test_lines_belong_to_who_tried_them(operator: Client) -> None:
+    tried = bring(operator, LINES)
+    other = Client()
+    other.force_login(person("another", "operator"))
+    assert other.post("/start/take/", {"token": tried.context["upload"].token}).status_code == 400
+    assert Decision.objects.count() == 0
+
+
+def test_the_call_to_wrap_names_this_server_and_leads_to_a_key(operator: Client) -> None:
+    admin = person("the-admin", "admin")
+    role_give(admin, "admin")
+    operator.force_login(admin)
+    page = operator.get("/start/").text
+    assert 'base_url="http://testserver/v1"' in page
+    assert "/admin/feedback/apikey/add/" in page
