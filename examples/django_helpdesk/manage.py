@@ -1,0 +1,10 @@
+"""Command line of the help desk: python manage.py migrate, runserver."""
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helpdesk.settings")
+    execute_from_command_line(sys.argv)
