@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl.views import agents, experiments, policies, reward_models, runs, start
+from rl.views import agents, experiments, playground, policies, reward_models, runs, start
 
 urlpatterns = [
     path("", runs.home, name="home"),
@@ -12,6 +12,8 @@ urlpatterns = [
     path("start/bring/", start.start_bring, name="start-bring"),
     path("start/take/", start.start_take, name="start-take"),
     path("agents/<str:slug>/", agents.agent, name="agent"),
+    path("agents/<str:slug>/playground/", playground.playground, name="playground"),
+    path("agents/<str:slug>/playground/rate/", playground.playground_rate, name="playground-rate"),
     path("runs/", runs.runs, name="runs"),
     path("runs/new/", runs.run_new, name="run-new"),
     path("runs/<int:pk>/", runs.run, name="run"),

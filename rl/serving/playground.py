@@ -1,0 +1,154 @@
+"""Playground: one question put to several policies of an agent, each answer a recorded decision."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Q
+
+from feedback.explorer.previews import glimpse_of
+from feedback.recording.recorder import Storage
+from feedback.selectors import decisions_of
+from rl.models import Policy
+from rl.models.agent_definitions import agent_served
+from rl.serving.base import BASE, ServingRefused
+from rl.serving.decide import DecideOrder, decide
+from rl.serving.fallback import NobodyAnswers
+from rl.serving.recording_policy import RecordingImpossible
+
+MARK = "playground"
+"""Key of a decision's metadata that says who asked here."""
+MAX_POLICIES = 6
+"""Policies asked at once."""
+POLICIES_OFFERED = 12
+EXAMPLES = 6
+"""Recent prompts offered."""
+LOOK = 200
+"""Newest decisions among which examples are looked for."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question as it was typed: a text, a conversation or a state, among listed responses or in free words."""
+
+    text: str
+    candidates: tuple[str, ...] = ()
+
+    def order(self, agent: str, policy: str, actor: str) -> DecideOrder:
+        """The order of a decision by one policy. Raises ServingRefused for an empty question."""
+        if not self.text.strip():
+            raise ServingRefused("expected a question, found nothing", param="question")
+        read = question_read(self.text)
+        return DecideOrder(
+            agent=f"{agent}:{policy}",
+            candidates=list(self.candidates) or None,
+            metadata={MARK: actor},
+            **({"state": read} if isinstance(read, dict) else {"messages": read}),
+        )
+
+
+@dataclass(frozen=True)
+class PlaygroundAnswer:
+    """Answer of one policy: the id of its decision, or the reason why there is none."""
+
+    policy: str
+    decision: uuid.UUID | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt that was asked before, as it may be typed again."""
+
+    decision: uuid.UUID
+    line: str
+
+
+def question_read(text: str) -> str | dict[str, Any] | list[Any]:
+    """What was typed: a JSON object is the agent's state, a JSON list of messages a conversation, all else a text."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            read = json.loads(text)
+        except ValueError:
+            return text
+        if isinstance(read, dict) or (isinstance(read, list) and read and isinstance(read[0], dict)):
+            return read
+    return text
+
+
+def question_text(messages: Any, state: Any) -> str:
+    """A recorded prompt as it may be typed into the playground: its state, its only message, or the conversation."""
+    if isinstance(state, Mapping) and state:
+        return json.dumps(state, ensure_ascii=False, indent=2)
+    if isinstance(messages, str):
+        return messages
+    if len(messages) == 1 and isinstance(messages[0].get("content"), str):
+        return str(messages[0]["content"])
+    return json.dumps(messages, ensure_ascii=False, indent=2)
+
+
+def playground_ask(
+    agent: str, question: Question, policies: Sequence[str], actor: str
+) -> list[PlaygroundAnswer]:
+    """Ask every policy, one after another. A refusal of one is its answer and stops no other.
+
+    Raises ServingRefused where nothing or too much is asked.
+    """
+    if not 1 <= len(policies) <= MAX_POLICIES:
+        raise ServingRefused(
+            f"expected 1 to {MAX_POLICIES} policies to ask, found {len(policies)}", param="policy"
+        )
+    return [_ask(agent, question, policy, actor) for policy in dict.fromkeys(policies)]
+
+
+def _ask(agent: str, question: Question, policy: str, actor: str) -> PlaygroundAnswer:
+    try:
+        made = decide(question.order(agent, policy, actor))
+    except (ServingRefused, NobodyAnswers, RecordingImpossible) as refusal:
+        return PlaygroundAnswer(policy, refusal=str(refusal))
+    if made.storage is not Storage.DATABASE:
+        return PlaygroundAnswer(
+            policy,
+            refusal=f"it answered {made.facts['response'][:400]!r}; the database is away and takes it in later",
+        )
+    return PlaygroundAnswer(policy, uuid.UUID(made.facts["id"]))
+
+
+def policies_offered(agent: str, named: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Names and stages that may be asked: the base, the champion, then those named and the newest; none rejected."""
+    able = Policy.objects.filter(agent=agent).exclude(stage=Policy.Stage.REJECTED).order_by("-pk")
+    wanted = able.filter(Q(stage=Policy.Stage.CHAMPION) | Q(name__in=named)).values_list("name", "stage")
+    found = dict([*wanted, *able.values_list("name", "stage")[:POLICIES_OFFERED]])
+    champion_first = sorted(found.items(), key=lambda row: row[1] != Policy.Stage.CHAMPION)
+    return [(BASE, ""), *champion_first]
+
+
+def policies_default(offered: Sequence[tuple[str, str]]) -> list[str]:
+    """The base beside the champion, or beside the newest policy where there is no champion."""
+    return [name for name, _ in offered[:2]]
+
+
+def examples_recent(agent: str) -> list[Example]:
+    """The newest prompts of an agent that differ, a line each."""
+    found: dict[str, Example] = {}
+    rows = (
+        decisions_of(agent)
+        .order_by("-created_at", "-id")
+        .only("id", "prompt_hash", "messages", "state", "response")
+    )
+    for row in rows[:LOOK]:
+        if row.prompt_hash not in found:
+            found[row.prompt_hash] = Example(row.pk, glimpse_of(row)[0])
+        if len(found) == EXAMPLES:
+            break
+    return list(found.values())
+
+
+def writes_text(agent: str) -> bool:
+    """Whether the agent answers in free words, which may be streamed: no schema and no closed set of answers."""
+    found = agent_served(agent)
+    return not found.structured and not found.answers

@@ -1,0 +1,186 @@
+"""Playground of an agent: one question to several policies, their answers side by side, rated where they stand."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST
+
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.explorer.page_context import shown_context
+from feedback.models import Decision, Rating
+from feedback.selectors import decisions_of, ratings_standing
+from feedback.services import FeedbackRefused, comparison_submit, rating_submit
+from rl.models.agent_definitions import agent_served
+from rl.serving.base import ServingRefused
+from rl.serving.known_agents import AgentUnknown, agent_check
+from rl.serving.playground import (
+    MAX_POLICIES,
+    PlaygroundAnswer,
+    Question,
+    examples_recent,
+    playground_ask,
+    policies_default,
+    policies_offered,
+    question_text,
+    writes_text,
+)
+
+CANDIDATES_SHOWN = 12
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["ingest"], raise_exception=True)
+@require_http_methods(["GET", "HEAD", "POST"])
+def playground(request: HttpRequest, slug: str) -> HttpResponse:
+    """The form and the answers: of a POST, or of `?answers=` with ids of decisions that were asked for here.
+
+    `?decision=` fills in the prompt of a recorded decision, `?policy=` picks whom to ask.
+    """
+    _agent_checked(slug)
+    sent = request.POST if request.method == "POST" else request.GET
+    picked = sent.getlist("policy")
+    offered = policies_offered(slug, picked)
+    question = Question(sent.get("question", ""), _lines(sent.get("candidates", "")))
+    fault, answers = "", []
+    if request.method == "POST":
+        try:
+            answers = playground_ask(slug, question, picked, request.user.get_username())
+        except ServingRefused as refusal:
+            fault = str(refusal)
+    elif ids := _ids(sent.get("answers", "")):
+        answers = [PlaygroundAnswer(row.policy, row.pk) for row in _recorded(slug, ids)]
+        fault = (
+            "" if len(answers) == len(ids) else f"{len(ids) - len(answers)} of these answers are not stored"
+        )
+    rows = _recorded(slug, [answer.decision for answer in answers if answer.decision])
+    like = rows[0] if rows else _decision(slug, sent.get("decision", ""))
+    if like is not None and not question.text:
+        question = Question(question_text(like.messages, like.state), _lines(sent.get("candidates", "")))
+    context = {
+        "slug": slug,
+        "title": agent_served(slug).title,
+        "question": question.text,
+        "candidates": "\n".join(question.candidates),
+        "offered": [
+            (name, stage, name in (picked or [row.policy for row in rows] or policies_default(offered)))
+            for name, stage in offered
+        ],
+        "most": MAX_POLICIES,
+        "fault": fault,
+        "answers": _answers(answers, rows, request.user.get_username()),
+        "asked": ",".join(str(row.pk) for row in rows),
+        "examples": examples_recent(slug),
+        "streams": writes_text(slug),
+    }
+    return render(request, "rl/playground.html", context, status=400 if fault and not answers else 200)
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@permission_required(SCOPE_PERMISSIONS["ingest"], raise_exception=True)
+@require_POST
+def playground_rate(request: HttpRequest, slug: str) -> HttpResponse:
+    """Rate one answer (`up`, `down`), or prefer it to all others of the question (`best`); back to the answers."""
+    ids = _ids(request.POST.get("answers", ""))
+    rows = {str(row.pk): row for row in _recorded(slug, ids)}
+    row = rows.pop(request.POST.get("decision", ""), None)
+    if row is None:
+        raise Http404("expected one of the answers that are shown")
+    rater, verdict = request.user.get_username(), request.POST.get("verdict", "")
+    try:
+        if verdict == "best":
+            for other in rows.values():
+                comparison_submit(left=row, right=other, preference="left", rater=rater)
+        else:
+            rating_submit(decision=row, thumb=verdict, rater=rater)
+    except FeedbackRefused as refusal:
+        messages.error(request, f"{refusal}: {'; '.join(refusal.fields.values())}".rstrip(": "))
+    else:
+        messages.success(request, _thanks(verdict, row))
+    kept = {"answers": ",".join(map(str, ids)), "candidates": request.POST.get("candidates", "")}
+    address = reverse("playground", args=[slug])
+    return redirect(f"{address}?{urlencode({name: value for name, value in kept.items() if value})}#answers")
+
+
+def _thanks(verdict: str, row: Decision) -> str:
+    if verdict == "best":
+        return f"Stored: the answer of {row.policy} is preferred to the others."
+    return f"Stored: the answer of {row.policy} is {'good' if verdict == 'up' else 'bad'}."
+
+
+def _agent_checked(slug: str) -> None:
+    try:
+        agent_check(slug)
+    except AgentUnknown as error:
+        raise Http404(str(error)) from error
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _ids(text: str) -> list[uuid.UUID]:
+    """At most MAX_POLICIES ids of decisions. Raises Http404 for what is none."""
+    try:
+        return [uuid.UUID(part) for part in text.split(",") if part][:MAX_POLICIES]
+    except ValueError as error:
+        raise Http404("expected ids of decisions, with commas") from error
+
+
+def _recorded(slug: str, ids: Sequence[uuid.UUID]) -> list[Decision]:
+    """The agent's decisions with these ids, in their order."""
+    found = {row.pk: row for row in decisions_of(slug).filter(pk__in=ids)}
+    return [found[pk] for pk in ids if pk in found]
+
+
+def _decision(slug: str, text: str) -> Decision | None:
+    found = _recorded(slug, _ids(text)[:1])
+    return found[0] if found else None
+
+
+def _answers(
+    answers: Sequence[PlaygroundAnswer], rows: Sequence[Decision], rater: str
+) -> list[dict[str, Any]]:
+    """Each answer as the page draws it: its preview, its candidates, the rater's own rating of it."""
+    by_id = {row.pk: row for row in rows}
+    mine = {
+        rating.decision_id: rating
+        for rating in ratings_standing().filter(decision_id__in=list(by_id), rater=rater)
+    }
+    shown = []
+    for answer in answers:
+        row = by_id.get(answer.decision) if answer.decision else None
+        one: dict[str, Any] = {"policy": answer.policy, "refusal": answer.refusal}
+        if row is not None:
+            rating: Rating | None = mine.get(row.pk)
+            one |= {
+                **shown_context(row),
+                "probabilities": _probabilities(row),
+                "thumb": rating.thumb if rating else "",
+            }
+        shown.append(one)
+    return shown
+
+
+def _probabilities(row: Decision) -> list[dict[str, Any]]:
+    """Candidates with the probability each was drawn with, the likeliest first."""
+    found = [
+        {
+            "text": candidate["response"],
+            "share": float(candidate["probability"]),
+            "bar": round(100 * float(candidate["probability"]), 1),
+            "chosen": candidate["response"] == row.response,
+        }
+        for candidate in row.candidates or []
+        if isinstance(candidate, dict) and isinstance(candidate.get("probability"), (int, float))
+    ]
+    return sorted(found, key=lambda one: -one["share"])[:CANDIDATES_SHOWN]
