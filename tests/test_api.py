@@ -363,10 +363,12 @@ def test_text_is_found_in_prompts_in_any_script(app: ApiClient) -> None:
         {"cursor": "W10"},
         {"cursor": "ü"},
         {"agnet": "a"},
+        {"page_size": ["x", "5"]},
+        {"agent": ["a", "b"]},
     ],
     ids=str,
 )
-def test_a_bad_parameter_is_refused_by_name(app: ApiClient, query: dict[str, str]) -> None:
+def test_a_bad_parameter_is_refused_by_name(app: ApiClient, query: dict[str, Any]) -> None:
     response = app.get("/api/decisions/", **query)
     assert response.status_code == 400
     assert set(error_of(response)["fields"]) == set(query)
