@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import socket
 import threading
@@ -20,6 +21,8 @@ from rl.rewards.jail_server import FIRST_UID, script_run, server
 from rl.rewards.sandbox import IsolationUnavailable, Limits
 
 TIGHT = Limits(wall_s=2.0, cpu_s=1, memory_mb=256, processes=8, file_mb=4, output_bytes=20_000)
+PATIENT = dataclasses.replace(TIGHT, wall_s=60.0)
+"""For what ends by itself: on a busy machine a process may take seconds to begin."""
 
 walled = pytest.mark.skipif(
     bool(sandbox.isolation_fault()), reason=f"no isolation here: {sandbox.isolation_fault()}"
@@ -46,7 +49,7 @@ def test_code_that_passes_its_tests_earns_all() -> None:
 
 @walled
 def test_a_shell_runs_too() -> None:
-    ran = sandbox.run("read x; echo $((x * 7)); pwd", "shell", TIGHT, stdin="6\n")
+    ran = sandbox.run("read x; echo $((x * 7)); pwd", "shell", PATIENT, stdin="6\n")
     assert ran.ok
     assert ran.output == "42\n/box\n"
 
@@ -75,7 +78,7 @@ HARM = {
 def test_harm_is_contained_and_earns_nothing(what: str) -> None:
     code, stopped = HARM[what]
     before = {process.pid for process in psutil.process_iter()}
-    ran = sandbox.run(code, "python", TIGHT)
+    ran = sandbox.run(code, "python", TIGHT if stopped else PATIENT)
     assert not ran.ok, ran
     assert bool(ran.stopped) == stopped, ran
     assert len(ran.output) <= TIGHT.output_bytes
@@ -108,7 +111,7 @@ def test_the_network_is_not_there() -> None:
         thread = threading.Thread(target=listen)
         thread.start()
         ran = sandbox.run(
-            f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)", "python", TIGHT
+            f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)", "python", PATIENT
         )
         thread.join()
     assert not ran.ok
@@ -144,7 +147,7 @@ def test_new_walls_inside_the_walls_cannot_be_built(what: str) -> None:
     code = (
         "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nx86 = os.uname().machine == 'x86_64'\n"
     )
-    ran = sandbox.run(f"{code}print({INSIDE[what]}, ctypes.get_errno())", "python", TIGHT)
+    ran = sandbox.run(f"{code}print({INSIDE[what]}, ctypes.get_errno())", "python", PATIENT)
     assert ran.ok, ran
     result, number = map(int, ran.output.split())
     assert result == -1
@@ -171,7 +174,7 @@ print(held)
 @walled
 def test_no_memory_is_held_that_nobody_has_mapped() -> None:
     """512 MB of System V segments, beside a limit of 256 MB: each is filled, unmapped, and would live on."""
-    assert sandbox.run(HOLDING, "python", TIGHT).output == "0\n"
+    assert sandbox.run(HOLDING, "python", PATIENT).output == "0\n"
 
 
 @walled
@@ -192,7 +195,7 @@ def is_open(fd):
         return False
 print(sorted(os.environ), list(filter(is_open, range(3, 64))))
 """
-    lines = script_run(server(), code, "", TIGHT).splitlines()
+    lines = script_run(server(), code, "", PATIENT).splitlines()
     for result, number in ast.literal_eval(lines[0]):
         assert (result, number in (1, 38, 97)) == (-1, True)
     uid, rest = lines[1].split(" ", 1)
@@ -220,7 +223,7 @@ def test_a_call_by_another_abi_ends_the_process() -> None:
     ran = sandbox.run(
         "import ctypes\nctypes.CDLL(None).syscall(0x40000000 | 272, 0x10000000)\nprint('alive')",
         "python",
-        TIGHT,
+        PATIENT,
     )
     assert not ran.ok
     assert "alive" not in ran.output
@@ -238,7 +241,7 @@ def test_ordinary_programs_notice_nothing() -> None:
         "child.start(); child.join()\n"
         "print(done)\n"
     )
-    ran = sandbox.run(code, "python", TIGHT)
+    ran = sandbox.run(code, "python", PATIENT)
     assert ran.ok, ran
     assert ran.output == "four\n[1, 2, 3]\n"
 
@@ -249,7 +252,7 @@ def test_what_is_left_in_the_background_ends_with_it(tmp_path: Path) -> None:
     ran = sandbox.run(
         f"import subprocess\nsubprocess.Popen(['/bin/sh', '-c', 'sleep 600 # {marker}'])\nprint('gone')",
         "python",
-        TIGHT,
+        PATIENT,
     )
     assert ran.ok, ran
     time.sleep(0.1)
@@ -262,7 +265,7 @@ def test_nothing_is_left_on_the_disk() -> None:
 
     folder = Path(tempfile.gettempdir())
     before = set(folder.glob("ratchet-sandbox-*"))
-    sandbox.run("open('x', 'w').write('y')", "python", TIGHT)
+    sandbox.run("open('x', 'w').write('y')", "python", PATIENT)
     assert set(folder.glob("ratchet-sandbox-*")) <= before
 
 

@@ -81,7 +81,7 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
         "examples": examples_recent(slug),
         "streams": writes_text(slug),
     }
-    return render(request, "rl/playground.html", context, status=400 if fault and not answers else 200)
+    return render(request, "rl/playground.html", context, status=400 if fault and request.method == "POST" else 200)
 
 
 @login_required
@@ -106,9 +106,13 @@ def playground_rate(request: HttpRequest, slug: str) -> HttpResponse:
         messages.error(request, f"{refusal}: {'; '.join(refusal.fields.values())}".rstrip(": "))
     else:
         messages.success(request, _thanks(verdict, row))
-    kept = {"answers": ",".join(map(str, ids)), "candidates": request.POST.get("candidates", "")}
-    address = reverse("playground", args=[slug])
-    return redirect(f"{address}?{urlencode({name: value for name, value in kept.items() if value})}#answers")
+    form = {
+        "answers": ",".join(map(str, ids)),
+        "candidates": request.POST.get("candidates", ""),
+        "policy": request.POST.getlist("policy"),
+    }
+    query = urlencode({name: value for name, value in form.items() if value}, doseq=True)
+    return redirect(f"{reverse('playground', args=[slug])}?{query}#answers")
 
 
 def _thanks(verdict: str, row: Decision) -> str:
