@@ -81,7 +81,9 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
         "examples": examples_recent(slug),
         "streams": writes_text(slug),
     }
-    return render(request, "rl/playground.html", context, status=400 if fault and request.method == "POST" else 200)
+    return render(
+        request, "rl/playground.html", context, status=400 if fault and request.method == "POST" else 200
+    )
 
 
 @login_required
