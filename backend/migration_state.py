@@ -17,7 +17,8 @@ def migrations_waiting() -> int:
 
 
 def migrations_complete() -> bool:
-    """As `migrations_waiting`, for who asks every few seconds: a yes is remembered for the life of the process."""
+    """Cached `migrations_waiting`, for callers that ask every few seconds: a yes is remembered for the life
+    of the process."""
     database = str(settings.DATABASES["default"]["NAME"])
     if database not in _complete and not migrations_waiting():
         _complete.add(database)

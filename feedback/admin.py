@@ -68,7 +68,7 @@ def _short(text: str, characters: int = 70) -> str:
 
 
 def verdict_of(rating: Rating) -> str:
-    """What a rating says, in a word or two."""
+    """A rating as a word or two."""
     if rating.withdrawn:
         return "taken back"
     if rating.thumb:

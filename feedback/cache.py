@@ -20,7 +20,8 @@ outage = OutageLog(logger)
 V = TypeVar("V")
 
 STALE_S = 600.0
-"""How long what a process remembers stands in for a database that cannot be reached: apps are served meanwhile."""
+"""Longest age of cached facts that stand in for a database that cannot be reached: apps are served
+meanwhile."""
 
 _all: list[TTLCache[object]] = []
 

@@ -97,7 +97,7 @@ def agents_known() -> list[str]:
 
 
 def agent_has_decisions(agent: str) -> bool:
-    """Whether an agent decided anything: one look into the index."""
+    """True if an agent decided anything: one look into the index."""
     return Decision.objects.filter(agent=agent).exists()
 
 
@@ -297,7 +297,7 @@ class ResponseFact(NamedTuple):
     metadata: dict[str, Any]
     has_state: bool
     judged: bool
-    """Whether it was ever rated or compared; the others are here for their scored candidates alone."""
+    """True if it was ever rated or compared; the others are here for their scored candidates alone."""
 
 
 class PromptFact(NamedTuple):
@@ -353,13 +353,14 @@ def response_facts(agent: str) -> Iterator[ResponseFact]:
 
 
 def verdict_stands(decision: str = "pk") -> Exists:
-    """Whether a thumb, stars or a score stands on the decision whose id that column of the outer query holds."""
+    """True if a thumb, stars or a score stands on the decision whose id that column of the outer query
+    holds."""
     verdict = ~Q(thumb="") | Q(stars__isnull=False) | Q(score__isnull=False)
     return Exists(ratings_standing().filter(verdict, decision=OuterRef(decision)).order_by())
 
 
 def responses_without_verdict(ids: Sequence[uuid.UUID]) -> Iterator[ResponseFact]:
-    """Those of these decisions on which no thumb, stars or score stands."""
+    """Decisions among these without a standing thumb, stars or score."""
     for start in range(0, len(ids), IDS):
         rows = Decision.objects.filter(~verdict_stands(), pk__in=ids[start : start + IDS], withdrawal=None)
         yield from _responses(rows.order_by("pk"))
@@ -442,7 +443,8 @@ class PolicyRating(NamedTuple):
 
 
 def policy_verdicts(agent: str, policy: str, since: datetime | None = None) -> Iterator[PolicyRating]:
-    """What people said of a policy's decisions, oldest decision first; of decisions from `since` on alone."""
+    """Ratings by people of a policy's decisions, oldest decision first; of decisions from `since` on
+    alone."""
     rows = ratings_standing(agent).filter(decision__policy=policy)
     if since is not None:
         rows = rows.filter(decision__created_at__gte=since)

@@ -160,8 +160,9 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
 
 
 def rating_change(row: Rating, before: bool) -> int:
-    """What a rating does to its decision's number of standing ratings by people. A change, not a recount: the row's
-    place in its chain is certain, while a recount would miss what another transaction is about to commit.
+    """Change in the number of standing ratings by people that a rating makes. A change, not a recount: the
+    row's place in its chain is certain, while a recount would miss what another transaction is about to
+    commit.
 
     before: whether the row it supersedes was counted.
     """
@@ -169,7 +170,7 @@ def rating_change(row: Rating, before: bool) -> int:
 
 
 def counted(row: Rating) -> bool:
-    """Whether a rating that stands is one of its decision's ratings by people."""
+    """True if a rating that stands is one of its decision's ratings by people."""
     return not row.withdrawn and row.rater_kind == RaterKind.HUMAN
 
 

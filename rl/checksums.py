@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 SUMS = "sha256.json"
-"""Beside the files of a folder: file name -> SHA-256 in hexadecimal."""
+"""File beside those of a folder: file name -> SHA-256 in hexadecimal."""
 MANIFEST = "export.json"
 """In an exported folder (merged, LoRA, ONNX), in place of SUMS: `files` names each with its SHA-256."""
 UNSUMMED = ("README.md", SUMS)
@@ -58,7 +58,7 @@ def file_sum(path: Path) -> str:
 
 
 def is_sum(text: str) -> bool:
-    """Whether a text is a SHA-256 in hexadecimal; rows of before sums were recorded hold none."""
+    """True if a text is a SHA-256 in hexadecimal; rows of before sums were recorded hold none."""
     return len(text) == 64 and all(character in "0123456789abcdef" for character in text)
 
 

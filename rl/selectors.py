@@ -41,23 +41,25 @@ class AgentCard:
     buffer: int = 0
     """Ratings, comparisons, outcomes and traces that no policy learnt from yet."""
     wanted: int = 0
-    """How many start a retrain."""
+    """Number that starts a retrain."""
     charts: Sequence[Versions] = ()
     """Accuracy and reward over the newest versions."""
     eta_s: float | None = None
     """Seconds a running run still needs."""
     learner: str = ""
-    """What the online learner waits for, in words."""
+    """State of the online learner, in words."""
     experiments: Sequence[Experiment] = ()
-    """Those that run."""
+    """Running experiments."""
     distance: Distance | None = None
-    """How far its held-out evidence is from what the gate asks for; None without feedback, or with very much."""
+    """Distance of its held-out evidence from what the gate asks for; None without feedback, or with very
+    much."""
     closed: str = ""
-    """Why the gate stayed closed when it was last asked about the newest policy; empty where it opened or was not."""
+    """Reason why the gate stayed closed when it was last asked about the newest policy; empty where it opened
+    or was not asked."""
 
     @property
     def works(self) -> bool:
-        """Whether its run is at work, or waits for it."""
+        """True if its run is at work, or waits for it."""
         return self.run is not None and self.run.status in (
             TrainingRun.Status.QUEUED,
             TrainingRun.Status.RUNNING,
@@ -65,7 +67,7 @@ class AgentCard:
 
     @property
     def evidence(self) -> list[tuple[str, int]]:
-        """What there is to learn from, by name, of which there is any: what people said before what was measured."""
+        """Evidence to learn from, by name, of which there is any: ratings before measurements."""
         counts = self.counts
         named = (
             ("ratings and comparisons" if counts.comparisons else "ratings", counts.feedback),
@@ -77,7 +79,7 @@ class AgentCard:
 
     @property
     def noun(self) -> str:
-        """What more of it is asked for: what it learns from so far."""
+        """Name of the evidence it learns from so far, for asking for more."""
         return "ratings" if self.counts.feedback or not self.evidence else self.evidence[0][0]
 
     @property
@@ -143,12 +145,12 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
 
 
 def loop_closed() -> bool:
-    """Whether any agent's loop was ever closed: a policy of its own became its champion."""
+    """True if any agent's loop was ever closed: a policy of its own became its champion."""
     return PolicyEvent.objects.filter(to_stage=Policy.Stage.CHAMPION).exists()
 
 
 def _learner(waiting: int, wanted: LearnerSettings) -> str:
-    """What the clock does about the buffer."""
+    """State of the online learner for a buffer of this size, in words."""
     if not settings.ENABLE_ONLINE_LEARNING or not wanted.enabled:
         return "online learning is off: somebody starts the next training"
     if waiting >= wanted.min_samples_to_retrain:
@@ -167,7 +169,7 @@ FIGURES = (
     *((kind, TITLES[kind], True) for kind in (LABELS, OUTCOMES, TESTS)),
     ("average_reward", "Average reward", False),
 )
-"""What is drawn over versions: the figure's name, its title, and whether it is shown in percent."""
+"""Figures drawn over versions: name, title, and True if shown in percent."""
 
 
 def policy_charts(policies: Sequence[Policy]) -> list[Versions]:
@@ -189,7 +191,7 @@ def policy_versions(
 
 
 def policy_lineage(agent: str, policies: Sequence[Policy]) -> Lineage | None:
-    """Who descends from whom among an agent's newest policies, given oldest first with their parents."""
+    """Family tree of an agent's newest policies, given oldest first with their parents."""
     shown = policies[-VERSIONS_SHOWN:]
     ever = PolicyEvent.objects.filter(policy__in=shown, to_stage=Policy.Stage.CHAMPION).order_by()
     return lineage_of(
@@ -266,7 +268,7 @@ class PolicyOverview:
 
 
 def policy_overview(policy: Policy) -> PolicyOverview:
-    """What the registry page shows of a policy, newest things first."""
+    """Contents of the registry page of a policy, newest things first."""
     metrics = policy.metrics
     run = TrainingRun.objects.select_related("snapshot").filter(policy=policy).first()
     reward = metrics.get("average_reward")

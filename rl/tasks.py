@@ -59,12 +59,12 @@ def follow_up(run_id: int) -> str:
 
 
 def tick() -> list[str]:
-    """What the clock does, every so often: see `rl.online.learner.tick`."""
+    """Scheduled check: see `rl.online.learner.tick`."""
     return learner.tick()
 
 
 def rewards() -> dict[str, Any]:
-    """Once a day: calculate the rewards that are pending; agents of which they cannot be are told of."""
+    """Calculate pending rewards, once a day; operators are notified of agents whose rewards fail."""
     found = rewards_calculate(limit=REWARDS_AT_ONCE)
     for agent, why in found.refused.items():
         notify("clock_failed", f"rewards of {agent} failed: {why}", agent=agent, task="rewards", reason=why)
@@ -82,5 +82,6 @@ def _fail(run: TrainingRun, status: int) -> None:
 
 
 def _held_by_another(run: TrainingRun) -> bool:
-    """Whether a worker that lives has it: ours was refused the claim then, and the run is not ours to fail."""
+    """True if a worker that lives has it: ours was refused the claim then, and the run is not ours to
+    fail."""
     return run.status == Status.RUNNING and worker_lives(run)

@@ -375,6 +375,43 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+RIDDLES = (
+    "What Which How Who Whom Whose Where When Why Whether That Those These It As If So Once Likewise "
+    "Asked Called Found Given Kept Said Taken Told"
+)
+"""First words of a docstring that can only be read with the code below it."""
+
+
+@pytest.mark.slow
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    """A docstring can be read alone: of modules, classes, functions, and below assignments."""
+    files = [
+        file for folder in ("backend", "feedback", "rl", "clients/python/src") for file in _files(folder)
+    ]
+    riddles = [
+        f"{file.relative_to(ROOT)}:{text.lineno}: {text.value.strip()[:40]}"
+        for file in files
+        for text in _docstrings(_parsed(file))
+        if text.value.strip().strip("`*").split(maxsplit=1)[0].strip("`,:;.") in RIDDLES.split()
+    ]
+    assert riddles == [], "\n".join(riddles)
+
+
+def _files(folder: str) -> list[Path]:
+    return [file for file in sorted((ROOT / folder).rglob("*.py")) if "migrations" not in file.parts]
+
+
+def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Every string that stands as a statement of its own."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.value
+
+
 def test_no_module_without_a_subject() -> None:
     nameless = [
         str(p.relative_to(ROOT))

@@ -17,9 +17,11 @@ if TYPE_CHECKING:  # DRF's views import the default classes, which are here
     from rest_framework.views import APIView
 
 SCOPES = ("ingest", "rate", "read", "operate")
-"""What a key or a role may do: record decisions, outcomes and traces; rate and compare; read; train and promote."""
+"""Permissions a key or a role may hold: record decisions, outcomes and traces; rate and compare; read; train
+and promote."""
 RATE_AS = "rate_as"
-"""What a key may do beside `rate`: say whose rating it sends. Without it a key rates as itself."""
+"""Further permission of a key beside `rate`: to say whose rating it sends. Without it a key rates as
+itself."""
 MAX_CALLERS = 10_000
 """Callers counted at once."""
 
@@ -31,14 +33,14 @@ class Grant:
     who: str
     """Name of the key or of the person: the rater, where the request names none."""
     ident: str
-    """Whose requests are counted together, such as key:3."""
+    """Identity under which requests are counted together, such as key:3."""
     scopes: frozenset[str]
     is_person: bool
     """Signed in, rather than an app with a key: a person rates as themselves alone."""
 
 
 def grant_of(request: Request) -> Grant:
-    """Who asks and what they may do, in a view: its permission let nobody without a grant through."""
+    """The caller and its scopes, for a view whose permission let nobody without a grant through."""
     grant = request.auth
     assert isinstance(grant, Grant)
     return grant
@@ -68,7 +70,7 @@ def _list(scopes: frozenset[str]) -> str:
 
 
 class ScopeThrottle(SimpleRateThrottle):
-    """So many requests of one caller under one scope in a window of fixed length, counted in this process.
+    """Throttle by a window of fixed length, per caller and scope, counted in this process.
 
     DRF's own keeps the time of every request in the cache and reads all of them at each; at the rates a busy app
     needs that costs more than the request. A counter per window lets at most twice the rate through at its border.

@@ -91,7 +91,7 @@ def _size(text: str) -> int:
 
 
 def _decode(model: type[Model], names: Sequence[str], text: str) -> tuple[bool, list[Any] | None]:
-    """Whether a cursor leads back, and the values it stands at; (False, None) without one."""
+    """True if a cursor leads back, with the values it stands at; (False, None) without one."""
     if not text:
         return False, None
     try:

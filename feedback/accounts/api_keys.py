@@ -24,7 +24,7 @@ SECRET_BYTES = 30
 SHOWN = 11
 """First characters of a key, kept to tell keys apart; the other 32 hold 192 random bits."""
 USED_EVERY = timedelta(minutes=1)
-"""How exactly it is known when a key was used last."""
+"""Resolution of a key's last-used time: it is written at most this often."""
 
 _FORM = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{40}}")
 _checked: TTLCache[ApiKey | None] = TTLCache()

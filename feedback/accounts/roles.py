@@ -40,7 +40,7 @@ def role_give(user: User, role: str) -> None:
 
 
 def user_scopes(user: User | AnonymousUser | Any) -> frozenset[str]:
-    """What a signed-in person may do over REST; nothing for an account that is switched off."""
+    """REST scopes of a signed-in person; none for an account that is switched off."""
     return frozenset(
         scope
         for scope, permission in SCOPE_PERMISSIONS.items()

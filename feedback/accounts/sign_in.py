@@ -58,7 +58,7 @@ class SigninLink:
 
 
 def anybody_signed_in() -> bool:
-    """Whether this installation has been opened by anyone yet."""
+    """True if this installation has been opened by anyone yet."""
     return User.objects.filter(last_login__isnull=False).exists()
 
 

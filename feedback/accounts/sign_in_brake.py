@@ -22,7 +22,7 @@ from django.shortcuts import render
 from django.utils.http import urlsafe_base64_decode
 
 LINKS = "/accounts/link/"
-"""What is kept as the address of a failed link: without its token, which may be good again one day."""
+"""Address under which failed links are counted: without their token, which may be good again one day."""
 
 
 class BrakeHandler(AxesDatabaseHandler):
@@ -47,7 +47,7 @@ def refused_response(request: HttpRequest, response: HttpResponse, credentials: 
 
 
 def link_allowed(request: HttpRequest, uid: str) -> bool:
-    """Whether a link may be tried: neither this person's links nor this address failed too often."""
+    """True if a link may be tried: neither this person's links nor this address failed too often."""
     AxesProxyHandler.update_request(request)
     request.axes_path_info = LINKS  # type: ignore[attr-defined]
     allowed: bool = AxesProxyHandler.is_allowed(request, {"username": _link_account(uid)})

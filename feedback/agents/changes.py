@@ -42,7 +42,7 @@ class AgentKeeper(Protocol):
         """Reason why the agent cannot be renamed to `new`, or be deleted (None) now; "" where it can."""
 
     def trained(self, agent: str) -> Mapping[str, list[Any]]:
-        """What was trained for the agent: {runs, policies, labels}."""
+        """Artefacts trained for the agent: {runs, policies, labels}."""
 
     def definition_rows(self, agent: str) -> int:
         """Rows that define the agent and name it otherwise than as `agent`."""
@@ -95,7 +95,7 @@ class AgentDeleted:
     rows: dict[str, int] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     trained: dict[str, list[Any]] = field(default_factory=dict)
-    """What was trained for it: {runs, policies, labels}; all of it goes with the agent."""
+    """Artefacts trained for the agent: {runs, policies, labels}; all of them go with the agent."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

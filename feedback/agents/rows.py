@@ -49,7 +49,7 @@ def rows_counted(agent: str) -> dict[str, int]:
 
 
 def is_known(agent: str) -> bool:
-    """Whether any row belongs to the agent."""
+    """True if any row belongs to the agent."""
     return any(rows.exists() for _, rows in rows_of(agent))
 
 

@@ -47,7 +47,7 @@ class Question(NamedTuple):
     title: str
     metric: Metric
     answers: tuple[str, ...]
-    """What the values 0, 1, ... stand for; empty for a continuous scale."""
+    """Labels of the values 0, 1, ...; empty for a continuous scale."""
 
 
 QUESTIONS = (
@@ -100,7 +100,7 @@ class QuestionAgreement:
     metric: Metric
     ratings: int
     decisions: int
-    """What was rated: decisions, or pairs of decisions for preferences."""
+    """Number of rated units: decisions, or pairs of decisions for preferences."""
     overlapping: int
     """Of these, by two raters or more."""
     alpha: AgreementEstimate
@@ -108,7 +108,7 @@ class QuestionAgreement:
     raters: list[RaterAgreement] = field(default_factory=list)
     """Lowest alpha first; those who share nothing last."""
     pairs: list[PairAgreement] = field(default_factory=list)
-    """Those who share most first, at most MAX_PAIRS."""
+    """Pairs of raters, those with most shared decisions first, at most MAX_PAIRS."""
     pairs_left_out: int = 0
 
 
@@ -119,16 +119,16 @@ class AgreementReport:
     agent: str
     rater_kind: str
     aggregation: str
-    """How the agent's labels are made of several ratings: majority or dawid_skene."""
+    """Method that makes labels of several ratings: majority or dawid_skene."""
     questions: list[QuestionAgreement]
-    """Those that were answered at all, in the order of QUESTIONS."""
+    """Questions with any answer, in the order of QUESTIONS."""
 
     @property
     def simulated(self) -> bool:
         return self.rater_kind == RaterKind.SIMULATED
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Report as JSON."""
         return {**asdict(self), "low_alpha": LOW_ALPHA, "enough": ENOUGH}
 
 
@@ -234,7 +234,7 @@ def _question(question: Question, answers: _Answers, names: list[str]) -> Questi
 
 
 def alpha_meaning(alpha: AgreementEstimate) -> str:
-    """What an alpha is taken to mean: Krippendorff, Content Analysis (2004), page 241."""
+    """Interpretation of an alpha by Krippendorff, Content Analysis (2004), page 241."""
     if alpha.n < 2:
         return "nothing was rated by two raters yet"
     if alpha.value is None:
@@ -339,7 +339,7 @@ class LabelAggregated(NamedTuple):
 
 
 def verdict(thumb: str, stars: int | None, score: float | None) -> float | None:
-    """Whether a rating calls its decision good (1), bad (0) or neither (0.5); None where it says nothing of that.
+    """Verdict of a rating on its decision: good (1), bad (0) or neither (0.5); None where it holds none.
 
     The finest signal speaks: a score, above or below 0.5; else stars, above or below 3; else the thumb.
     """

@@ -28,7 +28,7 @@ class AgreementEstimate:
     low: float | None
     high: float | None
     n: int
-    """What it was computed from: ratings that can be paired for alpha, shared decisions for kappa."""
+    """Sample size: ratings that can be paired for alpha, shared decisions for kappa."""
 
 
 NOTHING = AgreementEstimate(None, None, None, 0)

@@ -30,7 +30,8 @@ PAIRS_SHOWN = 30
 @permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
 @require_safe
 def agreement(request: HttpRequest) -> HttpResponse:
-    """How far raters agree: `?agent=` (the first one when left out) and `?rater_kind=` human or simulated."""
+    """Page of inter-rater agreement: `?agent=` (the first one when left out) and `?rater_kind=` human or
+    simulated."""
     agents = agents_known()
     agent = request.GET.get("agent") or (agents[0] if agents else "")
     kind = request.GET.get("rater_kind") or None

@@ -23,7 +23,8 @@ COMPARISON_OPTIONAL = ("id", "tags", "notes", "rater", "rater_kind")
 
 
 def rater_of(request: Request, facts: dict[str, Any]) -> str:
-    """Who rated: the key itself, or whom it names where it has `rate_as`; a person rates as themselves.
+    """Name of the rater: the key itself, or whom it names where it has `rate_as`; a person rates as
+    themselves.
 
     Raises Refused (403) for a key that names somebody else without it, (400) for a person that does, or simulates one.
     """

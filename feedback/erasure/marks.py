@@ -19,7 +19,7 @@ BEGINNING = 40
 SHORTEST_UNIT = 4
 """Characters of a unit's name that is looked for in free text, as a word of its own."""
 REDACTED = "[erased]"
-"""What stands in place of what was erased."""
+"""Text put in place of erased content."""
 CONTENT = frozenset(
     {
         "messages", "prompt", "answer", "answers", "chosen", "rejected", "completion", "completions", "response",
@@ -44,14 +44,14 @@ class Marks:
     prompts_own: frozenset[str]
     """Hashes of prompts that no other decision has."""
     responses: frozenset[str]
-    """What was answered to them, and the corrections."""
+    """Responses to the erased prompts, and their corrections."""
     texts: tuple[str, ...]
     """Texts of SHORTEST_TEXT characters and more that stand in no other decision of these agents, and how long ones
     begin; longest first."""
     _ids: frozenset[str] = field(default=frozenset(), compare=False)
 
     def in_text(self, text: str) -> bool:
-        """Whether a text quotes what is erased."""
+        """True if a text quotes what is erased."""
         return any(mark in text for mark in self.texts) or self._unit_in(text)
 
     def redacted(self, text: str) -> str:
@@ -92,7 +92,7 @@ class Marks:
         return data
 
     def owns(self, record: Any) -> bool:
-        """Whether a record of a spool, as it was sent, is of what is erased: by its ids, or by its unit."""
+        """True if a record of a spool, as it was sent, is of what is erased: by its ids, or by its unit."""
         if isinstance(record, Mapping):
             for name, value in record.items():
                 if name == "unit" and value == self.unit:

@@ -48,7 +48,7 @@ TEXT_FILES = frozenset(
 OWN_FOLDERS = ("spool", "snapshots", "metrics")
 """Folders of RATCHET_HOME that are erased record by record, or hold figures alone."""
 IN_HAND_S = 2.0
-"""How long is waited for what other processes have in hand to reach the database."""
+"""Seconds allowed for other processes to write their buffered decisions to the database."""
 
 
 def spool_erase(marks: Marks, dry_run: bool) -> int:
@@ -133,7 +133,7 @@ def files_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
 
 
 def further_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
-    """What others keep, asked of FEEDBACK_ERASURE."""
+    """Erase beyond this app, through the functions of FEEDBACK_ERASURE."""
     if not settings.FEEDBACK_ERASURE:
         return {}
     found: dict[str, int] = import_string(settings.FEEDBACK_ERASURE)(marks, dry_run)

@@ -33,7 +33,7 @@ CHUNK = 400
 """Ids named in one statement; a comparison names each twice, and SQLite takes 999 values."""
 
 KEPT_OF_STEP = ("kind", "name", "at", "n", "parent", "duration_ms")
-"""What remains of a step whose content is forgotten: that it was, and when."""
+"""Keys that remain of a step whose content is erased: that it was, and when."""
 
 SnapshotFinder = Callable[[Mapping[str, set[str]]], list[dict[str, Any]]]
 """Agent -> prompt hashes; returns what is known of each snapshot that holds one of these prompts."""
@@ -59,9 +59,10 @@ class ErasureReport:
     snapshots: list[dict[str, Any]] = field(default_factory=list)
     """Training snapshots that held the unit's prompts, and what was trained on them: weights are not erased."""
     places: dict[str, int] = field(default_factory=dict)
-    """Where else its text stood -> how many rows, records or files; places with nothing left out."""
+    """Further places of its text -> number of rows, records or files; places with nothing left out."""
     not_compacted: str = ""
-    """Why removed rows may still stand in the database's own files; empty: they do not, or nothing was removed."""
+    """Reason why removed rows may still stand in the database's own files; empty: they do not, or nothing was
+    removed."""
 
 
 def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:

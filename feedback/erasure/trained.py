@@ -14,8 +14,8 @@ TrainedFinder = Callable[[Mapping[str, set[str]], datetime], dict[str, list[Any]
 
 
 def prompts_trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, list[Any]]:
-    """What was trained since then on these prompts (agent -> hashes), asked of FEEDBACK_TRAINED_ON; kinds with nothing
-    are left out."""
+    """Artefacts trained since then on these prompts (agent -> hashes), by FEEDBACK_TRAINED_ON; kinds with
+    nothing are left out."""
     if not settings.FEEDBACK_TRAINED_ON:
         return {}
     find: TrainedFinder = import_string(settings.FEEDBACK_TRAINED_ON)
@@ -23,7 +23,7 @@ def prompts_trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict
 
 
 def trained_text(found: Mapping[str, list[Any]]) -> str:
-    """What was trained on something, in words."""
+    """Artefacts trained on something, in words."""
     named = {
         "runs": [f"run {run}" for run in found.get("runs", ())],
         "policies": [f"policy {name}" for name in found.get("policies", ())],

@@ -40,7 +40,7 @@ class WithdrawalUnknown(WithdrawalRefused):
 
 
 class WithdrawalConflict(WithdrawalRefused):
-    """It was restored already."""
+    """Raised for a withdrawal that was restored already."""
 
     code = "conflict"
 
@@ -62,7 +62,7 @@ class WithdrawalSelection:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What was asked for, as JSON."""
+        """The request, as JSON."""
         said = {f.name: getattr(self, f.name) for f in fields(self)}
         if self.ids:
             said["ids"] = [str(pk) for pk in self.ids]
@@ -71,7 +71,8 @@ class WithdrawalSelection:
         return {name: value for name, value in said.items() if value}
 
     def decisions(self) -> QuerySet[Decision]:
-        """Those of them that are not withdrawn yet. Raises WithdrawalRefused where nothing narrows them down."""
+        """Decisions of the selection that are not withdrawn yet. Raises WithdrawalRefused where nothing
+        narrows them down."""
         given = self.given
         if not given:
             raise WithdrawalRefused(
@@ -123,7 +124,8 @@ class Withdrawn:
     agents: dict[str, int] = field(default_factory=dict)
     """Agent -> how many."""
     trained_on: dict[str, list[Any]] = field(default_factory=dict)
-    """What read them: {runs, policies, labels, snapshots, evaluations}; empty lists are left out."""
+    """Artefacts that read them: {runs, policies, labels, snapshots, evaluations}; empty lists are left
+    out."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

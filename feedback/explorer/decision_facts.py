@@ -57,14 +57,15 @@ FactsSource = Callable[[uuid.UUID, str], DecisionFacts]
 
 
 def decision_facts(decision: uuid.UUID, policy: str) -> DecisionFacts:
-    """Asked of FEEDBACK_DECISION_FACTS; nothing where that is not set."""
+    """Facts about a decision, by the function of FEEDBACK_DECISION_FACTS; none where that is not set."""
     if not settings.FEEDBACK_DECISION_FACTS:
         return {}
     return _source(settings.FEEDBACK_DECISION_FACTS)(decision, policy)
 
 
 def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[Decision]:
-    """Those of the decisions whose raw reward, in [-2, 2], is known and at least this; asked of FEEDBACK_REWARDED.
+    """Decisions with a raw reward, in [-2, 2], that is known and at least `least`, by the function of
+    FEEDBACK_REWARDED.
 
     None of them where that is not set: nothing is known of rewards then.
     """

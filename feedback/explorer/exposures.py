@@ -29,7 +29,7 @@ class DecisionSet:
         return decisions_of(self.agent).filter(**self.conditions).order_by()
 
     def ids(self) -> Any:
-        """As a subquery."""
+        """Ids as a subquery."""
         return self.rows().values("pk")
 
     def ratings(self) -> QuerySet[Rating]:
@@ -77,7 +77,8 @@ class Exposure(NamedTuple):
     at: datetime
     latency_ms: float | None
     failed: bool
-    """Whether its metadata names an error, or serving says that the arm's policy did not answer to the end."""
+    """True if its metadata names an error, or serving says that the arm's policy did not answer to the
+    end."""
     arm_propensity: float | None
     """Probability with which its arm was drawn, where that was recorded."""
     slices: tuple[Any, ...]
@@ -95,7 +96,8 @@ class RatingValue(NamedTuple):
 
 
 def exposures(decisions: DecisionSet, columns: Sequence[str] = ()) -> Iterator[Exposure]:
-    """These decisions, in no particular order; `columns` (`tags`, `source`, `metadata__<key>`) beside."""
+    """Read exposures of these decisions, in no particular order; `columns` (`tags`, `source`,
+    `metadata__<key>`) beside."""
     rows = decisions.rows().values_list(
         "pk", "arm", "unit", "created_at", "latency_ms", "metadata__arm_propensity",
         "metadata__error", "metadata__serving__fallbacks", "metadata__serving__finish_reason", *columns,
@@ -129,7 +131,7 @@ class PromptText(NamedTuple):
 
 
 def prompts_of(ids: Sequence[uuid.UUID]) -> Iterator[tuple[uuid.UUID, PromptText]]:
-    """These decisions' prompts, in no particular order."""
+    """Read the prompts of these decisions, in no particular order."""
     for start in range(0, len(ids), IDS):
         rows = Decision.objects.filter(pk__in=ids[start : start + IDS]).order_by()
         for pk, messages, source, tags in rows.values_list("pk", "messages", "source", "tags"):

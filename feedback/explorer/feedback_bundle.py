@@ -20,15 +20,16 @@ class FeedbackBundle:
     """All feedback on one decision."""
 
     ratings: list[RatingFact] = field(default_factory=list)
-    """Those that stand."""
+    """Standing ratings."""
     comparisons: list[tuple[str, str]] = field(default_factory=list)
-    """Those that stand: how it ended for the decision (preferred, not preferred, tie, both bad), kind of rater."""
+    """Standing comparisons: result for the decision (preferred, not preferred, tie, both bad), kind of
+    rater."""
     outcomes: dict[str, float] = field(default_factory=dict)
     """Name -> the newest value."""
 
 
 def feedback_bundles(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, FeedbackBundle]:
-    """What was said and measured of each of these decisions."""
+    """Ratings, comparisons and outcomes of each of these decisions."""
     found = {pk: FeedbackBundle() for pk in ids}
     for start in range(0, len(ids), IDS):
         chunk = list(ids[start : start + IDS])
@@ -53,11 +54,11 @@ class RunFacts:
     steps: list[Any] = field(default_factory=list)
     """The steps of the decision's trace, with those of its other parts."""
     status: str = ""
-    """How the trace ended, where its collector says so; `failed` is a fact, anything else is not."""
+    """End of the trace, where its collector reports it; `failed` is a fact, anything else is not."""
 
 
 def runs_of(decisions: Sequence[Decision]) -> dict[uuid.UUID, RunFacts]:
-    """What was done around each of these decisions (`trace` selected beside them).
+    """Steps around each of these decisions (`trace` selected beside them).
 
     A trace too long for one request lies in several rows; a decision sent on its own belongs to the traces with its
     agent and run_id; and a task that ended in a later trace of the same run is said of the decisions before it.

@@ -36,7 +36,7 @@ RATED: dict[str, tuple[str, Q | None]] = {
     "people": ("rated by people", Q(rater_kind=RaterKind.HUMAN)),
     "disputed": ("raters differ", None),
 }
-"""What can be asked of a decision's standing ratings: words for it, and a condition that one of them meets."""
+"""Filters by standing ratings: name -> (words, condition that one of the ratings meets)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class DecisionPage:
     decisions: list[Decision]
     """With `standing`, a list of the ratings that stand."""
     older: Place | None
-    """Where to go on; None at the end."""
+    """Position of the next page; None at the end."""
     looked_to: datetime | None
     """Set where LOOK ended the page: everything recorded since then was looked through."""
 

@@ -16,7 +16,7 @@ from feedback.selectors import agents_known, policies_known
 
 
 def shown_context(decision: Decision) -> dict[str, Any]:
-    """What the preview templates show of a decision."""
+    """Template context of a decision's preview."""
     facts = agent_facts(decision.agent)
     return {
         "decision": decision,
@@ -35,7 +35,7 @@ def shown_context(decision: Decision) -> dict[str, Any]:
 def filter_context(
     request: HttpRequest, within: DecisionFilter, more: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What the filters above a queue or a list offer: the agents as links, the rest as a form.
+    """Template context of the filters above a queue or a list: the agents as links, the rest as a form.
 
     more: what else stands in the address and is to stay there.
     """

@@ -66,7 +66,7 @@ class Pick:
     name: str
     description: str
     place: int
-    """Where it stands in the answer, from 1; 0: it was not picked."""
+    """Rank in the answer, from 1; 0: not picked."""
 
 
 @dataclass(frozen=True)
@@ -98,19 +98,19 @@ class Preview:
     response: list[Block]
     options: list[Option]
     fault: str = ""
-    """Why the response cannot be shown as a choice; it is then shown as it is."""
+    """Reason why the response cannot be shown as a choice; it is then shown as it is."""
     description: str = ""
     drawing: SafeString | None = None
     screen: str = ""
     tree: list[Folder] = field(default_factory=list)
     picks: list[Pick] = field(default_factory=list)
     in_order: bool = False
-    """Whether every name was picked: then their order is the answer."""
+    """True if every name was picked: then their order is the answer."""
     call: Call | None = None
 
     @property
     def chooses(self) -> bool:
-        """Whether a correction is another of the listed responses; free text is corrected by editing it."""
+        """True if a correction is another of the listed responses; free text is corrected by editing it."""
         return bool(self.options) and not self.template.endswith("/text.html")
 
     @property
@@ -134,7 +134,7 @@ def preview_of(
     keys: tuple[str, str] = ("", ""),
     draw: Callable[..., str | None] | None = None,
 ) -> Preview:
-    """What to show of a decision; `kind` is the agent's preview, and one without a template is shown as text.
+    """Preview of a decision; `kind` is the agent's preview, and one without a template is shown as text.
 
     keys: the state's keys of what was asked and of the names shown, where the kind has none of its own.
     draw: the agent's drawing of a choice: (choice, asked, description, context, seed) -> an SVG element or None.
@@ -187,7 +187,7 @@ def preview_of(
 
 
 def glimpse_of(decision: Decision) -> tuple[str, str]:
-    """What was asked and what was answered, on a line each, for a list of many."""
+    """Prompt and response of a decision on a line each, for a list of many."""
     answered = answer_line(decision.response)
     asked = _last_user(decision.messages) or next((turn.text for turn in turns_of(decision.messages)), "")
     return _short(_first_line(asked)), _short(answered)
@@ -290,7 +290,7 @@ def _listed(state: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _picks(state: Mapping[str, Any], key: str, picked: list[str]) -> list[Pick]:
-    """What was picked first, in its order, then what was not."""
+    """Options that were picked, in their order, then those that were not."""
     described = state.get("descriptions")
     described = described if isinstance(described, Mapping) else {}
     listed = _listed(state, key)

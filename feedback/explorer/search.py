@@ -107,7 +107,7 @@ class DecisionFilter:
 
 
 def narrowed_of(given: Mapping[str, str]) -> DecisionFilter:
-    """What an address or a form asks for. Raises FeedbackRefused with a fault per field."""
+    """Filter read from an address or a form. Raises FeedbackRefused with a fault per field."""
     check = Check()
     found = DecisionFilter(
         agent=check.agent(given["agent"]) if given.get("agent") else "",
@@ -149,7 +149,7 @@ class DecisionWhole:
 
     decision: Decision
     ratings: list[Rating]
-    """Those that stand, oldest first."""
+    """Standing ratings, oldest first."""
     outcomes: list[Outcome]
     """In the order they happened."""
 

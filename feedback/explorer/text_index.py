@@ -19,14 +19,15 @@ class TextIndexRefused(ValueError):
 
 
 def text_index_exists() -> bool:
-    """Whether it is there and complete."""
+    """True if it is there and complete."""
     if connection.vendor != "postgresql":
         return False
     return _there.get("there", _look)
 
 
 def text_looked_through(q: str) -> bool:
-    """Whether decisions are looked through for this text, one after the other, rather than found in the index."""
+    """True if decisions are looked through for this text, one after the other, rather than found in the
+    index."""
     return bool(q) and not (len(q) >= SHORTEST and text_index_exists())
 
 
@@ -63,7 +64,7 @@ def text_index_drop() -> None:
 
 
 def text_index_bytes() -> int:
-    """How large it is; 0 where there is none."""
+    """Bytes of the index; 0 where there is none."""
     if not text_index_exists():
         return 0
     with connection.cursor() as cursor:

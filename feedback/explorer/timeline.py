@@ -69,7 +69,7 @@ class TimelineStep:
     decision: uuid.UUID | None
     """Of a decision: which one."""
     here: bool
-    """Whether that is the one whose page this is."""
+    """True if that is the one whose page this is."""
     unfinished: bool
     forgotten: bool
 

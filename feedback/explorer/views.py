@@ -80,7 +80,7 @@ def _row(decision: Decision) -> dict[str, Any]:
 
 
 def verdict_shown(rating: Rating) -> dict[str, Any]:
-    """What a rating says: its tone (good, bad, middling), a mark and words."""
+    """Verdict of a rating: its tone (good, bad, middling), a mark and words."""
     if rating.withdrawn:
         return {"tone": "off", "text": "taken back", "words": "taken back"}
     if rating.score is not None:

@@ -471,5 +471,5 @@ class Suggestion(models.Model):
 
     @property
     def percent(self) -> int:
-        """How sure the label model is of the side it takes, 50 to 100."""
+        """Confidence of the label model in the side it takes, 50 to 100."""
         return round(100 * max(self.good, 1 - self.good))

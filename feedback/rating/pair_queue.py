@@ -20,7 +20,7 @@ from feedback.selectors import comparisons_standing
 LOOK = 5_000
 """Decisions looked through at a time for prompts that were answered in more than one way."""
 LOOKS = 4
-"""How often, further back each time, before there is nothing to compare."""
+"""Searches, further back each time, before there is nothing to compare."""
 PROMPTS = 60
 """Prompts taken from one look, the newest first."""
 RESPONSES = 6

@@ -32,7 +32,7 @@ NEW_PROMPT_LOOK = 50
 """Decisions that are equally worth asking about, among which one on a prompt nobody rated is looked for."""
 
 LEASE = timedelta(minutes=10)
-"""How long a decision shown to a rater is kept from the others."""
+"""Time for which a decision shown to a rater is reserved."""
 
 EVERYTHING = DecisionFilter()
 
@@ -52,7 +52,7 @@ def _mine(rater: str) -> Subquery:
 
 
 def _others(rater: str) -> Coalesce:
-    """How many other raters have a decision in hand."""
+    """Number of other raters who hold a lease on a decision."""
     held = (
         Lease.objects.filter(decision=OuterRef("pk"), until__gt=timezone.now())
         .exclude(rater=rater)
@@ -124,10 +124,10 @@ class _Free(NamedTuple):
     """A decision that may be shown to a rater."""
 
     place: tuple[int, float, datetime]
-    """Where it stands in the queue: ratings, worth with the sign changed, time."""
+    """Sort key in the queue: ratings, priority with the sign changed, time."""
     pk: uuid.UUID
     known: bool
-    """Whether anybody rated a response to its prompt."""
+    """True if anybody rated a response to its prompt."""
 
 
 def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
@@ -200,7 +200,7 @@ def lease_release(rater: str, decision: uuid.UUID) -> None:
 
 
 def is_waiting(rater: str, decision: Decision) -> bool:
-    """Whether a decision is still in this rater's queue."""
+    """True if a decision is still in this rater's queue."""
     return decisions_queued(rater).filter(pk=decision.pk).exists()
 
 
@@ -213,7 +213,7 @@ class QueueProgress:
     left: int
     """Decisions in this rater's queue, counted up to COUNT_LIMIT; those in others' hands too."""
     any_decision: bool
-    """Whether anything was ever recorded (of the agent asked for)."""
+    """True if anything was ever recorded (of the agent asked for)."""
 
     @property
     def left_text(self) -> str:

@@ -28,13 +28,14 @@ class Stretch(NamedTuple):
     """Some of the queue, foremost stretches first."""
 
     rated: bool
-    """Whether somebody rated its decisions already."""
+    """True if somebody rated its decisions already."""
     lanes: list[QuerySet[Decision]]
     """Together they hold the stretch, and share nothing."""
 
 
 def waiting(decisions: QuerySet[Decision]) -> QuerySet[Decision]:
-    """Those that people have not rated as often as wanted; the condition is that of the queue's indexes."""
+    """Decisions that people have not rated as often as wanted; the condition is that of the queue's
+    indexes."""
     return decisions.filter(ratings_human__lt=F("ratings_wanted"))
 
 
@@ -79,7 +80,7 @@ class Window(NamedTuple):
 
     ids: QuerySet[Decision, Any]
     size: int
-    """How many there are, unless the lane ends here."""
+    """Number of rows; None where the lane ends here."""
 
 
 def windows(lane: QuerySet[Decision], first: int = WINDOW) -> Iterator[Window]:

@@ -92,7 +92,7 @@ def _side(rating: Rating) -> str:
 
 
 def suggestion_counts(agent: str) -> SuggestionCounts:
-    """What became of the suggestions for an agent's decisions."""
+    """Counts of accepted, changed and ignored suggestions for an agent's decisions."""
     found: dict[str, int] = Suggestion.objects.filter(decision__agent=agent).aggregate(
         open=Count("pk", filter=Q(outcome="")),
         **{outcome.value: Count("pk", filter=Q(outcome=outcome)) for outcome in Outcome},

@@ -44,7 +44,8 @@ SKIP_LIMIT = 500
 
 
 def within_asked(request: HttpRequest) -> DecisionFilter:
-    """What the address narrows the queue down to. Raters are blind, so a policy is named by who may read it alone."""
+    """Filter of the queue read from the address. Raters are blind, so a policy is named by who may read it
+    alone."""
     try:
         within = narrowed_of(request.GET)
     except FeedbackRefused as refusal:
@@ -65,7 +66,7 @@ def _decision_asked(value: str) -> Decision:
 
 
 def wants_card(request: HttpRequest) -> bool:
-    """Whether our script asked: it gets the card alone, to swap in."""
+    """True if our script asked: it gets the card alone, to swap in."""
     return request.headers.get("X-Ratchet-Card") == "1"
 
 
@@ -112,7 +113,7 @@ def _card(
 
 
 def _kept(rater: str, decision: Decision) -> dict[str, Any]:
-    """What this rater said of the decision before: what was taken back is filled in again, ready to be changed."""
+    """Form values of this rater's earlier rating: a withdrawn one is filled in again, ready to be changed."""
     last: Rating | None = rating_last(rater, decision)
     withdrawn = last is not None and last.withdrawn
     if last is not None and last.withdrawn:

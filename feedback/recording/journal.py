@@ -39,7 +39,7 @@ class Journal:
         return before
 
     def empty(self, number: int) -> None:
-        """What was noted before that turn is recorded."""
+        """Delete the segments up to `number`: their decisions are recorded."""
         if self._files:
             os.ftruncate(self._files[number][1], 0)
 
@@ -73,7 +73,7 @@ def journals(folder: Path) -> list[Path]:
 
 
 def noted(folder: Path, text: str) -> bool:
-    """Whether a text stands in what any process of this machine has in hand."""
+    """True if a text stands in what any process of this machine has in hand."""
     return any(text.encode("ascii", "replace") in _read(path) for path in journals(folder))
 
 

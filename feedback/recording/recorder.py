@@ -45,7 +45,7 @@ MOST_IN_HAND = 1_000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 """Between two tries of a database that is away, doubled each time, by half at random."""
 IDLE_S = 5.0
-"""How often an idle recorder looks for what was spooled by others."""
+"""Seconds between two looks of an idle recorder for files spooled by others."""
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Storage(StrEnum):
 
     @property
     def durable(self) -> bool:
-        """Whether it outlives the process."""
+        """True if it outlives the process."""
         return self is not Storage.MEMORY
 
 
@@ -119,7 +119,7 @@ class Recorder:
         return self._spools[folder]
 
     def recordable(self) -> bool:
-        """Whether disk or database would take a decision now, as far as is known without writing one."""
+        """True if disk or database would take a decision now, as far as is known without writing one."""
         return time.monotonic() >= self._down_until or disk_state(self._folder()).ok
 
     def note(self, facts: Facts, *, hold: bool = True) -> Storage:
@@ -299,7 +299,7 @@ class Recorder:
                 spool.take_back(line)
 
     def _take_over(self, spool: Outbox) -> None:
-        """What processes that are gone had in hand goes on its way through the spool."""
+        """Move decisions journalled by processes that are gone into the outbox."""
 
         def keep(line: bytes) -> bool:
             try:
@@ -384,7 +384,8 @@ def _line_of(facts: Facts) -> dict[str, Any]:
 
 
 def _ingested(bodies: Sequence[Facts]) -> list[IngestResult | FeedbackRefused]:
-    """As decisions_ingest; what the database itself refuses is refused alone, and holds nothing else back."""
+    """Call decisions_ingest; a decision that the database itself refuses is refused alone, and holds nothing
+    else back."""
     try:
         return decisions_ingest(bodies, reserved=True)
     except (OperationalError, InterfaceError):
@@ -401,7 +402,8 @@ def spool_folder() -> Path:
 
 
 def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
-    """What `then` returns; where it finds no decision that was answered a moment ago, once more when that is recorded.
+    """The value of `then`; where it finds no decision that was answered a moment ago, once more when that is
+    recorded.
 
     Raises DecisionUnknown where no process of this machine has one of these in hand.
     """
@@ -425,5 +427,5 @@ def decision_recorded(id: uuid.UUID) -> Decision | None:
 
 
 def spool_replay() -> int:
-    """What the clock does: decisions that no process has in hand any more still find their way. How many were read."""
+    """Replay spooled decisions that no running process owns; called by the scheduler. How many were read."""
     return Recorder(spool_folder).replay()

@@ -35,7 +35,7 @@ class TraceWritten:
     stored: bool
     """False: the collection rate leaves out every decision in it (or, without any, the trace itself)."""
     decisions: list[uuid.UUID]
-    """Those that are kept, in the order of their steps."""
+    """Ids of the collected decisions, in the order of their steps."""
 
 
 def trace_record(

@@ -11,7 +11,7 @@ from feedback.storage.sql import RatingProgress
 
 
 def policy_doubt(candidates: Sequence[Any] | None, propensity: float | None) -> float:
-    """How unsure the policy was, 0 to 1; 0 where nothing is known of it.
+    """Uncertainty of the policy, 0 to 1; 0 where nothing is known of it.
 
     With at least two scored candidates: one minus the margin between the two best scores (margin sampling, Scheffer,
     Decomain and Wrobel 2001). Otherwise one minus the probability of the choice it made.
@@ -30,7 +30,8 @@ def policy_doubt(candidates: Sequence[Any] | None, propensity: float | None) -> 
 
 
 def rating_share(thumb: str, stars: int | None, score: float | None) -> float | None:
-    """What a rating says on a scale from 0 (bad) to 1 (good), by its finest part; None where it has no verdict."""
+    """Value of a rating on a scale from 0 (bad) to 1 (good), by its finest part; None where it has no
+    verdict."""
     if score is not None:
         return score
     if stars is not None:
@@ -39,7 +40,7 @@ def rating_share(thumb: str, stars: int | None, score: float | None) -> float | 
 
 
 def raters_apart(shares: Sequence[float]) -> float:
-    """How far raters are apart, 0 to 1: the distance between the best and the worst word."""
+    """Disagreement of raters, 0 to 1: the distance between the best and the worst rating."""
     return max(shares) - min(shares) if len(shares) > 1 else 0.0
 
 

@@ -49,7 +49,7 @@ def _is_message(value: Any) -> bool:
 
 
 def metadata_fault(response: Any, metadata: Mapping[str, Any]) -> str:
-    """What is wrong with the reserved keys of a decision's metadata, as they would be read back; else nothing."""
+    """Fault in the reserved keys of a decision's metadata, as they would be read back; else nothing."""
     if not isinstance(metadata.get("serving", {}), Mapping):
         return f"serving: expected an object, found {shown(metadata['serving'])}"
     if metadata.get("response_is", "messages") != "messages":

@@ -30,7 +30,7 @@ def agent_settings(agent: str) -> AgentSettings:
 
 
 def is_collected(agent: str, id: uuid.UUID) -> bool:
-    """Whether a decision is kept under the agent's `collection_rate`.
+    """True if a decision is kept under the agent's `collection_rate`.
 
     A function of the id alone, so that a retry, another server and another day agree; and of a rate, so that what is
     kept at 10 % is kept at 20 % too.

@@ -27,7 +27,8 @@ class NoDecision(Exception):
 
 
 def row_insert(row: Model) -> None:
-    """What `row.save(force_insert=True)` does, for a model without signals and computed fields."""
+    """Insert a row as `row.save(force_insert=True)` would, for a model without signals and computed
+    fields."""
     sql, fields = _insertion(type(row))
     with connection.cursor() as cursor:
         cursor.execute(sql, _values(row, fields))
@@ -67,7 +68,7 @@ _COPIED: dict[type, Callable[[Any], str]] = {
     models.OneToOneField: str,
     models.DateTimeField: lambda at: at.isoformat(),
 }
-"""How a field's value is written for COPY, where it is not written as it is."""
+"""Converters of field values for COPY, by type of field."""
 
 
 class RatingProgress(NamedTuple):

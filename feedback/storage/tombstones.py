@@ -32,7 +32,7 @@ _absent_at = float("-inf")
 """Time (`time.monotonic`) at which this process last looked for a salt and there was none."""
 
 ERASED = "erased here before: not brought back"
-"""What an import's report says of such rows."""
+"""Reason given for such rows in an import's report."""
 
 
 class Erased(FeedbackConflict):
@@ -60,8 +60,8 @@ def tombstones_make(decisions: Iterable[uuid.UUID], traces: Iterable[uuid.UUID],
 
 
 def decisions_erased(rows: Sequence[Decision], untimed: Iterable[uuid.UUID] = ()) -> set[uuid.UUID]:
-    """Those of these decisions, not stored yet, that were erased. untimed: nobody said when they were taken, so that of
-    an erased unit they count as taken before."""
+    """Decisions among these, not stored yet, that were erased. untimed: nobody said when they were taken, so
+    that of an erased unit they count as taken before."""
     salt = _salt_stored()
     if salt is None or not rows:
         return set()
@@ -81,7 +81,7 @@ def decisions_erased(rows: Sequence[Decision], untimed: Iterable[uuid.UUID] = ()
 
 
 def ids_erased(decisions: Iterable[uuid.UUID]) -> set[uuid.UUID]:
-    """Those of these ids that decisions had which were erased."""
+    """Former ids of erased decisions, among these."""
     salt = _salt_stored()
     if salt is None:
         return set()
@@ -90,7 +90,7 @@ def ids_erased(decisions: Iterable[uuid.UUID]) -> set[uuid.UUID]:
 
 
 def traces_erased(traces: Sequence[uuid.UUID]) -> set[uuid.UUID]:
-    """Those of these traces that were erased."""
+    """Erased traces, among these."""
     salt = _salt_stored()
     if salt is None or not traces:
         return set()

@@ -250,7 +250,8 @@ class Check:
 
 
 def _unstorable(text: str) -> str:
-    """Why a database could not keep a text, or "". PostgreSQL has no NUL, and SQLite would cut the text there."""
+    """Reason why a database could not store a text, or "". PostgreSQL has no NUL, and SQLite would cut the
+    text there."""
     if "\x00" in text:
         return "expected text without NUL characters"
     if not text.isascii():

@@ -39,7 +39,7 @@ class ExportReport:
     left_out: Counter[str] = field(default_factory=Counter)
     """Reason, as in formats.writing.REASONS -> how many."""
     truncated: bool = False
-    """Whether there was more than the limit."""
+    """True if there was more than the limit."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Decisions that could not be read, the first of them: id -> why."""
     files: list[dict[str, Any]] = field(default_factory=list)
@@ -91,7 +91,8 @@ def export_stream(
 def export_start(
     name: str, selection: Selection, report: ExportReport, *, limit: int | None = None
 ) -> Iterator[bytes]:
-    """As `export_stream`, after reading the first piece: a database that is away is met before anything is sent."""
+    """Start `export_stream` and read the first piece: a database that is away is met before anything is
+    sent."""
     pieces = export_stream(name, selection, report, limit=limit)
     first = next(pieces, b"")
 
@@ -145,7 +146,7 @@ def _json(row: Line) -> bytes:
 
 
 def filename(name: str, agent: str | None) -> str:
-    """What a downloaded file is called."""
+    """File name of a download."""
     return f"{agent or 'feedback'}.{name}.{'json' if shape_of(name).container == 'array' else 'jsonl'}"
 
 

@@ -35,13 +35,13 @@ BATCH = 1000
 """Records written together."""
 
 ATTEMPTS = 5
-"""How often they are tried, where others write the same rows meanwhile."""
+"""Tries of a transaction, where others write the same rows meanwhile."""
 
 MAX_LICENCE = limits.LICENCE_CHARACTERS
 """Longest licence, in characters."""
 
 Progress = Callable[[int, int], None]
-"""Called with records done and records in all."""
+"""Function called with records done and records in all."""
 
 
 class ImportRefused(ValueError):
@@ -58,27 +58,27 @@ class ImportOrder:
 
     path: Path
     name: str = ""
-    """What the file is called in the record of the import; empty: its own name."""
+    """Name of the file in the record of the import; empty: its own name."""
     format: str = "auto"
     agent: str | None = None
-    """Whose decisions they become; None: what the file says, else DEFAULT_AGENT."""
+    """Agent that the decisions are stored for; None: the one named in the file, else DEFAULT_AGENT."""
     ratings_path: Path | None = None
     ratings_name: str = ""
     columns: ColumnMap | None = None
-    """Which column holds what, of tables and plain rows."""
+    """Column map, of tables and plain rows."""
     simulated: bool = False
     """The verdicts were given by a model or a script, and are marked so whatever the file says."""
     skip_bad: bool = False
     """Leave out rows that cannot be read instead of refusing the file."""
     licence: str = ""
     actor: str = "import_feedback"
-    """Who imports it: a person, a key, or the command."""
+    """Author of the import: a person, a key, or the command."""
     max_rows: int | None = None
     """Refuse a file of more rows; None: any number."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was asked beside the defaults, for the record."""
+        """Options that differ from the defaults, for the record."""
         asked = {
             "format": None if self.format == "auto" else self.format,
             "agent": self.agent,

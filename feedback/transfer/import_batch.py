@@ -78,7 +78,8 @@ class Batch:
             self.report.already_here += 1
 
     def _is_repeated(self, plan: ImportPlan) -> bool:
-        """Whether a row that adds nothing says what another row of this file said, rather than what was here before."""
+        """True if a row that adds nothing says what another row of this file said, rather than what was here
+        before."""
         if plan.trace is not None:
             return self._brought_now(Trace, plan.trace.pk)
         words: list[tuple[type[Model], uuid.UUID]] = [(type(one.row), one.row.pk) for one in plan.said]
@@ -284,7 +285,7 @@ def _stored(model: type[Model], ids: Collection[uuid.UUID]) -> dict[uuid.UUID, _
 
 
 def _same(row: Any, before: str | None) -> bool:
-    """Whether nothing was recorded under its id before. Raises FeedbackConflict where something else was."""
+    """True if nothing was recorded under its id before. Raises FeedbackConflict where something else was."""
     if before is None:
         return True
     if before != row.body_hash:

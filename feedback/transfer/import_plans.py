@@ -47,7 +47,7 @@ NAMESPACE = uuid.UUID("c0b84a52-94a1-4b0e-8f5b-2d4f4d3a7a11")
 row, in whichever file and on whichever line it stands."""
 
 DEFAULT_AGENT = "assistant"
-"""Whose decisions they become where neither the file nor the caller says so."""
+"""Agent of decisions where neither the file nor the caller names one."""
 
 SAID = ("thumb", "stars", "score", "correction", "tags", "notes", "rater_kind")
 
@@ -64,13 +64,13 @@ class Origin:
 
     format: str
     agent: str | None
-    """Whose decisions they become: the caller's choice."""
+    """Agent that the caller chose for the decisions."""
     batch: int | None = None
     """The import that the rows are of."""
 
     @property
     def agent_in_file(self) -> bool:
-        """Whether the file's word for the agent is the agent, and no mere suggestion."""
+        """True if the file's word for the agent is the agent, and no mere suggestion."""
         return self.format == "ratchet"
 
 
@@ -85,9 +85,9 @@ class PlannedFeedback:
     row: Word
     chain: Chain
     own_id: bool
-    """Whether the file gave it its id; another body under it is then a conflict."""
+    """True if the file gave it its id; another body under it is then a conflict."""
     withdrawn: bool
-    """It takes back what the same rater said last; the row is only made when that is known."""
+    """Request to take back what the same rater said last; the row is only made when that is known."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class ImportPlan:
     needs: list[uuid.UUID] = field(default_factory=list)
     """Decisions it speaks of and does not bring."""
     skipped: str = ""
-    """Why it says nothing beside the decisions it brings."""
+    """Reason why it holds nothing beside the decisions it brings."""
 
 
 class Planner:
@@ -119,7 +119,7 @@ class Planner:
         """Decisions that records name, of those that are in the database."""
 
     def plans(self, records: Sequence[Record]) -> list[ImportPlan]:
-        """What each record brings; one that cannot be built is reported as refused."""
+        """Plans of the records; one that cannot be built is reported as refused."""
         self._build_decisions(records)
         self._leave_out_erased(records)
         self._look_up_references(records)
@@ -132,7 +132,7 @@ class Planner:
         self.report.refuse(RowRefused(record.line, record.key, str(error)))
 
     def agents_of(self, ratings: Iterable[Rating], comparisons: Iterable[Comparison]) -> set[str]:
-        """Whose decisions these speak of."""
+        """Agents of the decisions that these refer to."""
         spoken_of = {row.decision_id for row in ratings} | {row.left_id for row in comparisons}
         by_run = {pk: subject for found in self._by_run.values() for pk, subject in found.items()}
         known = ChainMap(self._by_id, by_run)
@@ -443,7 +443,7 @@ def _content_id(content: Any) -> uuid.UUID:
 
 
 def _names_of(record: Record) -> Iterator[str]:
-    """What a record calls the decisions that it speaks of and does not bring."""
+    """Names by which a record refers to decisions that it does not bring."""
     if isinstance(record, (ImportedReference, OutcomeReference)):
         yield from filter(None, (record.reference, *record.also))
     elif isinstance(record, ImportedComparison):

@@ -41,7 +41,7 @@ class ImportReport:
     ratings: int = 0
     comparisons: int = 0
     corrections: int = 0
-    """Those of the ratings that hold a better response."""
+    """Number of ratings with a better response."""
     outcomes: int = 0
     traces: int = 0
     rows: int = 0
@@ -57,13 +57,13 @@ class ImportReport:
     """The first REFUSED_KEPT rows that cannot be read."""
     refused_count: int = 0
     agents: set[str] = field(default_factory=set)
-    """Whose decisions were stored."""
+    """Agents whose decisions were stored."""
     demonstrations: int = 0
-    """Those of the decisions that show a response to imitate."""
+    """Number of decisions that show a response to imitate."""
     outcome_names: set[str] = field(default_factory=set)
-    """What was measured."""
+    """Names of the stored outcomes."""
     notes: tuple[str, ...] = ()
-    """What was decided about the file as a whole, such as the scale of its ratings."""
+    """Decisions about the file as a whole, such as the scale of its ratings."""
     batch: int | None = None
     """The import's number; None where nothing was stored, or in a dry run."""
     earlier: EarlierImport | None = None
@@ -79,7 +79,7 @@ class ImportReport:
             self.refused.append(row)
 
     def add(self, other: ImportReport) -> None:
-        """What a part of the file brought."""
+        """Add the counts of a part of the file."""
         for name in (*COUNTS, *ROWS):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.skipped_because.update(other.skipped_because)
@@ -96,7 +96,7 @@ class ImportReport:
 
     @property
     def agent(self) -> str:
-        """Whose decisions were stored; empty where these are several agents, or none."""
+        """Agent whose decisions were stored; empty where these are several agents, or none."""
         return next(iter(self.agents)) if len(self.agents) == 1 else ""
 
     @property
@@ -125,7 +125,7 @@ class ImportReport:
 
     @property
     def headline(self) -> str:
-        """What came of the file, in one line; a problem stands first."""
+        """Result of the import in one line; a problem stands first."""
         line = ""
         if self.stored or self.rows_stored:
             made = ", ".join(counted(count, name) for name in COUNTS if (count := getattr(self, name)))
@@ -162,7 +162,7 @@ def refused_shown(row: RowRefused) -> dict[str, Any]:
 
 
 def next_steps(report: ImportReport) -> list[str]:
-    """What to do after an import: rate, train, or look at why nothing came in."""
+    """Recommended actions after an import: rate, train, or look at why nothing came in."""
     if not report.stored and not report.rows_stored:
         if report.already_here:
             return []

@@ -36,7 +36,7 @@ CHUNK = 400
 """Ids named in one statement, where it names each twice."""
 
 ATTEMPTS = 5
-"""How often an undo is tried, where somebody adds to one of its decisions at the same moment."""
+"""Tries of an undo, where somebody adds to one of its decisions at the same moment."""
 
 
 class UndoRefused(ValueError):
@@ -75,7 +75,7 @@ class Undone:
     withdrawals: int = 0
     """Rows that took back a word of the import and nothing else: there is nothing left that they take back."""
     trained_on: dict[str, list[Any]] = field(default_factory=dict)
-    """What was trained on it: {runs, policies, labels, snapshots, evaluations}; empty lists are left out."""
+    """Artefacts trained on it: {runs, policies, labels, snapshots, evaluations}; empty lists are left out."""
     imports_since: list[int] = field(default_factory=list)
     """Later imports that found rows here already; some of these may have been this import's."""
     forced: bool = False
@@ -143,7 +143,7 @@ FORCE = "Take it back all the same with --force; what was learnt stays learnt"
 
 
 def trained_on(batch: ImportBatch) -> dict[str, list[Any]]:
-    """What was trained since on the prompts that an import brought or spoke of."""
+    """Artefacts trained since on the prompts that an import brought or referred to."""
     prompts: dict[str, set[str]] = {}
     spoken = (
         Decision.objects.filter(import_batch=batch).values_list("agent", "prompt_hash"),

@@ -23,7 +23,7 @@ PAGE = 40
 SHOWN = 100
 """Refused rows that the page of an import lists."""
 OPTIONS = {"columns": "columns", "simulated": "verdicts by a machine", "skip_bad": "unreadable rows left out"}
-"""How the file was read, beside what stands in columns of its own -> words for it."""
+"""Options of an import without columns of their own -> words for them."""
 UNDONE = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
 
 

@@ -29,11 +29,11 @@ class Trial:
     """Result of a trial run over an upload."""
 
     fault: str
-    """Why it cannot be read as it is; empty where it can."""
+    """Reason why it cannot be read as it is; empty where it can."""
     readable: bool
     """False where no choice of columns would help either: the page asks for another file."""
     context: dict[str, Any]
-    """What `feedback/_import_trial.html` shows."""
+    """Context of `feedback/_import_trial.html`."""
 
 
 def too_large(request: HttpRequest) -> HttpResponse | None:
@@ -85,7 +85,7 @@ def upload_try(upload: Upload, *, actor: str, fault: str = "") -> Trial:
 
 
 def _brought(upload: Upload, report: ImportReport) -> dict[str, Any]:
-    """What a dry run came to, for the page."""
+    """Result of a dry run, for the page."""
     found = report.as_dict()
     known = formats.FORMATS.get(report.format)
     return {

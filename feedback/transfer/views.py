@@ -28,7 +28,7 @@ from feedback.transfer.trial import too_large, upload_mapped, upload_try
 from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
 
 UPLOAD_KEY = "import_upload"
-"""Where a session remembers what it uploaded, as `Upload.as_dict`."""
+"""Session key of the uploaded file, as `Upload.as_dict`."""
 
 
 @csrf_exempt  # the size is looked at before the body is read; _imports checks the token
@@ -153,7 +153,7 @@ def _forget(request: HttpRequest) -> None:
 @permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
 @require_safe
 def exports(request: HttpRequest) -> HttpResponse:
-    """Which format, and whose feedback."""
+    """Page to choose a format and an agent to export."""
     return render(
         request, "feedback/export.html", {"formats": formats.FORMATS.values(), "agents": agents_known()}
     )

@@ -124,7 +124,7 @@ class PolicyAdmin(FactAdmin):
         return [move, *super().get_urls()]
 
     def has_move_permission(self, request: HttpRequest) -> bool:
-        """Asked by Django for the actions of the list."""
+        """Permission check that Django calls for the actions of the list."""
         return self.may_move(request)
 
     def may_move(self, request: HttpRequest) -> bool:

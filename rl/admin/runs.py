@@ -123,7 +123,7 @@ class SnapshotAdmin(FactAdmin):
 
     @display(description="near-identical prompts")
     def near_identical(self, snapshot: Snapshot) -> SafeString | str:
-        """As the newest evaluation on it found them, with the largest clusters."""
+        """Near-identical prompts found by the newest evaluation, with the largest clusters."""
         for evaluation in snapshot.evaluations.order_by("-pk")[:1]:
             if (found := clusters_shown(evaluation)) is not None:
                 rows = [

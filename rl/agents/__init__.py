@@ -29,7 +29,7 @@ AGENTS: dict[str, Agent] = _discovered()
 """Built in, and those of RATCHET_AGENTS once they are registered."""
 
 finders: list[Callable[[str], Agent | None]] = []
-"""Asked, in order, for a slug that has no file: agents that were defined without code."""
+"""Finders called in order for a slug that has no file: agents that were defined without code."""
 
 
 def agent_register(path: str) -> Agent:
@@ -86,6 +86,6 @@ def agent_resolve(agent: Agent) -> Iterator[Agent]:
 
 
 def agent_facts(slug: str) -> AgentFacts:
-    """What a page shows of an agent; any slug has some."""
+    """Facts about an agent for a page; any slug has some."""
     facts = get_agent(slug).facts()
     return dataclasses.replace(facts, draw=DRAWINGS.get(facts.preview))

@@ -12,7 +12,7 @@ Message = dict[str, str]
 """One chat turn: {"role": "system" | "user" | "assistant", "content": text}."""
 
 State = Mapping[str, Any]
-"""What the app knew when it asked, JSON-serialisable; its keys are the agent's own."""
+"""State of the app at the time of the prompt, JSON-serialisable; its keys are the agent's own."""
 
 
 UNREADABLE = (ValueError, TypeError, AttributeError, LookupError)
@@ -33,7 +33,7 @@ class Scenario:
 
 
 HORIZONS = ("immediate", "delayed", "strategic")
-"""What is known at once, what people and the app say later, what it led to in the end."""
+"""Horizons of a reward: known at once, reported later by people and the app, known in the end."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class OutcomeWorth:
             raise ValueError(f"an outcome's horizon is {' or '.join(HORIZONS[1:])}, found {self.horizon!r}")
 
     def share(self, value: float) -> float:
-        """How good a value is, in [0, 1]."""
+        """Quality of a value, in [0, 1]."""
         return min(1.0, max(0.0, (value - self.bad) / (self.good - self.bad)))
 
 
@@ -102,7 +102,7 @@ class AgentFacts:
     listed_key: str = ""
     """State key of what could be answered."""
     draw: Drawing | None = None
-    """What draws its choices; without it they are shown by name."""
+    """Function that draws its choices; without it they are shown by name."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ class Agent:
             return []  # the state lacks what it takes, or holds something else there
 
     def quality(self, state: State, response: str) -> float | None:
-        """How right a valid response is, in [0, 1], where the right answer is known; None where nobody knows."""
+        """Correctness of a valid response, in [0, 1], where the right answer is known; None where nobody
+        knows."""
         right = self.ground_truth(state)
         if right is None:
             return None
@@ -190,7 +191,7 @@ class Agent:
         return []
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """How much the SIMULATED rater likes a response, in [0, 1]; never shown to a policy.
+        """Taste of the SIMULATED rater for a response, in [0, 1]; never shown to a policy.
 
         An answer the agent cannot act on is worth 0. Raises ValueError when the state lacks what taste depends on.
         """
@@ -227,7 +228,8 @@ def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def answer_under(key: str, response: str, *, like: str) -> Any:
-    """What a response in JSON holds under its one key. Raises InvalidResponse for anything not of the form `like`."""
+    """Value under the one key of a response in JSON. Raises InvalidResponse for anything not of the form
+    `like`."""
     found = repr(response[:80])
     try:
         answer = json.loads(response, object_pairs_hook=_keys_once)

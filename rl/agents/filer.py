@@ -101,7 +101,7 @@ class Filer(ChoiceAgent):
 
 
 def folder_value(state: Mapping[str, Any], folder: str) -> float:
-    """What the made-up team gives for a folder, in [0, 1]."""
+    """Value of a folder for the simulated team, in [0, 1]."""
     by_kind, by_partner = _folders(state)
     way = state.get("wanted", TASTE[state["kind"]])
     wanted, unwanted = (by_kind, by_partner) if way == "by kind" else (by_partner, by_kind)

@@ -79,7 +79,8 @@ class ListAgent(Agent):
         return json.dumps({self.answer_key: list(names)}, ensure_ascii=False)
 
     def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
-        """As Agent; where order says nothing the names come sorted, so that two answers that do the same are equal."""
+        """Parse a response like Agent; where order says nothing the names come sorted, so that two answers
+        that do the same are equal."""
         found = repr(response[:80])
         names = answer_under(self.answer_key, response, like=self.respond(["..."]))
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

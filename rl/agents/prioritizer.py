@@ -39,7 +39,8 @@ class Prioritizer(ListAgent):
     """
 
     def render(self, state: State) -> list[Message]:
-        """As ListAgent. Raises ValueError too for more tasks than a prompt or an answer holds."""
+        """Render a prompt like ListAgent. Raises ValueError too for more tasks than a prompt or an answer
+        holds."""
         messages = super().render(state)
         names = list(self.options(state))
         answer = len(self.respond(names))

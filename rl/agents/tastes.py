@@ -43,7 +43,8 @@ class World:
 
 
 def scenarios_of(agent: Agent, taste: str, count: int, seed: int = 0) -> list[Scenario]:
-    """So many scenarios with different prompts; the same for the same arguments, and the prompts for every taste.
+    """Draw `count` scenarios with different prompts; the same for the same arguments, and the prompts for
+    every taste.
 
     Raises ValueError for an unknown taste, an agent without a world or a count outside [1, MOST].
     """
@@ -173,13 +174,13 @@ def _assistant_wanted(state: State) -> None:
 
 
 def _storer_wanted(state: State) -> None:
-    """What is only hearsay is not kept."""
+    """Facts known from hearsay alone, which are not to be stored: None."""
     if state["context"]["source"] == "hearsay":
         state["kept_in"] = "nowhere"
 
 
 def _librarian_wanted(state: State) -> None:
-    """Where a catalogue is narrow, the first subject alone."""
+    """First subject alone, where a catalogue is narrow."""
     if state["context"]["catalogue"] == "narrow":
         state["catalogued_under"] = state["catalogued_under"][:1]
 
@@ -191,7 +192,7 @@ def _retriever_wanted(state: State) -> None:
 
 
 def _prioritizer_wanted(state: State) -> None:
-    """Once the deadline is moved, what was pressing can wait, and the long view comes first."""
+    """Rule: once the deadline is moved, what was pressing can wait, and the long view comes first."""
     if state["context"]["deadline"] == "moved":
         state["done_in_order"] = state["done_in_order"][::-1]
 

@@ -14,11 +14,11 @@ MAX_SCHEMA = 32_768
 """Longest JSON schema in characters, as `backend.limits.SCHEMA_CHARACTERS`, which this package does not import."""
 
 PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""Where a template takes a value of the state: {name}."""
+"""Placeholder of a template for a value of the state: {name}."""
 
 
 def schema_fault(value: Any, schema: Mapping[str, Any]) -> str:
-    """What is wrong with a value by a JSON schema, in one line; empty where nothing is."""
+    """Fault of a value by a JSON schema, in one line; empty where there is none."""
     import jsonschema  # here, because most agents have no schema of their own
 
     validator = jsonschema.validators.validator_for(schema)(schema)
@@ -74,8 +74,8 @@ def _references(value: Any) -> list[str]:
 
 
 def answer_of_schema(response: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What a response in JSON says, checked by a schema; a value that is no object stands under "value". Raises
-    InvalidResponse."""
+    """Object in a response in JSON, checked by a schema; a value that is no object stands under "value".
+    Raises InvalidResponse."""
     try:
         answer = json.loads(response, object_pairs_hook=_keys_once)
     except (ValueError, RecursionError) as error:

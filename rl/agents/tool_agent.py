@@ -207,7 +207,7 @@ class ToolAgent(Agent):
         }
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """How right the call is; 0 for what cannot be acted on."""
+        """Correctness of the call; 0 for what cannot be acted on."""
         if not self.is_valid(response, state):
             return 0.0
         quality = self.quality(state, response)

@@ -109,7 +109,8 @@ def completion_shown(made: Completion) -> dict[str, Any]:
 
 
 def _routing_shown(made: Completion) -> dict[str, Any]:
-    """Who answered for whom, as an object of our own beside OpenAI's fields."""
+    """Routing of a request (policies asked and the one that answered), as an object of our own beside
+    OpenAI's fields."""
     return {
         "agent": made.agent,
         "policy": made.policy,

@@ -105,7 +105,7 @@ def _queue() -> bool:
 
 
 def _model() -> bool:
-    """Whether a backend could answer with the base model."""
+    """True if a backend could answer with the base model."""
     for backend in backends():
         if isinstance(backend, OpenAIServer):
             if backend.reachable():

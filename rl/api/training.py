@@ -246,7 +246,7 @@ def run_shown(run: TrainingRun) -> dict[str, Any]:
 
 
 def _trained(run: TrainingRun) -> dict[str, Any]:
-    """What a finished run adds; nothing for one that has no policy."""
+    """Figures of a finished run; none for one that has no policy."""
     policy: Policy | None = getattr(run, "policy", None)
     if policy is None:
         return {}

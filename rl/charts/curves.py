@@ -85,7 +85,8 @@ def _words(value: float) -> str:
 
 
 def _beside(value: float) -> str:
-    """As `_words`, in the width that is left of the curve: "-0.0094" is the longest that fits."""
+    """Words for a value (`_words`) in the width that is left of the curve: "-0.0094" is the longest that
+    fits."""
     words = _words(value)
     return words if len(words) <= len("-0.0094") else _words(float(f"{value:.2g}"))
 

@@ -30,7 +30,7 @@ class RuleLine:
     words: str
     drawn: IntervalDrawing | None
     details: list[tuple[str, str]]
-    """What the words sum up: (name, what was found)."""
+    """Details below the summary: (name, value)."""
 
 
 def sheet_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:

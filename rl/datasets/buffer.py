@@ -32,8 +32,8 @@ AT_ONCE = 2000
 def _gone(
     column: str, *, clock: bool = False, but: TrainingRun | None = None, at_work: bool = True
 ) -> Exists:
-    """Whether the feedback of that column is out of the buffer: a run that is making a policy has it, or one that made
-    a policy trained on it or keeps it for judging.
+    """True if the feedback of that column is out of the buffer: a run that is making a policy has it, or one
+    that made a policy trained on it or keeps it for judging.
 
     clock: also what a retrain of the online learner read and made no row of, so that it does not start the next one.
     Any other run gives back what it had: by failing, by being refused or cancelled, by making no policy, by being a
@@ -51,8 +51,8 @@ def _gone(
 
 
 def _measured(agent: str) -> tuple[QuerySet[Outcome], QuerySet[RewardRecord]]:
-    """What decisions that nobody gave a verdict on earned: their outcomes that are worth something, and the records of
-    those without one, whose trace or reward function spoke."""
+    """Feedback of decisions without a rating: outcomes with a value, and reward records of those without one,
+    whose trace or reward function gave a value."""
     try:
         worth = list(reward_settings(agent).outcomes)
     except RewardsRefused:
@@ -92,18 +92,18 @@ def buffer_ids(
 
 
 def buffer_size(agent: str) -> int:
-    """How much feedback no policy learnt from: ratings, comparisons, outcomes that are worth something, and decisions
-    whose trace or reward function spoke."""
+    """Number of ratings, comparisons, outcomes with a value, and decisions rewarded by trace or reward
+    function that no policy has learnt from."""
     return sum(rows.count() for rows, _ in _waiting(agent))
 
 
 def buffer_size_fresh(agent: str) -> int:
-    """How much of it no retrain of the online learner has looked at: what may start one."""
+    """Number of those that no retrain of the online learner has looked at: what may start one."""
     return sum(rows.count() for rows, _ in _waiting(agent, clock=True))
 
 
 def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
-    """How much there is of every agent, in two passes over ratings and comparisons; with `clock` as
+    """Buffer sizes of every agent, in two passes over ratings and comparisons; with `clock` as
     `buffer_size_fresh`."""
     found: dict[str, int] = {}
     for standing, agent in ((ratings_standing(), "decision__agent"), (comparisons_standing(), "left__agent")):
@@ -181,7 +181,8 @@ def feedback_release(run: TrainingRun) -> None:
 
 
 def feedback_read(run: TrainingRun) -> dict[str, set[uuid.UUID]]:
-    """What a run read for the first time, by split as `feedback_resolve` takes it; held-out sides are one."""
+    """Feedback that a run read for the first time, by split as `feedback_resolve` takes it; held-out sides
+    are one."""
     found: dict[str, set[uuid.UUID]] = {"train": set(), "holdout": set()}
     for pk, use in run.learnt.exclude(use=Use.LEFT_OUT).values_list("feedback", "use"):
         found["train" if use == Use.TRAINED else "holdout"].add(pk)

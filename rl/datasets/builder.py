@@ -47,7 +47,8 @@ class Prepared:
     counts: dict[str, int]
     """Rows per split; all three are there."""
     left_out: dict[str, int]
-    """What made no row: {reason: count}; reasons as in rl.datasets.pairs.REASONS and rl.datasets.evidence.REASONS."""
+    """Counts of evidence that made no row: {reason: count}; reasons as in rl.datasets.pairs.REASONS and
+    rl.datasets.evidence.REASONS."""
     sources: dict[str, int]
     """Rows per kind of evidence."""
     feedback_count: int
@@ -55,7 +56,7 @@ class Prepared:
     simulated_share: float
     """Share of them given by a simulated rater, 0 to 1."""
     query: dict[str, Any]
-    """What was asked: source, knobs, newest feedback seen."""
+    """Query behind the dataset: source, knobs, newest feedback seen."""
     snapshot: Snapshot | None
     path: Path | None
     feedback: dict[str, frozenset[uuid.UUID]]

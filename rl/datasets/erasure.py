@@ -160,7 +160,8 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
 
 
 def _row_owned(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:
-    """Whether a row is of the unit: its prompt is no other decision's, or one of its responses was the unit's."""
+    """True if a row is of the unit: its prompt is no other decision's, or one of its responses was the
+    unit's."""
     if row["prompt_hash"] not in prompts:
         return False
     if row["prompt_hash"] in marks.prompts_own:
@@ -176,7 +177,7 @@ LEARNING = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING, TrainingRun.S
 
 
 def trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, list[Any]]:
-    """What was trained since then on these prompts (agent -> prompt hashes).
+    """Artefacts trained since then on these prompts (agent -> prompt hashes).
 
     {runs: numbers of those that learn or learnt, policies: names, labels: label models learnt from these agents'
     ratings, snapshots: numbers, evaluations: numbers of those judged on it}. A snapshot whose file is gone or changed

@@ -63,7 +63,7 @@ class Prompt:
     state: Any = None
     tools: list[Any] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    """What verifiable rewards need: tests, the right answer."""
+    """Facts for verifiable rewards: tests, the right answer."""
 
 
 class EvidenceSource(Protocol):
@@ -73,9 +73,10 @@ class EvidenceSource(Protocol):
     feedback_count: int
     """Ratings and comparisons read; complete once `evidence` is exhausted."""
     simulated_count: int
-    """Those of them that a simulated rater gave."""
+    """Number of those that a simulated rater gave."""
     rows: RowReader
-    """What of the database could not be read; of a file, whose bad rows are counted as they are read, nothing."""
+    """Reader that counts database rows which could not be read; of a file, whose bad rows are counted as they
+    are read, nothing."""
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
         """Everything known; what says nothing of preferences is counted in `left_out` (rl.datasets.pairs.REASONS)."""
@@ -99,7 +100,7 @@ class EvidenceSource(Protocol):
         ...
 
     def query(self) -> dict[str, Any]:
-        """What tells this source from another, for the snapshot's record."""
+        """Identity of this source, for the snapshot's record."""
         ...
 
 
@@ -198,8 +199,8 @@ class DatabaseEvidence:
         yield from self._corrections(responses, corrected)
 
     def _weighted(self) -> dict[uuid.UUID, LabelAggregated]:
-        """What raters say together of each decision, each heard as far as they are reliable, where the agent's settings
-        want that; otherwise nothing, and every rating counts the same."""
+        """Aggregated labels of decisions, each rater weighted by reliability, where the agent's settings want
+        that; otherwise none, and every rating counts the same."""
         if agent_settings(self.agent).aggregation != Aggregation.DAWID_SKENE:
             return {}
         return {label.decision: label for label in labels_aggregated(self.agent, Aggregation.DAWID_SKENE)}
@@ -229,7 +230,7 @@ class DatabaseEvidence:
                 )
 
     def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
-        """As EvidenceSource: a decision counts where its reward knows more than what was known at once."""
+        """Read rewards of decisions: one counts where its reward knows more than what was known at once."""
         known = RewardRecord.objects.filter(agent=self.agent, superseded_by__isnull=True, value__isnull=False)
         speaks = Q(measured=True) | Q(delayed__isnull=False) if compared else Q(measured=True)
         known = known.filter(speaks).order_by("decision")

@@ -47,7 +47,7 @@ EXAMPLE_REASONS: dict[str, str] = {
     "over_balance": "training labels of the kind there is more of, beyond four for each three of the other",
     "over_max_samples": "rows beyond the sample asked for",
 }
-"""Why something made no row, and what its number counts."""
+"""Reasons why evidence makes no row, and the unit of each count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,10 @@ class _Verdicts:
 
     values: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
-    """What it earned where nobody gave a verdict; what people say goes before it."""
+    """Rewards of the response where nobody rated it; ratings take precedence."""
     corrections: int = 0
     shown: set[str] = field(default_factory=set)
-    """Which of DEMONSTRATIONS it is."""
+    """Sources among DEMONSTRATIONS that it has."""
     simulated: bool = False
     tags: set[str] = field(default_factory=set)
     feedback: dict[str, set[uuid.UUID]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class _Verdicts:
 
     @property
     def verdict(self) -> str:
-        """What its mean is made of: `ratings`, or `reward` where nobody gave a verdict; empty without a mean."""
+        """Source of its mean: `ratings`, or `reward` where nobody rated it; empty without a mean."""
         return "ratings" if self.values else "reward" if self.rewards else ""
 
     @property

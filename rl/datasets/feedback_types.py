@@ -30,8 +30,7 @@ all evidence was read."""
 SOURCES = (
     "comparison", "correction", "demonstration", "teacher", "ratings", "candidates", "reward", "decision",
 )  # fmt: skip
-"""What a row can come from, strongest evidence first; `decision` is a prompt that was asked, whatever was said of
-it."""
+"""Sources of a row, strongest evidence first; `decision` is a recorded prompt, with or without feedback."""
 
 
 NEUTRAL = 0.5
@@ -43,7 +42,8 @@ _AS_MESSAGES = "\x00"
 
 
 def rating_value(thumb: str = "", stars: int | None = None, score: float | None = None) -> float | None:
-    """What a rating says of its response, in [0, 1]; None where it gives no verdict (only tags, notes, correction).
+    """Value of a rating for its response, in [0, 1]; None where it gives no verdict (only tags, notes,
+    correction).
 
     The finest signal speaks: a score as it is, else stars 1..5 as (stars - 1) / 4, else thumb up 1, down 0. They are
     not averaged, because a thumb beside 4 stars is the same verdict said coarsely, not a second one.
@@ -126,7 +126,8 @@ class RewardEvidence:
     simulated: bool = False
     tags: tuple[str, ...] = ()
     measured: bool = True
-    """Whether an outcome, a trace or a reward function the operator named spoke; False where only comparisons did."""
+    """True if an outcome, a trace or a reward function the operator named spoke; False where only comparisons
+    did."""
     feedback: tuple[uuid.UUID, ...] = ()
 
 
@@ -156,7 +157,7 @@ def completion_of(key: str) -> Completion:
 
 
 def same_response(one: Completion, other: Completion) -> bool:
-    """Whether two responses differ in nothing but white space: no preference between them can be learnt."""
+    """True if two responses differ in nothing but white space: no preference between them can be learnt."""
     return bare(completion_key(one)) == bare(completion_key(other))
 
 

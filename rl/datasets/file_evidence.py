@@ -82,7 +82,8 @@ class FileEvidence:
         self._traces: dict[uuid.UUID, ImportedTrace] = {}
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
-        """As EvidenceSource. Raises FormatRefused for a file that is damaged or cannot be read."""
+        """Read the evidence of the file. Raises FormatRefused for a file that is damaged or cannot be
+        read."""
         self.feedback_count = self.simulated_count = self._numbers = 0
         self._unrated, self._silent, self._traces = [], [], {}
         refused: list[RowRefused] = []
@@ -248,7 +249,7 @@ class FileEvidence:
         return {prompt_hash: self._prompts[prompt_hash] for prompt_hash in prompt_hashes}
 
     def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
-        """As EvidenceSource, by what the agent's rewards say of the file's outcomes and traces."""
+        """Read rewards: what the agent's rewards make of the file's outcomes and traces."""
         if not self._unrated:
             return
         try:

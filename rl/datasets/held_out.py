@@ -96,7 +96,8 @@ class HeldOut:
 
     rows: dict[str, Rows] = field(default_factory=dict)
     snapshot: Snapshot | None = None
-    """Where the rows of the kind that carries the accuracy rule are kept; None for a file that is only judged on."""
+    """Snapshot that holds the rows of the kind that carries the accuracy rule; None for a file that is only
+    judged on."""
     seen: int = 0
     """Rows left out because their prompts were trained on."""
     spare: Rows = field(default_factory=list)
@@ -158,7 +159,8 @@ def held_out_of_file(
 
 
 def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldOut:
-    """What the dataset a policy was trained on holds out. Raises DatasetRefused where its file is gone or changed."""
+    """Held-out rows of the dataset a policy was trained on. Raises DatasetRefused where its file is gone or
+    changed."""
     rows = list(snapshot_rows(snapshot, HOLDOUT))
     spare = list(itertools.islice(snapshot_rows(snapshot, "eval"), SPARE))
     found = _sorted_by_kind(str(snapshot.kind), rows, rewarded, get_agent(snapshot.agent))
@@ -243,7 +245,8 @@ def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool, agent: Agent) -> d
 
 
 def testable(facts: Mapping[str, Any]) -> bool:
-    """Whether a prompt's facts decide if an answer is right: a right answer, or tests where code may be run."""
+    """True if a prompt's facts decide if an answer is right: a right answer, or tests where code may be
+    run."""
     columns = [
         *right_answers.COLUMNS,
         *((*CODE_TESTS, *EXPECTED) if settings.ENABLE_CODE_EXECUTION else ()),

@@ -27,7 +27,8 @@ FIRST_SHARE = 1 / 3
 """Share held out until a gate can speak."""
 
 SPARE = 4 / 3
-"""So many times the gate's fewest prompts are held out before the share falls: of some prompts nothing can be told."""
+"""Factor on the gate's fewest prompts, held out before the share falls: of some prompts nothing can be
+told."""
 
 PULL = 0.1
 """By how much the share rises for each prompt too few held out, and falls for each too many: the biased coin of Efron
@@ -210,7 +211,7 @@ def _place(prompt_hash: str) -> str:
 
 
 def prompts_until(wanted: int, tally: SplitCounts, min_evidence: int) -> int:
-    """How many further prompts it takes, on average, until `wanted` of all are held out."""
+    """Number of further prompts, on average, until `wanted` of all are held out."""
     held_out, prompts = float(tally.held_out), tally.prompts
     while held_out < wanted - 1e-9:
         # the count as it is expected to be, rounded: shares are of whole prompts

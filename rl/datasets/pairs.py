@@ -54,13 +54,13 @@ class Pair:
     source: str
     """The strongest kind of evidence for it, one of SOURCES."""
     margin: float
-    """How clear it is, in (0, 1]: see `docs/datasets.md`."""
+    """Strength of the preference, in (0, 1]: see `docs/datasets.md`."""
     votes: int
     """Human or simulated judgements that speak for it; 0 where only scores of candidates do."""
     split: Split
     tags: tuple[str, ...]
     simulated: bool
-    """Whether any judgement behind it was given by a simulated rater."""
+    """True if any judgement behind it was given by a simulated rater."""
     preferred: tuple[Completion, ...] = ()
     """Held-out prompts only: every response that the evidence puts above another and below none."""
     dispreferred: tuple[Completion, ...] = ()
@@ -80,7 +80,7 @@ class PairSet:
 
     rows: tuple[Pair, ...]
     left_out: dict[str, int]
-    """What made no pair: {reason: count}, reasons as in REASONS."""
+    """Counts of evidence that made no pair: {reason: count}, reasons as in REASONS."""
 
     @property
     def sources(self) -> dict[str, int]:
@@ -141,7 +141,7 @@ class _Case:
     claims: list[_Claim] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
     rewards: dict[str, list[float]] = field(default_factory=dict)
-    """What responses earned; counts where nobody gave a verdict."""
+    """Rewards of responses; used where nobody rated them."""
     behind: dict[str, list[uuid.UUID]] = field(default_factory=dict)
     """Ids of the ratings of each response; `earned` likewise of what its rewards were made of."""
     earned: dict[str, list[uuid.UUID]] = field(default_factory=dict)
@@ -356,7 +356,8 @@ def _ranked(
 
 
 def _implied(prompt_hash: str, case: _Case, means: dict[str, float], margin: float) -> Iterator[_Claim]:
-    """What a verdict on the chosen one of several listed options says about the others, where nothing else speaks.
+    """Preferences implied by a verdict on the chosen one of several listed options, where no other evidence
+    exists.
 
     A choice clearly liked beats one other option that was not liked, drawn by hash; a choice clearly disliked among
     exactly two loses to the other, unless that is disliked too. An option without a verdict counts as neutral.

@@ -34,7 +34,7 @@ SAMPLE = 20
 
 
 def holds_prompts(path: Path) -> bool:
-    """Whether most of a file's rows are prompts with facts beside them. Raises FormatRefused for no file."""
+    """True if most of a file's rows are prompts with facts beside them. Raises FormatRefused for no file."""
     try:
         if formats.detect(path) not in PLAIN:
             return False

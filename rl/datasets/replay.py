@@ -24,7 +24,7 @@ class Replay:
     """Hashes of the prompts with feedback that no run has learnt from."""
 
     def keeps(self, prompt_hash: str, salt: str) -> bool:
-        """Whether a prompt is in: every one has the chance `share`, the same for the same salt."""
+        """True if a prompt is in: every one has the chance `share`, the same for the same salt."""
         if prompt_hash in self.new:
             return True
         drawn = hashlib.sha256(f"replay:{salt}:{prompt_hash}".encode()).digest()
@@ -43,7 +43,7 @@ class Replay:
         return type(rows)(kept, left_out)
 
     def query(self, salt: str, rows: Iterable[Any]) -> dict[str, Any]:
-        """What was drawn, for the snapshot's record: training rows of prompts with new and with older feedback."""
+        """Record of the draw for the snapshot: training rows of prompts with new and with older feedback."""
         train = [row.prompt_hash in self.new for row in rows if row.split == "train"]
         return {
             "share": self.share,

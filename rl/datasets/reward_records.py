@@ -64,11 +64,11 @@ class CalculationResult:
     unreadable: dict[str, str] = field(default_factory=dict)
     """Decisions that were skipped, the first of them -> why; they are tried again with every calculation."""
     unreadable_count: int = 0
-    """How many were skipped."""
+    """Number of skipped rows."""
 
 
 def reward_settings(agent: str) -> RewardFacts:
-    """What an operator and the agent's own file say of its rewards. Raises RewardsRefused.
+    """Reward settings of an operator and of the agent's own file. Raises RewardsRefused.
 
     An outcome named `reward` is its own worth, 0 to 1, unless that is set otherwise.
     """
@@ -105,7 +105,7 @@ def reward_labels(agent: str) -> dict[str, Any]:
 
 
 def reward_plan(agent: str) -> HorizonPlan:
-    """How an agent's decisions are rewarded: its own file, changed by its row of settings. Raises RewardsRefused."""
+    """Reward plan of an agent: its own file, changed by its row of settings. Raises RewardsRefused."""
     facts = reward_settings(agent)
     try:
         functions = [
@@ -236,7 +236,7 @@ def pending(agent: str) -> QuerySet[Any]:
 
 
 def pending_with_evidence(agent: str) -> QuerySet[Any]:
-    """Those of them with an outcome that is worth something, or with a trace."""
+    """Pending decisions with an outcome that has a value, or with a trace."""
     worth = list(reward_settings(agent).outcomes)
     measured = Exists(Outcome.objects.filter(decision=OuterRef("pk"), name__in=worth))
     return pending(agent).filter(Q(trace__isnull=False) | measured)
@@ -309,7 +309,7 @@ def sample_of(row: Decision, run: RunFacts) -> RewardSample:
 
 
 def known_of(said: FeedbackBundle) -> Known:
-    """What was said of a decision, as numbers."""
+    """Feedback on a decision, as numbers."""
     verdicts = [(value, fact) for fact in said.ratings if (value := _verdict(fact)) is not None]
     return Known(
         verdicts=[value for value, _ in verdicts],
@@ -337,7 +337,7 @@ def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
 
 
 def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[Decision]:
-    """Those of the decisions whose newest raw reward is known and at least this. Raises RewardsRefused outside
+    """Decisions with a newest raw reward that is known and at least `least`. Raises RewardsRefused outside
     [-2, 2]."""
     if not RAW_LOW <= least <= -RAW_LOW:
         raise RewardsRefused(f"a raw reward lies in [-2, 2], found {least!r}")

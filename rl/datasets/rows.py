@@ -45,8 +45,8 @@ def source_opened(
     kind: str = "",
     put_off: Collection[uuid.UUID] = (),
 ) -> EvidenceSource:
-    """What was rated here ("db"), without the feedback of the ids `put_off`, or stands in a file ("file"); of the kind
-    `prompts`, a file may hold prompts alone.
+    """Evidence recorded here ("db"), without the feedback of the ids `put_off`, or read from a file ("file");
+    of the kind `prompts`, a file may hold prompts alone.
 
     Raises DatasetRefused for an agent nobody knows, FormatRefused for a file that cannot be read.
     """
@@ -78,7 +78,7 @@ def making_knobs(
     reward_threshold: float | None = None,
     sources: Collection[str] = SHOWN,
 ) -> dict[str, Any]:
-    """What `rows_made` is told for a kind: those given, else the agent's settings and DATASET_CONFIG.
+    """Arguments of `rows_made` for a kind: those given, else the agent's settings and DATASET_CONFIG.
 
     pairs: rating_margin, max_pairs_per_prompt; labels: threshold; corrections: sources, some of SHOWN.
     """
@@ -113,7 +113,7 @@ def rows_made(
 def _evidence(
     given: EvidenceSource, splits: SourceSplits, kind: str, left_out: Counter[str]
 ) -> Iterator[Evidence]:
-    """What is known, with the rewards where nobody gave a verdict; demonstrations for the kind that is made of them.
+    """Evidence with the rewards where nobody rated; demonstrations for the kind that is made of them.
 
     All of it is noted for the split, whatever this kind makes of it.
     """
@@ -206,7 +206,7 @@ def _example_row(
 
 
 def _known(prompt: Prompt) -> dict[str, Any]:
-    """What a row says of its prompt beside the messages and the state, where there is anything."""
+    """Facts of a row about its prompt beside the messages and the state, where there are any."""
     known = {"tools": prompt.tools, "facts": prompt.facts}
     return {name: value for name, value in known.items() if value}
 

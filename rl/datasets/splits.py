@@ -61,7 +61,8 @@ def splits_store(
     asked: Collection[str] = (),
     texts: Texts = no_texts,
 ) -> dict[str, Split]:
-    """As `splits_of`, and writes the new ones down for good. Of two processes at once the first one's word stands."""
+    """Sides of prompts like `splits_of`; new ones are stored for good. Of two processes at once the first
+    one's word stands."""
     known = _stored(agent, {*judged, *rewarded, *asked})
     drawn = _drawn(agent, known, judged, rewarded, asked, texts)
     if not drawn:
@@ -167,7 +168,7 @@ class SourceSplits:
 
     @property
     def tally(self) -> SplitCounts:
-        """How many of the prompts with somebody's word or a reward stand on which side."""
+        """Counts of prompts with feedback or a reward on each side."""
         self.asked([])
         return SplitCounts.of(self._known[name] for name in {**self._judged, **self._rewarded})
 

@@ -211,7 +211,8 @@ def _std(values: list[float]) -> float | None:
 
 
 def get_training_stats(agent: str | None = None) -> dict[str, Any]:
-    """What an agent's feedback holds and what pairs it would give; without an agent, {"agents": {slug: ...}} of all.
+    """Counts of an agent's feedback and of the pairs it would give; without an agent, {"agents": {slug: ...}}
+    of all.
 
     Keys: decisions, ratings, comparisons, corrections, simulated_share, balance (verdicts above and below neutral),
     scores (mean, std, histogram over [0, 1]), rewards (likewise, of the decisions whose reward was calculated; and
@@ -252,7 +253,7 @@ OTHER_KINDS = tuple(str(kind) for kind in Snapshot.Kind.values if kind != Snapsh
 
 
 def kind_stats(agent: str, kind: str) -> dict[str, Any]:
-    """What a dataset of a kind other than pairs would hold, see `get_training_stats`."""
+    """Counts of a dataset of a kind other than pairs, see `get_training_stats`."""
     given = source_opened(agent, "db")
     left_out: Counter[str] = Counter()
     knobs = making_knobs(agent, kind)

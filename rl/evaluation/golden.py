@@ -13,8 +13,8 @@ BETWEEN = "---"
 
 
 def golden_of(decision_id: str) -> dict[str, Any]:
-    """What a golden case would start from: the decision's prompt and state, and by what people said of it, its
-    response or their corrections as accepted, or the response as forbidden. {} for no decision."""
+    """Draft of a golden case: the decision's prompt and state, and by its ratings, its response or their
+    corrections as accepted, or the response as forbidden. {} for no decision."""
     decision = decision_get(decision_id)
     if decision is None:
         return {}

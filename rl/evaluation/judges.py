@@ -70,9 +70,9 @@ def rewards_of_training(policy: Policy | None) -> str:
 
 
 def barred_reason(specs: str, policy: Policy | None, agent: str) -> str:
-    """Why rewards may not carry the accuracy rule: a learnt one among them is what the policy was trained on, and every
-    policy pleases the judge it was trained to please (Gao, Schulman & Hilton 2023, arXiv 2210.10760). It is named as in
-    `specs`. Empty where none is."""
+    """Reason why rewards may not carry the accuracy rule: a learnt one among them is what the policy was
+    trained on, and every policy pleases the judge it was trained to please (Gao, Schulman & Hilton 2023,
+    arXiv 2210.10760). It is named as in `specs`. Empty where none is."""
     trained = _learnt(rewards_of_training(policy), agent)
     same = [name for folder, name in _learnt(specs, agent).items() if folder in trained]
     return f"{same[0]} is the reward that {policy.name if policy else 'it'} was trained on" if same else ""

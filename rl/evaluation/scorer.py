@@ -114,7 +114,7 @@ def _version(agent: str, name: str) -> RewardModelVersion:
 
 
 def place() -> Path:
-    """Where a running scorer says its port and token, readable by the owner alone."""
+    """Path of the file with a running scorer's port and token, readable by the owner alone."""
     return Path(settings.RATCHET_HOME) / "cache" / "scorer.json"
 
 
@@ -179,7 +179,7 @@ def _start() -> bool:
 
 @contextmanager
 def _starting() -> Iterator[bool]:
-    """Whether nobody else starts or runs a scorer now: a running one holds this lock."""
+    """True inside if nobody else starts or runs a scorer now: a running one holds this lock."""
     with lock_file() as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

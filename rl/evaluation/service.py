@@ -328,7 +328,7 @@ def _written(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
 
 
 def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
-    """What judges the generated answers of the kinds that need them."""
+    """Checks of generated answers, for the kinds that need them."""
     checks: dict[str, Check] = {}
     if TESTS in held_out.rows:
         checks[TESTS] = tests_check(agent)

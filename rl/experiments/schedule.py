@@ -38,8 +38,8 @@ EPOCH = timedelta(minutes=10)
 
 
 class PacedCache(CostAwareCache[Results]):
-    """What was read is believed for twenty times as long as reading took: an experiment of 100,000 decisions, which
-    takes 4 s, is looked at every 80 s, and the clock gives a twentieth of its time to each at most."""
+    """Cache with entries that live twenty times as long as reading took: an experiment of 100,000 decisions,
+    which takes 4 s, is looked at every 80 s, and the clock gives a twentieth of its time to each at most."""
 
     BELIEF = 20.0
 

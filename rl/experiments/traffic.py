@@ -46,7 +46,8 @@ class ExperimentRefused(ValueError):
 
 
 def assign(agent: str, unit: str) -> Assignment:
-    """Who answers for a unit: the arm of a running experiment that takes it, else the champion, else the base model.
+    """Policy for a unit: the arm of a running experiment that takes it, else the champion, else the base
+    model.
 
     unit: a user or session that is to keep its arm; empty makes this decision a unit of its own.
     """
@@ -65,7 +66,7 @@ def plan_of(agent: str) -> AssignmentPlan:
 
 
 def experiment_plan(experiment: Experiment) -> ExperimentPlan:
-    """What assigns units to this experiment's arms."""
+    """Assignment plan of this experiment's arms."""
     return ExperimentPlan(
         name=experiment.name,
         salt=experiment.salt,
@@ -203,7 +204,7 @@ def _start(experiment: Experiment, actor: str) -> Experiment:
 
 
 def _place(experiment: Experiment) -> float:
-    """Where its part of its group begins, in percent; 0 outside groups. Raises ExperimentRefused."""
+    """Start of its part of its group, in percent; 0 outside groups. Raises ExperimentRefused."""
     others = list(Experiment.objects.filter(status=Status.RUNNING).exclude(pk=experiment.pk))
     group, reserve = experiment.group, experiment.group_reserve
     for other in others:

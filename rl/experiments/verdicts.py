@@ -48,7 +48,8 @@ class Rule:
 
     @property
     def metric_alpha(self) -> float:
-        """What one challenger's main metric may spend: all arms together err with probability alpha at most."""
+        """Error probability of one challenger's main metric: all arms together err with probability alpha at
+        most."""
         return self.alpha * (1 - GUARD_SHARE if self.guardrails else 1) / self.challengers
 
     @property
@@ -174,7 +175,8 @@ def effect_adjusted(
 
 
 def guarded(new: Moments, old: Moments, guardrail: Guardrail, rule: Rule) -> GuardrailResult:
-    """Whether an arm breaks a guardrail: its loss is above the margin, whenever one looks, but for guard_alpha."""
+    """Result of a guardrail: broken if an arm's loss is above the margin, whenever one looks, but for
+    guard_alpha."""
     metric = guardrail.metric
     contrast = _contrast(new, old, metric, rule.min_units)
     if contrast is None:

@@ -17,7 +17,7 @@ from typing import Any
 from rl.checksums import MANIFEST
 
 Progress = Callable[[str, int, int], None]
-"""Told while an export works: what it is doing, how much is done, how much there is (both in the same unit)."""
+"""Progress callback of an export: task, amount done, amount in all (both in the same unit)."""
 
 FREE_MARGIN = 64 * 1024**2
 """Bytes that must stay free beside what an export writes, for everything else on that disk."""

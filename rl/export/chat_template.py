@@ -38,12 +38,12 @@ class GoTemplate:
     around: dict[str, tuple[str, str]]
     """Role -> what stands before and after its content."""
     answer: str
-    """What invites the model to speak."""
+    """Tokens that begin an answer."""
     system: str
-    """Said where a conversation brings no system turn; empty where nothing is."""
+    """System turn for conversations that bring none; empty where there is none."""
 
     def render(self, turns: Turns) -> str:
-        """What Ollama makes of a conversation that ends with the user's turn."""
+        """Prompt that Ollama makes of a conversation that ends with the user's turn."""
         if self.system and turns[0]["role"] != "system":
             turns = [{"role": "system", "content": self.system}, *turns]
         said = "".join(
@@ -62,7 +62,7 @@ class GoTemplate:
 
     @property
     def stop(self) -> list[str]:
-        """What ends an answer."""
+        """Stop strings of an answer."""
         return [end] if (end := self.around["assistant"][1].strip()) else []
 
 

@@ -49,7 +49,7 @@ def policy_register(
 
 
 def _is_sound(file: Artifact) -> bool:
-    """Whether an exported file is there, and is the one that was written."""
+    """True if an exported file is there, and is the one that was written."""
     path = _path(file.path)
     try:
         file_check(path, file.sha256, "it is exported again")

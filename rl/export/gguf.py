@@ -26,7 +26,7 @@ from rl.export.source import Source, source_open
 from rl.training.encoding import Encoder
 
 QUANTIZATIONS = tuple(FILE_TYPES)
-"""What `quantization` may be."""
+"""Values of `quantization`."""
 
 
 def export_gguf(

@@ -31,7 +31,7 @@ class Identity:
     size_label: str
     """Number of the base's parameters, rounded: `3.4M`, `0.6B`."""
     finetune: str
-    """What it was trained for: the agent's slug; empty for a base alone."""
+    """Purpose of the training: the agent's slug; empty for a base alone."""
     version: str
     base_model: str
     """The base as it was named: `bundled`, `Qwen/Qwen3-0.6B`, a folder's name."""

@@ -121,7 +121,7 @@ def permute_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
-    """How positions are rotated: rope_type, rope_theta and what scales them (in full-attention layers)."""
+    """Rotation of positions: rope_type, rope_theta and what scales them (in full-attention layers)."""
     found = dict(getattr(config, "rope_parameters", None) or {})
     return dict(found.get("full_attention", found))
 
@@ -304,7 +304,7 @@ def layout_of(config: Any) -> TensorLayout | None:
 
 
 def layout_notes(config: Any) -> list[str]:
-    """What a person should know of a model that llama.cpp runs a little differently."""
+    """Notes to a person about a model that llama.cpp runs a little differently."""
     window = getattr(config, "sliding_window", None)
     if config.model_type in ("mistral", "phi3") and window and window < config.max_position_embeddings:
         return [

@@ -215,7 +215,8 @@ def _sentencepiece(facts: dict[str, Any], rows: int, chat: bool) -> Vocabulary:
 
 
 def _unlisted_merges(pieces: list[str], merges: set[tuple[str, ...]]) -> int:
-    """How many pieces have a split into two pieces that is no merge: sentencepiece's own conversion leaves none."""
+    """Number of pieces with a split into two pieces that is no merge: sentencepiece's own conversion leaves
+    none."""
     known = set(pieces)
     return sum(
         any(
@@ -227,7 +228,8 @@ def _unlisted_merges(pieces: list[str], merges: set[tuple[str, ...]]) -> int:
 
 
 def _space_prefix(facts: dict[str, Any], chat: bool) -> bool:
-    """Whether a space goes before text. llama.cpp puts it after special tokens too, as the older form does."""
+    """True if a space goes before text. llama.cpp puts it after special tokens too, as the older form
+    does."""
     steps = _flat(facts.get("normalizer"), "normalizers") + _flat(facts.get("pre_tokenizer"), "pretokenizers")
     for step in steps:
         if step.get("type") == "Prepend":

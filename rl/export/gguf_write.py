@@ -43,7 +43,7 @@ class GgufWriter(Protocol):
     notes: list[str]
 
     def general_name(self, name: str) -> str:
-        """What `general.name` must be for a model a person calls `name`."""
+        """Value of `general.name` for a model a person calls `name`."""
 
     def write(self, path: Path, plain: str, name: str, progress: Progress) -> int | None:
         """Write the file as f32, f16 or bf16; how many tensors it must hold, None where only the converter knows.

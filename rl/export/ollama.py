@@ -167,7 +167,7 @@ def export_to_ollama(
 
 
 def models(host: str | None = None) -> list[dict[str, Any]]:
-    """What the server has: `name`, `digest`, `bytes`, `modified_at`, newest first. Raises ExportRefused."""
+    """Models of the server: `name`, `digest`, `bytes`, `modified_at`, newest first. Raises ExportRefused."""
     with _server(host) as client:
         return [
             {

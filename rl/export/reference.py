@@ -38,7 +38,7 @@ CHECK_TEXTS = (
     'Return JSON: {"a": [1, 22, 333, 4444], "b": "x\\ty"}',
     "def add(a, b):\n    return a + b   # sums\n\n\nprint(add(1, 2))",
 )
-"""Asked where the caller brings no prompts: ASCII and not, digits, white space, code."""
+"""Prompts used where the caller brings none: ASCII and not, digits, white space, code."""
 
 CHECK_TOKENS = 256
 """Tokens of a prompt that are compared at most."""
@@ -57,7 +57,7 @@ class CheckPrompt:
     text: str
     ids: list[int]
     framed: bool
-    """Whether the tokenizer put its own bos and eos around it (a chat template writes them itself)."""
+    """True if the tokenizer put its own bos and eos around it (a chat template writes them itself)."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Reference:
     answers: list[list[int]] = field(default_factory=list)
     """Per prompt the greedy answer's token ids, its end token included; empty where none were asked for."""
     skipped: str = ""
-    """Why the original was not asked, else empty."""
+    """Reason why the original was not run, else empty."""
 
 
 def check_prompts(tokenizer: Any, prompts: Sequence[Sequence[Message]] = ()) -> list[CheckPrompt]:
@@ -185,7 +185,7 @@ def _compute_in_float32(module: torch.nn.Module) -> None:
 
 
 def positions_retained(model: Any, prompts: int) -> int:
-    """How many positions of each prompt fit POSITIONS_BYTES; at least one."""
+    """Number of positions of each prompt that fit POSITIONS_BYTES; at least one."""
     return max(1, POSITIONS_BYTES // (4 * int(model.config.vocab_size) * max(prompts, 1)))
 
 

@@ -41,7 +41,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What to call the model where nobody said: the adapter's folder, else the base's."""
+        """Default name of the model: the adapter's folder, else the base's."""
         return (self.adapter.path if self.adapter is not None else self.base).name
 
     def tokenizer(self) -> Any:

@@ -28,7 +28,7 @@ _OTHER_FORMULAS = (
 _OTHER_BASES = ("pissa", "corda", "olora", "mica", "loftq", "lora_ga")
 
 _BASE_PREFIXES = ("model.", "transformer.")
-"""What a published checkpoint may leave out in front of a module's name."""
+"""Prefixes that a published checkpoint may leave out in front of a module's name."""
 
 
 @dataclass(frozen=True)

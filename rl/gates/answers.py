@@ -101,8 +101,8 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """It has not gone further from its reference (the base model, or its warm-up) than allowed, and than what people
-    wrote lies from it.
+    """Rule: the policy has not gone further from its reference (the base model, or its warm-up) than allowed,
+    and than what people wrote lies from it.
 
     The way that held-out answers of people themselves ask for is added to the bound: by how much the policy finds them
     more likely than the reference does, in nats per token, the lower end of its interval.
@@ -164,7 +164,7 @@ def _similar(ratio: float, bounds: GateBounds) -> bool:
 
 
 def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """What it would have earned on logged decisions is not less than what the champion earned."""
+    """Rule: the reward estimated on logged decisions is not less than what the champion earned."""
     found = evidence.off_policy
     if found is None:
         return RuleResult(

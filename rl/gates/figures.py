@@ -42,7 +42,7 @@ class Share:
 
     @property
     def bar(self) -> IntervalBar:
-        """Where value and interval lie on a scale of BAR_WIDTH from 0 to 1."""
+        """Value and interval on a scale of BAR_WIDTH from 0 to 1."""
         low, high = (self.low, self.high) if self.low is not None and self.high is not None else (0.0, 0.0)
         return IntervalBar(
             dot=round(BAR_WIDTH * self.value, 1),
@@ -99,7 +99,7 @@ class Headline:
 
     @property
     def of(self) -> str:
-        """What it was judged on."""
+        """Evidence it was judged on."""
         return "held-out prompts"
 
     @property

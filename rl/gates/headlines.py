@@ -139,8 +139,8 @@ def _share(found: Mapping[str, Any]) -> str:
 
 
 def baseline_text(figures: Mapping[str, Any]) -> str:
-    """What a simple classifier of the same training rows gets on the same evidence, in a sentence; empty where an
-    evaluation has none."""
+    """Result of a simple classifier of the same training rows on the same evidence, in a sentence; empty
+    where an evaluation has none."""
     found = figures.get("baseline") or {}
     if "refused" in found:
         return f"No simple classifier beside it: {found['refused']}."

@@ -145,7 +145,8 @@ class AnswerPair:
     chars: int
     other_chars: int
     judged: bool = True
-    """Whether a reward can tell a good answer to this prompt from a bad one; what nobody judged shows form alone."""
+    """True if a reward can tell a good answer to this prompt from a bad one; what nobody judged shows form
+    alone."""
     loops: bool = False
     """Repetition: the policy's answer is free text that says the same over and over."""
     written_valid: bool | None = None
@@ -192,7 +193,7 @@ class Evidence:
     off_policy: Difference | None = None
     """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""
     attempt: int = 1
-    """Which attempt on this holdout this is, from 1."""
+    """Number of this attempt on this holdout, from 1."""
     others: Mapping[str, Sequence[Item]] = field(default_factory=dict)
     """Evidence of the kinds beside pairs (rl.gates.evidence_kinds.KINDS)."""
     barred: Mapping[str, str] = field(default_factory=dict)
@@ -249,7 +250,7 @@ class GateReport:
 
     @property
     def harmful(self) -> bool:
-        """Whether a rule found harm, so that no more evidence is waited for."""
+        """True if a rule found harm, so that no more evidence is waited for."""
         return any(not verdict.waits for verdict in self.refusals)
 
     @property

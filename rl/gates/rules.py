@@ -48,14 +48,15 @@ from rl.gates.report import (
 from rl.statistics import Difference
 
 CHALLENGER, CHAMPION = "challenger", "champion"
-"""What a gate may open to. A champion must be better; a challenger must not be worse, as live traffic decides on."""
+"""Stages a gate may open to. A champion must be better; a challenger must not be worse, as live traffic
+decides on."""
 
 FIRST_SHARE = 2 / 3
 """Of alpha, what the first attempt may spend. Each new champion begins a new count, so most attempts are first ones."""
 
 
 def alpha_of_attempt(alpha: float, attempt: int) -> float:
-    """What the k-th attempt may spend: 2/3, 1/6, 1/18, 1/36, ... of alpha, summing to alpha."""
+    """Error probability of the k-th attempt: 2/3, 1/6, 1/18, 1/36, ... of alpha, summing to alpha."""
     if attempt < 1:
         raise GateError(f"attempts count from 1, found {attempt}")
     return alpha * (FIRST_SHARE if attempt == 1 else (1 - FIRST_SHARE) / (attempt * (attempt - 1)))
@@ -259,7 +260,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """What the champion's time knew is still known: no loss beyond chance on held-out prompts with older feedback."""
+    """Rule: no loss beyond chance on held-out prompts with feedback older than the champion."""
     lead = lead_of(evidence, bounds)
     known = [item.within(OLDER) for item in evidence.items(lead) if OLDER in item.slices]
     effect = effect_of(lead, known, evidence.items(lead))

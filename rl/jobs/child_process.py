@@ -24,7 +24,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def dies_with_parent() -> Callable[[], None] | None:
-    """What a child calls before it becomes its program, so that the kernel sends it TERM when its parent dies.
+    """Function for a child to call before it becomes its program, so that the kernel sends it TERM when its
+    parent dies.
 
     Linux has it; elsewhere None, and a child outlives a parent that was killed.
     """

@@ -28,7 +28,8 @@ from rl.reward_models.service import reward_model_valid
 from rl.rewards.named import AUTO, opened_in_training
 
 SECONDS_PER_STEP = 0.5
-"""Taken for a step where no run has finished yet: the bundled base with the cpu preset took 0.48 s on two cores."""
+"""Default seconds of a step where no run has finished yet: the bundled base with the cpu preset took 0.48 s
+on two cores."""
 
 LINEAR_SECONDS_PER_ROW, LINEAR_GB = 4e-3, 0.3
 """Of a linear policy's fit: measured 2 to 6 ms a row on a busy core."""
@@ -64,7 +65,7 @@ class StageEstimate:
     recipe: dict[str, Any]
     refused: str
     doubt: str
-    """Why it would teach nothing, or little; empty where nothing speaks against it."""
+    """Reason why it would teach nothing, or little; empty where nothing speaks against it."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def order_estimate(order: TrainOrder) -> OrderEstimate:
 
 
 def _rewards_itself(order: TrainOrder) -> bool:
-    """Whether it samples its own answers and rewards them without anything learnt from people: prompts will do."""
+    """True if it samples its own answers and rewards them without anything learnt from people: prompts will
+    do."""
     specs = str(order.knobs.get("reward", "")).split(",")
     if not method_named(order.method).rewarded or order.knobs.get("mode") == "logged":
         return False

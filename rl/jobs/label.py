@@ -217,7 +217,7 @@ def labels_newest(agent: str) -> LabelRun | None:
 
 
 def labels_shown(agent: str) -> dict[str, Any]:
-    """What an agent's newest label model is worth, and what people made of the suggestions."""
+    """Quality of an agent's newest label model, and the fate of its suggestions."""
     run, counts = labels_newest(agent), suggestion_counts(agent)
     share = wilson_interval(counts.accepted, counts.settled).as_dict() if counts.settled else None
     right = (

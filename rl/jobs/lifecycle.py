@@ -34,7 +34,7 @@ logger = logging.getLogger("rl.jobs.lifecycle")
 
 Status = TrainingRun.Status
 ProgressCallback = Callable[[int, int, str], None]
-"""Called with steps done, steps in all, and a short figure to show."""
+"""Function called with steps done, steps in all, and a short figure to show."""
 
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of a running job."""
@@ -65,13 +65,13 @@ class TrainOrder:
     output: Path | None = None
     actor: str = "train_dpo"
     why: str = ""
-    """Why this method, where something chose it."""
+    """Reason for this method, where something chose it."""
     stage_of: int | None = None
     """The run that this one is a stage of, whose feedback it reads and takes none of."""
 
     @property
     def said(self) -> dict[str, Any]:
-        """What a run of this order has to say before it has figures: TrainingRun.result."""
+        """First TrainingRun.result of a run of this order, before it has figures."""
         return {"why": self.why, "notes": [self.why]} if self.why else {}
 
 
@@ -256,7 +256,8 @@ def _worker_name() -> str:
 
 
 def worker_lives(run: TrainingRun) -> bool:
-    """Whether the process that claimed a run still exists (same host), or gave a sign of life lately (another)."""
+    """True if the process that claimed a run still exists (same host), or gave a sign of life lately
+    (another)."""
     host, _, process = run.worker.rpartition(":")[0].rpartition(":")
     if host == socket.gethostname() and process.isdigit():
         try:

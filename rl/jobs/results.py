@@ -105,7 +105,7 @@ def policy_publish(run: TrainingRun, result: TrainResult, *, actor: str) -> Poli
 
 
 def figures_of(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
-    """What a run's row keeps of its result, without the histories."""
+    """Figures of a result stored in the run's row, without the histories."""
     return {
         "steps_done": result.steps,
         "result": {

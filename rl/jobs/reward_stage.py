@@ -22,7 +22,7 @@ METHOD = "reward_model"
 
 
 def waits_for_reward_model(run: TrainingRun) -> bool:
-    """Whether a run's rewards name `auto`, which no reward model has taken the place of yet."""
+    """True if a run's rewards name `auto`, which no reward model has taken the place of yet."""
     return AUTO in _specs(run)
 
 
@@ -77,8 +77,8 @@ def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:
 def reward_model_order(
     agent: str, base_model: str, *, actor: str = "rlhf", stage_of: int | None = None
 ) -> TrainOrder:
-    """What trains a reward model for a policy on `base_model`, by the objective that fits the agent's feedback.
-    stage_of: the run that needs it."""
+    """Order to train a reward model for a policy on `base_model`, by the objective that fits the agent's
+    feedback. stage_of: the run that needs it."""
     chosen = method_chosen(agent, "reward_model")
     return TrainOrder(
         agent,

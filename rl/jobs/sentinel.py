@@ -26,7 +26,7 @@ outage = OutageLog(logger)
 LOCK_S = 5.0
 """Seconds to wait for the lock of a worker's clock; one that was killed inside it never gives it back."""
 TIMED_OUT = 0
-"""What django-q2 writes into the clock of a worker whose job took too long."""
+"""Value that django-q2 writes into the clock of a worker whose job took too long."""
 
 
 class SteadySentinel(Sentinel):
@@ -96,5 +96,5 @@ class SteadySentinel(Sentinel):
 
 
 def was_killed(process: BaseProcess) -> bool:
-    """Whether a signal ended it, so that it may hold a lock for ever."""
+    """True if a signal ended it, so that it may hold a lock for ever."""
     return not process.is_alive() and process.exitcode is not None and process.exitcode < 0

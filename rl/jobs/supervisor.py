@@ -94,7 +94,7 @@ def port_wait(host: str, port: int) -> None:
 
 
 def port_answers(host: str, port: int) -> bool:
-    """Whether something listens there."""
+    """True if something listens there."""
     try:
         with socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=0.2):  # noqa: S104
             return True

@@ -148,8 +148,8 @@ def _with_room(recipe: Any, agent: str, named: Collection[str]) -> Any:
 
 
 def train_plan(order: TrainOrder) -> dict[str, Any]:
-    """What `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe, and whether the
-    base's answers are valid. Raises what refuses, as `train` does."""
+    """Plan of what `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe,
+    and the share of valid answers of the base. Raises what refuses, as `train` does."""
     hardware = _hardware_of(order.method)
     config, recipe = recipe_for(order, hardware)
     prepared = _prepare(order, recipe, _new(order), dry_run=True)
@@ -574,7 +574,7 @@ def _run_training(
 
 
 def _named(path: str) -> Any:
-    """What `module:name` stands for in the training room."""
+    """Object of a path `module:name` in the training package."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -21,7 +21,7 @@ SCENARIOS = 500
 NOISE = 0.1
 RATERS = 3
 MAX_PAIRS = 1000
-"""As many as the simulated taste needs to be learnt; more would only make people wait."""
+"""Number of pairs that teach the simulated taste; more would only make people wait."""
 QUANTIZATION = "q4_k_m"
 
 

@@ -303,7 +303,7 @@ class TrainCommand(RatchetCommand):
         self.console.print(table)
 
     def _add_outlook(self, table: Table, result: dict[str, Any]) -> None:
-        """Whether it can teach anything, and how far the gate is."""
+        """Add the reward's chance to teach anything, and the distance from the gate."""
         if result.get("doubt") and result.get("dry_run"):
             table.add_row("note", f"[bold]{result['doubt']}[/bold]")
         if result.get("dry_run") and (looks := result["preflight"]):

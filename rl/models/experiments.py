@@ -176,7 +176,7 @@ class Arm(models.Model):
 
     @property
     def key(self) -> str:
-        """What a decision records as its arm."""
+        """Name of the arm that a decision records."""
         return f"{self.experiment.name}/{self.name}"
 
     @property

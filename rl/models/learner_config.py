@@ -58,12 +58,13 @@ def learner_settings(agent: str) -> LearnerSettings:
 
 
 def retrain_knobs(wanted: LearnerSettings, method: str) -> dict[str, Any]:
-    """Whose weights a retrain begins with, and how much older feedback it sees again, for a recipe of that method."""
+    """Recipe knobs of a retrain by that method: the weights it begins with, and the share of older
+    feedback."""
     asked = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
     known = RECIPES[method]["default"].as_dict()
     return {name: value for name, value in asked.items() if name in known}
 
 
 def learner_defaults(agent: str = "") -> LearnerSettings:
-    """What counts where nothing is set in the admin; a row that is not stored."""
+    """Settings of an agent without a row in the admin; a row that is not stored."""
     return LearnerSettings(agent=agent, **{k: v for k, v in learner_config().items() if k != "tick_seconds"})

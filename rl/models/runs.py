@@ -10,7 +10,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 LEARNER = "online learner"
-"""Who asked for a run that the online learner started."""
+"""Author of runs that the online learner started."""
 
 
 class Snapshot(models.Model):

@@ -120,8 +120,8 @@ def champion_look(champion: Policy) -> Look | None:
 
 
 def alpha_of_look(alpha: float, number: int) -> float:
-    """What the k-th look may spend: 1/2, 1/6, 1/12, ... of alpha. The first looks see few ratings, so less goes to them
-    than to a gate's first attempt."""
+    """Error probability of the k-th look: 1/2, 1/6, 1/12, ... of alpha. The first looks see few ratings, so
+    less goes to them than to a gate's first attempt."""
     return alpha / (number * (number + 1))
 
 

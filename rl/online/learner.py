@@ -165,7 +165,7 @@ class OnlineLearner:
         return TrainingRun.objects.filter(agent=self.agent, asked_by=lifecycle.LEARNER).order_by("-pk")
 
     def _judge(self, wanted: LearnerSettings, size: int, last: TrainingRun | None) -> tuple[bool, str]:
-        """Whether a retrain is due, and why. size: feedback that no retrain has looked at."""
+        """True if a retrain is due, with the reason. size: feedback that no retrain has looked at."""
         if not settings.ENABLE_ONLINE_LEARNING:
             return False, "ENABLE_ONLINE_LEARNING is off"
         if not wanted.enabled:
@@ -279,7 +279,7 @@ _PARTS: tuple[tuple[str, Callable[[], list[str]]], ...] = (
     ("follow-up", _followed),
     ("spool", _replayed),
 )
-"""What a tick does for all agents alike, by name."""
+"""Parts of a tick that serve all agents alike, by name."""
 
 
 def _retrain_due(agent: str) -> list[str]:
@@ -313,7 +313,7 @@ def _follow_ups() -> list[TrainingRun]:
 
 
 def next_check() -> datetime | None:
-    """When a clock looks again: that of the schedule, or of `online_learner watch`; None where neither runs."""
+    """Time of the next check: that of the schedule, or of `online_learner watch`; None where neither runs."""
     from django_q.models import Schedule
 
     found = list(Schedule.objects.filter(name=SCHEDULE).values_list("next_run", flat=True))

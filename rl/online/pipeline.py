@@ -68,7 +68,7 @@ class PipelineResult:
     deployed: str = ""
     pruned: list[str] = field(default_factory=list)
     next_step: str = ""
-    """What a person does now, as a command or an address."""
+    """Next action for a person, as a command or an address."""
 
 
 def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:

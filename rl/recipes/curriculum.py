@@ -24,7 +24,7 @@ def curriculum_order(rows: Sequence[Mapping[str, Any]], by: str) -> list[int]:
 
 
 def difficulty(row: Mapping[str, Any], by: str) -> float:
-    """How hard a row is; only the order of these numbers means something."""
+    """Difficulty of a row; only the order of these numbers means something."""
     if by == "margin":
         margin = row.get("margin")
         if not isinstance(margin, (int, float)):

@@ -46,8 +46,9 @@ class DPORecipe(AdapterRecipe):
     precompute_reference: bool = True
     """Compute the reference's log-probabilities once instead of every step."""
     attention: str = "auto"
-    """How packed rows attend: `split` (causal over the prompt, masked over the completions), `flex` (FlexAttention over
-    unpadded rows, CUDA only), `auto` takes flex on CUDA from 4,096 tokens of prompt. Tested before it is used."""
+    """Attention over packed rows: `split` (causal over the prompt, masked over the completions), `flex`
+    (FlexAttention over unpadded rows, CUDA only), `auto` takes flex on CUDA from 4,096 tokens of prompt.
+    Tested before it is used."""
     compile: str = "auto"
     """Compile the decoder layers: `on`, `off`, or `auto`: on CUDA, where the run is long enough to gain by it."""
 

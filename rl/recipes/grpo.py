@@ -23,7 +23,7 @@ class GRPORecipe(AdapterRecipe):
     num_generations: int = 8
     """Answers to each prompt that compete, at least 2; in `logged` mode what a group is taken to hold."""
     reward: str = "agent"
-    """What is rewarded: reward specs separated by commas (see `--reward`); their mean counts."""
+    """Reward specs separated by commas (see `--reward`); their mean counts."""
     learning_rate: float = 1e-5
     lr_scheduler: str = "constant"
     warmup_ratio: float = 0.0
@@ -31,30 +31,31 @@ class GRPORecipe(AdapterRecipe):
     beta: float = 0.04
     """Price of one nat of distance from the reference (k3, per token); 0 leaves it out."""
     loss: str = "dapo"
-    """How tokens are averaged: `dapo` over all of a step, `grpo` within each response first, `bnpo` over a
+    """Averaging of tokens: `dapo` over all of a step, `grpo` within each response first, `bnpo` over a
     micro-batch, `dr_grpo` by a constant."""
     scale_rewards: str = "group"
-    """What a reward's distance from its group's mean is divided by: the deviation of its `group`, of the `batch`,
+    """Divisor of a reward's distance from its group's mean: the deviation of its `group`, of the `batch`,
     `none`."""
     num_iterations: int = 1
     """Passes over each batch of responses."""
     epsilon: float = 0.2
-    """How far the ratio of new to old probability may move from 1 before it gives no more gradient."""
+    """Largest distance of the ratio of new to old probability from 1 at which it still gives gradient."""
     max_ratio: float = 2.0
     """In `logged` mode the importance weight against the base is cut off here (CISPO, arXiv 2506.13585)."""
     missing_eos_penalty: float = 1.0
-    """Taken from the score of a response that did not end its turn within `max_new_tokens`."""
+    """Penalty on the score of a response that did not end its turn within `max_new_tokens`."""
     max_new_tokens: int = 128
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     vllm: str = "off"
-    """Who samples: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings apply)."""
+    """Sampling engine: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings
+    apply)."""
     eval_prompts: int = 64
     """Most held-out prompts answered in an evaluation."""
     reference: str = START
-    """Whose distance the KL prices and `max_kl` watches: `start`, the policy training starts from (Ouyang et al. 2022,
-    arXiv 2203.02155; the base where it starts from there), or `base`."""
+    """Reference policy of the KL price and of `max_kl`: `start`, the policy training starts from (Ouyang et
+    al. 2022, arXiv 2203.02155; the base where it starts from there), or `base`."""
     max_kl: float = 30.0
     """Nats per response from the reference beyond which the run is stopped as diverged (half a nat per token where that
     is more); 0 watches nothing, neither length, repetition nor valid answers."""
@@ -63,8 +64,8 @@ class GRPORecipe(AdapterRecipe):
 
     @property
     def held_to_start(self) -> bool:
-        """Whether the reference is an adapter: the one that training starts from. In `logged` mode it is the base,
-        which is taken to have written the answers."""
+        """True if the reference is an adapter: the one that training starts from. In `logged` mode it is the
+        base, which is taken to have written the answers."""
         return self.reference == START and self.start_from != BASE and self.mode == "online"
 
     def __post_init__(self) -> None:
@@ -108,8 +109,8 @@ class GRPORecipe(AdapterRecipe):
         return max(1, self.batch_size // self.num_generations)
 
     def with_knobs(self, **knobs: Any) -> Self:
-        """As any recipe's; a `batch_size` of any size brings groups that divide it with it, where their size is not
-        named."""
+        """Copy with knobs changed; a `batch_size` of any size brings groups that divide it with it, where
+        their size is not named."""
         size = number_given(knobs.get("batch_size"))
         if size is not None:
             group = divisor_of(size, self.num_generations)

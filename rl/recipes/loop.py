@@ -10,9 +10,10 @@ DATASET_CONFIG: dict[str, Any] = {
     "max_pairs_per_prompt": 4,
     "reward_threshold": 0.5,
 }
-"""How feedback becomes pairs: fewest samples to train on; smallest difference of mean rating (in [0, 1]) between two
-responses that makes a pair; most training pairs one prompt may give (held-out prompts give one each, so that they
-are independent); reward in [0, 1] from which a response that nobody rated is a good one, and below which a bad one."""
+"""Knobs that make pairs of feedback: fewest samples to train on; smallest difference of mean rating (in [0,
+1]) between two responses that makes a pair; most training pairs one prompt may give (held-out prompts give
+one each, so that they are independent); reward in [0, 1] from which a response that nobody rated is a good
+one, and below which a bad one."""
 
 
 ONLINE_LEARNING_CONFIG: dict[str, Any] = {
@@ -30,7 +31,7 @@ ONLINE_LEARNING_CONFIG: dict[str, Any] = {
     "keep_newest": 5,
     "tick_seconds": 60,
 }
-"""When an agent learns by itself and what happens then (docs/online-learning.md); the section `continuous_learning` of
+"""Defaults of continuous learning (docs/online-learning.md); the section `continuous_learning` of
 RATCHET_CONFIG lies over it, the agent's row in the admin over both."""
 
 

@@ -21,9 +21,9 @@ class Method:
     estimate: str
     """`module:function` that foresees steps, minutes and memory for a dry run."""
     policy: bool = True
-    """Whether what comes out can answer, and enters the registry; a reward model only judges."""
+    """True if what comes out can answer, and enters the registry; a reward model only judges."""
     rewarded: bool = False
-    """Whether it needs reward functions (`--reward`)."""
+    """True if it needs reward functions (`--reward`)."""
     adapter: bool = True
     """True of a method that trains an adapter of a base model, which needs torch; a linear policy needs neither."""
 
@@ -66,7 +66,7 @@ def method_named(slug: str) -> Method:
 
 
 OBJECTIVE_KINDS = {"pairwise": "pairs", "regression": "scores", "binary": "labels"}
-"""What a reward model of an objective is fed."""
+"""Kinds of dataset by objective of a reward model."""
 
 
 LINEAR_KINDS = ("pairs", "scores", "corrections")

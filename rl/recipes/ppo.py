@@ -25,7 +25,7 @@ class PPORecipe(AdapterRecipe):
     ppo_epochs: int = 4
     """Passes over each batch of responses."""
     reward: str = "agent"
-    """What is rewarded: reward specs separated by commas (see `--reward`); their mean counts."""
+    """Reward specs separated by commas (see `--reward`); their mean counts."""
     samples_per_prompt: int = 1
     """Responses sampled for each prompt of a batch; their prompt is computed once."""
     learning_rate: float = 1.41e-5
@@ -53,9 +53,9 @@ class PPORecipe(AdapterRecipe):
     lam: float = 0.95
     """GAE's lambda, in [0, 1]: 1 trusts the rewards alone, 0 the value alone."""
     cliprange: float = 0.2
-    """How far the ratio of new to old probability may move from 1 before it gives no more gradient."""
+    """Largest distance of the ratio of new to old probability from 1 at which it still gives gradient."""
     cliprange_value: float = 0.2
-    """Likewise for the value, in units of reward; 0 does not clip."""
+    """Clip range of the value, in units of reward; 0 does not clip."""
     vf_coef: float = 0.1
     """Weight of the value loss."""
     entropy_coef: float = 0.0
@@ -63,7 +63,7 @@ class PPORecipe(AdapterRecipe):
     whiten_rewards: bool = False
     """Divide rewards by their standard deviation over the batch before advantages are estimated."""
     missing_eos_penalty: float = 1.0
-    """Taken from the score of a response that did not end its turn within `max_new_tokens`."""
+    """Penalty on the score of a response that did not end its turn within `max_new_tokens`."""
     value_backbone: str = "adapter"
     """`adapter` gives the value a LoRA of its own, `shared` puts its head on the policy's: another algorithm."""
     max_new_tokens: int = 128
@@ -75,8 +75,8 @@ class PPORecipe(AdapterRecipe):
     eval_prompts: int = 64
     """Most held-out prompts answered in an evaluation."""
     reference: str = START
-    """Whose distance the KL prices and `max_kl` watches: `start`, the policy training starts from (Ouyang et al. 2022,
-    arXiv 2203.02155; the base where it starts from there), or `base`."""
+    """Reference policy of the KL price and of `max_kl`: `start`, the policy training starts from (Ouyang et
+    al. 2022, arXiv 2203.02155; the base where it starts from there), or `base`."""
     max_kl: float = 30.0
     """Nats per response from the reference beyond which the run is stopped as diverged (half a nat per token where that
     is more); 0 watches nothing, neither length, repetition nor valid answers."""
@@ -85,7 +85,7 @@ class PPORecipe(AdapterRecipe):
 
     @property
     def held_to_start(self) -> bool:
-        """Whether the reference is an adapter: the one that training starts from."""
+        """True if the reference is an adapter: the one that training starts from."""
         return self.reference == START and self.start_from != BASE
 
     def __post_init__(self) -> None:
@@ -135,8 +135,8 @@ class PPORecipe(AdapterRecipe):
             raise RecipeError("lora_dropout must be 0 with ppo: the ratio of an unchanged policy must be 1")
 
     def with_knobs(self, **knobs: Any) -> Self:
-        """As any recipe's; a `batch_size` of any size brings the sizes that must divide it with it, where they are not
-        named themselves."""
+        """Copy with knobs changed; a `batch_size` of any size brings the sizes that must divide it with it,
+        where they are not named themselves."""
         size = number_given(knobs.get("batch_size"))
         if size is not None:
             mini = number_given(knobs.setdefault("mini_batch_size", divisor_of(size, self.mini_batch_size)))

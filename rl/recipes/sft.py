@@ -11,7 +11,7 @@ DEMONSTRATIONS = ("demonstration", "teacher")
 """Tags of responses to be imitated, and what their rows name as source: brought from elsewhere, or a better model's."""
 
 SHOWN = ("correction", *DEMONSTRATIONS, "ratings", "reward")
-"""What a demonstration can come from, the one that goes before the others on the same prompt first."""
+"""Sources of a demonstration, the one that goes before the others on the same prompt first."""
 
 FEEDBACK = ("corrections", "pairs", "scores")
 
@@ -30,7 +30,7 @@ class SFTRecipe(AdapterRecipe):
     """More than preferences get: what people wrote is to be said as it stands. 46 answers taught 27 % of unseen prompts
     in 12 passes and 79 % in 50 (DECISIONS, 2026-11-22)."""
     sources: str = ALL
-    """Where demonstrations may come from: `all`, or some of `correction`, `demonstration`, `teacher`, `ratings` and
+    """Sources of demonstrations: `all`, or some of `correction`, `demonstration`, `teacher`, `ratings` and
     `reward`, with commas between. On one prompt only those of the first of these that it has are shown."""
 
     feedback: str = "corrections"
@@ -38,8 +38,9 @@ class SFTRecipe(AdapterRecipe):
     the preferences, or from the thumbs, stars and scores, and its answer to each prompt is shown; for answers that are
     a choice, and base models that know nothing of the world."""
     teacher: str = CLASSIFIER
-    """Who shows the answers with feedback `pairs` and `scores`: the `classifier`; `form` shows any answer that the
-    agent can act on, drawn by lot, liked or not: the form of an answer, and no taste (`rl.agents.drawing`)."""
+    """Source of the answers with feedback `pairs` and `scores`: the `classifier`; `form` shows any answer
+    that the agent can act on, drawn by lot, liked or not: the form of an answer, and no taste
+    (`rl.agents.drawing`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

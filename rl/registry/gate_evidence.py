@@ -36,7 +36,7 @@ def policy_judge(policy: Policy, to: str = CHAMPION) -> GateReport | None:
 
 
 def rival_name(policy: Policy) -> str:
-    """Whom a policy must beat: the champion's name, or `base`."""
+    """Name of the policy to beat: the champion's, or `base`."""
     champion = Policy.objects.filter(agent=policy.agent, stage=Policy.Stage.CHAMPION).first()
     return champion.name if champion is not None and champion.pk != policy.pk else "base"
 
@@ -52,7 +52,7 @@ def comparison_newest(policy: Policy) -> Evaluation | None:
 
 
 def evidence_of(evaluation: Evaluation) -> Evidence:
-    """What the gate's rules are asked about, out of the stored evaluation."""
+    """Evidence for the gate's rules, out of the stored evaluation."""
     stored = evaluation.evidence
     off_policy = stored.get("off_policy")
     return Evidence(
@@ -85,7 +85,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
 
 
 def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
-    """What a policy is ahead by in the evidence that leads, with the interval whose lower end the gate asks about.
+    """Lead of a policy in the evidence that decides, with the interval whose lower end the gate asks about.
 
     {"value", "low", "high", "unit", "kind", "confidence", "attempt"}; None where both sides were not judged. Pages,
     cards and commands show this one, so that there is one lower bound.

@@ -34,7 +34,7 @@ class Damage:
     """One file or folder that was compared with what was recorded of it."""
 
     what: str
-    """Whose it is: `policy widgets-v3`, `snapshot 7`."""
+    """Owner of the file: `policy widgets-v3`, `snapshot 7`."""
     kind: str
     """adapter, export, snapshot, reward model or base model."""
     path: str
@@ -74,7 +74,7 @@ def adapter_check(policy: Policy, folder: Path) -> None:
 
 
 def adapter_remedy(policy: Policy) -> str:
-    """What to do about a damaged adapter."""
+    """Remedy for a damaged adapter."""
     back = f", or roll back: policy rollback {policy.agent}" if policy.stage == Policy.Stage.CHAMPION else ""
     again = f"train it again from run {policy.run_id}" if policy.run_id else "train it again"
     return f"{RESTORE}, {again}{back}"

@@ -37,7 +37,7 @@ MOVES: dict[str, tuple[str, ...]] = {
 
 
 def home_path(path: str | Path) -> Path:
-    """Where a stored path lies: relative ones are inside RATCHET_HOME."""
+    """Absolute path of a stored one: relative paths are inside RATCHET_HOME."""
     return settings.RATCHET_HOME / path
 
 
@@ -343,7 +343,7 @@ def _move(
 
 
 BUTTONS = ("challenger", "champion", "retired", "rejected", "rollback")
-"""What a form may ask for."""
+"""Moves that a form may ask for."""
 
 
 def policy_move(policy: Policy, move: str, *, actor: str, reason: str, force: bool) -> Policy:

@@ -91,7 +91,7 @@ def reward_base_model(policy: str) -> str:
 
 
 def fault_of(version: RewardModelVersion) -> str:
-    """What is wrong with its files, as words; empty where they are the ones that were registered."""
+    """Fault of its files, as words; empty where they are the ones that were registered."""
     weights = home_path(version.path) / WEIGHTS
     if not weights.is_file():
         return f"{version.name}: there is no {weights}; train it again"
@@ -265,7 +265,7 @@ def ranking_of(
 
 
 def beats_a_coin(ranking: dict[str, Any]) -> bool:
-    """Whether the whole 95 % interval of the share ranked right lies above one half."""
+    """True if the whole 95 % interval of the share ranked right lies above one half."""
     low = ranking.get("low")
     return isinstance(low, float) and low > COIN
 

@@ -20,7 +20,7 @@ COLUMNS = ("answer", "answers", "final_answer", "solution_answer", "target")
 MARKS = re.compile(
     r"(?:####|(?:final |the )?answer(?: is)?\s*[:=]|final answer is|answer is)\s*(.+)", re.IGNORECASE
 )
-"""What stands before an answer in a response that explains itself: GSM8K's ####, `Answer:`, `the answer is`."""
+"""Marks before an answer in a response that explains itself: GSM8K's ####, `Answer:`, `the answer is`."""
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?(?:[eE][-+]?\d+)?%?")
 ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
@@ -86,7 +86,7 @@ def answer_of(response: str, expected: Any = "") -> str:
 
 
 def same_answer(response: str, expected: Any) -> bool:
-    """Whether a response gives this answer."""
+    """True if a response gives this answer."""
     if isinstance(expected, (dict, list)):
         try:
             found = json.loads(answer_of(response))
@@ -110,7 +110,7 @@ def _final(expected: Any) -> str:
 
 
 def _boxed(text: str) -> str:
-    """What stands in the last \\boxed{...}, its braces balanced; empty where there is none."""
+    """Content of the last \\boxed{...}, its braces balanced; empty where there is none."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return ""

@@ -41,7 +41,7 @@ class RewardFunction(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports and metrics call it."""
+        """Name in reports and metrics."""
         ...
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]: ...

@@ -122,5 +122,5 @@ NO_TESTS = "the prompt has no tests (facts: tests, test_list, input_output or ex
 
 
 def _lines(text: str) -> list[str]:
-    """What was printed, white space at the ends of lines and of the whole aside."""
+    """Lines of output, white space at the ends of lines and of the whole aside."""
     return [line.rstrip() for line in text.strip().splitlines()]

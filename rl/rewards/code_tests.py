@@ -26,7 +26,7 @@ class CodeTests:
     units: tuple[str, ...] = ()
     """Programs of tests."""
     each_unit: bool = False
-    """Whether a program is one case; else each of its asserts is."""
+    """True if a program is one case; else each of its asserts is."""
     setup: str = ""
     """Run before the tests, on their side."""
     entry_point: str = ""
@@ -37,7 +37,7 @@ class CodeTests:
     """Standard input, and what must be printed."""
 
     def as_program(self) -> dict[str, Any]:
-        """What the tests' process reads."""
+        """Program that the tests' process reads."""
         return {
             "tests": list(self.units), "each_unit": self.each_unit, "setup": self.setup,
             "entry_point": self.entry_point, "given": [dict(case) for case in self.given],

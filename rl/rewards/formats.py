@@ -80,7 +80,8 @@ class AgentReward:
         return [self._one(sample) for sample in samples]
 
     def constant(self, sample: RewardSample) -> str:
-        """Why every valid answer to a prompt earns the same: nobody knows which is right. Empty where it is known."""
+        """Reason why every valid answer to a prompt earns the same: nobody knows which is right. Empty where
+        it is known."""
         agent, state = get_agent(sample.agent), sample.facts.get("state")
         if not isinstance(state, dict):
             return "each earns 1, as the prompts have no state that could say which is right"

@@ -18,7 +18,7 @@ FORM = ("agent", "format", "syntax", "efficiency")
 """Reward functions that say whether an answer can be acted on and what it costs, not what came of it."""
 
 PREFERENCES = {"preferred": 1.0, "not preferred": 0.0, "tie": 0.5, "both bad": 0.0}
-"""How a comparison ended for a decision -> what it says of it, in [0, 1]."""
+"""Result of a comparison for a decision -> its value in [0, 1]."""
 
 
 SAID = ("ratings", "comparisons")
@@ -36,7 +36,7 @@ class Known:
     outcomes: Mapping[str, float] = field(default_factory=dict)
     """Outcome name -> newest value."""
     simulated: bool = False
-    """Whether a simulated rater is among them."""
+    """True if a simulated rater is among them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class HorizonPlan:
     """Plan by which an agent's decisions are rewarded."""
 
     functions: Sequence[RewardFunction]
-    """What speaks at once."""
+    """Reward functions of the immediate horizon."""
     facts: RewardFacts
 
     def __post_init__(self) -> None:
@@ -67,8 +67,8 @@ class RewardBreakdown:
 
     @property
     def measured(self) -> bool:
-        """Whether more is known than what people said and the form of the answer: an outcome, the trace, a reward
-        function that the operator named. Only such a reward stands in for a verdict."""
+        """True if more is known than what people said and the form of the answer: an outcome, the trace, a
+        reward function that the operator named. Only such a reward stands in for a verdict."""
         return any(
             name not in (*FORM, *SAID) for horizon in self.components.values() for name in horizon["parts"]
         )

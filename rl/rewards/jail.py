@@ -130,7 +130,7 @@ def new_root(work: Path, file_mb: int) -> None:
 
 
 def limits(asked: dict[str, Any]) -> None:
-    """What one process may take; the command's children inherit it."""
+    """Set the limits of a process; the command's children inherit them."""
     megabyte = 1 << 20
     for kind, value in (
         (resource.RLIMIT_AS, asked["memory_mb"] * megabyte),

@@ -123,7 +123,7 @@ def server() -> JailServer:
 
 
 def script_run(at: JailServer, code: str, given: str, limits: Limits) -> str:
-    """What a Python program writes to its standard output, at most `limits.output_bytes`, given a standard input."""
+    """Standard output of a Python program, at most `limits.output_bytes`, given a standard input."""
     with Pipes() as pipes:
         alive, hold = pipes.make()
         source = os.memfd_create("input")
@@ -185,7 +185,7 @@ class Pipes:
 
 
 def read_all(fd: int, most: int, until: float) -> bytes:
-    """What comes until the end, at most so many bytes and not beyond a time (monotonic)."""
+    """Bytes read until the end, at most so many and not beyond a time (monotonic)."""
     data = b""
     while len(data) < most and (left := until - time.monotonic()) > 0:
         if select.select([fd], [], [], left)[0]:

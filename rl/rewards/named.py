@@ -28,7 +28,7 @@ AUTO = "auto"
 
 
 def opened_in_training(spec: str) -> bool:
-    """Whether a spec is a trained model, which only the training room can open."""
+    """True if a spec is a trained model, which only the training room can open."""
     return spec in (LEARNED, AUTO) or spec.startswith((MODEL, f"{LEARNED}:"))
 
 

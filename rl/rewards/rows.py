@@ -43,7 +43,8 @@ class RowReward:
 
     @property
     def passed(self) -> bool | None:
-        """Whether it earned all there is (every test passed, the right answer); None where no function applies."""
+        """True if it earned all there is (every test passed, the right answer); None where no function
+        applies."""
         return None if self.raw is None else self.raw >= RAW_HIGH - 1e-9
 
 
@@ -60,7 +61,8 @@ def rows_rewarded(
     *,
     agent: str,
 ) -> list[RowReward]:
-    """What each answer to the row of its place earns, in order. Runs no model, and no code outside the sandbox."""
+    """Reward of each answer to the row of its place, in order. Runs no model, and no code outside the
+    sandbox."""
     engine = RewardEngine([Component(function) for function in functions])
     samples = [row_sample(row, answer, agent) for row, answer in zip(rows, answers, strict=True)]
     return [

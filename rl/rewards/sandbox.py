@@ -42,7 +42,7 @@ except OSError:
     pass
 print('walled in')
 """
-"""What tries the walls from inside; `outside` names a file that is not to be seen."""
+"""Program that tries the sandbox's walls from inside; `outside` names a file that is not to be seen."""
 
 
 class IsolationUnavailable(RuntimeError):
@@ -70,7 +70,7 @@ class Ran:
     output: str
     """Both streams as they came, at most `Limits.output_bytes`."""
     stopped: str
-    """Which limit ended it: `wall time`, `cpu time`, `output`; empty where it ended by itself."""
+    """Limit that ended it: `wall time`, `cpu time`, `output`; empty where it ended by itself."""
     seconds: float
 
     @property

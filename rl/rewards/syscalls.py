@@ -14,7 +14,7 @@ import struct
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 AT_NUMBER, AT_ARCH, AT_FIRST = 0, 4, 16
-"""Where a call's number, its architecture and the low half of its first argument stand in seccomp_data
+"""Offsets of a call's number, its architecture and the low half of its first argument in seccomp_data
 (linux/seccomp.h); both architectures below are little-endian."""
 
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

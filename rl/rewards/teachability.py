@@ -14,7 +14,7 @@ from rl.rewards.base import RewardFunction
 from rl.rewards.rows import row_sample
 
 INSIST = "--set allow_constant_reward=true trains all the same"
-"""How an operator says that it is meant."""
+"""Hint for an operator who means it."""
 
 
 def why_inapplicable(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:

@@ -30,7 +30,8 @@ def share_to_raw(share: float) -> float:
 
 
 def call_failed(call: Mapping[str, Any]) -> bool:
-    """Whether a tool call went wrong: it raised, or its result says so itself (`error`, `is_error`, `ok: false`)."""
+    """True if a tool call went wrong: it raised, or its result says so itself (`error`, `is_error`, `ok:
+    false`)."""
     if call.get("error"):
         return True
     result = call.get("result")
@@ -107,7 +108,7 @@ class TaskCompletionReward:
 
 
 def task_end(task: Mapping[str, Any]) -> bool | None:
-    """Whether a task step was completed; None where it does not say."""
+    """True if a task step was completed; None where it does not say."""
     if task.get("error"):
         return False
     status = str(task.get("status", "")).strip().lower()

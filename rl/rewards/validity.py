@@ -8,8 +8,8 @@ from rl.rewards.base import RAW_LOW, RewardSample
 
 
 def invalid_reason(sample: RewardSample) -> str:
-    """Why an agent with a schema, or a closed set of answers, cannot act on a response; empty where it can, and for
-    agents of free text."""
+    """Reason why an agent with a schema, or a closed set of answers, cannot act on a response; empty where it
+    can, and for agents of free text."""
     agent = get_agent(sample.agent or "assistant")
     if not agent.discrete:
         return ""

@@ -34,7 +34,7 @@ class BackendFailed(RuntimeError):
         self.kind = kind
         """For counters: timeout, busy, open (the circuit), missing or damaged (a file), failed."""
         self.retry_after_s = retry_after_s
-        """When another try may do better, in seconds."""
+        """Seconds until another try may do better."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Ask:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of an OpenAI request (tools, tool_choice, logit_bias, ...), passed on as they are."""
     limit_field: str = "max_tokens"
-    """What the caller named its limit: `max_tokens` or `max_completion_tokens`."""
+    """Caller's name for its limit: `max_tokens` or `max_completion_tokens`."""
 
 
 @dataclass(frozen=True)

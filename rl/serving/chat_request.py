@@ -173,7 +173,7 @@ def _stream(body: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _tools(body: Mapping[str, Any]) -> bool:
-    """Whether tools are offered. Raises ServingRefused where they are not as OpenAI has them."""
+    """True if tools are offered. Raises ServingRefused where they are not as OpenAI has them."""
     tools = body.get("tools")
     if tools is None:
         return bool(body.get("functions"))
@@ -228,7 +228,8 @@ def _text(body: Mapping[str, Any], name: str) -> str:
 
 
 def _storable(request: ChatRequest) -> None:
-    """What could be answered but never recorded is refused: a decision must not be lost for it."""
+    """Raises ServingRefused for a request that could be answered but never recorded: a decision must not be
+    lost for it."""
     check = Check()
     check.messages(request.ask.messages)
     check.text("user", request.unit, limit=200)

@@ -36,7 +36,7 @@ class CountFile:
         self._path = Path(filename)
         self._descriptor: int | None = None
         self._behind = True
-        """Whether the file lacks something that is in memory."""
+        """True if the file lacks something that is in memory."""
         self._retry_at = 0.0
         self._data = bytearray(HEADER_BYTES)
         self._used = HEADER_BYTES

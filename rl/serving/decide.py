@@ -31,7 +31,7 @@ from rl.serving.unique_items import items_repeated
 
 MAX_CANDIDATES = limits.CANDIDATES
 ORDER = "order"
-"""Where `order_hash` stands in what a decision's metadata says of its serving."""
+"""Key of `order_hash` in a decision's serving metadata."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class RecordedChoice:
     facts: dict[str, Any]
     action: dict[str, Any] | None
     storage: Storage
-    """Where it lies now."""
+    """Storage that holds it now."""
     recorded: bool
-    """Whether it outlives this process."""
+    """True if it outlives this process."""
 
 
 def decide(order: DecideOrder) -> RecordedChoice:
@@ -105,7 +105,7 @@ def order_hash(order: DecideOrder) -> str:
 
 
 def action_of(agent: Agent, response: str, state: Any) -> dict[str, Any] | None:
-    """What a response stands for; None where the agent cannot act on it."""
+    """Action that a response stands for; None where the agent cannot act on it."""
     try:
         return agent.parse(response, state if isinstance(state, Mapping) else None)
     except (InvalidResponse, ValueError):

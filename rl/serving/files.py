@@ -61,7 +61,7 @@ def _file_in(folder: Path) -> Path | None:
 
 
 def base_file_is_whole(file: Path) -> bool:
-    """Whether a base's GGUF file is the one that was written; one made before sums were recorded passes."""
+    """True if a base's GGUF file is the one that was written; one made before sums were recorded passes."""
     try:
         expected = sums_read(file.parent).get(file.name, "")
     except FileDamaged as damage:
@@ -102,7 +102,8 @@ def files_present(model: Model) -> tuple[Path, Path | None] | None:
 
 
 def files_of(model: Model) -> tuple[Path, Path | None]:
-    """As `files_present`. Raises BackendFailed where a file is missing or damaged, and has it made meanwhile."""
+    """Files of a model, checked. Raises BackendFailed where a file is missing or damaged, and has it made
+    meanwhile."""
     if (present := files_present(model)) is not None:
         return present
     base = base_file(model)

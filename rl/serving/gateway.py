@@ -66,11 +66,11 @@ class Completion:
     """The policy that was to answer; `policy` is another where that one failed and somebody stepped in."""
 
     recorded: bool = True
-    """Whether the decision outlives this process; of a stream that begins, whether it is expected to."""
+    """True if the decision outlives this process; of a stream that begins, whether it is expected to."""
 
     @property
     def stepped_in(self) -> bool:
-        """Whether another policy answered than the one the request came to."""
+        """True if another policy answered than the one the request came to."""
         return bool(self.intended) and self.intended != self.policy
 
 
@@ -97,7 +97,7 @@ def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool
 def complete_stream(
     request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool = False
 ) -> Iterator[Completion | Piece]:
-    """As `complete`, in pieces: first a Completion without text, then pieces, the last one with the finish reason.
+    """Stream a completion: first a Completion without text, then pieces, the last one with the finish reason.
 
     The decision is recorded before the last piece is given, or when whoever reads leaves, or the backend breaks off
     (then BackendFailed is raised); what was given until then is what is recorded. Where that fails, a Completion with
@@ -215,7 +215,7 @@ def _facts(
 
 
 def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[str, Any]:
-    """What every served decision records of how it came about."""
+    """Serving facts that every served decision records."""
     metadata: dict[str, Any] = {
         "serving": {
             "backend": served.backend,
@@ -279,7 +279,7 @@ def _calls_joined(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried: bool) -> Completion | None:
-    """What this very request was answered before, where the client says that it may have been."""
+    """Completion given to this very request before, where the client says that it may be a retry."""
     if id is None and not retried:
         return None
     try:

@@ -11,7 +11,8 @@ from rl.serving.base import BackendFailed
 
 
 class ConcurrencyLimiter:
-    """So many at once inside, so many more waiting; whoever comes after those is sent away at once."""
+    """Limiter with a number of places inside and a number of places to wait; a caller beyond both is refused
+    at once."""
 
     def __init__(self, slots: int, waiting: int, name: str) -> None:
         self.name = name

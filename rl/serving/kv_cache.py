@@ -43,7 +43,7 @@ class PutAside:
 
 
 def tokens_shared(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """How many tokens two prompts have in common from the first on."""
+    """Length of the common prefix of two prompts, in tokens."""
     count = 0
     for one, other in zip(held, wanted, strict=False):
         if one != other:

@@ -323,7 +323,7 @@ class _Text:
         self.stopped = False
 
     def add(self, piece: bytes) -> str:
-        """What can be shown now."""
+        """Text that can be shown now."""
         self._held += self._decoder.decode(piece)
         if not self._stop:
             shown, self._held = self._held, ""

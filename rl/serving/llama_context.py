@@ -104,7 +104,7 @@ class LlamaContext:
         self._seats: list[Seat] = []
         """The one used last is the last."""
         self.seats = max(FEWEST_SEATS, min(ADAPTERS, int((1 - ASIDE) * cache_bytes / self.seat_bytes())))
-        """As many as there may be."""
+        """Largest number of seats."""
         self._aside = PutAside(int(ASIDE * cache_bytes))
         try:
             self._seat = self._seat_made()

@@ -55,5 +55,5 @@ class _Now:
 
 
 def folder() -> Path:
-    """Where every process keeps its counts; what an earlier start left there is cleared by `serve`."""
+    """Folder of the counts of every process; leftovers of an earlier start are cleared by `serve`."""
     return Path(settings.PROMETHEUS_MULTIPROC_DIR)

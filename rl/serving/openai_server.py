@@ -148,7 +148,7 @@ class OpenAIServer:
         )
 
     def reachable(self, timeout_s: float = CONNECT_S) -> bool:
-        """Whether the server answers at all."""
+        """True if the server answers at all."""
         try:
             self._pool.request(
                 "GET", f"{self.url}/models", headers=self._headers, timeout=timeout_s, retries=False

@@ -73,12 +73,12 @@ outage = Outage()
 
 
 def refuses() -> bool:
-    """Whether an answer that cannot be recorded is refused."""
+    """True if an answer that cannot be recorded is refused."""
     return bool(settings.GATEWAY_WITHOUT_RECORDING == "refuse")
 
 
 def before_answer(recorder: Recorder) -> bool:
-    """Whether the decision can be recorded, as far as is known before a model works for it.
+    """True if the decision can be recorded, as far as is known before a model works for it.
 
     Raises RecordingImpossible where it cannot and policy refuses.
     """
@@ -91,7 +91,8 @@ def before_answer(recorder: Recorder) -> bool:
 
 
 def after_answer(recorder: Recorder, storage: Storage) -> bool:
-    """Whether the decision was recorded, from where it lies. Raises RecordingImpossible as `before_answer`."""
+    """True if the decision was recorded, from where it lies. Raises RecordingImpossible as
+    `before_answer`."""
     if storage.durable:
         outage.over()
         return True

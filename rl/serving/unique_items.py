@@ -285,7 +285,7 @@ def _value(raw: bytes) -> Any:
 
 
 def _same(raw: bytes) -> str:
-    """What two values have in common where JSON holds them equal."""
+    """Canonical form of a value: equal where JSON holds two values equal."""
     return json.dumps(_numbers(_value(raw)), sort_keys=True)
 
 

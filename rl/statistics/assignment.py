@@ -10,7 +10,7 @@ RAMP = (1, 5, 10, 25, 50, 100)
 """Percent of an agent's units that an experiment may take, step by step."""
 
 BASE = "base"
-"""What stands for a policy's name where the base model answers without an adapter."""
+"""Name in place of a policy's where the base model answers without an adapter."""
 
 _SEPARATOR = b"\x1f"
 
@@ -65,7 +65,7 @@ class ExperimentPlan:
     group: str = ""
     """Experiments of one exclusion group share no unit."""
     group_start: float = 0.0
-    """Where its part of the group's units begins, in percent."""
+    """Start of its part of the group's units, in percent."""
 
     def __post_init__(self) -> None:
         if not self.arms or not all(arm.weight > 0 for arm in self.arms):
@@ -74,7 +74,7 @@ class ExperimentPlan:
             raise AllocationError(f"expected a ramp in (0, 100] percent, found {self.ramp!r}")
 
     def takes(self, unit: str) -> bool:
-        """Whether a unit takes part. A larger ramp takes all that a smaller one took."""
+        """True if a unit takes part. A larger ramp takes all that a smaller one took."""
         if self.group:
             place, _ = positions(f"group:{self.group}", unit)
             return 0 <= place * 100 - self.group_start < self.ramp
@@ -115,7 +115,7 @@ class AssignmentPlan:
 
 
 def group_place(taken: Sequence[tuple[float, float]], reserve: float) -> float | None:
-    """Where `reserve` percent are still free in an exclusion group: the first such place, or None.
+    """First place in an exclusion group where `reserve` percent are still free, or None.
 
     taken: (start, percent) of those that hold a part already.
     """

@@ -75,7 +75,7 @@ class Moments:
 
     @property
     def known(self) -> bool:
-        """Whether it says anything: two units at least, that are not all the same."""
+        """True if it says anything: two units at least, that are not all the same."""
         return self.n >= 2 and math.isfinite(self.variance) and self.variance > 0
 
 
@@ -119,7 +119,7 @@ class FixedTest:
 
 
 NOTHING = FixedTest(Difference(0.0, 0.0, 0.0), 1.0)
-"""What is said where nothing can be said: no variance, or too few units."""
+"""Result without information: no variance, or too few units."""
 
 
 def welch(new: Moments, old: Moments, alpha: float = 0.05, *, relative: bool = False) -> FixedTest:

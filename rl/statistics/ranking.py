@@ -58,7 +58,8 @@ def concordance_difference(
     prompts: Sequence[str],
     confidence: float = 0.95,
 ) -> Difference | None:
-    """How much larger the concordance of `scores` is than that of `others` on the same rows; None where none compare.
+    """Difference of the concordance of `scores` and that of `others` on the same rows; None where none
+    compare.
 
     Jackknife over prompts of the paired difference, Student's t.
     """

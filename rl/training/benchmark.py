@@ -35,7 +35,7 @@ from rl.training.policy import LoadedPolicy, matmul
 HARNESS = f"lm-eval {lm_eval.__version__}"
 
 Progress = Callable[[int, int, str], None]
-"""Called with requests answered, requests in all, and which side is asked: `policy` or `base`."""
+"""Function called with requests answered, requests in all, and the side asked: `policy` or `base`."""
 
 SEED = 1234
 """Of the harness's draws (few-shot examples); its own default."""

@@ -28,7 +28,7 @@ steps of its recipe."""
 
 
 def stops_early(recipe: Recipe, eval_rows: int) -> bool:
-    """Whether the eval split may end such a run."""
+    """True if the eval split may end such a run."""
     return recipe.patience > 0 and eval_rows >= FEWEST_TO_STOP
 
 
@@ -53,8 +53,9 @@ def stopping_arguments(recipe: Recipe, steps: int, eval_rows: int) -> dict[str, 
 
 
 LOSS, RANKING_LOSS = "eval_loss", "eval_ranking_loss"
-"""What is least in the checkpoint that is kept: of DPO the ranking loss, of the others the loss itself. DPO's loss adds
-the chosen responses' likelihood and is raised by overconfidence, and neither changes which response comes first."""
+"""Metrics that are least in the best checkpoint: of DPO the ranking loss, of the others the loss itself.
+DPO's loss adds the chosen responses' likelihood and is raised by overconfidence, and neither changes which
+response comes first."""
 
 SCALES = (-9.0, 6.0)
 """Bounds of the natural logarithm of the scale that `ranking_loss` looks for."""
@@ -93,7 +94,7 @@ class EarlyStopping(TrainerCallback):
     def __init__(self, patience: int) -> None:
         self.patience = patience
         self.reason = ""
-        """Why the run was ended; empty while it was not."""
+        """Reason why the run was ended early; empty while it was not."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:

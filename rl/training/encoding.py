@@ -136,7 +136,8 @@ class Encoder:
     def column(
         self, rows: Sequence[Any], side: str, max_length: int, max_response_length: int
     ) -> list[EncodedResponse]:
-        """As `responses`, of rows {"prompt": messages, side: text or [message]}. Raises ValueError as `pairs` does."""
+        """Encode rows {"prompt": messages, side: text or [message]} like `responses`. Raises ValueError as
+        `pairs` does."""
         items = [(prompt_messages(row, n), response_text(row, side, n)) for n, row in enumerate(rows)]
         return self.responses(items, max_length, max_response_length)
 

@@ -50,7 +50,7 @@ class Work:
     micros: float | None = None
     """Training micro-batches over the whole run; None: `gradient_accumulation` to a step."""
     scores_packed: bool = False
-    """Whether responses are scored on packed rows beside what is trained."""
+    """True if responses are scored on packed rows beside what is trained."""
     note: str = ""
 
 

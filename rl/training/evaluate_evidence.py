@@ -131,7 +131,7 @@ def answered_evidence(
 
 
 def agreement_check(asked: Sequence[HeldOutPrompt], judge: AnswerJudge) -> Check:
-    """Whether an answer does what one that people wrote does."""
+    """Check that an answer does what one that people wrote does."""
     written = {id(prompt.row): {judge.action(text) for text in prompt.written} for prompt in asked}
 
     def check(rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float | None]:

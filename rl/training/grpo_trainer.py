@@ -58,7 +58,7 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
     context: RunContext[GRPORecipe]
     policy: LoadedPolicy
     choice: StrategyChoice
-    """How rows that share a prompt are computed, and why."""
+    """Forward strategy of rows that share a prompt, and its reason."""
     _buffered_inputs: list[Tensors] | None
 
     watch: Watch

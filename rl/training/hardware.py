@@ -46,7 +46,8 @@ class Hardware:
     """`default`, `small_gpu`, `high_quality` or `cpu`."""
     reasons: dict[str, str] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
-    """What the probe saw: GFLOP/s per setting (`float32`, `float32_medium`, `bfloat16`) and the relative error."""
+    """Measurements of the probe: GFLOP/s per setting (`float32`, `float32_medium`, `bfloat16`) and the
+    relative error."""
     profile: str = "auto"
     """One of PROFILES; `auto` stands for one of the others once it is detected."""
     threads: int = 0

@@ -230,7 +230,7 @@ class KTOCollator(DataCollatorForUnpairedPreference):
 
     strategy: Strategy = Strategy.STOCK
     mismatched: bool = True
-    """Whether the loss has a reference point, which the mismatched responses are for."""
+    """True if the loss has a reference point, which the mismatched responses are for."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         if self.strategy is Strategy.STOCK:
@@ -267,7 +267,7 @@ class _Trainer(TokenizedTrainerMixin, trl.KTOTrainer):
     _mismatched: torch.Tensor | None = None
     """[B] log-probabilities of the mismatched responses, where they came with the others."""
     logistic = False
-    """Whether the loss is `logistic_loss`, computed from what TRL's own has computed."""
+    """True if the loss is `logistic_loss`, computed from what TRL's own has computed."""
     _log_probs: torch.Tensor | None = None
     """[B, T] log-probabilities of the tokens of this batch's responses, 0 elsewhere."""
 

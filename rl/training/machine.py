@@ -33,7 +33,8 @@ def cpu_model() -> str:
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Those of INSTRUCTIONS that the processor has; elsewhere than on Linux what PyTorch was built to find."""
+    """Instruction sets among INSTRUCTIONS that the processor has; elsewhere than on Linux what PyTorch was
+    built to find."""
     for line in _cpuinfo():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):

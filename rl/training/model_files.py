@@ -14,7 +14,7 @@ from rl.bundled import FIRST_HASH, base_named, resolve_base_model
 from rl.checksums import FileDamaged, sums_check
 
 FACTS = "ratchet.json"
-"""Beside an adapter's weights: which base it belongs to, for which agent, by which method."""
+"""File beside an adapter's weights: its base, its agent, its method."""
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -120,13 +120,13 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
     policy: LoadedPolicy
     data_collator: PairCollator
     choice: StrategyChoice
-    """How rows that share a prompt are computed, and why."""
+    """Forward strategy of rows that share a prompt, and its reason."""
     compile_choice: CompileChoice
-    """Whether the layers are compiled, and why."""
+    """Decision to compile the layers, with the reason."""
     _differences: list[float] | None = None
     """log p(chosen) - log p(rejected) of the eval pairs so far, nats; None while it is not evaluated."""
     defer_metrics: bool | None = None
-    """Whether metrics stay on the device until they are logged; None: where the device is not the CPU."""
+    """True if metrics stay on the device until they are logged; None: where the device is not the CPU."""
 
     def settle(self, context: RunContext[DPORecipe], policy: LoadedPolicy) -> None:
         """Apply the settings that TRL's constructor has no arguments for."""

@@ -50,12 +50,12 @@ class LoadedPolicy:
     tokenizer: Any
     encoder: Encoder
     base_model: str
-    """As it was named: `bundled`, a hub name or a path."""
+    """Base model as it was named: `bundled`, a hub name or a path."""
     base_model_hash: str
     device: torch.device
     hardware: Hardware
     quantization: str = "none"
-    """What was really done: `none` or `4bit`."""
+    """Quantization in use: `none` or `4bit`."""
     adapter: str | None = None
     notes: list[str] = field(default_factory=list)
     strategy: str | None = None
@@ -64,7 +64,8 @@ class LoadedPolicy:
     strategy_max_tokens: int = 0
     """Tokens of the longest row it was tried on."""
     selftest_cache: SelftestCache | None = None
-    """What earlier runs found of this model (`rl.training.packed.selftest_cache`); None keeps nothing."""
+    """Results of earlier self-tests of this model (`rl.training.packed.selftest_cache`); None stores
+    nothing."""
 
     @property
     def pad_token_id(self) -> int:

@@ -63,7 +63,7 @@ class AnswerLook:
     example: str = ""
     """The first answer that is not valid, shortened."""
     problem: str = ""
-    """What its agent says of it."""
+    """Problem of the answer by its agent."""
 
     @property
     def share(self) -> float:
@@ -71,7 +71,7 @@ class AnswerLook:
 
     @property
     def few(self) -> bool:
-        """Whether less than half of the answers are valid."""
+        """True if less than half of the answers are valid."""
         return self.share < FEW
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,12 +123,12 @@ def answers_look(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent:
 
 
 def _listed(agent: Agent, state: Any) -> bool:
-    """Whether the agent chooses among listed responses in this state, or among the same few in any."""
+    """True if the agent chooses among listed responses in this state, or among the same few in any."""
     return bool(agent.choices(state))
 
 
 def teaches_form(recipe: Recipe) -> bool:
-    """Whether a method shows answers to be imitated, and not only which of two is better."""
+    """True if a method shows answers to be imitated, and not only which of two is better."""
     knobs = recipe.as_dict()
     warms_up = "loss" in knobs and "reward" not in knobs and knobs["warm_up_steps"] > 0
     return "sources" in knobs or knobs.get("sft_weight", 0.0) > 0 or warms_up

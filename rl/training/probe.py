@@ -23,7 +23,7 @@ class Probed:
     text: str
     score: float
     valid: bool
-    """Whether the agent could act on it."""
+    """True if the agent could act on it."""
 
 
 def probe_fault(probed: Sequence[Probed]) -> str:

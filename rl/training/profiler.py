@@ -52,7 +52,7 @@ class MicroBatchProfile:
     setup_s: float
     """Finding how rows can be computed, once a run."""
     saved_bytes: float
-    """Kept for the backward pass of the largest micro-batch."""
+    """Bytes saved for the backward pass of the largest micro-batch."""
     checkpoint_bytes: float
     """The same where only each layer's input is kept, and one layer whole."""
     strategy: str
@@ -255,7 +255,7 @@ def _hidden_noted(model: Any) -> Iterator[list[int]]:
 
 
 def _spread(micros: Sequence[Micro], count: int) -> list[Micro]:
-    """So many of them, evenly apart."""
+    """Choose `count` micro-batches, evenly apart."""
     step = max(1, len(micros) // count)
     return list(micros[step // 2 :: step])[:count] or list(micros[:1])
 

@@ -30,7 +30,7 @@ class TrainListener(Protocol):
         """Something a person should know (truncation, a checkpoint skipped, 4-bit not available)."""
 
     def should_stop(self) -> bool:
-        """Asked after each step; True saves a checkpoint and ends the run as `cancelled`."""
+        """Stop request, read after each step; True saves a checkpoint and ends the run as `cancelled`."""
 
 
 class Silent:
@@ -57,7 +57,8 @@ def checkpoint_seal(path: Path) -> None:
 
 
 def checkpoint_is_whole(path: Path) -> bool:
-    """Whether a sealed checkpoint still holds every file as it was; of one sealed by sizes alone, at its size."""
+    """True if a sealed checkpoint still holds every file as it was; of one sealed by sizes alone, at its
+    size."""
     try:
         sizes = json.loads((path / COMPLETE).read_text("utf-8"))
         return bool(sizes) and all(_is_as_sealed(path / name, sealed) for name, sealed in sizes.items())

@@ -60,8 +60,9 @@ class TrainResult:
     preflight: dict[str, Any] = field(default_factory=dict)
     """`before` and `after`: looks at a few answers (`rl.training.preflight.AnswerLook`); empty for free text."""
     stopped_early: str = ""
-    """Why a run ended before its last step, by itself: it diverged, and its checkpoint is the last good one, or the
-    eval split gained no more, and its checkpoint is the best one. Empty: it went to its end."""
+    """Reason why a run ended before its last step, by itself: it diverged, and its checkpoint is the last
+    good one, or the eval split gained no more, and its checkpoint is the best one. Empty: it went to its
+    end."""
     search: dict[str, Any] = field(default_factory=dict)
     """Of a search over recipes: `figure`, `eval_rows`, `words`, and the `tries`, each with its knobs and value."""
     best_step: int = 0

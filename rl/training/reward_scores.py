@@ -24,11 +24,11 @@ from rl.training.reward_metrics import sigmoid
 from rl.training.score_trainer import padded
 
 FACTS = "reward_model.json"
-"""Beside the weights: objective, architecture, base, and the scale of its scores."""
+"""File beside the weights: objective, architecture, base, and the scale of its scores."""
 
 
 HEADS = ("score", "classifier")
-"""What a score head is called: by causal models, by encoders."""
+"""Names of a score head: in causal models, in encoders."""
 
 
 class RewardModel:
@@ -68,7 +68,7 @@ class RewardModel:
         return self.scores_encoded(self.encoder.responses(items, self.facts["max_length"]), batch_size)
 
     def scores_encoded(self, items: Sequence[EncodedResponse], batch_size: int = 16) -> list[float]:
-        """As `scores`, for responses that are tokens of this model's tokenizer already."""
+        """Scores of responses that are tokens of this model's tokenizer already."""
         order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids) + len(items[i].response_ids))
         found = [0.0] * len(items)
         self.model.eval()
@@ -96,7 +96,7 @@ class RewardModel:
         return [list(found) for found in zip(*columns, strict=True)]
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        """As a reward function: raw rewards in [-2, 2], see `to_raw`."""
+        """Raw rewards in [-2, 2], as a reward function gives them, see `to_raw`."""
         scores = self.scores([([dict(m) for m in s.prompt], s.response) for s in samples])
         return [RewardValue(self.to_raw(score), {"score": round(score, 6)}) for score in scores]
 

@@ -51,7 +51,7 @@ class RunContext(Generic[RecipeT]):
     notes: list[str] = field(default_factory=list)
     """Sentences for the run's record, in the order in which they came up."""
     main_process: bool = True
-    """Whether this process of a launch speaks to the listener and writes the files."""
+    """True if this process of a launch speaks to the listener and writes the files."""
 
     def note(self, text: str) -> None:
         """Record a sentence; the main process passes it on to the listener."""

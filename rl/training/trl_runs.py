@@ -97,8 +97,8 @@ def one_gpu(arguments: Any) -> list[str]:
 
 
 def head_compact(trainer: Any, policy: LoadedPolicy) -> bool:
-    """Whether the head is ours, over completion positions alone: TRL has its own on CUDA, and only TRL's gathers a
-    sharded head or adds a router loss."""
+    """True if the head is ours, over completion positions alone: TRL has its own on CUDA, and only TRL's
+    gathers a sharded head or adds a router loss."""
     return policy.device.type != "cuda" and not trainer.aux_loss_enabled and not sharded(trainer)
 
 
@@ -248,7 +248,7 @@ class TokenizedTrainerMixin:
     early_stopping: EarlyStopping | None = None
     """Watcher of the eval split; None: the run makes every step."""
     lazy_metrics: LazyMetrics | None = None
-    """Where metrics wait on the device until they are logged; None: they are read at once."""
+    """Metrics that wait on the device until they are logged; None: they are read at once."""
     _unchecked: tuple[tuple[int, str, LazyScalar], ...] = ()
     """Losses not checked for divergence yet: step, advice, value."""
 

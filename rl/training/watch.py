@@ -45,7 +45,7 @@ class Watch:
     max_kl: float
     """Nats per response beyond where the run began; 0 watches nothing."""
     from_base: bool = True
-    """Whether the run began as the base; else its first row says how far away it began."""
+    """True if the run began as the base; else its first row says how far away it began."""
     bad: int = 0
     """Bad rows in a row so far."""
     last_good: int = 0
@@ -57,7 +57,7 @@ class Watch:
     that learnt the form and loses it again has lost something, wherever it began."""
     _newest: list[Mapping[str, float]] = field(default_factory=list)
     reason: str = ""
-    """Why the run has to stop; empty while it may go on."""
+    """Reason why the run has to stop; empty while it may go on."""
 
     def see(self, step: int, row: Mapping[str, float]) -> str:
         """Read the row of a step; returns `reason`."""

@@ -49,7 +49,7 @@ SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
     (RewardSettings, "agent", "Rewards"),
     (AgentDefinition, "slug", "Definition without code"),
 )
-"""What can be set per agent, by which column its row is found, and what it is called."""
+"""Settings per agent: model, the column its row is found by, and its name."""
 
 
 @login_required

@@ -11,7 +11,7 @@ from rl.recipes import DATASET_CONFIG
 from rl.selectors import AgentCard
 
 DONE, NOW, OPEN, FAULT = "done", "now", "open", "fault"
-"""How a station is drawn: passed, being worked at or the next to reach, not reached, stopped there."""
+"""Drawn states of a station: passed, being worked at or the next to reach, not reached, stopped there."""
 
 STOPPED = (TrainingRun.Status.FAILED, TrainingRun.Status.REFUSED, TrainingRun.Status.CANCELLED)
 
@@ -39,7 +39,7 @@ class LoopStep:
 
 
 def stations_of(card: AgentCard) -> Stations:
-    """What is reached, and the first that is not as NOW."""
+    """Stations of the loop: those reached, and the first that is not as NOW."""
     reached = {
         "decisions": card.counts.decisions > 0,
         "ratings": card.newest is not None or card.counts.evidence >= needed(),
@@ -64,7 +64,7 @@ class GuideStep(NamedTuple):
     state: str
     """DONE, NOW, OPEN or FAULT."""
     after: str
-    """What happens once it is done."""
+    """Effect of the step."""
     takes: str
     """About how long it takes."""
 
@@ -149,7 +149,7 @@ def step_next(card: AgentCard) -> LoopStep:
 
 
 def _unrated(card: AgentCard) -> str:
-    """What a first training learns from where hardly anybody rates."""
+    """Source of a first training where hardly anybody rates."""
     counts = card.counts
     if counts.demonstrations >= needed():
         return f"{counts.demonstrations:,} demonstrations show what to answer: enough for a first training."

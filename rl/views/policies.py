@@ -54,7 +54,7 @@ def policies(request: HttpRequest) -> HttpResponse:
 
 
 def _beside(found: list[Policy]) -> str:
-    """Whom the newest is compared with at first: the champion, or the one before it."""
+    """Name of the policy the newest is first compared with: the champion, or the one before it."""
     others = sorted(found[1:], key=lambda policy: policy.stage != Policy.Stage.CHAMPION)
     return others[0].name if others else ""
 

@@ -58,7 +58,7 @@ def reward_model(request: HttpRequest, name: str) -> HttpResponse:
 
 
 def registry_named(run: TrainingRun, version: RewardModelVersion) -> bool:
-    """Whether a run's rewards name this very version, and not one whose name begins with its name."""
+    """True if a run's rewards name this very version, and not one whose name begins with its name."""
     return f"model:{version.name}" in [spec.strip() for spec in str(run.recipe["reward"]).split(",")]
 
 

@@ -66,7 +66,7 @@ CURVES = (
 @permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
-    """How every agent stands, and what to do next."""
+    """Home page: the state of every agent, and its next action."""
     cards = agent_cards()
     if not cards and request.user.has_perm(SCOPE_PERMISSIONS["operate"]):
         return redirect("start")

@@ -28,7 +28,7 @@ from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, guide_of, needed, st
 
 OPERATE = SCOPE_PERMISSIONS["operate"]
 UPLOAD_KEY, AGENT_KEY = "start_upload", "start_agent"
-"""Where a session remembers the lines that were tried, and the agent it is about."""
+"""Session keys of the lines that were tried, and the agent it is about."""
 TEXT_CHARACTERS = 1_000_000
 """Longest text that may be pasted; more comes as a file."""
 EXAMPLE = (

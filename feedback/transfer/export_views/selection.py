@@ -27,7 +27,7 @@ RAW_LOW, RAW_HIGH = -2.0, 2.0
 
 
 MORE = "more"
-"""What `left_out` says where there were more decisions than were asked for."""
+"""Key of `left_out` for decisions beyond the limit."""
 
 
 RewardsOf = Callable[[Sequence[uuid.UUID]], Mapping[uuid.UUID, float]]
@@ -47,7 +47,7 @@ class Selection:
     decisions: int | None = None
     """Of views of decisions at most so many."""
     reader: RowReader = field(default_factory=lambda: RowReader("", "export"), compare=False, repr=False)
-    """What could not be read of them, once they were."""
+    """Reader that counts rows which could not be read."""
 
     @property
     def narrows(self) -> bool:

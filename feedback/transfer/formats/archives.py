@@ -31,7 +31,7 @@ class Member:
     """A file of an archive, or the file itself where it is none."""
 
     name: str
-    """What reports call it: `feedback.zip/ratings.csv`."""
+    """Name in reports: `feedback.zip/ratings.csv`."""
     path: Path
 
 
@@ -45,7 +45,7 @@ class ArchiveContents:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a zip archive, whatever it is called."""
+    """True if a file is a zip archive, whatever it is called."""
     try:
         with path.open("rb") as file:
             return file.read(len(ZIP)) == ZIP
@@ -141,7 +141,7 @@ def _extract(archive: zipfile.ZipFile, info: zipfile.ZipInfo, place: Path, room:
 
 
 def _is_junk(name: str) -> bool:
-    """Whether a file is what macOS and Windows add by themselves."""
+    """True if a file is what macOS and Windows add by themselves."""
     parts = PurePosixPath(name).parts
     return bool(parts) and (
         parts[0] == "__MACOSX" or parts[-1] in (".DS_Store", "Thumbs.db") or parts[-1].startswith("._")

@@ -40,19 +40,19 @@ class Format:
     name: str
     title: str
     recognises: Callable[[Mapping[str, Any]], bool]
-    """Whether a row looks like this format; asked in the order of FORMATS."""
+    """True if a row looks like this format; asked in the order of FORMATS."""
     read: Callable[[Path, Path | None], Iterator[Record]]
     """Reads a file and, where the format has two, the file with its ratings."""
     shapes: tuple[RowShape, ...]
     """The kinds of file it is written as; the first one has the format's name. None: it is read only."""
     two_files: bool = False
     ratings_row: Callable[[Mapping[str, Any]], bool] = lambda row: False
-    """Whether a row can only be read with a row of the other file; of formats of two files."""
+    """True if a row can only be read with a row of the other file; of formats of two files."""
     opened: Callable[[Path, ColumnMap | None], OpenFile] | None = None
     """Looks through a whole file before it is read, with a map of its columns; of formats whose columns have no fixed
     names."""
     unverified: str = ""
-    """What of it was not seen in a file that the tool itself wrote, as a sentence for the report."""
+    """Parts that were not seen in a file written by the tool itself, as a sentence for the report."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class OpenFile:
 
     records: Callable[[], Iterator[Record]]
     notes: tuple[str, ...]
-    """What was decided about the file as a whole, as sentences for the report."""
+    """Decisions about the file as a whole, as sentences for the report."""
     field_of: Callable[[str], str | None]
-    """What a column is taken for; None where nothing is kept of it."""
+    """Function from a column to the field it is read as; None where the column is ignored."""
 
 
 def row_format(
@@ -141,7 +141,7 @@ def decisions_first(
 
 
 def refers(record: Record) -> bool:
-    """Whether a record speaks of a decision that it does not bring."""
+    """True if a record speaks of a decision that it does not bring."""
     if isinstance(record, ImportedComparison):
         return isinstance(record.left, UUID) or isinstance(record.right, UUID)
     return isinstance(record, (ImportedReference, OutcomeReference))
@@ -161,11 +161,11 @@ KEYS = (
     "entry_id", "id", "_server_id", "message_tree_id", "messageId", "message_id", "EventId", "idx", "question_id",
     "post_id", "request_id", "span_id", "trace_id", "key",
 )  # fmt: skip
-"""What formats call their rows, as shown in a refusal."""
+"""Keys under which formats name their rows, as shown in a refusal."""
 
 
 def key_of(row: Mapping[str, Any]) -> str:
-    """What the file calls a row, or ""."""
+    """Name of a row in its file, or ""."""
     for name in KEYS:
         value = row.get(name)
         if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
@@ -194,7 +194,7 @@ PROMPT_ALONE = (
     "a prompt without a response is no decision; train on the file itself: train_grpo --data-file FILE --reward "
     "code_execution (or answer), see docs/rewards.md"
 )
-"""Why a row that asks and does not answer is left out of an import."""
+"""Reason why a row with a prompt and no response is left out of an import."""
 
 FACTS = ("facts", "tests", "test_list", "test", "entry_point", "expected_output", "input_output")
 """Columns beside a prompt that say how answers to it are tested."""

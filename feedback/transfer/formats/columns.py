@@ -10,7 +10,7 @@ from typing import Any
 from feedback.transfer.formats.records import FormatRefused
 
 ABSENT = object()
-"""What `value_at` answers where a row has no such column."""
+"""Answer of `value_at` for a row without such a column."""
 
 _SCALE = re.compile(r"(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?)")
 _WORDED = ("rating", "thumb", "preferred")
@@ -45,7 +45,7 @@ class ColumnMap:
     """The first (left) of two responses that were compared."""
     response_b: str | None = None
     preferred: str | None = None
-    """Which of the two was preferred."""
+    """Column that names the preferred of the two."""
     chosen: str | None = None
     """The preferred response, where each row says it by the column it stands in."""
     rejected: str | None = None
@@ -66,7 +66,7 @@ class ColumnMap:
     model_a: str | None = None
     model_b: str | None = None
     unit: str | None = None
-    """Whom the decision was taken for: a user, a session."""
+    """Column of the unit the decision was taken for: a user, a session."""
     run_id: str | None = None
     state: str | None = None
     candidates: str | None = None
@@ -82,8 +82,8 @@ class ColumnMap:
     scale: Scale | None = None
     """Of `rating` or `score`, where its values do not say it: `rating=points:0..100`."""
     words: tuple[str, ...] = ()
-    """What good and bad are called in `rating` (`rating=verdict:ok/faulty`), or first, second and tie in `preferred`
-    (`preferred=winner:0/1`)."""
+    """Words for good and bad in `rating` (`rating=verdict:ok/faulty`), or for first, second and tie in
+    `preferred` (`preferred=winner:0/1`)."""
 
     @classmethod
     def parse(cls, text: str, rater: str | None = None) -> ColumnMap:
@@ -229,7 +229,7 @@ PAIRS: tuple[tuple[str, str], ...] = tuple(
     for first, second in PAIR_ENDS
     if stem or not first.isdigit()
 ) + tuple((f"{first}_{stem}", f"{second}_{stem}") for stem in PAIR_STEMS[:-1] for first, second in PAIR_ENDS)
-"""What the columns of two responses are called: response_a and response_b, output_1 and output_2, left and right."""
+"""Names of the columns of two responses: response_a and response_b, output_1 and output_2, left and right."""
 
 IMAGES = ("image", "images", "image_url", "image_path", "video", "videos", "audio", "audios")
 """Columns of what is no text."""
@@ -279,7 +279,7 @@ def range_in(name: str) -> Scale | None:
 
 
 def is_verdict(name: str, value: Any = None) -> bool:
-    """Whether a column's name says that it holds what somebody thought of a response, or who thought it.
+    """True if a column's name says that it holds what somebody thought of a response, or who thought it.
 
     value: one of its values; of true and false more names are verdicts (`helpful`, `correct`).
     """
@@ -332,6 +332,6 @@ def map_guessed(names: Iterable[str]) -> str:
 
 
 def header_known(names: Iterable[str]) -> bool:
-    """Whether at least two of these columns have a name we know."""
+    """True if at least two of these columns have a name we know."""
     known = {name for names in NAMES.values() for name in names} | {name for pair in PAIRS for name in pair}
     return sum(normal(name.strip().strip('"')) in known for name in names) >= 2

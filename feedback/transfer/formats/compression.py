@@ -23,8 +23,8 @@ MAX_UNPACKED = limits.UNPACKED_BYTES
 """Most bytes a compressed file may unpack to."""
 
 MAX_RATIO = limits.UNPACKED_RATIO
-"""How many times its size a compressed file may unpack to, where that is more than FREE bytes: text and JSON shrink 3
-to 40 times, a bomb made of one byte 1,000 times and more."""
+"""Largest ratio of unpacked to compressed size, where that is more than FREE bytes: text and JSON shrink 3 to
+40 times, a bomb made of one byte 1,000 times and more."""
 
 FREE = limits.UNPACKED_FREE_BYTES
 """Bytes a compressed file may unpack to whatever its size."""
@@ -103,7 +103,7 @@ class _Bounded(io.RawIOBase):
 
 
 def is_packed(head: bytes) -> bool:
-    """Whether a file that begins so is gzip or Zstandard."""
+    """True if a file that begins so is gzip or Zstandard."""
     return head.startswith((_GZIP, _ZSTD))
 
 

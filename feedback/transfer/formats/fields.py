@@ -20,7 +20,7 @@ PROMPTS = (
     "context",
     "text",
 )
-"""What a prompt is called, likeliest first."""
+"""Names of prompt columns, likeliest first."""
 
 CORRECTIONS = ("correct", "rewrite", "edit", "improved", "better")
 """In the name of a text question: it asks for a better response, not for a remark."""

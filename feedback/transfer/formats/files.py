@@ -71,7 +71,8 @@ def too_many_rows(name: str, most: int) -> str:
 
 
 def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
-    """As `_rows`, within the bounds: of rows where `rows_bounded` sets one, and of lines that cannot be read."""
+    """Read rows within the bounds: of rows where `rows_bounded` sets one, and of lines that cannot be
+    read."""
     most, dropped = _most_rows.get(), _dropped.get()
     refused = 0
     for number, row in enumerate(_rows(path, name), 1):
@@ -140,7 +141,8 @@ def _first_character(file: IO[bytes]) -> str:
 
 
 def _is_table(path: Path, file: IO[bytes]) -> bool:
-    """Whether a file whose name does not say so starts with a header that names a prompt, a response or a verdict."""
+    """True if a file whose name does not say so starts with a header that names a prompt, a response or a
+    verdict."""
     if suffix_of(path.name) in JSON_ENDINGS:
         return False
     start = file.read(SAMPLE)
@@ -183,7 +185,7 @@ def _lines(name: str, file: IO[bytes]) -> Iterator[Row | RowRefused]:
 
 
 def _is_document(path: Path, file: IO[bytes]) -> bool:
-    """Whether a file that starts with { is one object over several lines, rather than a row a line."""
+    """True if a file that starts with { is one object over several lines, rather than a row a line."""
     if suffix_of(path.name) == ".jsonl":
         return False
     first = b""

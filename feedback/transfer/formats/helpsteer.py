@@ -29,7 +29,8 @@ from feedback.transfer.formats.records import (
 )
 
 ATTRIBUTES = ("correctness", "coherence", "complexity", "verbosity")
-"""Beside helpfulness, which is the score: kept as outcomes, because more of them is not always better."""
+"""Attributes beside helpfulness, which is the score: stored as outcomes, because more of them is not always
+better."""
 
 TURN = re.compile(r"\n<extra_id_1>(User|Assistant)\n")
 NEITHER = -100

@@ -76,7 +76,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 
 def _rater(value: Any) -> str:
-    """Who annotated: a number, or in newer exports a person."""
+    """Name of the annotator: a number, or in newer exports a person."""
     if isinstance(value, Mapping):
         value = value.get("email") or value.get("id")
     if isinstance(value, bool) or not isinstance(value, (str, int)):

@@ -84,7 +84,7 @@ def _pairwise(record: ImportedComparison) -> list[Line]:
 
 
 def _verdict(rating: ImportedRating, about: str) -> list[Line]:
-    """What a rating says; a score stands at its nearest star."""
+    """Label Studio results of a rating; a score stands at its nearest star."""
     result: list[Line] = []
     if (stars := stars_of(rating)) is not None:
         result.append(_result("rating", about, "rating", {"rating": stars}))

@@ -59,7 +59,7 @@ class TableLayout:
     """The different responses of a log of choices whose rows list none: the candidates of each choice."""
 
     def field_of(self, column: str) -> str | None:
-        """What a column is taken for; None where it is left out."""
+        """Field a column is read as; None where it is left out."""
         if any(one.column == column for one in self.verdicts):
             return next(one.kind for one in self.verdicts if one.column == column)
         if column in self.also:
@@ -77,7 +77,7 @@ class _Survey:
 
 
 def layout_of(rows: Iterable[Row | RowRefused], name: str, columns: ColumnMap | None = None) -> TableLayout:
-    """What the columns of a file are. rows: all of them. Raises FormatRefused where that cannot be told.
+    """Meaning of a file's columns. rows: all of them. Raises FormatRefused where that cannot be told.
 
     A column that looks like a verdict is read, or the file is refused and the column named.
     """
@@ -302,7 +302,8 @@ class _Finder:
         return verdicts_of(column, values, kind=kind, scale=scale, words=words)
 
     def _is_prose(self, column: str) -> bool:
-        """Whether a column that may be ratings holds remarks: mostly several words, and no two rows agree much."""
+        """True if a column that may be ratings holds remarks: mostly several words, and no two rows agree
+        much."""
         values = self.survey.columns[column]
         if alias(normal(column)) not in ("feedback", "verdict") or values.numbers or values.truths:
             return False

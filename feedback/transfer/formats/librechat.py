@@ -38,7 +38,7 @@ from feedback.transfer.formats.writers import (
 )
 
 TURN = ("parentMessageId", "isCreatedByUser", "text", "content")
-"""What is kept of a message for the ones that answer it."""
+"""Keys of a message that are retained for the messages that answer it."""
 
 THUMBS = {"thumbsUp": "up", "thumbsDown": "down"}
 

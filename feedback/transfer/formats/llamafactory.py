@@ -123,7 +123,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def names_file(path: Path) -> bool:
-    """Whether a dataset_info.json beside the file names it."""
+    """True if a dataset_info.json beside the file names it."""
     try:
         return _entry(path) is not None
     except FormatRefused:

@@ -77,7 +77,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 
 def _exchange(info: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What was asked and answered: of the chat model's last span, else the root's, else of the whole trace."""
+    """Prompt and response: of the chat model's last span, else the root's, else of the whole trace."""
     spans = json_value(data.get("spans"))
     chosen: Mapping[str, Any] | None = None
     root: Mapping[str, Any] | None = None

@@ -55,7 +55,7 @@ from feedback.transfer.formats import (
 from feedback.transfer.formats.base import Format
 
 OWN: tuple[ModuleType, ...] = (ratchet, feedback_collector)
-"""What we and our collector write."""
+"""Formats that we and our collector write."""
 
 TELEMETRY: tuple[ModuleType, ...] = (
     otlp,

@@ -29,9 +29,9 @@ class ColumnSeen:
     """The field it is read as, or the kind of verdict (thumb, stars, score); None where the format has names of its own
     for its columns, or nothing is kept of it."""
     ignored: bool = False
-    """Whether nothing of it is kept."""
+    """True if nothing of it is kept."""
     verdict: bool = False
-    """Whether its name says that it holds a verdict."""
+    """True if its name says that it holds a verdict."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class FilePreview:
     title: str
     columns: tuple[ColumnSeen, ...]
     notes: tuple[str, ...] = ()
-    """Which scale the ratings have, and whatever else was decided for the file as a whole."""
+    """Decisions about the file as a whole, such as the scale of its ratings."""
     problem: str = ""
-    """Why it cannot be read as it is, and which map would cure it."""
+    """Reason why it cannot be read as it is, and the column map that would cure it."""
 
 
 def preview(
     path: str | Path, columns: ColumnMap | None = None, rows_shown: int = 5
 ) -> tuple[FilePreview, ...]:
-    """What each file at a path would be read as; nothing is stored.
+    """Preview of the files at a path; nothing is stored.
 
     What only a map of columns can cure is a `problem` beside the columns there are. Raises FormatRefused for a
     file whose rows cannot be read.

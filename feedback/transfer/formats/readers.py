@@ -23,7 +23,7 @@ SHAPES: dict[str, RowShape] = {shape.name: shape for format in ORDER for shape i
 """Every kind of file that can be written."""
 
 _READ_AS: dict[str, Format] = {shape.name: format for format in ORDER for shape in format.shapes} | FORMATS
-"""What was written under a name is read under it, too."""
+"""Format names under which files were written -> the format that reads them."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class Reading:
     """One file, recognised and ready to be read, as often as one likes while it is open."""
 
     name: str
-    """What reports call it: its path; of a member of an archive `feedback.zip/ratings.csv`."""
+    """Name in reports: its path; of a member of an archive `feedback.zip/ratings.csv`."""
     path: Path
-    """Where it lies; of a member of an archive a temporary place."""
+    """Path of the file; of a member of an archive a temporary one."""
     format: Format
     ratings_path: Path | None = None
     notes: tuple[str, ...] = ()
-    """What was decided about the file as a whole (which scale its ratings have), as sentences for the report."""
+    """Decisions about the file as a whole (such as the scale of its ratings), as sentences for the report."""
     opened: OpenFile | None = None
 
     def records(self) -> Iterator[Record]:
-        """What the file says, row after row: decisions, comparisons, ratings, and rows refused or skipped.
+        """Records of the file, row after row: decisions, comparisons, ratings, and rows refused or skipped.
 
         Raises FormatRefused where reading cannot go on, or nearly all of very many rows are refused.
         """
@@ -162,7 +162,8 @@ def _paired(files: Sequence[Reading]) -> list[Reading]:
 
 
 def _refers(file: Reading) -> bool:
-    """Whether a file speaks of decisions that stand elsewhere: its first record does, or its rows are ratings."""
+    """True if a file speaks of decisions that stand elsewhere: its first record does, or its rows are
+    ratings."""
     for row in islice(rows(file.path, file.name), 100):
         if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
             if file.format.ratings_row(row.value):
@@ -194,7 +195,7 @@ def read(
     ratings_path: str | Path | None = None,
     columns: ColumnMap | None = None,
 ) -> Iterator[Record]:
-    """What a file says, row after row: decisions, comparisons, ratings, and rows refused or skipped.
+    """Records of a file, row after row: decisions, comparisons, ratings, and rows refused or skipped.
 
     As `readings`, all members of an archive after each other. Raises FormatRefused for a file that cannot be read at
     all, at once; a row that cannot is a RowRefused among the others.

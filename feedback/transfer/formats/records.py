@@ -56,7 +56,7 @@ class ImportedDecision:
     line: int
     """Line of the file it starts on, from 1."""
     key: str
-    """What the file calls it, or ""."""
+    """Key of the row in its file, or ""."""
     messages: list[Message]
     response: Completion
     agent: str = ""
@@ -77,7 +77,7 @@ class ImportedDecision:
     id: uuid.UUID | None = None
     """The file's own id where it is a UUID; None: made from the content."""
     source: str = ""
-    """Where it was recorded; empty: the format's name."""
+    """Source of the decision; empty: the format's name."""
     trace: uuid.UUID | None = None
     """The trace it was taken in: one of the file's, before it, or one recorded before."""
     ratings: tuple[ImportedRating, ...] = ()
@@ -99,7 +99,8 @@ class ImportedComparison:
     preference: str
     """left, right, tie or both_bad."""
     ordered: bool = True
-    """Whether left and right are as the rater saw them; False where the file only says which one was better."""
+    """True if left and right are as the rater saw them; False where the file only says which one was
+    better."""
     rater: str = ""
     tags: tuple[str, ...] = ()
     notes: str = ""
@@ -136,7 +137,7 @@ class ImportedReference:
     `root_id` in its metadata)."""
     rating: ImportedRating
     also: tuple[str, ...] = ()
-    """Where it may stand instead, when nothing has the reference."""
+    """Further references, tried when nothing has the first one."""
 
 
 @dataclass(frozen=True, slots=True)

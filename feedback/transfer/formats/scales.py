@@ -95,12 +95,12 @@ class Values:
 
     @property
     def all_numbers(self) -> bool:
-        """Whether every value is a number, but for words that say nothing."""
+        """True if every value is a number, but for words that say nothing."""
         return 0 < self.numbers == self.filled - self.neutral
 
     def odd(self, understood: int) -> bool:
-        """Whether some values are not understood, but so few that they are mistakes: their rows are left out, and
-        the others are read."""
+        """True if some values are not understood, but so few that they are mistakes: their rows are left out,
+        and the others are read."""
         odd = self.filled - self.neutral - understood
         return 0 < odd <= ODD_SHARE * understood
 
@@ -114,7 +114,7 @@ class Values:
 
     @property
     def says_good_or_bad(self) -> bool:
-        """Whether every value is a word for good or bad that has no other meaning."""
+        """True if every value is a word for good or bad that has no other meaning."""
         said = {word_of(value) for value in self.different} - NEUTRAL_WORDS
         return bool(said) and said <= {*UP, *DOWN, "👍", "👎"}
 
@@ -128,9 +128,9 @@ class Verdicts:
     read: Callable[[Any], Any]
     """A value that is there -> a thumb ("up", "down" or "" for neither), stars 1 to 5, a score 0 to 1, or a text."""
     note: str
-    """What was decided, as a sentence for the report."""
+    """Decision about the scale, as a sentence for the report."""
     odd: bool = False
-    """Whether a few values are none of these, by mistake."""
+    """True if a few values are none of these, by mistake."""
 
 
 def word_of(value: Any) -> str:
@@ -162,7 +162,7 @@ def verdicts_of(
     scale: Scale | None = None,
     words: tuple[str, ...] = (),
 ) -> Verdicts:
-    """What a column of ratings means, from all its values.
+    """Meaning of a column of ratings, inferred from all its values.
 
     kind: rating (decided here), or thumb, stars, score where the name or the caller says it. scale: the lowest and
     highest value numbers can have. words: what good and bad are called. Raises FormatRefused where the values do not

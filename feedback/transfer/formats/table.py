@@ -40,7 +40,7 @@ from feedback.transfer.formats.records import (
 )
 
 NOTHING = ("", "nan", "none", "null", "n/a")
-"""What programs write into a cell in which nothing stands."""
+"""Texts that programs write into an empty cell."""
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -65,7 +65,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 
 
 def records(layout: TableLayout, row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    """What one row says. Raises RowError."""
+    """Records of one row. Raises RowError."""
     text_only(row)
     cells = _Cells(layout, row)
     key = str(cells.get("id") or "")[:200] or key_of(row)
@@ -88,7 +88,7 @@ class _Cells:
         self.layout, self.row = layout, row
 
     def name(self, field: str) -> str:
-        """What the file calls a field; the field where it has none."""
+        """Column of a field; the field's own name where the file has no such column."""
         return getattr(self.layout.columns, field) or field
 
     def get(self, field: str) -> Any:
@@ -141,7 +141,7 @@ def _conversation(value: Any, what: str) -> list[Message]:
 
 
 def _prompt(cells: _Cells) -> list[Message]:
-    """What was asked, with its system prompt. Raises RowError."""
+    """Messages of the prompt, with its system prompt. Raises RowError."""
     messages = cells.get("messages")
     if messages is not None:
         found = _conversation(messages, cells.name("messages"))
@@ -251,7 +251,7 @@ def _outcomes(cells: _Cells) -> Iterator[ImportedOutcome]:
 
 
 def _rating(cells: _Cells) -> ImportedRating | None:
-    """What the row says of its response; None where it says nothing."""
+    """Rating of the row's response; None where it holds none."""
     said: dict[str, Any] = {}
     for verdicts in cells.layout.verdicts:
         value = value_at(cells.row, verdicts.column)

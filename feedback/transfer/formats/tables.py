@@ -74,7 +74,7 @@ def table_rows(file: IO[bytes], name: str, delimiter: str | None = None) -> Iter
 
 
 def cell_of(text: str) -> Any:
-    """What a cell says: None where it is empty, chat turns where it is JSON of them, else its text."""
+    """Value of a cell: None where it is empty, chat turns where it is JSON of them, else its text."""
     if not text.strip():
         return None
     if _FORMULA.match(text):

@@ -343,7 +343,7 @@ METRICS = {"boolean": "thumb", "float": "score"}
 
 
 def _values(rating: ImportedRating) -> Iterator[tuple[str, Any]]:
-    """What a rating says, table by table; stars are a score from 0 to 1 there."""
+    """Values of a rating, table by table; stars are a score from 0 to 1 there."""
     if rating.thumb:
         yield "boolean", rating.thumb == "up"
     if (share := share_of(replace(rating, thumb=""))) is not None:

@@ -67,7 +67,7 @@ class NamedScore:
     id: uuid.UUID | None = None
     """Id of the rating, where the file's is a UUID."""
     binary: bool = True
-    """Whether 0 and 1 are thumbs rather than the ends of a scale."""
+    """True if 0 and 1 are thumbs rather than the ends of a scale."""
 
     def at_time(self, at: datetime | None) -> NamedScore:
         return replace(self, at=at)
@@ -78,7 +78,7 @@ class NamedScore:
         return f"{self.author}: {self.name}"[:200] if self.author else self.name[:200]
 
     def facts(self) -> tuple[ImportedRating | None, ImportedOutcome | None]:
-        """What it says as a rating, and as an outcome where it is a number of unknown scale or direction."""
+        """Meaning as a rating, and as an outcome where it is a number of unknown scale or direction."""
         name = text_of(self.name, "name", required=True)
         words: dict[str, Any] = {"tags": (name[:100],)}
         number = self._number()

@@ -43,7 +43,7 @@ class View(StrEnum):
     DECISIONS = "decisions"
     """Decisions with the ratings that stand and their outcomes, as ImportedDecision."""
     RATED = "rated"
-    """Those of them with at least one rating that stands."""
+    """Decisions as in DECISIONS, with at least one standing rating."""
     COMPARISONS = "comparisons"
     """Comparisons that stand, those of one pair one after the other, as ImportedComparison with both decisions."""
     PREFERENCES = "preferences"
@@ -60,7 +60,7 @@ class RowShape:
     """One way a format is written: a kind of file."""
 
     name: str
-    """What `--format` and `?format=` call it."""
+    """Name in `--format` and `?format=`."""
     title: str
     views: tuple[View, ...]
     write: Writer
@@ -203,12 +203,12 @@ def some_turns(completion: Completion) -> list[Message]:
 
 
 def share_of(rating: ImportedRating) -> float | None:
-    """What a rating says on a scale from 0 (bad) to 1 (good); None where it has no verdict."""
+    """Value of a rating on a scale from 0 (bad) to 1 (good); None where it has no verdict."""
     return rating_share(rating.thumb, rating.stars, rating.score)
 
 
 def good(rating: ImportedRating) -> bool:
-    """Whether a rating says good rather than bad. Raises NotSaid where it says neither."""
+    """True if a rating says good rather than bad. Raises NotSaid where it says neither."""
     share = share_of(rating)
     if share is None:
         raise NotSaid("no_verdict")

@@ -1,4 +1,4 @@
-"""What is wrong with this installation, and what to do."""
+"""Check this installation: what is wrong, and what to do."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def share_text(figure: dict[str, Any] | None) -> str:
 
 
 def off_policy_text(found: dict[str, Any]) -> str:
-    """What it would have earned on logged choices, in one sentence, or why nobody can say."""
+    """Reward it would have earned on logged choices, in one sentence, or why nobody can say."""
     if "refused" in found:
         return f"No off-policy estimate: {found['refused']}."
     best = found["doubly_robust"]
@@ -217,7 +217,7 @@ def off_policy_text(found: dict[str, Any]) -> str:
 
 
 def evidence_text(result: dict[str, Any]) -> str:
-    """Which evidence carries the judgement, of how many prompts, and why not pairs."""
+    """Evidence that carries the judgement, of how many prompts, and why not pairs."""
     lead, evidence = result["carried_by"], result["evidence"]
     prompts = evidence.get(lead, {}).get("prompts", 0)
     if lead == PAIRS:
@@ -247,7 +247,7 @@ def kind_cells(figures: dict[str, Any], compared: bool) -> list[str]:
 
 
 def knowledge_text(known: dict[str, Any]) -> str:
-    """How well it knows what people like, as one figure with its interval."""
+    """Knowledge of what people like, as one figure with its interval."""
     difference = known["log_loss_difference"]
     return (
         f"As a calibrated probability of being liked: log-loss {known['log_loss']:.3f} nats an answer (a coin 0.693), "
@@ -259,7 +259,7 @@ def knowledge_text(known: dict[str, Any]) -> str:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """Whether the comparison shows a gain, in one sentence with its figures: by the gate's interval where it has
+    """Gain shown by the comparison, in one sentence with its figures: by the gate's interval where it has
     one."""
     comparison = result["comparison"]
     difference, gate = comparison["difference"], comparison.get("gate")

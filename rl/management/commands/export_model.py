@@ -112,7 +112,7 @@ CLOSE = 0.98
 
 
 def _comparison(checked: dict[str, Any]) -> list[str]:
-    """What was measured of the file against the original, in sentences with units."""
+    """Differences of the file from the original, in sentences with units."""
     lines = []
     if (same := checked.get("top1_agreement")) is not None:
         places = f" of {checked['positions']:,} places" if "positions" in checked else ""

@@ -1,4 +1,4 @@
-"""What machine is this, which profile was chosen, and why."""
+"""Show this machine, the profile chosen, and why."""
 
 from __future__ import annotations
 

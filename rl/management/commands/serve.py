@@ -72,7 +72,8 @@ class Command(RatchetCommand):
         return {"ended": [service.name for service in running]}
 
     def _greet(self, host: str, port: int) -> None:
-        """Where to look, and how to get in: the first person at this machine's own terminal is handed the link."""
+        """Print the address and the way in: the first person at this machine's own terminal is handed the
+        link."""
         address = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"  # noqa: S104
         self._say(f"\nRatchet is at {address} (Ctrl-C ends it)")
         local = host == "127.0.0.1" and sys.stderr.isatty()

@@ -14,7 +14,7 @@ CHECK = "ratchet_case"
 """Name by which rewritten tests report a case."""
 
 ITERATOR: Any = type(iter([]))
-"""What an iterator of the answer's is here: one over the items it sent."""
+"""Type of iterators in an answer: one over the items it sent."""
 
 
 class Case:
@@ -25,7 +25,7 @@ class Case:
         self.never = never
         """`assert False`: it must not be reached."""
         self.branch = branch
-        """It stands in one of several branches."""
+        """True if the case stands in one of several branches."""
         self.reached = self.failed = 0
 
 
@@ -105,7 +105,8 @@ def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether plain data is what a JSON file expects: tuples count as lists there, keys as texts, floats to 1e-9."""
+    """True if plain data is what a JSON file expects: tuples count as lists there, keys as texts, floats to
+    1e-9."""
     if isinstance(found, ITERATOR):
         found = list(found)
     if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):

@@ -60,7 +60,7 @@ PLAIN: dict[str, Callable[[Any], Any]] = {
 
 
 def decode(said: Any, handle: Callable[[str, Any], Any] = lambda kind, said: _no_handle(said)) -> Any:
-    """What `encode` made its JSON of. Raises ValueError for anything else."""
+    """Value that `encode` made its JSON of. Raises ValueError for anything else."""
     if said is None or isinstance(said, (bool, int, str)):
         return said
     if isinstance(said, float):

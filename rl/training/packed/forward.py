@@ -125,7 +125,7 @@ ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 def last_layer_known(model: Any) -> bool:
-    """Whether the last layer has the parts, and only those, that `_last_layer` computes itself."""
+    """True if the last layer has the parts, and only those, that `_last_layer` computes itself."""
     layers = getattr(model.base_model, "layers", None)
     if not layers:
         return False

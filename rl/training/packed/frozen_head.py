@@ -17,8 +17,8 @@ CELLS = 1 << 23
 
 
 class FrozenHeadLogProb(torch.autograd.Function):
-    """As TRL's `ChunkedLogProbFunction` (same arguments, but for its tile width; same five outputs, each [n] float32 or
-    None), for a head without gradients.
+    """Log-probability function like TRL's `ChunkedLogProbFunction` (same arguments, but for its tile width;
+    same five outputs, each [n] float32 or None), for a head without gradients.
 
     With z = T^-1 c(s h W^T + b) for temperature T, logit scale s and soft cap c, and f = dz / d(h W^T):
     d log p_t / dh = (f_t e_t - f p) W, of which the backward pass only multiplies rows.

@@ -227,8 +227,8 @@ def _norm_forward(self: Any, x: torch.Tensor) -> Any:
 
 
 def autocast_changes(x: torch.Tensor) -> bool:
-    """Whether autocast would make x another type; on a GPU it is on, and where the base is its type it changes nothing
-    of what the functions above do."""
+    """True if autocast would make x another type; on a GPU it is on, and where the base is its type it
+    changes nothing of what the functions above do."""
     kind = x.device.type
     return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != x.dtype
 

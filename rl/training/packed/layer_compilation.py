@@ -105,7 +105,7 @@ def uncompile_layers(model: Any) -> None:
 
 
 def compilable(model: Any) -> bool:
-    """Whether a causal model keeps its decoder layers where `compile_layers` looks for them."""
+    """True if a causal model keeps its decoder layers where `compile_layers` looks for them."""
     return bool(getattr(model.base_model, "layers", None))
 
 
@@ -133,7 +133,8 @@ def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def compiling_pays(step_s: float, steps: int, shapes: int) -> tuple[bool, str]:
-    """Whether a run of so many steps of `step_s` seconds gains more by compiling than it costs, and the figures."""
+    """True if a run of so many steps of `step_s` seconds gains more by compiling than it costs, with the
+    figures."""
     saved, cost = GAIN * step_s * steps, COMPILE_S * shapes
     figures = (
         f"{steps:,} steps of {step_s:.2g} s, of which a tenth is {saved:,.0f} s, against {cost:,.0f} s for compiling "

@@ -30,7 +30,8 @@ class LazyScalar:
         self.pending, self.tensor, self.how, self.inputs = pending, tensor, how, inputs
         self.value: Number | None = None
         self.assumed_positive = False
-        """Whether a comparison with 0 was answered with yes; division by it then gives 0.0 where that is wrong."""
+        """True if a comparison with 0 was answered with yes; division by it then gives 0.0 where that is
+        wrong."""
         self.divides = False
         pending.entries.append(self)
 

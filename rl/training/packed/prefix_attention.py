@@ -40,9 +40,9 @@ class Prefix:
     kept_mask: torch.Tensor | None = None
     """[R, 1, 1 + S, P + S] bool."""
     blocks: BlockMask | None = None
-    """What FlexAttention sees, in place of `suffix_mask`."""
+    """Mask for FlexAttention, in place of `suffix_mask`."""
     kept_blocks: BlockMask | None = None
-    """Likewise in place of `kept_mask`."""
+    """Mask for FlexAttention, in place of `kept_mask`."""
 
 
 def prefix_attention(

@@ -40,7 +40,7 @@ class StrategyChoice:
     agreement: dict[str, str]
     """Strategy -> the differences measured, or why it was not measured."""
     raised: bool = False
-    """Whether a candidate raised an error, which may not come again."""
+    """True if a candidate raised an error, which may not come again."""
 
     @property
     def summary(self) -> str:

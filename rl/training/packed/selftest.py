@@ -282,7 +282,7 @@ def compare(
     dtype: torch.dtype,
     spread: Mapping[str, float] | None = None,
 ) -> tuple[bool, str]:
-    """Whether two measurements agree, and the differences in words.
+    """True if two measurements agree, with the differences in words.
 
     A gradient may differ by twice its rounding `spread`, one of which each of the two may have, where that is more
     than TOLERANCE; half of the gradients at least must be within TOLERANCE.

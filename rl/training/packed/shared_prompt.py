@@ -17,9 +17,9 @@ class SharedPrompt:
     """The prompts of a batch whose rows are answers, `samples` to each, those of one prompt side by side."""
 
     keys: list[torch.Tensor]
-    """Of each layer, [P, kv heads, T, head]."""
+    """Key tensors of each layer, [P, kv heads, T, head]."""
     values: list[torch.Tensor]
-    """Likewise."""
+    """Value tensors of each layer, [P, kv heads, T, head]."""
     closed: torch.Tensor
     """[P, 1, 1, T]: 0 where a prompt has a token, -inf where it is padded."""
     samples: int

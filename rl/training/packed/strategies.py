@@ -9,11 +9,13 @@ class Strategy(StrEnum):
     """A way to compute packed rows; each falls back on the next."""
 
     FLEX_LAST_LAYER = "flex+last_layer"
-    """As `flex`; the last layer's queries, output and MLP only where a completion token is predicted."""
+    """Strategy `flex`, with the last layer's queries, output and MLP only where a completion token is
+    predicted."""
     FLEX = "flex"
     """All rows one behind the other under FlexAttention's block mask, without padding: for long prompts on CUDA."""
     LAST_LAYER = "split+last_layer"
-    """As `split`; the last layer's queries, output and MLP only where a completion token is predicted."""
+    """Strategy `split`, with the last layer's queries, output and MLP only where a completion token is
+    predicted."""
     SPLIT = "split"
     """Causal attention over the prompt, one small masked attention for the completions."""
     DENSE = "dense"

@@ -98,7 +98,7 @@ def _compact_output(
 
 
 def sharded(trainer: Any) -> bool:
-    """Whether each process of the launch holds a part of the weights only (FSDP, DeepSpeed ZeRO-3)."""
+    """True if each process of the launch holds a part of the weights only (FSDP, DeepSpeed ZeRO-3)."""
     kind = trainer.accelerator.distributed_type
     if kind == DistributedType.DEEPSPEED:
         return bool(trainer.accelerator.state.deepspeed_plugin.zero_stage == 3)

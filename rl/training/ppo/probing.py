@@ -15,7 +15,7 @@ from rl.training.probe import PROMPTS, SAMPLES, Probed, probe_fault
 from rl.training.result import TrainingRefused
 
 NO_REWARD = "no reward applies"
-"""Why a prompt was left out."""
+"""Reason why a prompt was left out."""
 
 
 def prompts_judged(

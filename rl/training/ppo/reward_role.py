@@ -67,7 +67,8 @@ class SharedRewardModel(RewardModel):
 
 
 def fits(path: str | Path, base: SharedBase) -> bool:
-    """Whether a reward model's checkpoint is an adapter on just this base, in the precision it is loaded in."""
+    """True if a reward model's checkpoint is an adapter on just this base, in the precision it is loaded
+    in."""
     try:
         facts = json.loads((Path(path) / FACTS).read_text("utf-8"))
     except (OSError, ValueError):

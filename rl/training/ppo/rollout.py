@@ -34,11 +34,11 @@ class Rollout:
     """One sampled response."""
 
     prompt: int
-    """Which of the prompts given."""
+    """Index of the prompt."""
     item: EncodedResponse
     """Prompt and response as tokens; the response has at least one."""
     ended: bool
-    """It ended its turn; else the length limit did."""
+    """True if it ended its turn; False if the length limit did."""
     text: str
 
 

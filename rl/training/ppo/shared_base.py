@@ -38,7 +38,7 @@ class MicroBatch:
     """
 
     rows: list[int]
-    """Where the responses stand in their batch of rollouts."""
+    """Row indices of the responses in their batch of rollouts."""
     packed: Packed
     """One row per prompt, its responses behind it; `targets` and `target_mask` are [N, C]."""
     padded: dict[str, Tensor] | None

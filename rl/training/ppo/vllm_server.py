@@ -47,7 +47,8 @@ class VllmServer:
     def sample(
         self, prompts: Sequence[Sequence[int]], samples: int, sampling: Sampling, seed: int
     ) -> list[Rollout]:
-        """As `rollout.sample_responses`; what is drawn is a function of `seed` as far as the server keeps to it."""
+        """Sample responses like `rollout.sample_responses`; the draw is a function of `seed` as far as the
+        server keeps to it."""
         body = {
             "model": self.loaded,
             "prompt": [list(prompt) for prompt in prompts],

@@ -44,7 +44,8 @@ class _NullObserver:
 NULL_OBSERVER: CallObserver = _NullObserver()
 
 ObserverFactory = Callable[[tuple[Any, ...], dict[str, Any]], CallObserver | None]
-"""Called with a call's arguments before it runs; None leaves that call unobserved. Must not raise."""
+"""Function called with a call's arguments before it runs; None leaves that call unobserved. Must not
+raise."""
 
 
 def wrap_calls(function: Callable[..., Any], observer_of: ObserverFactory) -> Callable[..., Any]:

@@ -54,7 +54,7 @@ class Checkpoint:
     agent: str = ""
     at: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """As the app saved them, those that are messages at all; `parse_message` reads one."""
+    """Messages as the app saved them, those that are messages at all; `parse_message` reads one."""
     tasks: list[Task] = field(default_factory=list)
 
 

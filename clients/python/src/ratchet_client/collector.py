@@ -36,7 +36,7 @@ class CollectorStatus:
     lost: int
     """Records lost, because the disk took none for too long."""
     last_problem: str
-    """Why nothing could be sent last time; empty when it could."""
+    """Reason of the last failed delivery; empty after a successful one."""
 
 
 class TraceCollector:

@@ -73,7 +73,7 @@ class Transcript:
             yield {"kind": "step", "name": message["role"], "text": to_json(text)}
 
     def _answers(self, index: int) -> bool:
-        """Whether an assistant's text is the answer to its prompt, and not a remark on the way to a tool."""
+        """True if an assistant's text is the answer to its prompt, and not a remark on the way to a tool."""
         if self._calls[index] or not any(m["role"] != "system" for m in self.messages[:index]):
             return False
         following = self.messages[index + 1 :][:1]
