@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM = false
 # Servers, workers and trainings start sooner when the bytecode of the project is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-fast suite serve lint clean
+.PHONY: demo test test-fast suite serve lint docs clean
 
 demo: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0
@@ -38,6 +38,10 @@ lint: $(STAMP)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation as a site, in build/site; a link that leads nowhere fails it.
+docs: $(STAMP)-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed, found {sys.version.split()[0]}; run make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -48,9 +52,13 @@ $(STAMP)-rl: $(VENV)/bin/python requirements.txt requirements-rl.txt
 	$(BIN)/python -m pip install --prefer-binary -r requirements-rl.txt
 	@touch $@
 
-$(STAMP)-dev: $(VENV)/bin/python requirements.txt requirements-rl.txt requirements-dev.txt
+$(STAMP)-dev: $(VENV)/bin/python requirements.txt requirements-rl.txt requirements-dev.txt requirements-docs.txt
 	$(BIN)/python -m pip install --prefer-binary -r requirements-dev.txt
-	@touch $@ $(STAMP)-rl
+	@touch $@ $(STAMP)-rl $(STAMP)-docs
+
+$(STAMP)-docs: $(VENV)/bin/python requirements-docs.txt
+	$(BIN)/python -m pip install --prefer-binary -r requirements-docs.txt
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
