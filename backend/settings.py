@@ -479,7 +479,7 @@ UNFOLD = {
         lambda request: static("rl/admin.css"),
         lambda request: static("rl/admin_colors.css"),
     ],
-    "SCRIPTS": [lambda request: static("rl/admin_theme.js")],
+    "SCRIPTS": [lambda request: static("rl/admin.js")],
     # Unfold writes the colours into every page as an inline style, which the Content-Security-Policy refuses; they lie
     # in static/rl/admin_colors.css
     "GLOBAL_CALLBACK": "backend.facts_admin.page_context",

@@ -698,6 +698,38 @@ def test_pages_fit_a_phone(opener: Opener) -> None:
     compared(page, 1)
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_admin_and_the_description_of_the_api_fit_the_window(opener: Opener, width: int) -> None:
+    page = opener("/glossary/", viewport={"width": width, "height": 800})
+    page.set_default_timeout(60_000)  # the description is a large script
+    home = page.url.split("/glossary/")[0]
+    for path, shown in (
+        ("/admin/", ".rt-groups"),
+        (f"/admin/auth/user/{User.objects.get().pk}/change/", ".selector"),
+        ("/api/docs/", ".opblock-summary"),
+    ):
+        page.goto(home + path, wait_until="commit")
+        expect(page.locator(shown).first).to_be_visible(timeout=60_000)
+        expect(page.locator(".masthead")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    assert page.complaints == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_both_answers_are_in_sight_on_a_phone(opener: Opener, long: bool) -> None:
+    words = " It takes five working days, and you get a mail when it is on its way." * (12 if long else 0)
+    for policy in ("v1", "v2"):
+        record(response=f"by {policy}.{words}", policy=policy)
+    page = opener("/rate/pairs/", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.locator(".decision").evaluate("e => e.scrollIntoView()")
+    verdicts = page.locator(".verdicts").bounding_box()
+    assert verdicts
+    for panel in page.locator(".side-panel").all():
+        box = panel.bounding_box()
+        assert box
+        assert box["y"] + box["height"] <= verdicts["y"] + 1
+
+
 def test_a_file_is_imported_by_keyboard_with_scripts_blocked(opener: Opener, tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     rows = [

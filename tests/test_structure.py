@@ -39,7 +39,7 @@ def test_objects_of_one_form_are_a_table() -> None:
 
 def test_arguments_of_a_call_are_json_within_json() -> None:
     call = [{"function": {"name": "find", "arguments": '{"number": 1043}'}}]
-    assert line_of(json.dumps(call)) == "function: name: find · arguments: number: 1043"
+    assert line_of(json.dumps(call)) == "(function: (name: find, arguments: (number: 1043)))"
 
 
 @pytest.mark.parametrize("fence", ["```json\n%s\n```", "```\n%s```", "  %s\n"])

@@ -28,6 +28,10 @@ SCREENS = ("phone", "tablet", "desktop", "wall-screen")
 """Screens that a frame is drawn for."""
 
 
+BRIEF = 120
+"""Characters of an answer that two columns on a phone have room for."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """One message of the prompt."""
@@ -112,6 +116,15 @@ class Preview:
     def chooses(self) -> bool:
         """True if a correction is another of the listed responses; free text is corrected by editing it."""
         return bool(self.options) and not self.template.endswith("/text.html")
+
+    @property
+    def brief(self) -> bool:
+        """Whether the answer can be read on half of a phone's width."""
+        if self.choice or self.drawing:
+            return True
+        return all(not block.code and not block.structure for block in self.response) and (
+            sum(len(block.text) for block in self.response) <= BRIEF
+        )
 
     @property
     def others(self) -> list[Option]:

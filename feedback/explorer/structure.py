@@ -107,11 +107,12 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _line(found: Structure) -> str:
+def _line(found: Structure, within: bool = False) -> str:
     if found.fields:
-        return " · ".join(f"{name}: {_line(part)}" for name, part in found.fields)
+        parts = [f"{name}: {_line(part, within=True)}" for name, part in found.fields]
+        return f"({', '.join(parts)})" if within else " · ".join(parts)
     if found.rows:
         return "; ".join(", ".join(map(_line, row)) for row in found.rows)
     if found.items:
-        return ", ".join(map(_line, found.items))
+        return ", ".join(_line(part, within=True) for part in found.items)
     return "–" if found.empty else " ".join(found.text.split())

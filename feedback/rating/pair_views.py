@@ -181,6 +181,7 @@ def _card(
             "after": pair_key(pair.left.pk, pair.right.pk),
             "sides": [("A", "left", sides[0]), ("B", "right", sides[1])],
             "top": sides[0],
+            "brief": all(side["preview"].brief for side in sides),
             "as_text": sides[0]["preview"].template.endswith("/text.html"),
         }
     alone = wants_card(request)

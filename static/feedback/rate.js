@@ -6,6 +6,7 @@ document.documentElement.classList.add("scripted");
 
 const stage = document.getElementById("stage");
 const keys = document.getElementById("keys");
+const narrow = window.matchMedia("(max-width: 640px)");
 const CARD = { "X-Ratchet-Card": "1" };
 let busy = false;
 let ahead = null; // { after, card }: the card that follows the one in front, waiting to be shown
@@ -31,7 +32,9 @@ function fragment(html) {
 function show(place) {
   stage.replaceChildren(...place.childNodes);
   shownAt = performance.now();
-  window.scrollTo(0, 0);
+  // on a phone the card comes to the top, in place of the bars above it
+  if (narrow.matches) stage.querySelector(".decision")?.scrollIntoView();
+  else window.scrollTo(0, 0);
   const title = document.getElementById("asked");
   if (title) title.focus({ preventScroll: true });
 }

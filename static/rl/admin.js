@@ -1,0 +1,20 @@
+// The admin follows the system's light or dark, as the pages do; a choice of its own, kept in the browser, would leave
+// the bar on top in the other colours.
+"use strict";
+localStorage.setItem("adminTheme", JSON.stringify("auto"));
+window.addEventListener(
+  "keydown",
+  (event) => {
+    if ((event.ctrlKey || event.metaKey) && event.key === "e") event.stopImmediatePropagation();
+  },
+  true,
+);
+// What Django's forms leave without a name: the tooltips of two lists, and the second field of a date with a time.
+window.addEventListener("load", () => {
+  for (const tooltip of document.querySelectorAll(".help-tooltip[aria-label]")) tooltip.setAttribute("role", "img");
+  for (const field of document.querySelectorAll(".vDateField, .vTimeField")) {
+    if (field.labels.length) continue;
+    const row = field.closest(".field-line")?.querySelector("label")?.textContent.trim() ?? field.name;
+    field.setAttribute("aria-label", `${row}, ${field.matches(".vDateField") ? "date" : "time"}`);
+  }
+});
