@@ -28,6 +28,7 @@ from feedback.models import (
     Withdrawal,
 )
 from feedback.selectors import agents_known
+from feedback.storage.facts import COMPARISON, RATING
 from feedback.storage.sampling import wanted_renew
 
 RENEWED_AT_ONCE = 20_000
@@ -86,7 +87,10 @@ KIND_COLOURS = {"a person": "info", "simulated": "warning"}
 
 class RatingInline(FactInline):
     model = Rating
-    fields = ["created_at", "rater", "rater_kind", "verdict", "correction", "tags", "notes"]
+    fields = [
+        "created_at", "rater", "rater_kind", "verdict",
+        *(name for name in RATING.names if name not in ("rater", "rater_kind", "thumb", "stars", "score")),
+    ]  # fmt: skip
     readonly_fields = fields
     ordering = ["created_at"]
 
@@ -171,10 +175,7 @@ class RatingAdmin(FactAdmin):
     list_filter = [ByAgentOfDecision, "rater_kind", "thumb", StandingFilter]
     search_fields = ["rater", "notes", "correction"]
     ordering = ["-created_at", "-id"]
-    fields = [
-        "decision", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes",
-        "supersedes", "withdrawn", "created_at",
-    ]  # fmt: skip
+    fields = ["decision", *RATING.names, "supersedes", "withdrawn", "created_at"]
     readonly_fields = ["created_at"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Rating]:
@@ -212,9 +213,7 @@ class ComparisonAdmin(FactAdmin):
     list_filter = [ByAgentOfLeft, "rater_kind", "preference", StandingFilter]
     search_fields = ["rater", "notes"]
     ordering = ["-created_at", "-id"]
-    fields = [
-        "left", "right", "preference", "rater", "rater_kind", "tags", "notes", "supersedes", "withdrawn", "created_at",
-    ]  # fmt: skip
+    fields = ["left", "right", *COMPARISON.names, "supersedes", "withdrawn", "created_at"]
     readonly_fields = ["created_at"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Comparison]:

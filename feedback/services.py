@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -186,8 +186,8 @@ def rating_submit(
 ) -> WriteResult:
     """Store what one rater thinks of one decision; it supersedes what the same rater said of it before.
 
-    said: thumb "up" | "down", stars 1..5, score in [0, 1], correction (the response it should have been), tags, notes:
-    at least one of them; optionally id (UUID, makes a retry safe) and created_at. Raises FeedbackRefused with a fault
+    said: fields of `RatingFacts`, of which thumb ("up" or "down"), stars (1 to 5), score (in [0, 1]), correction, tags
+    or notes must be there; optionally id (UUID, makes a retry safe) and created_at. Raises FeedbackRefused with a fault
     per field, DecisionUnknown, FeedbackConflict.
     """
     subject = decision.pk if isinstance(decision, Decision) else identity_of(decision, "decision")
@@ -238,28 +238,15 @@ def comparison_submit(
     right: Decision | uuid.UUID | str,
     preference: Literal["left", "right", "tie", "both_bad"] | str,
     rater: str,
-    id: uuid.UUID | str | None = None,
-    tags: Sequence[str] = (),
-    notes: str = "",
-    rater_kind: str = RaterKind.HUMAN,
-    created_at: datetime | None = None,
+    **said: Any,
 ) -> WriteResult:
     """Store one rater's preference between two decisions of one agent on the same prompt.
 
-    Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
+    said: other fields of `ComparisonFacts`; optionally id (UUID, makes a retry safe) and created_at. Raises
+    FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
     """
     one, other = _subject(left, "left"), _subject(right, "right")
-    row = comparison_build(
-        left=one,
-        right=other,
-        preference=preference,
-        rater=rater,
-        id=id,
-        tags=tags,
-        notes=notes,
-        rater_kind=rater_kind,
-        created_at=created_at,
-    )
+    row = comparison_build(left=one, right=other, preference=preference, rater=rater, **said)
     return _append(row, {"left": one.pk, "right": other.pk, "rater": row.rater})
 
 
@@ -269,11 +256,9 @@ def outcome_record(
     name: str,
     value: float | bool,
     at: datetime | str | None = None,
-    id: uuid.UUID | str | None = None,
-    created_at: datetime | None = None,
+    **more: Any,
 ) -> WriteResult:
-    """Store a measured fact about a decision. Raises FeedbackRefused, DecisionUnknown, FeedbackConflict."""
+    """Store a measured fact about a decision. more: other fields of `OutcomeFacts`; optionally id (UUID, makes a retry
+    safe) and created_at. Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict."""
     subject = _subject(decision)
-    return row_write(
-        outcome_build(decision=subject.pk, name=name, value=value, at=at, id=id, created_at=created_at)
-    )
+    return row_write(outcome_build(decision=subject.pk, name=name, value=value, at=at, **more))

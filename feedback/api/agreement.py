@@ -12,13 +12,14 @@ from backend.rest.reading import parameters
 from backend.rest.schema import Schema, described, listed, parameter
 from backend.rest.views import ApiView
 from feedback.agreement.report import QUESTIONS, agreement_report
-from feedback.api.schemas import SLUG, answered, maybe
+from feedback.api.schemas import SLUG, answered
 from feedback.models import SLUG_PATTERN, Aggregation, RaterKind
+from feedback.storage.bodies import nullable
 
 COUNT: Schema = {"type": "integer", "minimum": 0}
 COEFFICIENT: Schema = {"type": ["number", "null"], "maximum": 1, "description": "null: not defined"}
 ESTIMATE: Schema = answered({"value": COEFFICIENT, "low": COEFFICIENT, "high": COEFFICIENT, "n": COUNT})
-SHARE: Schema = maybe({"type": "number", "minimum": 0, "maximum": 1})
+SHARE: Schema = nullable({"type": "number", "minimum": 0, "maximum": 1})
 RATER: Schema = answered(
     {
         "rater": {"type": "string"},

@@ -20,8 +20,9 @@ from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.reading import object_in, parameters
 from backend.rest.schema import Schema, described, listed, paged, parameter
 from backend.rest.views import ApiView
-from feedback.api.schemas import JSON_OBJECT, SLUG, TIME, answered, maybe, sent, text
+from feedback.api.schemas import JSON_OBJECT, SLUG, TIME, answered, sent, text
 from feedback.models import SLUG_PATTERN
+from feedback.storage.bodies import nullable
 from feedback.storage.validation import Check
 from feedback.transfer import formats
 from feedback.transfer.formats.columns import ColumnMap
@@ -45,14 +46,17 @@ REPORT: Schema = answered(
     {
         "file": {"type": "string"},
         "format": {"type": "string"},
-        "batch": {**maybe(NUMBER), "description": "The import's number; null where nothing new was stored"},
+        "batch": {
+            **nullable(NUMBER),
+            "description": "The import's number; null where nothing new was stored",
+        },
         **dict.fromkeys((*COUNTS, *ROWS), COUNT),
         "skipped_because": {"type": "object", "additionalProperties": COUNT},
         "refused": listed(REFUSED_ROW, description="The first 1,000"),
         "refused_count": COUNT,
         "problem": {"type": "string", "description": "Why this is no import to be content with, or empty"},
         "notes": listed({"type": "string"}),
-        "earlier_import": maybe(NUMBER),
+        "earlier_import": nullable(NUMBER),
         "agents": listed(SLUG),
         "dry_run": {"type": "boolean"},
         "next": listed({"type": "string"}),
@@ -72,7 +76,7 @@ BATCH: Schema = answered(
         "counts": {"type": "object", "additionalProperties": COUNT},
         "actor": {"type": "string"},
         "created_at": TIME,
-        "undone_at": maybe(TIME),
+        "undone_at": nullable(TIME),
         "undone_by": {"type": "string"},
     }
 )

@@ -10,16 +10,12 @@ from rest_framework.response import Response
 
 from backend.rest.access import RATE_AS, grant_of
 from backend.rest.errors import Refused
-from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.api.representations import comparison_shown, outcome_shown, rating_shown
-from feedback.api.schemas import COMPONENTS, RATING_OPTIONAL
+from feedback.api.schemas import fields_in
 from feedback.recording.recorder import recorded_or_never
 from feedback.services import WriteResult, comparison_submit, outcome_record, rating_submit
-
-COMPARISON_REQUIRED = tuple(COMPONENTS["ComparisonSent"]["required"])
-COMPARISON_OPTIONAL = ("id", "tags", "notes", "rater", "rater_kind")
 
 
 def rater_of(request: Request, facts: dict[str, Any]) -> str:
@@ -65,7 +61,7 @@ class Ratings(ApiView):
         operation="ratings_submit",
     )
     def post(self, request: Request, pk: uuid.UUID) -> Response:
-        facts = object_in(request.data, required=(), optional=RATING_OPTIONAL)
+        facts = fields_in(request.data, "RatingSent")
         rater = rater_of(request, facts)
         written = recorded_or_never(pk, then=lambda: rating_submit(decision=pk, rater=rater, **facts))
         return _answer(written, rating_shown(written.row))
@@ -83,7 +79,7 @@ class Comparisons(ApiView):
         operation="comparisons_submit",
     )
     def post(self, request: Request) -> Response:
-        facts = object_in(request.data, required=COMPARISON_REQUIRED, optional=COMPARISON_OPTIONAL)
+        facts = fields_in(request.data, "ComparisonSent")
         rater = rater_of(request, facts)
         written = recorded_or_never(
             facts["left"], facts["right"], then=lambda: comparison_submit(rater=rater, **facts)
@@ -103,6 +99,6 @@ class Outcomes(ApiView):
         operation="outcomes_record",
     )
     def post(self, request: Request, pk: uuid.UUID) -> Response:
-        facts = object_in(request.data, required=("name", "value"), optional=("id", "at"))
+        facts = fields_in(request.data, "OutcomeSent")
         written = recorded_or_never(pk, then=lambda: outcome_record(decision=pk, **facts))
         return _answer(written, outcome_shown(written.row))

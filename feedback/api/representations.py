@@ -1,4 +1,4 @@
-"""Rows as the API shows them; feedback.api.schemas describes the same."""
+"""Rows as the API shows them: their declared fields (`feedback.storage.facts`) and what the database adds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.storage.factories import decision_build
+from feedback.storage.facts import COMPARISON, OUTCOME, RATING
 
 Shown = dict[str, Any]
 
@@ -52,14 +53,7 @@ def rating_shown(row: Rating) -> Shown:
     return {
         "id": str(row.pk),
         "decision": str(row.decision_id),
-        "rater": row.rater,
-        "rater_kind": row.rater_kind,
-        "thumb": row.thumb or None,
-        "stars": row.stars,
-        "score": row.score,
-        "correction": row.correction,
-        "tags": row.tags,
-        "notes": row.notes,
+        **RATING.shown(row),
         "supersedes": str(row.supersedes_id) if row.supersedes_id else None,
         "created_at": _time(row.created_at),
     }
@@ -70,11 +64,7 @@ def comparison_shown(row: Comparison) -> Shown:
         "id": str(row.pk),
         "left": str(row.left_id),
         "right": str(row.right_id),
-        "preference": row.preference,
-        "rater": row.rater,
-        "rater_kind": row.rater_kind,
-        "tags": row.tags,
-        "notes": row.notes,
+        **COMPARISON.shown(row),
         "supersedes": str(row.supersedes_id) if row.supersedes_id else None,
         "created_at": _time(row.created_at),
     }
@@ -84,9 +74,7 @@ def outcome_shown(row: Outcome) -> Shown:
     return {
         "id": str(row.pk),
         "decision": str(row.decision_id),
-        "name": row.name,
-        "value": row.value,
-        "at": _time(row.at),
+        **OUTCOME.shown(row),
         "created_at": _time(row.created_at),
     }
 

@@ -6,10 +6,13 @@ from typing import Any
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 
+from backend.rest.reading import object_in
 from backend.rest.schema import Schema, add_components, listed, ref
 from feedback.models import SLUG_PATTERN
 from feedback.recording.ingest import MAX_BULK
 from feedback.recording.traces import STEP_KINDS
+from feedback.storage.bodies import Body, nullable
+from feedback.storage.facts import COMPARISON, OUTCOME, RATING, RATING_CONTENT
 from feedback.storage.validation import MAX_TAG, MAX_TAGS, MAX_TEXT
 
 ID: Schema = {"type": "string", "format": "uuid"}
@@ -35,27 +38,39 @@ def text(limit: int = MAX_TEXT, description: str = "") -> Schema:
     return {"type": "string", "maxLength": limit, **({"description": description} if description else {})}
 
 
-def maybe(schema: Schema) -> Schema:
-    """The same, or null, which a request may send for what it does not say."""
-    if "type" not in schema:
-        return {"anyOf": [schema, {"type": "null"}]}
-    return {
-        **schema,
-        "type": [schema["type"], "null"],
-        **({"enum": [*schema["enum"], None]} if "enum" in schema else {}),
-    }
-
-
 def sent(required: dict[str, Schema], optional: dict[str, Schema], **more: Any) -> Schema:
     """A request's object: other fields are refused, optional ones may be null."""
     return {
         "type": "object",
         "required": list(required),
-        "properties": {**required, **{name: maybe(schema) if schema not in (SENT_ID, SENT_TIME) else schema
+        "properties": {**required, **{name: nullable(schema) if schema not in (SENT_ID, SENT_TIME) else schema
                                       for name, schema in optional.items()}},
         "additionalProperties": False,
         **more,
     }  # fmt: skip
+
+
+def body_sent(
+    body: Body,
+    before: dict[str, Schema] | None = None,
+    after: dict[str, Schema] | None = None,
+    **more: Any,
+) -> Schema:
+    """A request's object of a declared body: beside its fields, required ones before them and optional ones after."""
+    before, after = before or {}, after or {}
+    fields = {field.name: field.sent() for field in body if field.is_sent}
+    return {
+        "type": "object",
+        "required": [*before, *(field.name for field in body if field.is_required)],
+        "properties": {**before, **fields, **after},
+        "additionalProperties": False,
+        **more,
+    }
+
+
+def body_shown(body: Body, before: dict[str, Schema], after: dict[str, Schema]) -> Schema:
+    """An answer's object of a declared body, between its other fields."""
+    return answered({**before, **{field.name: field.shown() for field in body}, **after})
 
 
 def answered(properties: dict[str, Schema]) -> Schema:
@@ -93,7 +108,7 @@ CANDIDATES: Schema = {
             {
                 "type": "object",
                 "required": ["response"],
-                "properties": {"response": {"type": "string"}, "score": maybe(SHARE)},
+                "properties": {"response": {"type": "string"}, "score": nullable(SHARE)},
                 "additionalProperties": True,
             },
         ]
@@ -119,20 +134,6 @@ DECISION_OPTIONAL: dict[str, Schema] = {
     "tags": TAGS,
     "metadata": JSON_OBJECT,
     "created_at": SENT_TIME,
-}
-RATING_OPTIONAL: dict[str, Schema] = {
-    "id": SENT_ID,
-    "thumb": {"type": "string", "enum": ["up", "down"]},
-    "stars": {"type": "integer", "minimum": 1, "maximum": 5},
-    "score": SHARE,
-    "correction": {**text(description="The response it should have been"), "minLength": 1},
-    "tags": TAGS,
-    "notes": text(20_000),
-    "rater": {
-        **text(200, "Who rated; the key's name where left out. Signed in, one rates as oneself."),
-        "minLength": 1,
-    },
-    "rater_kind": {"type": "string", "enum": ["human", "simulated"], "default": "human"},
 }
 
 DECISION: Schema = answered(
@@ -163,25 +164,6 @@ DECISION: Schema = answered(
         "ratings_human": {"type": "integer", "description": "Ratings by people that stand"},
         "created_at": TIME,
     }
-)
-RATING: Schema = answered(
-    {
-        "id": ID,
-        "decision": ID,
-        "rater": {"type": "string"},
-        "rater_kind": {"type": "string", "enum": ["human", "simulated"]},
-        "thumb": {"type": ["string", "null"], "enum": ["up", "down", None]},
-        "stars": {"type": ["integer", "null"]},
-        "score": {"type": ["number", "null"]},
-        "correction": {"type": ["string", "null"]},
-        "tags": TAGS,
-        "notes": {"type": "string"},
-        "supersedes": {"type": ["string", "null"], "format": "uuid"},
-        "created_at": TIME,
-    }
-)
-OUTCOME: Schema = answered(
-    {"id": ID, "decision": ID, "name": SLUG, "value": {"type": "number"}, "at": TIME, "created_at": TIME}
 )
 
 
@@ -237,44 +219,29 @@ COMPONENTS: dict[str, Schema] = {
     "DecisionWhole": with_fields(
         DECISION, {"ratings": listed(ref("Rating")), "outcomes": listed(ref("Outcome"))}
     ),
-    "RatingSent": sent(
-        {},
-        RATING_OPTIONAL,
-        description="At least one of thumb, stars, score, correction, tags and notes. A later rating of the same "
-        "rater on the same decision supersedes the earlier one, which stays on record.",
+    "RatingSent": body_sent(
+        RATING,
+        after={"id": SENT_ID},
+        description=f"At least one of {', '.join(RATING_CONTENT[:-1])} and {RATING_CONTENT[-1]}. A later rating of the "
+        "same rater on the same decision supersedes the earlier one, which stays on record.",
     ),
-    "Rating": RATING,
-    "OutcomeSent": sent(
-        {
-            "name": {**SLUG, "description": "Such as ticket_reopened"},
-            "value": {
-                "anyOf": [{"type": "number"}, {"type": "boolean"}],
-                "description": "true is 1, false is 0",
-            },
-        },
-        {"id": SENT_ID, "at": SENT_TIME},
+    "Rating": body_shown(
+        RATING, {"id": ID, "decision": ID}, {"supersedes": nullable(ID), "created_at": TIME}
     ),
-    "Outcome": OUTCOME,
-    "ComparisonSent": sent(
-        {
+    "OutcomeSent": body_sent(OUTCOME, after={"id": SENT_ID}),
+    "Outcome": body_shown(OUTCOME, {"id": ID, "decision": ID}, {"created_at": TIME}),
+    "ComparisonSent": body_sent(
+        COMPARISON,
+        before={
             "left": ID,
             "right": {**ID, "description": "Another decision of the same agent on the same prompt"},
-            "preference": {"type": "string", "enum": ["left", "right", "tie", "both_bad"]},
         },
-        {name: RATING_OPTIONAL[name] for name in ("id", "tags", "notes", "rater", "rater_kind")},
+        after={"id": SENT_ID},
     ),
-    "Comparison": answered(
-        {
-            "id": ID,
-            "left": ID,
-            "right": ID,
-            "preference": {"type": "string", "enum": ["left", "right", "tie", "both_bad"]},
-            **{
-                name: RATING["properties"][name]
-                for name in ("rater", "rater_kind", "tags", "notes", "supersedes")
-            },
-            "created_at": TIME,
-        }
+    "Comparison": body_shown(
+        COMPARISON,
+        {"id": ID, "left": ID, "right": ID},
+        {"supersedes": nullable(ID), "created_at": TIME},
     ),
     "TraceSent": sent(
         {
@@ -326,6 +293,20 @@ COMPONENTS: dict[str, Schema] = {
         {"id": SENT_ID, "runId": text(200), "notes": text(20_000)},
     ),
     "Feedback": answered({"id": ID, "agentId": SLUG, "score": SHARE, "createdAt": TIME}),
+}
+
+
+def fields_in(data: Any, component: str) -> dict[str, Any]:
+    """The fields of a request's JSON object, null ones left out, as its component describes them. Raises Refused (400)
+    for other types, unknown fields, missing ones."""
+    schema = COMPONENTS[component]
+    return object_in(data, required=schema["required"], optional=_OPTIONAL[component])
+
+
+_OPTIONAL = {
+    name: tuple(field for field in schema["properties"] if field not in schema["required"])
+    for name, schema in COMPONENTS.items()
+    if name.endswith("Sent") and schema["type"] == "object"
 }
 
 hook = add_components(COMPONENTS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedback.models import Comparison, Decision, Rating, Trace
+from feedback.storage.facts import RATING
 
 SHORTEST_TEXT = 12
 """Characters of a text that is looked for; shorter ones are everybody's words, and go only with the row they are in."""
@@ -148,9 +149,9 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
         texts.update(texts_of([spoken, row.response, row.state, row.candidates, row.metadata]))
         responses.add(row.response)
     said = Rating.objects.filter(decision__in=[row.pk for row in own]).order_by()
-    for notes, correction in said.values_list("notes", "correction"):
-        texts.update(texts_of([notes, correction]))
-        responses.update(filter(None, [correction]))
+    for words in said.values_list("correction", *RATING.texts):
+        texts.update(texts_of(list(words)))
+        responses.update(filter(None, words[:1]))
     for side in ("left", "right"):
         compared = Comparison.objects.filter(**{f"{side}__in": [row.pk for row in own]}).order_by()
         texts.update(texts_of(list(compared.values_list("notes", flat=True))))

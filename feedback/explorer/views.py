@@ -21,7 +21,12 @@ from feedback.explorer.previews import answer_line, glimpse_of, text_blocks
 from feedback.explorer.search import narrowed_of
 from feedback.explorer.timeline import timeline_of
 from feedback.models import Decision, Rating
+from feedback.storage.bodies import says_nothing
+from feedback.storage.facts import RATING
 from feedback.storage.validation import Check, FeedbackRefused
+
+PLACED = ("rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes")
+"""Fields of a rating that have places of their own on a decision's page."""
 
 
 @login_required
@@ -98,6 +103,15 @@ def verdict_shown(rating: Rating) -> dict[str, Any]:
     return {"tone": tone, "text": text, "words": words, "simulated": rating.rater_kind == "simulated"}
 
 
+def _more_said(rating: Rating) -> list[tuple[str, Any]]:
+    """Labels and values of the fields that have no place of their own on the page."""
+    return [
+        (field.page_input.label if field.page_input else field.name, value)
+        for field in RATING
+        if field.name not in PLACED and not says_nothing(field, value := getattr(rating, field.name))
+    ]
+
+
 @login_required
 @permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
 @require_safe
@@ -117,7 +131,12 @@ def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
         if row.trace
         else None,
         "ratings": [
-            (rating, stands, verdict_shown(rating), text_blocks(rating.correction or ""))
+            (
+                rating,
+                stands,
+                {**verdict_shown(rating), "more": _more_said(rating)},
+                text_blocks(rating.correction or ""),
+            )
             for rating, stands in history.ratings
         ],
         "history": history,

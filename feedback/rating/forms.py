@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from django import forms
 from django.http import QueryDict
 
 from feedback.models import Decision, Preference, Thumb
+from feedback.storage import field_types
+from feedback.storage.bodies import Field
+from feedback.storage.facts import RATING
 
+PAGE_FIELDS = tuple(field for field in RATING if field.page_input)
+"""Fields that the page asks for by themselves; the verdict, tags and the correction have places of their own."""
 STARS = ("1", "2", "3", "4", "5")
 ACCEPTING = {"accept-up": Thumb.UP, "accept-down": Thumb.DOWN}
 """Buttons that accept a suggestion -> the thumb that was shown on them."""
@@ -48,8 +54,8 @@ class RatingForm(SentForm):
     """One press of a button on the rating page.
 
     id: made with the page, so that a double click or a resend is stored once. verdict: the button pressed. tag (any
-    number of them), other_tags (comma separated), notes, correction (a text, or one of the listed responses): what
-    was filled in besides.
+    number of them), other_tags (comma separated), correction (a text, or one of the listed responses), and whatever
+    field is declared with a PageInput: what was filled in besides.
     """
 
     id = forms.UUIDField()
@@ -58,8 +64,11 @@ class RatingForm(SentForm):
         choices=[(v, v) for v in ("up", "down", *STARS, "correct", "save", *ACCEPTING)]
     )
     other_tags = forms.CharField(required=False, max_length=2000)
-    notes = forms.CharField(required=False)
     correction = forms.CharField(required=False, strip=False)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields |= {field.name: _form_field(field) for field in PAGE_FIELDS}
 
     def facts(self, decision: Decision) -> dict[str, Any]:
         """Keyword arguments of rating_submit, without the rater. Only for a valid form."""
@@ -73,8 +82,43 @@ class RatingForm(SentForm):
             "stars": int(verdict) if verdict in STARS else None,
             "correction": correction if changed else None,
             "tags": tags_sent(self.data),
-            "notes": self.cleaned_data["notes"],
+            **{field.name: self.cleaned_data[field.name] for field in PAGE_FIELDS},
         }
+
+
+class FieldInput(NamedTuple):
+    """Input of a declared field, as the page shows it."""
+
+    label: str
+    key: str
+    """Key that leads to it, or ""."""
+    html: str
+
+
+def page_inputs(values: Mapping[str, Any]) -> list[FieldInput]:
+    """Inputs of the fields that are declared with a PageInput, filled in with what stood there."""
+    shown = RatingForm(initial=values, auto_id=False)
+    return [
+        FieldInput(field.page_input.label, field.page_input.key, str(shown[field.name]))
+        for field in PAGE_FIELDS
+        if field.page_input
+    ]
+
+
+def _form_field(field: Field) -> forms.Field:
+    """A form's field for a declared one: it parses, and what a value may be is checked where it is recorded."""
+    kind = field.type
+    if isinstance(kind, field_types.Choice):
+        return forms.ChoiceField(required=False, choices=[("", ""), *((word, word) for word in kind.words)])
+    if isinstance(kind, field_types.Whole):
+        return forms.IntegerField(required=False, min_value=kind.low, max_value=kind.high)
+    if isinstance(kind, field_types.Number):
+        return forms.FloatField(required=False, min_value=kind.low, max_value=kind.high)
+    assert isinstance(kind, field_types.Text), f"{field.name}: no input for {type(kind).__name__}"
+    # cols would fix its width
+    return forms.CharField(
+        required=False, widget=forms.Textarea({"rows": 2, "cols": False, "maxlength": kind.limit})
+    )
 
 
 def rating_id() -> uuid.UUID:

@@ -22,7 +22,7 @@ from feedback.accounts.sign_in_brake import link_allowed, link_failed
 from feedback.explorer.page_context import filter_context, shown_context
 from feedback.explorer.search import DecisionFilter, narrowed_of
 from feedback.models import Decision, Rating
-from feedback.rating.forms import ACCEPTING, RatingForm, rating_id, tags_sent
+from feedback.rating.forms import ACCEPTING, PAGE_FIELDS, RatingForm, page_inputs, rating_id, tags_sent
 from feedback.rating.queue import (
     LEASE,
     decision_take,
@@ -100,6 +100,7 @@ def _card(
         context |= shown | {
             "rating_id": rating_id(),
             "kept": kept,
+            "inputs": page_inputs(kept),
             "tags": [(tag, tag in kept["tags"]) for tag in suggested],
             "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in suggested),
             "suggestion": suggestion_of(decision),
@@ -119,10 +120,10 @@ def _kept(rater: str, decision: Decision) -> dict[str, Any]:
     if last is not None and last.withdrawn:
         last = last.supersedes
     if last is None:
-        return {"tags": [], "notes": "", "correction": "", "verdict": ""}
+        return {"tags": [], "correction": "", "verdict": ""}
     return {
+        **{field.name: getattr(last, field.name) for field in PAGE_FIELDS},
         "tags": list(last.tags),
-        "notes": last.notes,
         "correction": last.correction or "",
         "verdict": "" if withdrawn else str(last.stars or last.thumb),
     }
@@ -196,8 +197,8 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     decision = _decision_asked(request.POST.get("decision", ""))
     form = RatingForm(request.POST)
     kept = {
+        **{field.name: request.POST.get(field.name, "") for field in PAGE_FIELDS},
         "tags": tags_sent(request.POST),
-        "notes": request.POST.get("notes", ""),
         "correction": request.POST.get("correction", ""),
         "verdict": "",
     }

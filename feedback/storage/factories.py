@@ -15,14 +15,13 @@ from feedback.models import (
     Comparison,
     Decision,
     Outcome,
-    Preference,
-    RaterKind,
     Rating,
-    Thumb,
     Trace,
 )
 from feedback.storage.agent_names import name_hashed, prompt_hash
 from feedback.storage.annotation_priority import policy_doubt
+from feedback.storage.bodies import says_nothing
+from feedback.storage.facts import COMPARISON, OUTCOME, RATING, RATING_CONTENT
 from feedback.storage.responses import RESERVED, metadata_fault
 from feedback.storage.sampling import ratings_wanted
 from feedback.storage.validation import Check, FeedbackRefused, shown
@@ -142,40 +141,24 @@ def rating_build(
     decision: uuid.UUID,
     rater: str,
     id: uuid.UUID | str | None = None,
-    thumb: str = "",
-    stars: int | None = None,
-    score: float | None = None,
-    correction: str | None = None,
-    tags: Sequence[str] = (),
-    notes: str = "",
-    rater_kind: str = RaterKind.HUMAN,
     created_at: datetime | None = None,
+    **facts: Any,
 ) -> Rating:
-    """A rating from what `rating_submit` takes, not yet stored and in no chain. Raises FeedbackRefused."""
+    """A rating, not yet stored and in no chain. facts: fields of `RatingFacts`. Raises FeedbackRefused."""
     check = Check()
     key = identity_of(id)
-    values: dict[str, Any] = {
-        "rater": check.text("rater", rater, limit=200, required=True),
-        "rater_kind": check.choice("rater_kind", rater_kind, RaterKind.values),
-        "thumb": check.choice("thumb", thumb, ["", *Thumb.values]),
-        "stars": check.whole("stars", stars, 1, 5),
-        "score": check.number("score", score, 0.0, 1.0),
-        "correction": None if correction is None else check.text("correction", correction, required=True),
-        "tags": check.names("tags", tags),
-        "notes": check.text("notes", notes, limit=20_000),
-    }
-    said = [values["thumb"], values["tags"], values["notes"]]
+    values = RATING.checked(check, {"rater": rater, **facts})
     # what was sent and is wrong is no silence: it has its own fault
-    if not any(said) and (stars, score, correction) == (None, None, None):
-        check.fields.setdefault(
-            "thumb", "expected at least one of thumb, stars, score, correction, tags, notes"
-        )
+    if not any(
+        name in check.fields or not says_nothing(RATING[name], values[name]) for name in RATING_CONTENT
+    ):
+        check.fields["thumb"] = f"expected at least one of {', '.join(RATING_CONTENT)}"
     check.done("rating")
     return Rating(
         id=key,
         decision_id=decision,
         **values,
-        body_hash=body_hash({"decision": str(decision), **values}),
+        body_hash=body_hash({"decision": str(decision), **RATING.hashed(values)}),
         created_at=created_at or timezone.now(),
     )
 
@@ -202,35 +185,25 @@ def comparison_build(
     *,
     left: Subject,
     right: Subject,
-    preference: str,
-    rater: str,
-    id: uuid.UUID | str | None,
-    tags: Sequence[str],
-    notes: str,
-    rater_kind: str,
-    created_at: datetime | None,
+    id: uuid.UUID | str | None = None,
+    created_at: datetime | None = None,
+    **facts: Any,
 ) -> Comparison:
-    """A comparison from what `comparison_submit` takes, not yet stored and in no chain. Raises FeedbackRefused."""
+    """A comparison, not yet stored and in no chain. facts: fields of `ComparisonFacts`. Raises FeedbackRefused."""
     check = Check()
     key = identity_of(id)
     if left.pk == right.pk:
         check.fields["right"] = "expected another decision than left"
     elif left.agent != right.agent or left.prompt_hash != right.prompt_hash:
         check.fields["right"] = "expected a decision of the same agent on the same prompt as left"
-    values: dict[str, Any] = {
-        "preference": check.choice("preference", preference, Preference.values),
-        "rater": check.text("rater", rater, limit=200, required=True),
-        "rater_kind": check.choice("rater_kind", rater_kind, RaterKind.values),
-        "tags": check.names("tags", tags),
-        "notes": check.text("notes", notes, limit=20_000),
-    }
+    values = COMPARISON.checked(check, facts)
     check.done("comparison")
     return Comparison(
         id=key,
         left_id=left.pk,
         right_id=right.pk,
         **values,
-        body_hash=body_hash({"left": str(left.pk), "right": str(right.pk), **values}),
+        body_hash=body_hash({"left": str(left.pk), "right": str(right.pk), **COMPARISON.hashed(values)}),
         created_at=created_at or timezone.now(),
     )
 
@@ -238,29 +211,20 @@ def comparison_build(
 def outcome_build(
     *,
     decision: uuid.UUID,
-    name: str,
-    value: float | bool,
-    at: datetime | str | None,
-    id: uuid.UUID | str | None,
-    created_at: datetime | None,
+    id: uuid.UUID | str | None = None,
+    created_at: datetime | None = None,
+    **facts: Any,
 ) -> Outcome:
-    """An outcome from what `outcome_record` takes, not yet stored. Raises FeedbackRefused."""
+    """An outcome, not yet stored. facts: fields of `OutcomeFacts`. Raises FeedbackRefused."""
     check = Check()
     key = identity_of(id)
-    slug = check.slug("name", name, "ticket_reopened")
-    number = check.number("value", float(value) if isinstance(value, bool) else value, -1e308, 1e308)
-    if number is None and "value" not in check.fields:
-        check.fields["value"] = "expected a number, found nothing"
-    happened = check.time("at", at)
+    values = OUTCOME.checked(check, facts)
     check.done("outcome")
-    assert number is not None  # refused above otherwise
-    body = {"decision": str(decision), "name": slug, "value": number, "at": happened}
+    now = timezone.now()
     return Outcome(
         id=key,
         decision_id=decision,
-        name=slug,
-        value=number,
-        at=happened or timezone.now(),
-        body_hash=body_hash(body),
-        created_at=created_at or timezone.now(),
+        **{**values, "at": values["at"] or now},
+        body_hash=body_hash({"decision": str(decision), **OUTCOME.hashed(values)}),
+        created_at=created_at or now,
     )

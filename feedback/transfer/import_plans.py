@@ -16,6 +16,7 @@ from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.recording.traces import trace_build
 from feedback.storage.agent_names import name_hashed
 from feedback.storage.factories import Subject, comparison_build, decision_build, outcome_build, rating_build
+from feedback.storage.facts import COMPARISON, OUTCOME, RATING
 from feedback.storage.responses import completion_stored
 from feedback.storage.sql import among
 from feedback.storage.tombstones import (
@@ -50,6 +51,7 @@ DEFAULT_AGENT = "assistant"
 """Agent of decisions where neither the file nor the caller names one."""
 
 SAID = ("thumb", "stars", "score", "correction", "tags", "notes", "rater_kind")
+"""What the id of a rating that brings none is made from, in this order; later fields count where they are given."""
 
 TRACE_KEYS = ("trace_id", "root_id")
 """In the metadata of a decision that another tool recorded: the names of its trace and of the trace's first span."""
@@ -360,13 +362,9 @@ class Planner:
             else comparison_build(
                 left=left,
                 right=right,
-                preference=preference,
-                rater=rater,
                 id=key,
-                tags=record.tags,
-                notes=record.notes,
-                rater_kind=record.rater_kind,
                 created_at=record.created_at,
+                **{**COMPARISON.read(record), "preference": preference, "rater": rater},
             )
         )
         chain = (left.pk, right.pk, rater)
@@ -374,18 +372,13 @@ class Planner:
 
     def _rating(self, decision: Subject, rating: ImportedRating) -> PlannedFeedback:
         rater = rating.rater or self._nobody(decision.pk)
-        said = [getattr(rating, name) for name in SAID]
-        key = rating.id or _content_id([decision.pk, rater, *said, rating.created_at])
+        facts = RATING.read(rating) | {"rater": rater}
+        content = [decision.pk, rater, *(facts[name] for name in SAID), rating.created_at]
+        key = rating.id or _content_id([*content, *filter(None, [RATING.added(facts)])])
         row = (
             Rating(id=key, decision_id=decision.pk, rater=rater, **_created(rating))
             if rating.withdrawn
-            else rating_build(
-                decision=decision.pk,
-                rater=rater,
-                id=key,
-                **dict(zip(SAID, said, strict=True)),
-                created_at=rating.created_at,
-            )
+            else rating_build(decision=decision.pk, id=key, created_at=rating.created_at, **facts)
         )
         return PlannedFeedback(row, (decision.pk, rater), rating.id is not None, rating.withdrawn)
 
@@ -425,11 +418,9 @@ def _trace(record: ImportedTrace) -> Trace:
 def _outcome(decision: uuid.UUID, outcome: ImportedOutcome) -> Outcome:
     return outcome_build(
         decision=decision,
-        name=outcome.name,
-        value=outcome.value,
-        at=outcome.at,
         id=outcome.id or _content_id([decision, outcome.name, outcome.value, outcome.at]),
         created_at=outcome.created_at,
+        **OUTCOME.read(outcome),
     )
 
 

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 from feedback.models import Decision
 from feedback.selectors import comparisons_standing, ratings_standing
 from feedback.storage.annotation_priority import rating_share
+from feedback.storage.bodies import Body
+from feedback.storage.facts import COMPARISON, OUTCOME, RATING
+from feedback.storage.field_types import Tags, Time
 from feedback.storage.responses import completion_read
 from feedback.transfer.export_views.history import history
 from feedback.transfer.export_views.rows import FETCH, only_standing, pieces, rows_of, told_of
@@ -81,30 +84,28 @@ def _record(told: DecisionTold) -> ImportedDecision:
         trace=None if row.trace_id is None else uuid.UUID(row.trace_id),
         ratings=tuple(
             ImportedRating(
-                rater=rating.rater,
-                thumb=rating.thumb,
-                stars=rating.stars,
-                score=rating.score,
-                correction=rating.correction,
-                tags=tuple(json.loads(rating.tags)),
-                notes=rating.notes,
-                rater_kind=rating.rater_kind,
-                created_at=_time(rating.created_at),
-                id=uuid.UUID(rating.id),
+                **facts_of(rating, RATING), created_at=_time(rating.created_at), id=uuid.UUID(rating.id)
             )
             for rating in only_standing(told.ratings)
         ),
         outcomes=tuple(
             ImportedOutcome(
-                outcome.name,
-                outcome.value,
-                _time(outcome.at),
-                _time(outcome.created_at),
-                uuid.UUID(outcome.id),
+                **facts_of(outcome, OUTCOME), created_at=_time(outcome.created_at), id=uuid.UUID(outcome.id)
             )
             for outcome in told.outcomes
         ),
     )
+
+
+def facts_of(row: Any, body: Body) -> dict[str, Any]:
+    """The declared fields of a row, its JSON and times no longer as texts."""
+    facts = body.read(row)
+    for field in body.encoded:
+        if (text := facts[field.name]) is not None:
+            facts[field.name] = _time(text) if isinstance(field.type, Time) else json.loads(text)
+        if isinstance(field.type, Tags):
+            facts[field.name] = tuple(facts[field.name])
+    return facts
 
 
 def _time(text: str) -> datetime:
@@ -144,18 +145,16 @@ def _paired(
                 continue
             left, right = decisions[pair.left], decisions[pair.right]
             if pair.said is None:
-                yield ImportedComparison(0, f"{pair.left}~{pair.right}", left, right, "left", ordered=False)
+                yield ImportedComparison(
+                    0, f"{pair.left}~{pair.right}", left, right, preference="left", ordered=False
+                )
             else:
                 yield ImportedComparison(
                     line=0,
                     key=pair.said.id,
                     left=left,
                     right=right,
-                    preference=preference,
-                    rater=pair.said.rater,
-                    tags=tuple(json.loads(pair.said.tags)),
-                    notes=pair.said.notes,
-                    rater_kind=pair.said.rater_kind,
+                    **facts_of(pair.said, COMPARISON),
                     created_at=_time(pair.said.created_at),
                     id=uuid.UUID(pair.said.id),
                 )

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from feedback.storage.bodies import Body
+from feedback.storage.facts import COMPARISON, OUTCOME, RATING
 
 JSON_COLUMNS = frozenset({"messages", "state", "candidates", "tags", "metadata", "steps"})
 """Columns that come as the JSON text they are stored as: it is written on without being understood."""
 
 TIME_COLUMNS = frozenset({"created_at", "at", "started_at", "finished_at"})
 """Columns of times: ISO 8601 in UTC with microseconds."""
+
+
+def row_of(body: Body, *before: str, after: Sequence[str]) -> Any:
+    """A tuple of the columns of a declared body, between other columns."""
+    return namedtuple("row_of", (*before, *body.names, *after))  # its names are data
 
 
 class DecisionRow(NamedTuple):
@@ -36,47 +45,26 @@ class DecisionRow(NamedTuple):
     created_at: str
 
 
-class RatingRow(NamedTuple):
+class RatingRow(
+    row_of(RATING, "id", after=("withdrawn", "created_at", "decision_id", "supersedes_id"))  # type: ignore[misc]
+):
     """A rating, superseded or not; its tags as text."""
 
-    id: str
-    rater: str
-    rater_kind: str
-    thumb: str
-    stars: int | None
-    score: float | None
-    correction: str | None
-    tags: str
-    notes: str
-    withdrawn: bool
-    created_at: str
-    decision_id: str
-    supersedes_id: str | None
+    __slots__ = ()
 
 
-class OutcomeRow(NamedTuple):
-    id: str
-    name: str
-    value: float
-    at: str
-    created_at: str
-    decision_id: str
+class OutcomeRow(row_of(OUTCOME, "id", after=("created_at", "decision_id"))):  # type: ignore[misc]
+    """A measured fact about a decision."""
+
+    __slots__ = ()
 
 
-class ComparisonRow(NamedTuple):
+class ComparisonRow(
+    row_of(COMPARISON, "id", "left_id", "right_id", after=("withdrawn", "created_at", "supersedes_id"))  # type: ignore[misc]
+):
     """A comparison, superseded or not; its tags as text."""
 
-    id: str
-    left_id: str
-    right_id: str
-    preference: str
-    rater: str
-    rater_kind: str
-    tags: str
-    notes: str
-    withdrawn: bool
-    created_at: str
-    supersedes_id: str | None
+    __slots__ = ()
 
 
 class TraceRow(NamedTuple):

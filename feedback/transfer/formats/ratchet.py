@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import orjson
 
+from feedback.storage import field_types
+from feedback.storage.bodies import Body, Field
+from feedback.storage.facts import COMPARISON, OUTCOME, RATING
 from feedback.storage.responses import shown
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.history import (
@@ -54,15 +57,11 @@ DECISION = (
     "id", "agent", "messages", "response", "state", "candidates", "policy", "unit", "arm", "propensity", "run_id",
     "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source", "trace", "created_at", "ratings", "outcomes",
 )  # fmt: skip
-RATING = (
-    "id", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes", "withdrawn", "created_at",
-)  # fmt: skip
-COMPARISON = (
-    "id", "left", "right", "preference", "rater", "rater_kind", "tags", "notes", "withdrawn", "created_at",
-)  # fmt: skip
-OUTCOME = ("id", "name", "value", "at", "created_at")
+RATING_KEYS = ("id", *RATING.names, "withdrawn", "created_at")
+COMPARISON_KEYS = ("id", "left", "right", *COMPARISON.names, "withdrawn", "created_at")
+OUTCOME_KEYS = ("id", *OUTCOME.names, "created_at")
 TRACE = ("id", "agent", "run_id", "steps", "metadata", "started_at", "finished_at", "created_at")
-KEYS = {"decision": DECISION, "comparison": COMPARISON, "trace": TRACE}
+KEYS = {"decision": DECISION, "comparison": COMPARISON_KEYS, "trace": TRACE}
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
@@ -148,30 +147,20 @@ def _messages(value: Any) -> list[Any]:
 
 
 def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
-    _known(row, RATING, where)
-    correction = row.get("correction")
+    _known(row, RATING_KEYS, where)
     return ImportedRating(
         id=_id(row.get("id"), f"{where}id"),
-        rater=text_of(row.get("rater"), f"{where}rater", required=True),
-        rater_kind=_text(row, "rater_kind", where) or "human",
-        thumb=_text(row, "thumb", where),
-        stars=_whole(row, "stars", where),
-        score=_number(row, "score", where),
-        correction=None if correction is None else text_of(correction, f"{where}correction"),
-        tags=tags_of(row.get("tags"), f"{where}tags"),
-        notes=_text(row, "notes", where),
+        **_facts(row, RATING, where),
         withdrawn=_flag(row, "withdrawn", where),
         created_at=time_of(row.get("created_at"), f"{where}created_at"),
     )
 
 
 def _outcome(row: Mapping[str, Any], where: str) -> ImportedOutcome:
-    _known(row, OUTCOME, where)
+    _known(row, OUTCOME_KEYS, where)
     return ImportedOutcome(
         id=_id(row.get("id"), f"{where}id"),
-        name=text_of(row.get("name"), f"{where}name", required=True),
-        value=number_of(row.get("value"), f"{where}value"),
-        at=time_of(row.get("at"), f"{where}at"),
+        **_facts(row, OUTCOME, where),
         created_at=time_of(row.get("created_at"), f"{where}created_at"),
     )
 
@@ -186,14 +175,52 @@ def _comparison(row: Mapping[str, Any], line: int) -> ImportedComparison:
         id=_id(row.get("id"), "id"),
         left=left,
         right=right,
-        preference=_text(row, "preference"),
-        rater=text_of(row.get("rater"), "rater", required=True),
-        rater_kind=_text(row, "rater_kind") or "human",
-        tags=tags_of(row.get("tags"), "tags"),
-        notes=_text(row, "notes"),
+        **_facts(row, COMPARISON),
         withdrawn=_flag(row, "withdrawn"),
         created_at=time_of(row.get("created_at"), "created_at"),
     )
+
+
+def _facts(row: Mapping[str, Any], body: Body, where: str = "") -> dict[str, Any]:
+    """The declared fields of a row, as far as their types go; what is in them is checked when they are recorded."""
+    return {field.name: _value(row.get(field.name), field, where + field.name) for field in body}
+
+
+def _value(value: Any, field: Field, what: str) -> Any:
+    needed = field.is_required or getattr(field.type, "required", False)
+    if value is None and (field.default is None or not needed):
+        return field.default
+    return READERS[type(field.type)](value, what, field)
+
+
+def _text_read(value: Any, what: str, field: Field) -> str:
+    return text_of(value, what, required=getattr(field.type, "required", True))
+
+
+def _choice_read(value: Any, what: str, field: Field) -> str:
+    # what takes something back chooses nothing
+    return "" if value is None else text_of(value, what) or ("" if field.is_required else field.default)
+
+
+def _whole_read(value: Any, what: str, field: Field) -> int:
+    number = number_of(value, what)
+    if number != int(number):
+        raise RowError(f"{what}: expected a whole number, found {shown(number)}")
+    return int(number)
+
+
+READERS: dict[type, Callable[[Any, str, Field], Any]] = {
+    field_types.Choice: _choice_read,
+    field_types.Measure: lambda value, what, _: number_of(value, what),
+    field_types.Name: _text_read,
+    field_types.Number: lambda value, what, _: number_of(value, what),
+    field_types.Slug: _text_read,
+    field_types.Tags: lambda value, what, _: tags_of(value, what),
+    field_types.Text: _text_read,
+    field_types.Time: lambda value, what, _: time_of(value, what),
+    field_types.Whole: _whole_read,
+}
+"""Reads a value of each type of field. Raises RowError."""
 
 
 def _id(value: Any, what: str) -> uuid.UUID | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from feedback.storage.facts import ComparisonFacts, OutcomeFacts, RatingFacts
 from feedback.storage.responses import Completion, Message, shown
 from feedback.transfer.formats.cells import Cell, json_of, number_in
 
@@ -22,29 +23,18 @@ class RowError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedRating:
+class ImportedRating(RatingFacts):
     """Rating of a decision by one rater. `rater` is "" where the file does not say who it was."""
 
-    rater: str = ""
-    thumb: str = ""
-    stars: int | None = None
-    score: float | None = None
-    correction: str | None = None
-    tags: tuple[str, ...] = ()
-    notes: str = ""
-    rater_kind: str = "human"
     withdrawn: bool = False
     created_at: datetime | None = None
     id: uuid.UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedOutcome:
+class ImportedOutcome(OutcomeFacts):
     """A measured fact about a decision."""
 
-    name: str
-    value: float
-    at: datetime | None = None
     created_at: datetime | None = None
     id: uuid.UUID | None = None
 
@@ -88,7 +78,7 @@ class ImportedDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedComparison:
+class ImportedComparison(ComparisonFacts):
     """One rater's preference between two responses to the same prompt."""
 
     line: int
@@ -96,15 +86,9 @@ class ImportedComparison:
     left: ImportedDecision | uuid.UUID
     """The decision, or the id of one recorded before."""
     right: ImportedDecision | uuid.UUID
-    preference: str
-    """left, right, tie or both_bad."""
     ordered: bool = True
     """True if left and right are as the rater saw them; False where the file only says which one was
     better."""
-    rater: str = ""
-    tags: tuple[str, ...] = ()
-    notes: str = ""
-    rater_kind: str = "human"
     withdrawn: bool = False
     created_at: datetime | None = None
     id: uuid.UUID | None = None

@@ -1,0 +1,275 @@
+"""Types of declared fields: how a sent value is checked and stored, and its JSON schema in the OpenAPI description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from feedback.models import SLUG_PATTERN
+from feedback.storage.validation import MAX_TAG, MAX_TAGS, MAX_TEXT, Check
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FieldType:
+    """Type of a field. Schemas are those of a value that is there; whether null may stand for it is the field's."""
+
+    is_json: ClassVar[bool] = False
+    """Whether its column holds JSON."""
+
+    def empty(self, default: Any) -> Any:
+        """What is stored where nothing is sent: the field's default, or of lists and objects a new one."""
+        return default
+
+    def check(self, check: Check, name: str, value: Any) -> Any:
+        """The value as it is stored; what is wrong with it goes into `check`."""
+        raise NotImplementedError
+
+    def sent(self) -> Schema:
+        """JSON schema of the value in a request."""
+        raise NotImplementedError
+
+    def shown(self) -> Schema:
+        """JSON schema of the value in an answer."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Text(FieldType):
+    """Words of somebody: responses, corrections, notes. Erasing a person looks for them elsewhere, too."""
+
+    limit: int = MAX_TEXT
+    required: bool = False
+    """Whether an empty one is refused."""
+
+    def check(self, check: Check, name: str, value: Any) -> str:
+        return check.text(name, value, limit=self.limit, required=self.required)
+
+    def sent(self) -> Schema:
+        return {
+            "type": "string",
+            "maxLength": self.limit,
+            **({"minLength": 1} if self.required else {}),
+        }
+
+    def shown(self) -> Schema:
+        return {"type": "string"}
+
+
+@dataclass(frozen=True)
+class Name(Text):
+    """An identifier of somebody or something: a policy, a unit, a rater."""
+
+    limit: int = 200
+
+
+@dataclass(frozen=True)
+class Number(FieldType):
+    """A number in [low, high]; open_low: in (low, high]."""
+
+    low: float
+    high: float
+    open_low: bool = False
+
+    def check(self, check: Check, name: str, value: Any) -> float | None:
+        return check.number(name, value, self.low, self.high, open_low=self.open_low)
+
+    def sent(self) -> Schema:
+        low = "exclusiveMinimum" if self.open_low else "minimum"
+        return {"type": "number", low: self.low, "maximum": self.high}
+
+    def shown(self) -> Schema:
+        return {"type": "number"}
+
+
+@dataclass(frozen=True)
+class Whole(FieldType):
+    """A whole number from low to high."""
+
+    low: int
+    high: int
+
+    def check(self, check: Check, name: str, value: Any) -> int | None:
+        return check.whole(name, value, self.low, self.high)
+
+    def sent(self) -> Schema:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+    def shown(self) -> Schema:
+        return {"type": "integer"}
+
+
+@dataclass(frozen=True)
+class Measure(FieldType):
+    """A finite number, or a truth, stored as 1 or 0."""
+
+    def check(self, check: Check, name: str, value: Any) -> float | None:
+        number = check.number(name, float(value) if isinstance(value, bool) else value, -1e308, 1e308)
+        if number is None:
+            check.fields.setdefault(name, "expected a number, found nothing")
+        return number
+
+    def sent(self) -> Schema:
+        return {"anyOf": [{"type": "number"}, {"type": "boolean"}]}
+
+    def shown(self) -> Schema:
+        return {"type": "number"}
+
+
+@dataclass(frozen=True)
+class Choice(FieldType):
+    """One of some words; optional: or none of them, stored as an empty text and answered as null."""
+
+    words: Sequence[str]
+    optional: bool = False
+
+    def check(self, check: Check, name: str, value: Any) -> str:
+        return check.choice(name, value, ["", *self.words] if self.optional else self.words)
+
+    def sent(self) -> Schema:
+        return {"type": "string", "enum": [*self.words]}
+
+    def shown(self) -> Schema:
+        return self.sent()
+
+
+@dataclass(frozen=True)
+class Slug(FieldType):
+    """A name of lower-case letters, digits, - and _."""
+
+    example: str
+
+    def check(self, check: Check, name: str, value: Any) -> str:
+        return check.slug(name, value, self.example)
+
+    def sent(self) -> Schema:
+        return {"type": "string", "pattern": SLUG_PATTERN}
+
+    def shown(self) -> Schema:
+        return self.sent()
+
+
+@dataclass(frozen=True)
+class Time(FieldType):
+    """A time, UTC where no zone is given; or_now: that of the write where none is sent."""
+
+    or_now: bool = False
+
+    def check(self, check: Check, name: str, value: Any) -> Any:
+        return check.time(name, value)
+
+    def sent(self) -> Schema:
+        return {
+            "type": "string",
+            "format": "date-time",
+            "description": "ISO 8601, from 1970 to 2199; UTC where no zone is given",
+        }
+
+    def shown(self) -> Schema:
+        return {"type": "string", "format": "date-time"}
+
+
+@dataclass(frozen=True)
+class Tags(FieldType):
+    """Texts without surrounding space, each once."""
+
+    is_json = True
+
+    def empty(self, default: Any) -> list[str]:
+        return []
+
+    def check(self, check: Check, name: str, value: Any) -> list[str]:
+        return check.names(name, value)
+
+    def sent(self) -> Schema:
+        return {
+            "type": "array",
+            "items": {"type": "string", "maxLength": MAX_TAG},
+            "maxItems": MAX_TAGS,
+        }
+
+    def shown(self) -> Schema:
+        return self.sent()
+
+
+@dataclass(frozen=True)
+class Json(FieldType):
+    """Any JSON."""
+
+    is_json = True
+
+    def check(self, check: Check, name: str, value: Any) -> Any:
+        return check.json(name, value)
+
+    def sent(self) -> Schema:
+        return {}
+
+    def shown(self) -> Schema:
+        return {}
+
+
+@dataclass(frozen=True)
+class JsonObject(FieldType):
+    """A JSON object."""
+
+    is_json = True
+
+    def empty(self, default: Any) -> dict[str, Any]:
+        return {}
+
+    def check(self, check: Check, name: str, value: Any) -> dict[str, Any]:
+        return check.mapping(name, value)
+
+    def sent(self) -> Schema:
+        return {"type": "object", "additionalProperties": True}
+
+    def shown(self) -> Schema:
+        return self.sent()
+
+
+@dataclass(frozen=True)
+class Messages(FieldType):
+    """A prompt: chat messages, or one text, stored as one message of the user."""
+
+    is_json = True
+
+    def check(self, check: Check, name: str, value: Any) -> list[dict[str, Any]]:
+        return check.messages(value)
+
+    def sent(self) -> Schema:
+        return {
+            "anyOf": [
+                {"type": "string", "maxLength": MAX_TEXT, "description": "One turn of the user"},
+                {**self.shown(), "minItems": 1},
+            ]
+        }
+
+    def shown(self) -> Schema:
+        return {"type": "array", "items": {"$ref": "#/components/schemas/Message"}}
+
+
+@dataclass(frozen=True)
+class Candidates(FieldType):
+    """Listed responses: texts, or objects with a response and more."""
+
+    is_json = True
+
+    def check(self, check: Check, name: str, value: Any) -> Any:
+        return check.candidates(value)
+
+    def sent(self) -> Schema:
+        listed = {
+            "type": "object",
+            "required": ["response"],
+            "properties": {
+                "response": {"type": "string"},
+                "score": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+            },
+            "additionalProperties": True,
+        }
+        return {"type": "array", "items": {"anyOf": [{"type": "string", "maxLength": MAX_TEXT}, listed]}}
+
+    def shown(self) -> Schema:
+        return {"type": "array", "items": {}}
