@@ -81,9 +81,8 @@ def _clash(row: Any) -> FeedbackConflict:
 def decision_record(**facts: Any) -> WriteResult:
     """Record one decision.
 
-    Facts: agent (slug), messages (list of {role, content}, or one text), response; optionally id (UUID, makes a
-    retry safe), state, candidates, policy, unit, arm, propensity in (0, 1], run_id, latency_ms, tokens_in,
-    tokens_out, tags, metadata, source, created_at.
+    facts: fields of `DecisionFacts`, of which agent (slug), messages (list of {role, content}, or one text) and
+    response must be there; optionally id (UUID, makes a retry safe) and created_at.
 
     Raises FeedbackRefused with a fault per field; FeedbackConflict when the id was used for another decision.
     """

@@ -12,11 +12,11 @@ from rest_framework.response import Response
 from backend.rest.errors import Refused, error_body
 from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
-from backend.rest.reading import object_in, parameters
+from backend.rest.reading import parameters
 from backend.rest.schema import described, paged, parameter, ref
 from backend.rest.views import ApiView
 from feedback.api.representations import decision_shown, outcome_shown, rating_shown
-from feedback.api.schemas import DECISION_OPTIONAL, SLUG
+from feedback.api.schemas import SLUG, fields_in
 from feedback.explorer.decision_facts import reward_query, rewarded_at_least
 from feedback.explorer.search import DecisionWhole, batch_asked, decision_whole, decisions_search
 from feedback.explorer.text_index import text_looked_through
@@ -24,8 +24,6 @@ from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, d
 from feedback.recording.recorder import recorded_or_never
 from feedback.storage.validation import Check, DecisionUnknown, FeedbackRefused
 
-REQUIRED = ("agent", "messages", "response")
-OPTIONAL = tuple(DECISION_OPTIONAL)
 FILTERS = ("agent", "policy", "rated", "since", "q", "min_reward", "batch")
 
 
@@ -50,7 +48,7 @@ class Decisions(ApiView):
     def post(self, request: Request) -> Response:
         if isinstance(request.data, list):
             return _bulk(request.data)
-        done = decision_ingest(**object_in(request.data, required=REQUIRED, optional=OPTIONAL))
+        done = decision_ingest(**fields_in(request.data, "DecisionSent"))
         if not done.stored:
             return Response({"id": str(done.row.pk), "stored": False}, status=202)
         return Response({**decision_shown(done.row), "stored": True}, status=201 if done.created else 200)
@@ -142,7 +140,7 @@ def _bulk(items: list[Any]) -> Response:
     answers: list[dict[str, Any] | None] = []
     for item in items:
         try:
-            readable.append(object_in(item, required=REQUIRED, optional=OPTIONAL))
+            readable.append(fields_in(item, "DecisionSent"))
             answers.append(None)
         except Refused as refusal:
             answers.append(_refused("invalid", str(refusal.detail), refusal.fields))

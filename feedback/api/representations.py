@@ -8,7 +8,7 @@ from typing import Any
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.storage.factories import decision_build
-from feedback.storage.facts import COMPARISON, OUTCOME, RATING
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 
 Shown = dict[str, Any]
 
@@ -20,22 +20,7 @@ def _time(value: datetime | None) -> str | None:
 def decision_shown(row: Decision) -> Shown:
     return {
         "id": str(row.pk),
-        "agent": row.agent,
-        "messages": row.messages,
-        "response": row.response,
-        "state": row.state,
-        "candidates": row.candidates,
-        "policy": row.policy,
-        "unit": row.unit,
-        "arm": row.arm,
-        "propensity": row.propensity,
-        "run_id": row.run_id,
-        "latency_ms": row.latency_ms,
-        "tokens_in": row.tokens_in,
-        "tokens_out": row.tokens_out,
-        "tags": row.tags,
-        "metadata": row.metadata,
-        "source": row.source,
+        **DECISION.shown(row),
         "prompt_hash": row.prompt_hash,
         "trace": str(row.trace_id) if row.trace_id else None,
         "ratings_human": row.ratings_human,
@@ -80,12 +65,6 @@ def outcome_shown(row: Outcome) -> Shown:
 
 
 def trace_shown(row: Trace) -> Shown:
-    return {
-        "id": str(row.pk),
-        "agent": row.agent,
-        "run_id": row.run_id,
-        "steps": len(row.steps),
-        "started_at": _time(row.started_at),
-        "finished_at": _time(row.finished_at),
-        "created_at": _time(row.created_at),
-    }
+    facts = TRACE.shown(row)
+    del facts["metadata"]
+    return {"id": str(row.pk), **facts, "steps": len(row.steps), "created_at": _time(row.created_at)}

@@ -10,10 +10,9 @@ from backend.rest.reading import object_in
 from backend.rest.schema import Schema, add_components, listed, ref
 from feedback.models import SLUG_PATTERN
 from feedback.recording.ingest import MAX_BULK
-from feedback.recording.traces import STEP_KINDS
 from feedback.storage.bodies import Body, nullable
-from feedback.storage.facts import COMPARISON, OUTCOME, RATING, RATING_CONTENT
-from feedback.storage.validation import MAX_TAG, MAX_TAGS, MAX_TEXT
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, RATING_CONTENT, TRACE
+from feedback.storage.validation import MAX_TEXT
 
 ID: Schema = {"type": "string", "format": "uuid"}
 SENT_ID: Schema = {
@@ -30,8 +29,6 @@ SENT_TIME: Schema = {
     "description": "ISO 8601, from 1970 to 2199; UTC where no zone is given",
 }
 JSON_OBJECT: Schema = {"type": "object", "additionalProperties": True}
-TAGS: Schema = {"type": "array", "items": {"type": "string", "maxLength": MAX_TAG}, "maxItems": MAX_TAGS}
-SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 
 
 def text(limit: int = MAX_TEXT, description: str = "") -> Schema:
@@ -92,78 +89,19 @@ MESSAGE: Schema = {
     },
     "additionalProperties": True,
 }
-MESSAGES: Schema = {
-    "anyOf": [
-        {"type": "string", "maxLength": MAX_TEXT, "description": "One turn of the user"},
-        {"type": "array", "items": ref("Message"), "minItems": 1},
-    ],
-    "description": "The prompt: chat messages, or one text. At most 1,000,000 characters as JSON.",
-}
-CANDIDATES: Schema = {
-    "type": "array",
-    "description": "The listed options it was chosen among",
-    "items": {
-        "anyOf": [
-            {"type": "string", "maxLength": MAX_TEXT},
-            {
-                "type": "object",
-                "required": ["response"],
-                "properties": {"response": {"type": "string"}, "score": nullable(SHARE)},
-                "additionalProperties": True,
-            },
-        ]
-    },
-}
-DECISION_OPTIONAL: dict[str, Schema] = {
-    "id": SENT_ID,
-    "state": {"description": "What the app knew when it asked: any JSON"},
-    "candidates": CANDIDATES,
-    "policy": text(200, "Name of the policy that answered"),
-    "unit": text(200, "The user or session it was decided for; `forget` removes by it"),
-    "arm": text(200),
-    "propensity": {
-        "type": "number",
-        "exclusiveMinimum": 0,
-        "maximum": 1,
-        "description": "Probability of the choice",
-    },
-    "run_id": text(200, "The app's own id of the run"),
-    "latency_ms": {"type": "number", "minimum": 0, "maximum": 1e12},
-    "tokens_in": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-    "tokens_out": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-    "tags": TAGS,
-    "metadata": JSON_OBJECT,
-    "created_at": SENT_TIME,
-}
-
-DECISION: Schema = answered(
+DECISION_SHOWN: Schema = body_shown(
+    DECISION,
+    {"id": ID},
     {
-        "id": ID,
-        "agent": SLUG,
-        "messages": listed(ref("Message")),
-        "response": {"type": "string"},
-        "state": {},
-        "candidates": {"anyOf": [listed({}), {"type": "null"}]},
-        "policy": {"type": "string"},
-        "unit": {"type": "string"},
-        "arm": {"type": "string"},
-        "propensity": {"type": ["number", "null"]},
-        "run_id": {"type": "string"},
-        "latency_ms": {"type": ["number", "null"]},
-        "tokens_in": {"type": ["integer", "null"]},
-        "tokens_out": {"type": ["integer", "null"]},
-        "tags": TAGS,
-        "metadata": JSON_OBJECT,
-        "source": {"type": "string"},
         "prompt_hash": {"type": "string"},
-        "trace": {"type": ["string", "null"], "format": "uuid"},
+        "trace": nullable(ID),
         "withdrawal": {
             "type": ["integer", "null"],
             "description": "Number of the withdrawal that took it out of what is learnt from",
         },
         "ratings_human": {"type": "integer", "description": "Ratings by people that stand"},
         "created_at": TIME,
-    }
+    },
 )
 
 
@@ -193,18 +131,11 @@ BULK_RESULT: Schema = {
 
 COMPONENTS: dict[str, Schema] = {
     "Message": MESSAGE,
-    "DecisionSent": sent(
-        {
-            "agent": SLUG,
-            "messages": MESSAGES,
-            "response": text(description="The answer exactly as it was given"),
-        },
-        DECISION_OPTIONAL,
-    ),
+    "DecisionSent": body_sent(DECISION, after={"id": SENT_ID, "created_at": SENT_TIME}),
     "DecisionsSent": listed(
         {}, minItems=1, maxItems=MAX_BULK, description="Each a DecisionSent, and each answered on its own"
     ),
-    "Decision": with_fields(DECISION, {"stored": STORED}),
+    "Decision": with_fields(DECISION_SHOWN, {"stored": STORED}),
     "DecisionLeftOut": answered({"id": ID, "stored": {**STORED, "enum": [False]}}),
     "DecisionsAnswer": answered(
         {
@@ -215,9 +146,9 @@ COMPONENTS: dict[str, Schema] = {
             "results": listed(BULK_RESULT, description="One per decision, in the order they were sent"),
         }
     ),
-    "DecisionFound": DECISION,
+    "DecisionFound": DECISION_SHOWN,
     "DecisionWhole": with_fields(
-        DECISION, {"ratings": listed(ref("Rating")), "outcomes": listed(ref("Outcome"))}
+        DECISION_SHOWN, {"ratings": listed(ref("Rating")), "outcomes": listed(ref("Outcome"))}
     ),
     "RatingSent": body_sent(
         RATING,
@@ -243,42 +174,12 @@ COMPONENTS: dict[str, Schema] = {
         {"id": ID, "left": ID, "right": ID},
         {"supersedes": nullable(ID), "created_at": TIME},
     ),
-    "TraceSent": sent(
-        {
-            "agent": SLUG,
-            "steps": listed(
-                {
-                    "type": "object",
-                    "required": ["kind"],
-                    "properties": {
-                        "kind": {"type": "string", "enum": list(STEP_KINDS)},
-                        "name": {"type": ["string", "null"], "maxLength": 1000},
-                        "at": SENT_TIME,
-                        "duration_ms": {"type": ["number", "null"], "minimum": 0, "maximum": 1e12},
-                    },
-                    "additionalProperties": True,
-                    "description": "A step of kind decision has messages and response and becomes a decision; "
-                    "without an id of its own it gets UUIDv5(trace, index).",
-                },
-                description="In the order they happened; at most 1,000,000 characters as JSON",
-            ),
-        },
-        {
-            "id": SENT_ID,
-            "run_id": text(200),
-            "started_at": SENT_TIME,
-            "finished_at": SENT_TIME,
-            "metadata": JSON_OBJECT,
-        },
-    ),
+    "TraceSent": body_sent(TRACE, after={"id": SENT_ID}),
     "Trace": answered(
         {
             "id": ID,
-            "agent": SLUG,
-            "run_id": {"type": "string"},
+            **{field.name: field.shown() for field in TRACE if field.name != "metadata"},
             "steps": {"type": "integer", "description": "How many"},
-            "started_at": {"type": ["string", "null"], "format": "date-time"},
-            "finished_at": {"type": ["string", "null"], "format": "date-time"},
             "created_at": TIME,
             "stored": STORED,
             "decisions": listed(ID, description="Those that are kept"),
@@ -287,12 +188,18 @@ COMPONENTS: dict[str, Schema] = {
     "FeedbackSent": sent(
         {
             "prompt": {**text(), "minLength": 1},
-            "response": text(),
-            "score": {**SHARE, "description": "0 is worst, 1 is best"},
+            "response": DECISION["response"].type.sent(),
+            "score": {**RATING["score"].type.sent(), "description": "0 is worst, 1 is best"},
         },
-        {"id": SENT_ID, "runId": text(200), "notes": text(20_000)},
+        {
+            "id": SENT_ID,
+            "runId": DECISION["run_id"].type.sent(),
+            "notes": RATING["notes"].type.sent(),
+        },
     ),
-    "Feedback": answered({"id": ID, "agentId": SLUG, "score": SHARE, "createdAt": TIME}),
+    "Feedback": answered(
+        {"id": ID, "agentId": SLUG, "score": RATING["score"].type.sent(), "createdAt": TIME}
+    ),
 }
 
 

@@ -6,11 +6,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from backend.rest.errors import Refused
-from backend.rest.reading import object_in
 from backend.rest.schema import described, parameter, ref
 from backend.rest.views import ApiView
 from feedback.api.ratings import rater_of
-from feedback.api.schemas import SLUG
+from feedback.api.schemas import SLUG, fields_in
 from feedback.recording.ingest import scored_response_record
 
 
@@ -28,9 +27,7 @@ class Feedback(ApiView):
         description="Becomes a decision and a rating; with a runId, the rating of a decision recorded under it.",
     )
     def post(self, request: Request, agent: str) -> Response:
-        facts = object_in(
-            request.data, required=("prompt", "response", "score"), optional=("id", "runId", "notes")
-        )
+        facts = fields_in(request.data, "FeedbackSent")
         run = facts.pop("runId", "")
         if not isinstance(run, str):
             raise Refused("expected the app's own id of the run", fields={"runId": "expected text"})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from feedback.api.representations import trace_shown
+from feedback.api.schemas import fields_in
 from feedback.recording.traces import trace_record
 
 
@@ -29,13 +29,7 @@ class Traces(ApiView):
         description="The trace and its decisions are stored together or not at all.",
     )
     def post(self, request: Request) -> Response:
-        done = trace_record(
-            **object_in(
-                request.data,
-                required=("agent", "steps"),
-                optional=("id", "run_id", "started_at", "finished_at", "metadata"),
-            )
-        )
+        done = trace_record(**fields_in(request.data, "TraceSent"))
         if not done.stored:
             return Response({"id": str(done.trace.pk), "stored": False}, status=202)
         body = {**trace_shown(done.trace), "stored": True, "decisions": [str(pk) for pk in done.decisions]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,14 +14,14 @@ from feedback.models import Decision, Trace
 from feedback.services import row_write
 from feedback.storage.agent_names import name_hashed
 from feedback.storage.factories import body_hash, decision_build, identity_of
+from feedback.storage.facts import DECISION, TRACE
 from feedback.storage.sampling import is_collected
 from feedback.storage.validation import Check, FeedbackRefused
 
-STEP_KINDS = ("step", "reasoning", "tool_call", "decision", "task")
 DECISION_FACTS = (
-    "id", "state", "candidates", "policy", "unit", "arm", "propensity", "run_id", "latency_ms", "tokens_in",
-    "tokens_out", "tags", "metadata",
-)  # fmt: skip
+    "id",
+    *(field.name for field in DECISION if field.is_sent and not field.is_required),
+)
 """Of a step of kind decision: what it may say beside messages and response, as a decision sent on its own."""
 
 
@@ -38,18 +37,10 @@ class TraceWritten:
     """Ids of the collected decisions, in the order of their steps."""
 
 
-def trace_record(
-    *,
-    agent: str,
-    steps: Sequence[Any],
-    id: uuid.UUID | str | None = None,
-    run_id: str = "",
-    started_at: datetime | str | None = None,
-    finished_at: datetime | str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-) -> TraceWritten:
+def trace_record(**facts: Any) -> TraceWritten:
     """Store a trace and its decisions, all or none.
 
+    facts: fields of `TraceFacts`, of which agent and steps must be there; optionally id (UUID, makes a retry safe).
     steps: [{kind, name, at, duration_ms, ...}, ...], kind one of STEP_KINDS, anything else free JSON. A step of kind
     decision has messages and response, and may have the facts of a decision; without an id of its own it gets
     UUIDv5(trace, index), so that a retry makes the same one. A decision that was sent on its own before, with the same
@@ -58,16 +49,7 @@ def trace_record(
     Raises FeedbackRefused with a fault per field (of steps: steps[3].messages), FeedbackConflict.
     """
     check = Check()
-    trace = _checked(
-        check,
-        id=id,
-        agent=agent,
-        run_id=run_id,
-        steps=steps,
-        metadata=metadata,
-        started_at=started_at,
-        finished_at=finished_at,
-    )
+    trace = _checked(check, **facts)
     rows = _decisions(check, trace) if not check.fields else []
     check.done("trace")
     kept = [row for row in rows if is_collected(row.agent, row.pk)]
@@ -95,49 +77,13 @@ def trace_build(*, created_at: datetime | None = None, **facts: Any) -> Trace:
     return trace
 
 
-def _checked(
-    check: Check,
-    *,
-    agent: str,
-    steps: Sequence[Any],
-    id: uuid.UUID | str | None = None,
-    run_id: str = "",
-    started_at: datetime | str | None = None,
-    finished_at: datetime | str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-) -> Trace:
-    trace = Trace(
-        id=identity_of(id),
-        agent=check.agent(agent),
-        run_id=check.text("run_id", run_id, limit=200),
-        steps=_steps(check, steps),
-        metadata=check.mapping("metadata", metadata),
-        started_at=check.time("started_at", started_at),
-        finished_at=check.time("finished_at", finished_at),
-    )
-    names = ("agent", "run_id", "steps", "metadata", "started_at", "finished_at")
+def _checked(check: Check, *, id: uuid.UUID | str | None = None, **facts: Any) -> Trace:
+    key = identity_of(id)
+    values = TRACE.checked(check, facts)
+    trace = Trace(id=key, **values)
     if not check.fields:
-        body = {name: getattr(trace, name) for name in names}
-        trace.body_hash = body_hash({**body, "agent": name_hashed(trace.agent)})
+        trace.body_hash = body_hash({**TRACE.hashed(values), "agent": name_hashed(trace.agent)})
     return trace
-
-
-def _steps(check: Check, steps: Any) -> list[dict[str, Any]]:
-    if not isinstance(steps, (list, tuple)):
-        check.fields["steps"] = f"expected a list of steps, found {type(steps).__name__}"
-        return []
-    for index, step in enumerate(steps):
-        where = f"steps[{index}]"
-        if not isinstance(step, Mapping):
-            check.fields[where] = f"expected an object, found {type(step).__name__}"
-            continue
-        check.choice(f"{where}.kind", step.get("kind"), STEP_KINDS)
-        if step.get("name") is not None:
-            check.text(f"{where}.name", step["name"], limit=1000)
-        check.time(f"{where}.at", step.get("at"))
-        check.number(f"{where}.duration_ms", step.get("duration_ms"), 0.0, 1e12)
-    check.json("steps", list(steps))
-    return list(steps)
 
 
 def _decisions(check: Check, trace: Trace) -> list[Decision]:

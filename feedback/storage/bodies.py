@@ -24,6 +24,11 @@ class PageInput:
 
 
 @dataclasses.dataclass(frozen=True)
+class Internal:
+    """Marks a field that no request may carry."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Field:
     """One field of a body."""
 
@@ -177,4 +182,5 @@ def _field(one: dataclasses.Field[Any], hint: Any) -> Field:
         default=default,
         description=next((item for item in more if isinstance(item, str)), ""),
         page_input=next((item for item in more if isinstance(item, PageInput)), None),
+        is_sent=not any(isinstance(item, Internal) for item in more),
     )

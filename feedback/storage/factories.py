@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from feedback.models import (
 from feedback.storage.agent_names import name_hashed, prompt_hash
 from feedback.storage.annotation_priority import policy_doubt
 from feedback.storage.bodies import says_nothing
-from feedback.storage.facts import COMPARISON, OUTCOME, RATING, RATING_CONTENT
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, RATING_CONTENT
 from feedback.storage.responses import RESERVED, metadata_fault
 from feedback.storage.sampling import ratings_wanted
 from feedback.storage.validation import Check, FeedbackRefused, shown
@@ -51,55 +51,23 @@ def body_hash(body: Mapping[str, Any]) -> str:
 
 def decision_build(
     *,
-    agent: str,
-    messages: Any,
-    response: str,
     id: uuid.UUID | str | None = None,
-    state: Any = None,
-    candidates: Any = None,
-    policy: str = "",
-    unit: str = "",
-    arm: str = "",
-    propensity: float | None = None,
-    run_id: str = "",
-    latency_ms: float | None = None,
-    tokens_in: int | None = None,
-    tokens_out: int | None = None,
-    tags: Sequence[str] = (),
-    metadata: Mapping[str, Any] | None = None,
     trace: Trace | None = None,
-    source: str = "app",
     created_at: datetime | str | None = None,
     reserved: bool = False,
+    **facts: Any,
 ) -> Decision:
-    """A decision from its facts, as `decision_record` takes them, not yet stored. Raises FeedbackRefused.
+    """A decision, not yet stored. facts: fields of `DecisionFacts`. Raises FeedbackRefused.
 
     reserved: the metadata may hold the keys that only Ratchet writes, as far as they can be read back.
     """
     check = Check()
     key = identity_of(id)
-    values: dict[str, Any] = {
-        "agent": check.agent(agent),
-        "messages": check.messages(messages),
-        "response": check.text("response", response),
-        "state": None if state is None else check.json("state", state),
-        "candidates": None if candidates is None else check.candidates(candidates),
-        "policy": check.text("policy", policy, limit=200),
-        "unit": check.text("unit", unit, limit=200),
-        "arm": check.text("arm", arm, limit=200),
-        "propensity": check.number("propensity", propensity, 0.0, 1.0, open_low=True),
-        "run_id": check.text("run_id", run_id, limit=200),
-        "latency_ms": check.number("latency_ms", latency_ms, 0.0, 1e12),
-        "tokens_in": check.whole("tokens_in", tokens_in, 0, 2**31 - 1),
-        "tokens_out": check.whole("tokens_out", tokens_out, 0, 2**31 - 1),
-        "tags": check.names("tags", tags),
-        "metadata": check.mapping("metadata", metadata),
-        "source": check.text("source", source, limit=40),
-    }
-    check.drawn(values["candidates"], response, values["propensity"])
+    values = DECISION.checked(check, facts)
+    check.drawn(values["candidates"], facts["response"], values["propensity"])
     at = check.time("created_at", created_at)
     # None where it is refused already, as deeper than can be read
-    check_reserved(check, response, values["metadata"] or {}, reserved)
+    check_reserved(check, facts["response"], values["metadata"] or {}, reserved)
     check.done("decision")
     asked = prompt_hash(values["agent"], values["messages"])
     return Decision(
@@ -108,7 +76,9 @@ def decision_build(
         trace_id=trace.pk if trace else None,
         prompt_hash=asked,
         # the prompt, by far the longest of it, is in there already
-        body_hash=body_hash({**values, "agent": name_hashed(values["agent"]), "messages": asked}),
+        body_hash=body_hash(
+            {**DECISION.hashed(values), "agent": name_hashed(values["agent"]), "messages": asked}
+        ),
         ratings_wanted=ratings_wanted(values["agent"], key),
         asking_worth=policy_doubt(values["candidates"], values["propensity"]),
         created_at=at or timezone.now(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +10,12 @@ from feedback.models import SLUG_PATTERN
 from feedback.storage.validation import MAX_TAG, MAX_TAGS, MAX_TEXT, Check
 
 Schema = dict[str, Any]
+
+STEP_KINDS = ("step", "reasoning", "tool_call", "decision", "task")
+MAX_STEP_NAME = 1000
+"""Longest name of a step, in characters."""
+MAX_MS = 1e12
+"""Longest duration, in milliseconds: 31 years."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +276,50 @@ class Candidates(FieldType):
             "additionalProperties": True,
         }
         return {"type": "array", "items": {"anyOf": [{"type": "string", "maxLength": MAX_TEXT}, listed]}}
+
+    def shown(self) -> Schema:
+        return {"type": "array", "items": {}}
+
+
+@dataclass(frozen=True)
+class Steps(FieldType):
+    """Steps of a trace: objects with a kind, and whatever else was recorded."""
+
+    is_json = True
+
+    def check(self, check: Check, name: str, value: Any) -> list[dict[str, Any]]:
+        if not isinstance(value, (list, tuple)):
+            check.fields[name] = f"expected a list of steps, found {type(value).__name__}"
+            return []
+        for index, step in enumerate(value):
+            where = f"{name}[{index}]"
+            if not isinstance(step, Mapping):
+                check.fields[where] = f"expected an object, found {type(step).__name__}"
+                continue
+            check.choice(f"{where}.kind", step.get("kind"), STEP_KINDS)
+            if step.get("name") is not None:
+                check.text(f"{where}.name", step["name"], limit=MAX_STEP_NAME)
+            check.time(f"{where}.at", step.get("at"))
+            check.number(f"{where}.duration_ms", step.get("duration_ms"), 0.0, MAX_MS)
+        check.json(name, list(value))
+        return list(value)
+
+    def sent(self) -> Schema:
+        at = Time().sent()
+        step = {
+            "type": "object",
+            "required": ["kind"],
+            "properties": {
+                "kind": {"type": "string", "enum": list(STEP_KINDS)},
+                "name": {"type": ["string", "null"], "maxLength": MAX_STEP_NAME},
+                "at": {**at, "type": ["string", "null"]},
+                "duration_ms": {"type": ["number", "null"], "minimum": 0, "maximum": MAX_MS},
+            },
+            "additionalProperties": True,
+            "description": "A step of kind decision has messages and response and becomes a decision; "
+            "without an id of its own it gets UUIDv5(trace, index).",
+        }
+        return {"type": "array", "items": step}
 
     def shown(self) -> Schema:
         return {"type": "array", "items": {}}

@@ -16,7 +16,7 @@ from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.recording.traces import trace_build
 from feedback.storage.agent_names import name_hashed
 from feedback.storage.factories import Subject, comparison_build, decision_build, outcome_build, rating_build
-from feedback.storage.facts import COMPARISON, OUTCOME, RATING
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 from feedback.storage.responses import completion_stored
 from feedback.storage.sql import among
 from feedback.storage.tombstones import (
@@ -187,25 +187,13 @@ class Planner:
                 "a scenario can be trained on with --source file"
             )
         response, metadata = completion_stored(record.response, record.metadata)
-        facts: dict[str, Any] = {
+        facts = DECISION.read(record) | {
             "agent": (record.agent if self.origin.agent_in_file else agent or record.agent) or DEFAULT_AGENT,
-            "messages": record.messages,
             "response": response,
-            "state": record.state,
-            "candidates": record.candidates,
-            "policy": record.policy,
-            "unit": record.unit,
-            "arm": record.arm,
-            "propensity": record.propensity,
-            "run_id": record.run_id,
-            "latency_ms": record.latency_ms,
-            "tokens_in": record.tokens_in,
-            "tokens_out": record.tokens_out,
-            "tags": list(record.tags),
             "metadata": metadata,
             "source": record.source or self.origin.format,
         }
-        identity = {**facts, "agent": name_hashed(facts["agent"])}
+        identity = DECISION.hashed(facts) | {"agent": name_hashed(facts["agent"])}
         if record.event is not None:
             identity["event"] = record.event
         return decision_build(
@@ -403,16 +391,7 @@ def _subject(row: Decision) -> Subject:
 
 
 def _trace(record: ImportedTrace) -> Trace:
-    return trace_build(
-        id=record.id,
-        agent=record.agent,
-        run_id=record.run_id,
-        steps=record.steps,
-        metadata=record.metadata,
-        started_at=record.started_at,
-        finished_at=record.finished_at,
-        created_at=record.created_at,
-    )
+    return trace_build(id=record.id, created_at=record.created_at, **TRACE.read(record))
 
 
 def _outcome(decision: uuid.UUID, outcome: ImportedOutcome) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend.rest.schema import Schema, add_components, listed
-from feedback.api.schemas import DECISION, SENT_ID, sent, with_fields
+from feedback.api.schemas import DECISION_SHOWN, SENT_ID, sent, with_fields
 from feedback.selectors import SLUG_PATTERN
 from rl.api.experiment_schemas import EXPERIMENT_COMPONENTS
 from rl.evaluation.scorer import MAX_RESPONSES
@@ -136,7 +136,7 @@ DECIDE_OPTIONAL: dict[str, Schema] = {
 COMPONENTS: dict[str, Schema] = {
     "DecideSent": sent({"agent": {"type": "string", "pattern": SLUG_PATTERN}}, DECIDE_OPTIONAL),
     "DecisionMade": with_fields(
-        DECISION,
+        DECISION_SHOWN,
         {
             "action": {
                 "type": ["object", "null"],

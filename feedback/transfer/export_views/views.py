@@ -16,7 +16,7 @@ from feedback.models import Decision
 from feedback.selectors import comparisons_standing, ratings_standing
 from feedback.storage.annotation_priority import rating_share
 from feedback.storage.bodies import Body
-from feedback.storage.facts import COMPARISON, OUTCOME, RATING
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING
 from feedback.storage.field_types import Tags, Time
 from feedback.storage.responses import completion_read
 from feedback.transfer.export_views.history import history
@@ -57,30 +57,15 @@ def _rated(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDec
 
 def _record(told: DecisionTold) -> ImportedDecision:
     row = told.decision
-    metadata = json.loads(row.metadata)
-    response = completion_read(row.response, metadata)
-    metadata.pop("response_is", None)
+    facts = facts_of(row, DECISION)
+    facts["response"] = completion_read(row.response, facts["metadata"])
+    facts["metadata"].pop("response_is", None)
     return ImportedDecision(
         line=0,
         key=row.id,
         id=uuid.UUID(row.id),
-        agent=row.agent,
-        messages=json.loads(row.messages),
-        response=response,
-        state=None if row.state is None else json.loads(row.state),
-        candidates=None if row.candidates is None else json.loads(row.candidates),
-        policy=row.policy,
-        unit=row.unit,
-        arm=row.arm,
-        propensity=row.propensity,
-        run_id=row.run_id,
-        latency_ms=row.latency_ms,
-        tokens_in=row.tokens_in,
-        tokens_out=row.tokens_out,
-        tags=tuple(json.loads(row.tags)),
-        metadata=metadata,
+        **facts,
         created_at=_time(row.created_at),
-        source=row.source,
         trace=None if row.trace_id is None else uuid.UUID(row.trace_id),
         ratings=tuple(
             ImportedRating(

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from feedback.storage.bodies import Body
-from feedback.storage.facts import COMPARISON, OUTCOME, RATING
+from feedback.storage.facts import BODIES, COMPARISON, DECISION, OUTCOME, RATING, TRACE
+from feedback.storage.field_types import Time
 
-JSON_COLUMNS = frozenset({"messages", "state", "candidates", "tags", "metadata", "steps"})
+JSON_COLUMNS = frozenset(field.name for body in BODIES for field in body if field.type.is_json)
 """Columns that come as the JSON text they are stored as: it is written on without being understood."""
 
-TIME_COLUMNS = frozenset({"created_at", "at", "started_at", "finished_at"})
+TIME_COLUMNS = frozenset(
+    {"created_at", *(field.name for body in BODIES for field in body if isinstance(field.type, Time))}
+)
 """Columns of times: ISO 8601 in UTC with microseconds."""
 
 
@@ -21,28 +24,10 @@ def row_of(body: Body, *before: str, after: Sequence[str]) -> Any:
     return namedtuple("row_of", (*before, *body.names, *after))  # its names are data
 
 
-class DecisionRow(NamedTuple):
+class DecisionRow(row_of(DECISION, "id", after=("trace_id", "created_at"))):  # type: ignore[misc]
     """A decision, its JSON columns as text."""
 
-    id: str
-    agent: str
-    messages: str
-    response: str
-    state: str | None
-    candidates: str | None
-    policy: str
-    unit: str
-    arm: str
-    propensity: float | None
-    run_id: str
-    latency_ms: float | None
-    tokens_in: int | None
-    tokens_out: int | None
-    tags: str
-    metadata: str
-    source: str
-    trace_id: str | None
-    created_at: str
+    __slots__ = ()
 
 
 class RatingRow(
@@ -67,17 +52,10 @@ class ComparisonRow(
     __slots__ = ()
 
 
-class TraceRow(NamedTuple):
+class TraceRow(row_of(TRACE, "id", after=("created_at",))):  # type: ignore[misc]
     """A trace, its JSON columns as text."""
 
-    id: str
-    agent: str
-    run_id: str
-    steps: str
-    metadata: str
-    started_at: str | None
-    finished_at: str | None
-    created_at: str
+    __slots__ = ()
 
 
 class DecisionText(NamedTuple):

@@ -12,13 +12,14 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any, NamedTuple
 
 import orjson
 
 from feedback.storage import field_types
 from feedback.storage.bodies import Body, Field
-from feedback.storage.facts import COMPARISON, OUTCOME, RATING
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 from feedback.storage.responses import shown
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.history import (
@@ -53,15 +54,12 @@ from feedback.transfer.formats.writers import Line, LineWritten, RowShape, View
 
 TYPES = ("decision", "comparison", "trace")
 
-DECISION = (
-    "id", "agent", "messages", "response", "state", "candidates", "policy", "unit", "arm", "propensity", "run_id",
-    "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source", "trace", "created_at", "ratings", "outcomes",
-)  # fmt: skip
+DECISION_KEYS = ("id", *DECISION.names, "trace", "created_at", "ratings", "outcomes")
 RATING_KEYS = ("id", *RATING.names, "withdrawn", "created_at")
 COMPARISON_KEYS = ("id", "left", "right", *COMPARISON.names, "withdrawn", "created_at")
 OUTCOME_KEYS = ("id", *OUTCOME.names, "created_at")
-TRACE = ("id", "agent", "run_id", "steps", "metadata", "started_at", "finished_at", "created_at")
-KEYS = {"decision": DECISION, "comparison": COMPARISON_KEYS, "trace": TRACE}
+TRACE_KEYS = ("id", *TRACE.names, "created_at")
+KEYS = {"decision": DECISION_KEYS, "comparison": COMPARISON_KEYS, "trace": TRACE_KEYS}
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
@@ -93,41 +91,18 @@ def _trace(row: Mapping[str, Any], line: int) -> ImportedTrace:
         line=line,
         key=key_of(row),
         id=_id(row.get("id"), "id"),
-        agent=text_of(row.get("agent"), "agent", required=True),
-        steps=list(list_of(check_json(row.get("steps"), "steps"), "steps")),
-        run_id=_text(row, "run_id"),
-        metadata=dict(mapping_of(check_json(row.get("metadata") or {}, "metadata"), "metadata")),
-        started_at=time_of(row.get("started_at"), "started_at"),
-        finished_at=time_of(row.get("finished_at"), "finished_at"),
+        **_facts(row, TRACE),
         created_at=time_of(row.get("created_at"), "created_at"),
     )
 
 
 def _decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
-    candidates = row.get("candidates")
     return ImportedDecision(
         line=line,
         key=key_of(row),
         id=_id(row.get("id"), "id"),
-        agent=text_of(row.get("agent"), "agent", required=True),
-        # as they are, to the last key: their hash says on which side of the split they stand
-        messages=[
-            dict(mapping_of(m, f"messages[{i}]")) for i, m in enumerate(_messages(row.get("messages")))
-        ],
-        response=text_of(row.get("response"), "response"),
-        state=check_json(row.get("state"), "state"),
-        candidates=None if candidates is None else list(list_of(candidates, "candidates")),
-        policy=_text(row, "policy"),
-        unit=_text(row, "unit"),
-        arm=_text(row, "arm"),
-        propensity=_number(row, "propensity"),
-        run_id=_text(row, "run_id"),
-        latency_ms=_number(row, "latency_ms"),
-        tokens_in=_whole(row, "tokens_in"),
-        tokens_out=_whole(row, "tokens_out"),
-        tags=tags_of(row.get("tags"), "tags"),
-        metadata=dict(mapping_of(check_json(row.get("metadata") or {}, "metadata"), "metadata")),
-        source=_text(row, "source"),
+        # one that says no source has that of the file
+        **{**_facts(row, DECISION), "source": _text(row, "source")},
         trace=_id(row.get("trace"), "trace"),
         created_at=time_of(row.get("created_at"), "created_at"),
         ratings=tuple(
@@ -139,11 +114,6 @@ def _decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
             for i, item in enumerate(list_of(row.get("outcomes") or [], "outcomes"))
         ),
     )
-
-
-def _messages(value: Any) -> list[Any]:
-    messages_of(value, "messages")
-    return list(list_of(value, "messages"))
 
 
 def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
@@ -189,8 +159,14 @@ def _facts(row: Mapping[str, Any], body: Body, where: str = "") -> dict[str, Any
 def _value(value: Any, field: Field, what: str) -> Any:
     needed = field.is_required or getattr(field.type, "required", False)
     if value is None and (field.default is None or not needed):
-        return field.default
+        return copy(field.default)
     return READERS[type(field.type)](value, what, field)
+
+
+def _messages_read(value: Any, what: str, _: Field) -> list[dict[str, Any]]:
+    """Messages as they are, to the last key: their hash says on which side of the split they stand."""
+    messages_of(value, what)
+    return [dict(mapping_of(m, f"{what}[{i}]")) for i, m in enumerate(list_of(value, what))]
 
 
 def _text_read(value: Any, what: str, field: Field) -> str:
@@ -210,11 +186,16 @@ def _whole_read(value: Any, what: str, field: Field) -> int:
 
 
 READERS: dict[type, Callable[[Any, str, Field], Any]] = {
+    field_types.Candidates: lambda value, what, _: list(list_of(value, what)),
     field_types.Choice: _choice_read,
+    field_types.Json: lambda value, what, _: check_json(value, what),
+    field_types.JsonObject: lambda value, what, _: dict(mapping_of(check_json(value or {}, what), what)),
     field_types.Measure: lambda value, what, _: number_of(value, what),
+    field_types.Messages: _messages_read,
     field_types.Name: _text_read,
     field_types.Number: lambda value, what, _: number_of(value, what),
     field_types.Slug: _text_read,
+    field_types.Steps: lambda value, what, _: list(list_of(check_json(value, what), what)),
     field_types.Tags: lambda value, what, _: tags_of(value, what),
     field_types.Text: _text_read,
     field_types.Time: lambda value, what, _: time_of(value, what),
@@ -235,18 +216,6 @@ def _id(value: Any, what: str) -> uuid.UUID | None:
 def _text(row: Mapping[str, Any], name: str, where: str = "") -> str:
     value = row.get(name)
     return "" if value is None else text_of(value, where + name)
-
-
-def _number(row: Mapping[str, Any], name: str, where: str = "") -> float | None:
-    value = row.get(name)
-    return None if value is None else number_of(value, where + name)
-
-
-def _whole(row: Mapping[str, Any], name: str, where: str = "") -> int | None:
-    value = _number(row, name, where)
-    if value is not None and value != int(value):
-        raise RowError(f"{where}{name}: expected a whole number, found {shown(value)}")
-    return None if value is None else int(value)
 
 
 def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from feedback.storage.facts import ComparisonFacts, OutcomeFacts, RatingFacts
+from feedback.storage.facts import ComparisonFacts, DecisionFacts, OutcomeFacts, RatingFacts, TraceFacts
 from feedback.storage.responses import Completion, Message, shown
 from feedback.transfer.formats.cells import Cell, json_of, number_in
 
@@ -39,30 +39,16 @@ class ImportedOutcome(OutcomeFacts):
     id: uuid.UUID | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedDecision:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedDecision(DecisionFacts):
     """A prompt and the response given to it, with what was said of it in the same row."""
 
     line: int
     """Line of the file it starts on, from 1."""
     key: str
     """Key of the row in its file, or ""."""
-    messages: list[Message]
-    response: Completion
     agent: str = ""
     """Empty where the file does not say; the importer's choice then."""
-    state: Any = None
-    candidates: list[Any] | None = None
-    policy: str = ""
-    unit: str = ""
-    arm: str = ""
-    propensity: float | None = None
-    run_id: str = ""
-    latency_ms: float | None = None
-    tokens_in: int | None = None
-    tokens_out: int | None = None
-    tags: tuple[str, ...] = ()
-    metadata: dict[str, Any] = field(default_factory=dict)
     created_at: datetime | None = None
     id: uuid.UUID | None = None
     """The file's own id where it is a UUID; None: made from the content."""
@@ -95,18 +81,12 @@ class ImportedComparison(ComparisonFacts):
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedTrace:
+class ImportedTrace(TraceFacts):
     """Trace of an agent's run; the decisions taken meanwhile are records of their own that name it."""
 
     line: int
     key: str
     id: uuid.UUID | None
-    agent: str
-    steps: list[Any]
-    run_id: str = ""
-    metadata: dict[str, Any] = field(default_factory=dict)
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
     created_at: datetime | None = None
 
 
