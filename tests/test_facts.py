@@ -1,0 +1,217 @@
+"""Declarations of what can be recorded (`feedback.storage.facts`), and everything that is read off them."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+from django.db import models
+
+from feedback.models import Comparison, Decision, Outcome, Rating, Trace
+from feedback.rating import forms
+from feedback.recording.traces import trace_build
+from feedback.storage.bodies import Body, Field, PageInput
+from feedback.storage.factories import (
+    Subject,
+    comparison_build,
+    decision_build,
+    outcome_build,
+    rating_build,
+)
+from feedback.storage.facts import (
+    BODIES,
+    COMPARISON,
+    DECISION,
+    OUTCOME,
+    RATING,
+    RATING_CONTENT,
+    TRACE,
+    RatingFacts,
+)
+from feedback.storage.field_types import Choice, Number, Text, Whole
+from feedback.storage.validation import Check, FeedbackRefused
+from feedback.transfer.formats.ratchet import READERS
+
+ONE, OTHER = uuid.UUID(int=1), uuid.UUID(int=2)
+TABLES = [
+    (DECISION, Decision),
+    (RATING, Rating),
+    (COMPARISON, Comparison),
+    (OUTCOME, Outcome),
+    (TRACE, Trace),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterFacts(RatingFacts):
+    """A rating with a field that was added after ratings had been recorded."""
+
+    confidence: Annotated[float | None, Number(0, 1), "How sure the rater is"] = None
+
+
+LATER = Body(LaterFacts, first=RATING.names)
+
+# --- Columns ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("body", "model"), TABLES, ids=lambda one: getattr(one, "__name__", ""))
+def test_every_declared_field_has_a_column_that_takes_all_it_allows(
+    body: Body, model: type[models.Model]
+) -> None:
+    for field in body:
+        column: Any = model._meta.get_field(field.name)
+        assert isinstance(column, models.JSONField) == field.type.is_json, field.name
+        if isinstance(field.type, Text) and column.max_length is not None:
+            assert field.type.limit <= column.max_length, field.name
+        if isinstance(field.type, Choice):
+            assert [*field.type.words] == [word for word, _ in column.choices], field.name
+        if field.default is None and not getattr(field.type, "or_now", False):
+            assert column.null, field.name
+
+
+def test_the_table_of_ratings_demands_the_same_content_as_validation() -> None:
+    (constraint,) = (one for one in Rating._meta.constraints if one.name == "rating_says_something")
+    demanded = {name.split("__")[0] for name in _names(constraint.condition)}  # type: ignore[attr-defined]
+    assert demanded == {*RATING_CONTENT, "withdrawn"}
+
+
+def _names(condition: Any) -> list[str]:
+    found: list[str] = []
+    for child in condition.children:
+        found += [child[0]] if isinstance(child, tuple) else _names(child)
+    return found
+
+
+# --- Hashes -----------------------------------------------------------------------------------------------
+
+RECORDED = {
+    "decision": "0f9b9010523bcadbaf3635075b65bff9d0b1b4e1d6a08b056193e3a2214747fa",
+    "decision with all facts": "757b0edc4312404404a417bac732603573212c92a37c0245a68c1cc7d87047d2",
+    "rating": "59c86549a41b16fa3aa6e7fa907be8314f83b21ad9b3fa6babad16e8d4deb83f",
+    "rating with all facts": "891b06ece0458612667f4683bb1ee5f05fa28712b70d88f240d15bfaf73b7f42",
+    "comparison": "07a83f5c715ecc94d39d0a92f4d67381ccf80061a29dbacb334241a7542d454f",
+    "outcome": "45bf11dff3713a2d19841dfcc18da6bf1ec67a1c81714a26d42e60f4615d186b",
+    "trace": "cb7f2607a5de3b4bc82bbbff05b92eaf08a12cbd7d55b8dde2f978ff688e3af2",
+}
+"""Hashes of bodies as they were recorded before fields were declared: databases hold them."""
+
+
+@pytest.mark.django_db
+def test_a_write_that_was_recorded_by_an_older_version_has_the_hash_it_had() -> None:
+    full: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "q"}],
+        "state": {"n": 1},
+        "candidates": ["r", {"response": "s", "score": 0.5}],
+        "policy": "p", "unit": "u", "arm": "B", "propensity": 0.5, "run_id": "x",
+        "latency_ms": 3, "tokens_in": 4, "tokens_out": 5, "tags": ["t"], "metadata": {"k": 1}, "source": "app",
+    }  # fmt: skip
+    said: dict[str, Any] = {
+        "thumb": "up", "stars": 4, "score": 0.5, "correction": "c", "tags": ["t"], "notes": "n",
+        "rater_kind": "simulated",
+    }  # fmt: skip
+    left, right = Subject(ONE, "a", "h"), Subject(OTHER, "a", "h")
+    rows: dict[str, Any] = {
+        "decision": decision_build(agent="a", messages="q", response="r"),
+        "decision with all facts": decision_build(agent="a", response="r", **full),
+        "rating": rating_build(decision=ONE, rater="ada", thumb="up"),
+        "rating with all facts": rating_build(decision=ONE, rater="ada", **said),
+        "comparison": comparison_build(left=left, right=right, preference="tie", rater="ada"),
+        "outcome": outcome_build(decision=ONE, name="reopened", value=True),
+        "trace": trace_build(
+            agent="a", steps=[{"kind": "step"}], run_id="x", started_at="2026-03-02T10:30:00Z"
+        ),
+    }
+    assert {name: row.body_hash for name, row in rows.items()} == RECORDED
+
+
+def test_a_field_added_later_is_hashed_where_it_says_something() -> None:
+    given = {"rater": "ada", "thumb": "up"}
+    before = RATING.hashed(RATING.checked(Check(), given))
+    assert LATER.hashed(LATER.checked(Check(), given)) == before
+    assert LATER.hashed(LATER.checked(Check(), given | {"confidence": None})) == before
+    told = LATER.hashed(LATER.checked(Check(), given | {"confidence": 0.0}))
+    assert told == before | {"confidence": 0.0}
+
+
+# --- Validation -------------------------------------------------------------------------------------------
+
+
+def test_every_fault_of_every_field_is_told_at_once() -> None:
+    wrong = {
+        "rater": "", "rater_kind": "robot", "thumb": "sideways", "stars": 9, "score": "high", "correction": "",
+        "tags": "polite", "notes": "a\x00b", "confidence": 2,
+    }  # fmt: skip
+    check = Check()
+    LATER.checked(check, wrong)
+    assert list(check.fields) == list(wrong)
+
+
+def test_what_was_sent_and_is_wrong_is_no_silence() -> None:
+    with pytest.raises(FeedbackRefused) as refusal:
+        rating_build(decision=ONE, rater="ada", tags="polite")
+    assert set(refusal.value.fields) == {"tags"}
+
+
+def test_a_field_that_is_not_declared_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        RATING.checked(Check(), {"rater": "ada", "colour": "red"})
+    with pytest.raises(TypeError, match="preference"):
+        COMPARISON.checked(Check(), {"rater": "ada"})
+
+
+def test_values_that_nobody_sent_are_not_shared_between_rows() -> None:
+    one, other = (
+        DECISION.checked(Check(), {"agent": "a", "messages": "q", "response": "r"}) for _ in range(2)
+    )
+    assert (one["tags"], one["metadata"]) == ([], {})
+    assert one["tags"] is not other["tags"]
+    assert one["metadata"] is not other["metadata"]
+
+
+# --- Interfaces -------------------------------------------------------------------------------------------
+
+
+def test_a_field_may_be_null_in_a_request_and_in_an_answer_only_where_it_may_be_missing() -> None:
+    field = LATER["confidence"]
+    words = "How sure the rater is"
+    assert field.sent() == {
+        "type": ["number", "null"],
+        "minimum": 0,
+        "maximum": 1,
+        "description": words,
+    }
+    assert field.shown() == {"type": ["number", "null"]}
+    assert RATING["notes"].shown() == {"type": "string"}
+    assert COMPARISON["preference"].sent()["type"] == "string"
+    assert OUTCOME["at"].shown()["type"] == "string"
+
+
+def test_a_thumb_that_was_not_given_is_answered_as_null() -> None:
+    assert RATING.shown(Rating(rater="ada", stars=4))["thumb"] is None
+
+
+def test_our_own_format_reads_every_type_of_field() -> None:
+    assert {type(field.type) for body in BODIES for field in body} <= READERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "element"),
+    [
+        (Number(0, 1), '<input type="number" name="extra" value="0.5" min="0" max="1" step="any">'),
+        (Whole(1, 5), '<input type="number" name="extra" value="3" min="1" max="5">'),
+        (
+            Text(300),
+            '<textarea name="extra" rows="2" maxlength="300">\nso</textarea>',
+        ),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_the_rating_page_asks_for_a_field_by_its_type(
+    kind: Any, element: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = Field("extra", kind, None, page_input=PageInput("How sure", "h"))
+    monkeypatch.setattr(forms, "PAGE_FIELDS", (extra,))
+    value = {"Number": 0.5, "Whole": 3, "Text": "so"}[type(kind).__name__]
+    assert [*forms.page_inputs({"extra": value})] == [("How sure", "h", element)]
