@@ -144,11 +144,12 @@ def test_rlhf_is_planned_as_its_two_stages(operator: ApiClient) -> None:
     assert (run["method"], run["reward"], run["follow_up"]) == ("ppo", "auto", "wanted")
 
 
-def test_an_unknown_method_is_refused_with_those_there_are(operator: ApiClient) -> None:
+@pytest.mark.parametrize("method", ["banana", ""])
+def test_an_unknown_method_is_refused_with_those_there_are(operator: ApiClient, method: str) -> None:
     rate(12)
-    response = operator.post(TRAIN, {"method": "banana"})
+    response = operator.post(TRAIN, {"method": method})
     assert response.status_code == 400
-    assert "no method 'banana'" in error_of(response)["message"]
+    assert f"no method {method!r}" in error_of(response)["message"]
 
 
 @pytest.mark.parametrize(

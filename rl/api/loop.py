@@ -68,7 +68,7 @@ class Promote(ApiView):
     )
     def post(self, request: Request, name: str) -> Response:
         facts = object_in(request.data, required=(), optional=("to", "force", "reason"))
-        to, reason = text(facts, "to") or "champion", text(facts, "reason")
+        to, reason = text(facts, "to", "champion"), text(facts, "reason")
         if to not in ("challenger", "champion"):
             raise Refused(
                 "to: expected challenger or champion", fields={"to": "expected challenger or champion"}
@@ -162,7 +162,7 @@ class Runs(ApiView):
         with orders_refused():
             order = order_automatic(
                 agent,
-                text(facts, "method") or "auto",
+                text(facts, "method", "auto"),
                 config=text(facts, "config") or None,
                 knobs=knobs,
                 actor=grant_of(request).who,

@@ -87,7 +87,7 @@ class TrainPolicy(ApiView):
         facts = object_in(
             request.data, required=(), optional=("dryRun", "maxSteps", "learningRate", "search", "method")
         )
-        knobs, method = _knobs(facts), text(facts, "method") or "auto"
+        knobs, method = _knobs(facts), text(facts, "method", "auto")
         with orders_refused():
             order = order_automatic(agent_checked(agent), method, knobs=knobs, actor=grant_of(request).who)
             if flag(facts, "dryRun"):
@@ -154,9 +154,9 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e9 < value < 1e9
 
 
-def text(facts: dict[str, Any], name: str) -> str:
-    """A text or null, which is empty. Refuses anything else."""
-    value = "" if facts.get(name) is None else facts[name]
+def text(facts: dict[str, Any], name: str, default: str = "") -> str:
+    """A text, or the default where none was sent. Refuses anything else."""
+    value = default if facts.get(name) is None else facts[name]
     if not isinstance(value, str) or "\x00" in value:
         raise Refused(f"{name}: expected text", fields={name: "expected text"})
     return value
