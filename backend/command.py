@@ -6,6 +6,8 @@ import json
 import logging
 import shlex
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -32,6 +34,9 @@ logger = logging.getLogger("rl.command")
 LINES_PER_BAR = 10
 """Plain progress lines written over one piece of long work where stderr is no terminal."""
 
+QUIET_S = 8.0
+"""Seconds without a line after which one says that the work goes on, where stderr is no terminal."""
+
 
 UNTYPED = ("help", "version", "verbosity", "settings", "pythonpath", "traceback", "no_color", "force_color", "json",
            "skip_checks")  # fmt: skip
@@ -39,13 +44,19 @@ UNTYPED = ("help", "version", "verbosity", "settings", "pythonpath", "traceback"
 
 
 class ProgressBar:
-    """Progress of one piece of long work: a bar with time remaining on a terminal, a line now and then elsewhere."""
+    """Progress of one piece of long work: a bar with time remaining on a terminal; elsewhere a line for each phase, a
+    line now and then within it, and one every QUIET_S seconds where nothing else is said."""
 
     def __init__(self, label: str, stream: Any) -> None:
         self.label = label
         self.total = 0
         self._stream = stream
         self._lines = 0
+        self._state = "begun"
+        """State in the newest line, or in the one that was not written."""
+        self._began = self._spoke = time.monotonic()
+        self._over = threading.Event()
+        self._writing = threading.Lock()
         self._live: Progress | None = None
         self._suffix = ""
         if stream.isatty():
@@ -62,25 +73,57 @@ class ProgressBar:
             self._task = self._live.add_task(label, total=None, suffix="")
 
     def update(self, done: int, total: int, suffix: str = "") -> None:
-        """Set how much is done; `suffix` is a short figure shown beside it, kept until the next one."""
+        """Set how much is done; `suffix` is a short figure shown beside it, kept until the next one. With a total of 0
+        the suffix names a phase whose length is not known."""
+        if not total:
+            self._phase(suffix)
+            return
         if total != self.total:
             self.total, self._lines = total, 0  # the next stage of the same work
         self._suffix = suffix or self._suffix
+        self._state = f"{done} of {total} {self._suffix}".rstrip()
         if self._live is not None:
-            self._live.update(self._task, completed=done, total=total, suffix=self._suffix)
-        elif total and done * LINES_PER_BAR // total > self._lines:
+            self._live.update(
+                self._task, description=self.label, completed=done, total=total, suffix=self._suffix
+            )
+        elif done * LINES_PER_BAR // total > self._lines:
             self._lines = done * LINES_PER_BAR // total
-            self._stream.write(f"{self.label}: {done} of {total} {self._suffix}".rstrip() + "\n")
+            self._line(self._state)
+
+    def _phase(self, name: str) -> None:
+        if not name or name == self._state:
+            return
+        self._state, self._suffix, self.total = name, "", 0
+        if self._live is not None:
+            described = f"{self.label}: {name}"
+            self._live.update(self._task, description=described, completed=0, total=None, suffix="")
+        else:
+            self._line(name)
+
+    def _line(self, text: str) -> None:
+        with self._writing:
+            self._spoke = time.monotonic()
+            self._stream.write(f"{self.label}: {text}\n")
             self._stream.flush()
+
+    def _speak(self) -> None:
+        """Thread that breaks the silence until the work is over."""
+        while not self._over.wait(QUIET_S / 8):
+            now = time.monotonic()
+            if now - self._spoke >= QUIET_S:
+                self._line(f"{self._state}, {now - self._began:.0f} s so far")
 
     def __enter__(self) -> ProgressBar:
         if self._live is not None:
             # lines of a log would tear the bar; what they tell stands in the run's record and in the summary
             logging.disable(logging.INFO)
             self._live.start()
+        else:
+            threading.Thread(target=self._speak, name=f"progress of {self.label}", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         if self._live is not None:
             self._live.stop()
             logging.disable(logging.NOTSET)

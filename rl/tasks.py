@@ -43,7 +43,7 @@ def train(run_id: int) -> str:
             TrainingRun.objects.filter(pk=run.pk, status=Status.QUEUED).update(dispatched_at=None)
             runs_reclaim()
             runs_redispatch()
-    if run.status == Status.SUCCEEDED and run.follow_up == TrainingRun.FollowUp.WANTED:
+    if run.is_followed:
         follow_up(run_id)
     run.refresh_from_db()
     return str(run.status)
@@ -52,7 +52,7 @@ def train(run_id: int) -> str:
 def follow_up(run_id: int) -> str:
     """Judge, promote, export and deploy what a run brought, in a process of its own. Returns where that stands."""
     run = TrainingRun.objects.get(pk=run_id)
-    if run.follow_up == TrainingRun.FollowUp.WANTED:
+    if run.follow_up in TrainingRun.FOLLOW_UP_PENDING:
         command_run(["run_pipeline", "--run", str(run_id), "--json"], run_folder(run) / "worker.log")
         run.refresh_from_db()
     return str(run.follow_up)

@@ -11,8 +11,9 @@ from django.test import Client
 
 from feedback.accounts.roles import role_give
 from feedback.cache import forget_all
-from feedback.models import Decision, Rating
+from feedback.models import Decision, Lease, Rating
 from feedback.services import decision_record, rating_submit
+from rl.models import TrainingRun
 from rl.registry import service as registry
 from rl.selectors import AgentCard, agent_cards
 from rl.views.next_step import GUIDE, guide_of
@@ -214,3 +215,61 @@ def test_the_call_to_wrap_names_this_server_and_leads_to_a_key(operator: Client)
     page = operator.get("/start/").text
     assert 'base_url="http://testserver/v1"' in page
     assert "/admin/feedback/apikey/add/" in page
+
+
+# --- Rating and training in place ---------------------------------------------------------------------------
+
+
+def test_the_next_decision_is_rated_in_place_and_the_way_leads_back(operator: Client) -> None:
+    for number in range(3):
+        decision_record(agent="shop", messages=f"question {number}", response="an answer")
+    page = operator.get("/start/?agent=shop")
+    assert page.context["further"] == 10
+    assert "0</strong> of 10 ratings; 10 more, about 50 s" in page.text
+    sent = {"id": page.context["rating_id"], "decision": page.context["decision"].pk, "verdict": "up"}
+    done = operator.post("/rate/?agent=shop", {**sent, "back": page.context["back"]})
+    assert done.headers["Location"] == "/start/?agent=shop"
+    assert Rating.objects.get().thumb == "up"
+
+
+def test_the_bars_are_asked_for_without_taking_a_decision_from_others(operator: Client) -> None:
+    decision_record(agent="shop", messages="question", response="an answer")
+    live = operator.get("/start/?agent=shop", headers={"X-Live": "1"})
+    assert live.context["stage"] is False
+    assert not Lease.objects.exists()
+
+
+def test_a_button_trains_and_leads_back_to_the_phases(operator: Client) -> None:
+    rated(40)
+    page = operator.get("/start/?agent=shop")
+    assert page.context["plan"]["refused"] == ""
+    assert "about" in words(page.text)
+    placed = operator.post("/runs/new/", {"agent": "shop", "back": "/start/?agent=shop"})
+    assert placed.headers["Location"] == "/start/?agent=shop"
+    run = TrainingRun.objects.get()
+    assert (run.status, run.follow_up) == ("queued", "judge")
+    assert "Waiting for a worker" in words(operator.get("/start/?agent=shop").text)
+    TrainingRun.objects.update(status="running", phase="training", steps_done=12, steps_total=58)
+    for address in ("/start/?agent=shop", f"/runs/{run.pk}/"):
+        assert "Training, step 12 of 58" in words(operator.get(address).text)
+    TrainingRun.objects.update(status="succeeded", finished_at=run.created_at, phase="judging, 120 of 400")
+    make_policy("shop")
+    registry.Policy.objects.update(run=run)
+    later = operator.get("/start/?agent=shop")
+    assert later.context["shown"].key == "compare"
+
+
+def test_what_a_training_would_refuse_is_said_before_the_button(operator: Client) -> None:
+    for number in range(12):
+        decision = decision_record(agent="shop", messages=f"question {number}", response="an answer").row
+        rating_submit(decision=decision, rater="bob", thumb="up")
+    plan = operator.get("/start/?agent=shop").context["plan"]
+    text = words(operator.get("/start/?agent=shop").text)
+    assert (plan["refused"][1:60] in text) if plan["refused"] else ("Train" in text)
+
+
+@pytest.mark.parametrize("back", ["//elsewhere.example/", "https://elsewhere.example/", "start"])
+def test_the_way_back_never_leads_elsewhere(operator: Client, back: str) -> None:
+    rated(1)
+    sent = operator.post("/runs/new/", {"agent": "shop", "back": back})
+    assert sent.headers["Location"] == "/"

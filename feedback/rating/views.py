@@ -16,6 +16,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
+from backend.redirects import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS, landing_page
 from feedback.accounts.sign_in import signin_link_check, signin_link_redeem
 from feedback.accounts.sign_in_brake import link_allowed, link_failed
@@ -81,6 +82,34 @@ def _card(
     status: int = 200,
 ) -> HttpResponse:
     """The rating page, or its card alone. `said`: what was done; `fault`: what went wrong; `kept`: what stood there."""
+    alone = wants_card(request)
+    template = "feedback/_card.html" if alone else "feedback/rate.html"
+    context = _card_context(request, decision, within, said=said, fault=fault, kept=kept)
+    response = render(request, template, context, status=status)
+    if alone:
+        response["X-Ratchet-Card"] = "1"
+    return response
+
+
+def card_in_place(request: HttpRequest, agent: str) -> dict[str, Any]:
+    """Context of `feedback/_card.html` on a page other than the queue's: the next decision of an agent that waits for
+    this rater; empty where none does. Without scripts the card's forms lead back to that page (`back`)."""
+    within = DecisionFilter(agent=agent)
+    decision = decision_take(request.user.get_username(), within, request.session.get(SKIP_KEY, []))
+    if decision is None:
+        return {}
+    return _card_context(request, decision, within) | {"back": request.get_full_path()}
+
+
+def _card_context(
+    request: HttpRequest,
+    decision: Decision | None,
+    within: DecisionFilter,
+    *,
+    said: str = "",
+    fault: str = "",
+    kept: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     rater = request.user.get_username()
     context: dict[str, Any] = {
         "within": within,
@@ -104,13 +133,9 @@ def _card(
             "tags": [(tag, tag in kept["tags"]) for tag in suggested],
             "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in suggested),
             "suggestion": suggestion_of(decision),
+            "back": request.POST.get("back", ""),
         }
-    alone = wants_card(request)
-    template = "feedback/_card.html" if alone else "feedback/rate.html"
-    response = render(request, template, context, status=status)
-    if alone:
-        response["X-Ratchet-Card"] = "1"
-    return response
+    return context
 
 
 def _kept(rater: str, decision: Decision) -> dict[str, Any]:
@@ -132,7 +157,7 @@ def _kept(rater: str, decision: Decision) -> dict[str, Any]:
 def _next(request: HttpRequest, within: DecisionFilter, *, said: str = "") -> HttpResponse:
     """Go on to the next decision: the card for our script, a redirect for a plain form (so that reload is safe)."""
     if not wants_card(request):
-        return _to_page(within, said=said)
+        return _to_page(request, within, said=said)
     rater = request.user.get_username()
     decision = None
     if shown := request.headers.get("X-Ratchet-Shown"):
@@ -144,7 +169,9 @@ def _next(request: HttpRequest, within: DecisionFilter, *, said: str = "") -> Ht
     return _card(request, decision, within, said=said)
 
 
-def _to_page(within: DecisionFilter, **query: str) -> HttpResponseRedirect:
+def _to_page(request: HttpRequest, within: DecisionFilter, **query: str) -> HttpResponseRedirect:
+    if request.POST.get("back"):
+        return redirect_back(request, "rate")
     words = urlencode({**within.parts, **{name: value for name, value in query.items() if value}})
     return redirect(f"{reverse('rate')}?{words}" if words else reverse("rate"))
 
@@ -231,7 +258,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
         request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
     if wants_card(request):
         return _next(request, within, said=_said(verdict))
-    return _to_page(within, said=verdict)
+    return _to_page(request, within, said=verdict)
 
 
 @login_required
@@ -256,10 +283,10 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
         lease_take(rater, rating.decision_id)
         if wants_card(request):
             return _card(request, rating.decision, within, said=NOTICES["undone"])
-        return _to_page(within, decision=str(rating.decision_id), said="undone")
+        return _to_page(request, within, decision=str(rating.decision_id), said="undone")
     if wants_card(request):
         return _next(request, within, said=NOTICES["nothing"])
-    return _to_page(within, said="nothing")
+    return _to_page(request, within, said="nothing")
 
 
 @login_required
@@ -277,7 +304,7 @@ def rate_skip(request: HttpRequest) -> HttpResponse:
     lease_release(request.user.get_username(), decision.pk)
     if wants_card(request):
         return _next(request, within, said=NOTICES["skipped"])
-    return _to_page(within, said="skipped")
+    return _to_page(request, within, said="skipped")
 
 
 @never_cache

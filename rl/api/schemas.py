@@ -54,9 +54,14 @@ RUN = {
     "asked_by": {**TEXT, "description": "A person, a key, a command or `online learner`"},
     "follow_up": {
         "type": "string",
-        "enum": ["", "wanted", "done", "failed"],
-        "description": "Judging, promoting, exporting and deploying what it brought",
+        "enum": ["", "wanted", "done", "judge", "failed"],
+        "description": "Judging, promoting, exporting and deploying what it brought; judge: a person promotes",
     },
+    "phase": {
+        **TEXT,
+        "description": "What its process does now: `loading the model`, `training, step 12 of 58`",
+    },
+    "phase_at": {**MAYBE_TIME, "description": "When that began"},
     "steps_done": WHOLE,
     "steps_total": WHOLE,
     "created_at": TIME,

@@ -237,6 +237,8 @@ def run_shown(run: TrainingRun) -> dict[str, Any]:
         "reward": run.recipe.get("reward"),
         "asked_by": run.asked_by,
         "follow_up": run.follow_up,
+        "phase": run.phase_words,
+        "phase_at": run.phase_at.isoformat() if run.phase_at else None,
         "steps_done": run.steps_done,
         "steps_total": run.steps_total,
         "created_at": run.created_at.isoformat(),

@@ -220,10 +220,11 @@ def order_automatic(
     return TrainOrder(agent, chosen.method, knobs=own, why=chosen.why, **more)
 
 
-def order_place(order: TrainOrder, *, follow: bool = False) -> TrainingRun:
+def order_place(order: TrainOrder, *, follow: bool = False, judge: bool = False) -> TrainingRun:
     """Enter a run and hand it to the worker (`manage.py qcluster`). Both or neither.
 
     follow: judge the policy it makes when it is done, and do what the gate and the agent's learner settings say.
+    judge: judge it and ask the gate, and leave each move to a person.
 
     Raises TooLittleFeedback, DatasetRefused where the feedback makes no dataset, RecipeError.
     """
@@ -232,8 +233,9 @@ def order_place(order: TrainOrder, *, follow: bool = False) -> TrainingRun:
         raise DatasetRefused(estimate.refused)
     with transaction.atomic():
         run = run_enqueue(order)
-        if follow:
-            TrainingRun.objects.filter(pk=run.pk).update(follow_up=TrainingRun.FollowUp.WANTED)
+        if follow or judge:
+            wanted = TrainingRun.FollowUp.WANTED if follow else TrainingRun.FollowUp.JUDGE
+            TrainingRun.objects.filter(pk=run.pk).update(follow_up=wanted)
         run_dispatch(run)
     run.refresh_from_db()
     return run

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ def follow_up_dispatch(run: TrainingRun) -> None:
 def run_interrupt(run: TrainingRun, *, reason: str, **facts: Any) -> None:
     """Give back a run that this process holds and was told to stop with its worker: another goes on with it."""
     TrainingRun.objects.filter(pk=run.pk, worker=run.worker, status=Status.RUNNING).update(
-        status=Status.QUEUED, reason=reason, dispatched_at=None, **facts
+        status=Status.QUEUED, reason=reason, dispatched_at=None, phase="", phase_at=None, **facts
     )
     run.refresh_from_db()
 
@@ -244,6 +245,8 @@ def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
         finished_at=None,
         attempts=F("attempts") + 1,
         cancel_requested=False,
+        phase="",
+        phase_at=None,
     )
     if claimed != 1:
         raise RunRefused(f"run {run_id} was taken by another worker a moment ago")
@@ -273,7 +276,13 @@ def run_finish(run: TrainingRun, status: str, *, reason: str = "", **facts: Any)
 
     Raises RunRefused where another worker took it meanwhile and this one was to succeed: its work is not entered.
     """
-    facts |= {"status": status, "reason": reason, "finished_at": timezone.now()}
+    facts |= {
+        "status": status,
+        "reason": reason,
+        "finished_at": timezone.now(),
+        "phase": "",
+        "phase_at": None,
+    }
     held = TrainingRun.objects.filter(pk=run.pk, worker=run.worker, status=Status.RUNNING)
     if not held.update(**facts) and status == Status.SUCCEEDED:
         raise RunRefused(f"run {run.pk} was taken from {run.worker} while it trained")
@@ -296,6 +305,33 @@ def run_epochs(run: TrainingRun) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("epoch-")))
 
 
+class PhaseRecorder:
+    """Writes the phase of a run's process into its row, at most every HEARTBEAT_S seconds within one phase, and passes
+    it on to a progress bar. A ProgressCallback: a total of 0 names a new phase, with a total the text is a detail."""
+
+    def __init__(self, run: TrainingRun, progress: ProgressCallback | None = None) -> None:
+        self.run, self.progress = run, progress
+        self.name = self.written = ""
+        self.written_at = 0.0
+
+    def __call__(self, done: int, total: int, text: str = "") -> None:
+        if self.progress is not None:
+            self.progress(done, total, text)
+        if not total:
+            self.name = text
+        # a text with a total is a stage of an export, whose total may be bytes: the stage says more than they do
+        counted = f", {text}" if text and total else f", {done:,} of {total:,}" if total else ""
+        self._write(f"{self.name or 'at work'}{counted}", new=not total)
+
+    def _write(self, words: str, *, new: bool) -> None:
+        now = time.monotonic()
+        if words == self.written or (not new and now - self.written_at < HEARTBEAT_S):
+            return
+        began = {"phase_at": timezone.now()} if new or not self.written else {}
+        self.written, self.written_at = words, now
+        TrainingRun.objects.filter(pk=self.run.pk).update(phase=words[:200], **began)
+
+
 class RunListener:
     """Writes what the furnace says into the run's rows, and passes it on to the progress bar."""
 
@@ -303,6 +339,7 @@ class RunListener:
         self.run = run
         self.stop = stop
         self.progress = progress
+        self.phases = PhaseRecorder(run, progress)
         self.figure = ""
         self.beat_at = timezone.now()
 
@@ -330,6 +367,11 @@ class RunListener:
             asked = [self.run.pk, self.run.stage_of_id or self.run.pk]
             if TrainingRun.objects.filter(pk__in=asked, cancel_requested=True).exists():
                 self.stop.set()
+
+    def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        if total and name != self.phases.name:
+            self.phases(0, 0, name)
+        self.phases(done, total, "" if total else name)
 
     def on_note(self, text: str) -> None:
         logger.info("run %s: %s", self.run.pk, text)

@@ -62,6 +62,7 @@ def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
     agent = agent_served(run.agent)
     rows, held = (list(snapshot_rows(run.snapshot, split)) for split in ("train", "eval"))
     listener.on_start(1)
+    listener.on_phase("fitting")
     try:
         found = fitted_by(recipe, rows, agent)
     except LinearRefused as refusal:

@@ -29,6 +29,7 @@ from rl.jobs.distributed import Alone, Beside, Launch, launched
 from rl.jobs.form_stage import form_stage_run
 from rl.jobs.lifecycle import (
     MAX_ATTEMPTS,
+    PhaseRecorder,
     ProgressCallback,
     RunListener,
     TrainOrder,
@@ -147,17 +148,21 @@ def _with_room(recipe: Any, agent: str, named: Collection[str]) -> Any:
 # --- Training -----------------------------------------------------------------------------------------------
 
 
-def train_plan(order: TrainOrder) -> dict[str, Any]:
+def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[str, Any]:
     """Plan of what `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe,
-    and the share of valid answers of the base. Raises what refuses, as `train` does."""
+    and the share of valid answers of the base. `progress` is told the phases. Raises what refuses, as `train` does."""
+    phase = _phase_of(progress)
+    phase(HARDWARE)
     hardware = _hardware_of(order.method)
     config, recipe = recipe_for(order, hardware)
+    phase(READING)
     prepared = _prepare(order, recipe, _new(order), dry_run=True)
     recipe = recipe.fitted(prepared.counts["train"])
+    phase("estimating steps, minutes and memory")
     expected = (
         linear_runs.plan_of(prepared, order.agent)
         if hardware is None
-        else _adapter_plan(order, recipe, prepared, hardware)
+        else _adapter_plan(order, recipe, prepared, hardware, phase)
     )
     distance = distance_of_prepared(prepared, order.agent)
     return {
@@ -182,8 +187,26 @@ def _hardware_of(method: str) -> Hardware | None:
     return hardware_detect() if method_named(method).adapter else None
 
 
+def _phase_of(progress: ProgressCallback | None) -> Callable[[str], None]:
+    """Callback that names a phase before there is a run to write it into."""
+
+    def phase(name: str) -> None:
+        if progress is not None:
+            progress(0, 0, name)
+
+    return phase
+
+
+HARDWARE, READING = "looking at the hardware", "reading the feedback"
+"""Phases before a run has its dataset."""
+
+
 def _adapter_plan(
-    order: TrainOrder, recipe: Recipe, prepared: Prepared, hardware: Hardware
+    order: TrainOrder,
+    recipe: Recipe,
+    prepared: Prepared,
+    hardware: Hardware,
+    phase: Callable[[str], None],
 ) -> dict[str, Any]:
     """Cost of training an adapter, whether it would teach, and whether the base's answers are valid."""
     from rl.training import preflight
@@ -201,6 +224,7 @@ def _adapter_plan(
             agent=order.agent,
             hardware=hardware,
             cache_dir=settings.RATCHET_HOME / "cache",
+            phase=phase,
         )
     return {
         "estimated_steps": expected.steps * tries,
@@ -224,10 +248,12 @@ def train(
     (TrainingFailed); the run's row has been marked by then. `note` is told before anything is loaded why the training
     may teach nothing.
     """
+    _phase_of(progress)(HARDWARE)
     hardware = _hardware_of(order.method)
     with _launch_of(hardware) as launch:
         if hardware is not None and not launch.first:
             _train_beside(launch, hardware)
+        _phase_of(progress)(READING)
         run = _run_register(order, hardware)
         if note is not None and (why := run_doubt(run)):
             note(why)
@@ -331,6 +357,7 @@ def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor
 def _train_entered(
     run_id: int, progress: ProgressCallback | None, *, actor: str, resume: bool
 ) -> dict[str, Any]:
+    _phase_of(progress)(HARDWARE)
     hardware = _hardware_of(
         TrainingRun.objects.filter(pk=run_id).values_list("method", flat=True).first() or "dpo"
     )
@@ -339,6 +366,7 @@ def _train_entered(
             _train_beside(launch, hardware)
         run = run_claim(run_id, resume=resume)
         with pulse(run):
+            PhaseRecorder(run, progress)(0, 0, READING)
             # by a worker that died; one that was killed before it had its dataset starts over
             begun = run.snapshot is not None
             if begun:
@@ -423,6 +451,7 @@ def _run_claimed(
                 result = linear_runs.run_fit(run, listener)
             else:
                 result = _run_training(run, hardware, listener, resume=resume)
+            listener.on_phase("writing the results")
             result_persist(run, result)
         policy, judge = None, None
         if result.status != "cancelled" and run.method == "reward_model":

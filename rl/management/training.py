@@ -167,7 +167,8 @@ class TrainCommand(RatchetCommand):
         else:
             order = self._order(options)
             if options["dry_run"]:
-                plan = train.train_plan(order)
+                with self.bar("dry run") as bar:
+                    plan = train.train_plan(order, bar.update)
                 said = {**options, "agent": plan["agent"]}
                 return {"dry_run": True, **plan, "command": self.command_line(said, without=("dry_run",))}
             with self.bar("training") as bar:

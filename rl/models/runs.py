@@ -9,6 +9,9 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+TRAINING = "training"
+"""Phase of a run in which steps are made."""
+
 LEARNER = "online learner"
 """Author of runs that the online learner started."""
 
@@ -68,9 +71,11 @@ class TrainingRun(models.Model):
     class FollowUp(models.TextChoices):
         WANTED = "wanted"
         DONE = "done"
+        JUDGE = "judge", "judge it; a person moves it"
         FAILED = "failed"
 
     RESUMABLE = (Status.RUNNING, Status.FAILED, Status.CANCELLED)
+    FOLLOW_UP_PENDING = (FollowUp.WANTED, FollowUp.JUDGE)
 
     agent = models.CharField(max_length=64)
     method = models.CharField(max_length=32)
@@ -96,6 +101,8 @@ class TrainingRun(models.Model):
     )
     steps_total = models.PositiveIntegerField(default=0)
     steps_done = models.PositiveIntegerField(default=0)
+    phase = models.CharField(max_length=200, blank=True, help_text="What its process does now, in words")
+    phase_at = models.DateTimeField(null=True, blank=True, help_text="When that began")
     asked_by = models.CharField(
         max_length=200, blank=True, help_text="A person, a key, a command or the learner"
     )
@@ -156,6 +163,22 @@ class TrainingRun(models.Model):
         if self.started_at is None:
             return None
         return ((self.finished_at or timezone.now()) - self.started_at).total_seconds()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its policy still waits to be judged, or is being judged."""
+        return self.status == self.Status.SUCCEEDED and self.follow_up in self.FOLLOW_UP_PENDING
+
+    @property
+    def phase_words(self) -> str:
+        """The phase with the steps done in it; empty between phases."""
+        steps = self.phase == TRAINING and self.steps_total
+        return f"{self.phase}, step {self.steps_done} of {self.steps_total}" if steps else self.phase
+
+    @property
+    def phase_s(self) -> float | None:
+        """Seconds since the phase began."""
+        return (timezone.now() - self.phase_at).total_seconds() if self.phase_at else None
 
 
 class RunMetric(models.Model):

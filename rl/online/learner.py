@@ -292,14 +292,14 @@ def _retrain_due(agent: str) -> list[str]:
 def _follow_ups() -> list[TrainingRun]:
     """Successful runs whose policy was not judged to the end, where nobody is at it."""
     before = timezone.now() - lifecycle.REDISPATCH_AFTER
-    waiting = TrainingRun.objects.filter(status=Status.SUCCEEDED, follow_up=FollowUp.WANTED)
+    waiting = TrainingRun.objects.filter(status=Status.SUCCEEDED, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
     found = []
     for run in waiting.filter(finished_at__lt=before):
         if run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < lifecycle.REDISPATCH_AFTER:
             continue  # somebody gives signs of life
         if run.follow_ups >= MAX_FOLLOW_UPS:
             run.reason = f"what follows was begun {run.follow_ups} times and never ended"
-            held = TrainingRun.objects.filter(pk=run.pk, follow_up=FollowUp.WANTED)
+            held = TrainingRun.objects.filter(pk=run.pk, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
             if held.update(follow_up=FollowUp.FAILED, reason=run.reason):
                 lifecycle.run_failed_notify(run)
             continue

@@ -22,7 +22,7 @@ from rl.export import service as export_service
 from rl.gates.report import GateReport
 from rl.jobs import train
 from rl.jobs.estimates import order_automatic
-from rl.jobs.lifecycle import pulse
+from rl.jobs.lifecycle import PhaseRecorder, pulse
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.models.learner_config import learner_settings, retrain_knobs
 from rl.models.runs import RunRefused
@@ -46,6 +46,8 @@ class Wishes:
     gate: str = "champion"
     export: bool = True
     deploy: bool = False
+    serving_file: bool = False
+    """Write the adapter it is served from whatever the gate says, so that a promotion on a page takes no time."""
     quantization: str = "q4_k_m"
 
     @classmethod
@@ -81,9 +83,14 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
     if run is None or policy is None:
         raise RunRefused(f"run {run_id} brought no policy: {run.status if run else 'there is no such run'}")
     TrainingRun.objects.filter(pk=run.pk).update(follow_ups=F("follow_ups") + 1, heartbeat_at=timezone.now())
+    wishes = Wishes.of(learner_settings(policy.agent))
+    if run.follow_up == FollowUp.JUDGE:
+        wishes = Wishes(gate=LearnerSettings.Gate.NONE, export=False, serving_file=True)
     with pulse(run):
-        outcome = policy_follow(policy, Wishes.of(learner_settings(policy.agent)), progress)
-    TrainingRun.objects.filter(pk=run.pk, follow_up=FollowUp.WANTED).update(follow_up=FollowUp.DONE)
+        outcome = policy_follow(policy, wishes, PhaseRecorder(run, progress))
+    pending = TrainingRun.objects.filter(pk=run.pk, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
+    pending.update(follow_up=FollowUp.DONE)
+    TrainingRun.objects.filter(pk=run.pk).update(phase="", phase_at=None)
     return outcome
 
 
@@ -101,6 +108,8 @@ def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = No
         outcome.exported = _exported(policy, wishes, progress)
     if outcome.passed and wishes.deploy and policy.stage == Policy.Stage.CHAMPION:
         _deployed(policy, outcome)
+    if wishes.serving_file and policy.stage == Policy.Stage.CANDIDATE:
+        _serving_file(policy, progress)
     card_write(policy)
     outcome.pruned = [gone.name for gone in policies_prune(policy.agent, actor=ACTOR)]
     outcome.next_step = _next_step(policy, outcome)
@@ -153,6 +162,11 @@ class TrainingPipeline:
         return policy_follow(policy, Wishes.of(learner_settings(self.agent)), progress)
 
 
+def _phase(progress: Progress | None, name: str) -> None:
+    if progress is not None:
+        progress(0, 0, name)
+
+
 def _next_step(policy: Policy, outcome: PipelineResult) -> str:
     stage = str(policy.stage)
     if stage == Policy.Stage.CHAMPION:
@@ -181,6 +195,7 @@ def _judged(policy: Policy, to: str, outcome: PipelineResult, progress: Progress
             compare_base=rival == "base",
             actor=ACTOR,
         )
+        _phase(progress, "judging")
         try:
             evaluate(order, progress)
         except (EvaluationRefused, DatasetRefused) as refusal:
@@ -190,6 +205,7 @@ def _judged(policy: Policy, to: str, outcome: PipelineResult, progress: Progress
             )
             return None
         policy.refresh_from_db()
+    _phase(progress, "asking the gate")
     for fault in benchmarks.benchmarks_listed_run(policy, actor=ACTOR, progress=progress):
         logger.warning("%s: a benchmark that the gate lists was not run: %s", policy.name, fault)
     return registry.policy_gated(policy, to, actor=ACTOR)
@@ -219,6 +235,7 @@ def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list
             export_service.export(export_service.ExportOrder(policy=policy.name, actor=ACTOR), progress)
         return [artifact.path for artifact in own]
     whole = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
+    _phase(progress, "exporting")
     if not whole.exists():
         order = export_service.ExportOrder(
             policy=policy.name, format="gguf", quantization=wishes.quantization, actor=ACTOR
@@ -233,6 +250,7 @@ def _serving_file(policy: Policy, progress: Progress | None) -> None:
     """Write the adapter a policy is served from, in this process, which may load torch: a promotion finds it there."""
     if policy.kind == Policy.Kind.LINEAR or policy.artifacts.filter(format="gguf-lora").exists():
         return
+    _phase(progress, "exporting")
     try:
         export_service.export(
             export_service.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR), progress

@@ -10,6 +10,9 @@ from transformers import Trainer, TrainerCallback
 
 from rl.training.progress import TrainListener
 
+TRAINING = "training"
+"""Phase in which steps are made."""
+
 
 class ListenerCallback(TrainerCallback):
     """Reports a run to its listener, and passes the listener's request to stop to the run. Rank 0 decides for all."""
@@ -20,6 +23,7 @@ class ListenerCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.listener.on_start(state.max_steps)
+            self.listener.on_phase(TRAINING)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         stop = [False]

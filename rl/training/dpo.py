@@ -189,7 +189,10 @@ class DPOTrainer:
                 reference_cache(self.context) if self.warm_up is None else None
             )  # a warm-up is new in each run
             reference = self.warm_up.reference if self.warm_up is not None else policy
-            logps, computed = reference_logps(reference, arguments, items, 2 * self.recipe.batch_size, cache)
+            self.context.phase("reference pass")
+            logps, computed = reference_logps(
+                reference, arguments, items, 2 * self.recipe.batch_size, cache, self.context.phase
+            )
             if cache is not None:
                 self.context.note(
                     f"reference log-probabilities: {computed:,} computed, "

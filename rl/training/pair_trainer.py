@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ def reference_logps(
     items: Sequence[EncodedResponse],
     batch_size: int,
     cache: RowCache | None = None,
+    phase: Callable[[str, int, int], None] | None = None,
 ) -> tuple[list[float], int]:
     """Log-probabilities under the base model, in nats, in the order given, and how many had to be computed.
 
@@ -76,7 +78,12 @@ def reference_logps(
     share = order[arguments.process_index :: arguments.world_size]
     half = torch.bfloat16 if arguments.bf16 else torch.float16
     with torch.autocast(policy.device.type, dtype=half, enabled=arguments.bf16 or arguments.fp16):
-        scored = score_encoded(policy, [missing[key] for key in share], batch_size=batch_size)
+        scored = score_encoded(
+            policy,
+            [missing[key] for key in share],
+            batch_size=batch_size,
+            progress=partial(phase, "reference pass") if phase is not None else None,
+        )
     pairs = list(zip(share, scored, strict=True))
     if arguments.world_size > 1:
         pairs = gather_object(pairs)

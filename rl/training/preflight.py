@@ -9,7 +9,7 @@ writes freely is only told.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -226,11 +226,15 @@ def base_look(
     recipe: Recipe | None = None,
     quantization: str = "none",
     cache_dir: Path | None = None,
+    phase: Callable[[str], None] | None = None,
 ) -> AnswerLook | None:
     """The look at a base model, loaded for it, or at the adapter that a recipe starts from; None as `answers_look`."""
     if not get_agent(agent or "assistant").discrete or not rows:
         return None
+    say = phase or (lambda name: None)
+    say("loading the model")
     policy = load_policy(base_model, hardware=hardware, quantization=quantization, cache_dir=cache_dir)
+    say("asking the model a few prompts")
     if recipe is None:
         return answers_look(policy, rows, agent)
     with started(policy, recipe):
@@ -245,6 +249,7 @@ def plan_look(
     agent: str,
     hardware: Hardware,
     cache_dir: Path | None = None,
+    phase: Callable[[str], None] | None = None,
 ) -> AnswerLook | None:
     """The look before a training that is only planned; None for free text, a reward model, and a base of more than
     ASKABLE parameters, which would take longer to load than a plan may. Raises TrainingRefused as `refusal_of`."""
@@ -252,7 +257,9 @@ def plan_look(
         return None
     if load_shape(base_model)[2] > ASKABLE:
         return None
-    look = base_look(base_model, rows, agent=agent, recipe=recipe, hardware=hardware, cache_dir=cache_dir)
+    look = base_look(
+        base_model, rows, agent=agent, recipe=recipe, hardware=hardware, cache_dir=cache_dir, phase=phase
+    )
     if fault := refusal_of(look, form_taught(recipe, look), agent):
         raise TrainingRefused(fault)
     return look
@@ -278,6 +285,7 @@ def trained_between_looks(
     looks: dict[str, AnswerLook | None] = {"before": None, "after": None}
     notes = []
     if policy_method := not isinstance(recipe, RewardModelRecipe):
+        listener.on_phase("asking the model a few prompts")
         with started(policy, recipe):
             looks["before"] = answers_look(policy, shown, agent)
         trainer.recipe = recipe = form_taught(recipe, looks["before"])
@@ -286,9 +294,11 @@ def trained_between_looks(
         if said := warning_of(looks["before"], asked):
             notes.append(said)
             listener.on_note(said)
+    listener.on_phase("getting the rows ready")
     result: TrainResult = trainer.train(rows, eval_rows)
     alone = not distributed.is_initialized()  # what is spread over processes is judged by evaluate_model
     if policy_method and looks["before"] is not None and result.status == "succeeded" and alone:
+        listener.on_phase("asking the trained model the same prompts")
         looks["after"] = answers_look(trainer.load_base_model(), shown, agent)
         if said := after_words(looks["before"], looks["after"]):
             notes.append(said)

@@ -26,6 +26,9 @@ class TrainListener(Protocol):
     def on_step(self, step: int, total: int) -> None:
         """After each optimiser step."""
 
+    def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """What begins now, in words ("loading the model"); or how far it is, where a total is known."""
+
     def on_note(self, text: str) -> None:
         """Something a person should know (truncation, a checkpoint skipped, 4-bit not available)."""
 
@@ -41,6 +44,8 @@ class Silent:
     def on_metrics(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def on_step(self, step: int, total: int) -> None: ...
+
+    def on_phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
 
     def on_note(self, text: str) -> None: ...
 

@@ -59,6 +59,11 @@ class RunContext(Generic[RecipeT]):
         if self.main_process:
             self.listener.on_note(text)
 
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """Tell the listener what begins now, or how far it is; the main process alone."""
+        if self.main_process:
+            self.listener.on_phase(name, done, total)
+
     def note_all(self, texts: Iterable[str]) -> None:
         for text in texts:
             self.note(text)
@@ -90,6 +95,7 @@ def run_context(
 
 def base_load(context: RunContext[Any]) -> LoadedPolicy:
     """The run's base model and tokenizer, with its caches. Raises PolicyLoadError."""
+    context.phase("loading the model")
     return load_policy(
         context.base_model,
         hardware=context.hardware,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +79,18 @@ def score_pairs(
 
 
 def score_encoded(
-    policy: LoadedPolicy, items: Sequence[EncodedResponse], *, batch_size: int = 16
+    policy: LoadedPolicy,
+    items: Sequence[EncodedResponse],
+    *,
+    batch_size: int = 16,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[float]:
     """Summed log-probability of each response that is already tokens, in nats.
 
     The same item is scored once, and responses to one prompt share a row where the model can be computed so.
+    `progress` is called with (done, total) distinct items.
     """
-    return [row.sum().item() for row in _rows_scored(policy, items, batch_size)]
+    return [row.sum().item() for row in _rows_scored(policy, items, batch_size, progress)]
 
 
 def kl_encoded(
@@ -184,7 +189,10 @@ def _response_states(policy: LoadedPolicy, batch: dict[str, torch.Tensor]) -> to
 
 
 def _rows_scored(
-    policy: LoadedPolicy, items: Sequence[EncodedResponse], batch_size: int
+    policy: LoadedPolicy,
+    items: Sequence[EncodedResponse],
+    batch_size: int,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[torch.Tensor]:
     """Log-probabilities of each item's response tokens, float64, one for each."""
     firsts: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
@@ -200,6 +208,8 @@ def _rows_scored(
                 rows = order[start : start + batch_size]
                 scored = _batch_logps(policy, [items[i] for i in rows])
                 logps |= zip(rows, scored, strict=True)
+                if progress is not None:
+                    progress(len(logps), len(order))
     finally:
         policy.model.train(was_training)
     return [logps[i] for i in same]

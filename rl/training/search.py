@@ -218,6 +218,9 @@ class _Progress:
     def on_step(self, step: int, total: int) -> None:
         self.listener.on_step(self.before + step, self.tries * total)
 
+    def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        self.listener.on_phase(name, done, total)
+
     def on_note(self, text: str) -> None:
         self.listener.on_note(f"try {self.number}: {text}")
 

@@ -125,7 +125,10 @@ class SFTTrainer:
     ) -> Reference:
         """Log-probabilities of the demonstrations under the base, which the distance of training is measured from."""
         cache = reference_cache(self.context)
-        logps, _ = reference_logps(policy, arguments, items, 2 * self.recipe.batch_size, cache)
+        self.context.phase("reference pass")
+        logps, _ = reference_logps(
+            policy, arguments, items, 2 * self.recipe.batch_size, cache, self.context.phase
+        )
         return {(*item.prompt_ids, *item.response_ids): logp for item, logp in zip(items, logps, strict=True)}
 
     def _dataset(self, items: Sequence[EncodedResponse]) -> Dataset:

@@ -28,7 +28,7 @@ from rl.training.packed.selftest import Head, install
 from rl.training.packed.strategies import Strategy
 from rl.training.packed.trl_forward import sharded
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
-from rl.training.progress import checkpoint_last, checkpoint_seal
+from rl.training.progress import TrainListener, checkpoint_last, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.run_context import RunContext
 
@@ -187,6 +187,7 @@ def reference_add(model: Any, policy_adapter: str = "default") -> None:
 
 def trainer_settle(trainer: Any, policy: LoadedPolicy, context: RunContext[Any]) -> None:
     """Apply what TRL's constructors have no arguments for: float32 LoRA, its dropout, the listener; no printing."""
+    context.phase("testing the fast path")
     trainer.policy, trainer.agent = policy, context.agent
     policy.model = trainer.model
     for parameter in trainer.model.parameters():
@@ -202,6 +203,7 @@ def trainer_settle(trainer: Any, policy: LoadedPolicy, context: RunContext[Any])
     if context.recipe.checkpoints == "epoch":
         trainer.add_callback(EpochCheckpoints(trainer, context))
     trainer.add_callback(ListenerCallback(trainer, context.listener))
+    trainer.listener = context.listener if context.main_process else None
 
 
 EPOCHS = "epochs"
@@ -245,6 +247,8 @@ class TokenizedTrainerMixin:
     _metrics: dict[str, dict[str, list[Any]]]
     _total_train_tokens: Any
 
+    listener: TrainListener | None = None
+    """Told of the phases outside the steps; None in further processes of a launch."""
     early_stopping: EarlyStopping | None = None
     """Watcher of the eval split; None: the run makes every step."""
     lazy_metrics: LazyMetrics | None = None
@@ -275,6 +279,8 @@ class TokenizedTrainerMixin:
         for row in reversed(self.state.log_history):
             if "eval_loss" in row and row.get("step") == (self.best_step() or self.state.global_step):
                 return {name: value for name, value in row.items() if name.startswith("eval_")}
+        if self.listener is not None:
+            self.listener.on_phase("measuring on the eval split")
         return dict(self.evaluate())  # type: ignore[attr-defined]
 
     def best_step(self) -> int:

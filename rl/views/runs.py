@@ -11,6 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
+from backend.redirects import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN
 from rl.charts.curves import curve_of
@@ -90,17 +91,18 @@ def runs(request: HttpRequest) -> HttpResponse:
 @permission_required("rl.change_trainingrun", raise_exception=True)
 @require_POST
 def run_new(request: HttpRequest) -> HttpResponse:
-    """Have an agent trained on what was rated, by the method its feedback asks for; the workers take it up."""
+    """Have an agent trained on what was rated, by the method its feedback asks for, and the policy judged; the workers
+    take it up. A person promotes it."""
     agent = request.POST.get("agent", "")
     if not re.fullmatch(SLUG_PATTERN, agent):
         raise Http404("no such agent")
     try:
-        placed = order_place(order_automatic(agent, actor=request.user.get_username()))
+        placed = order_place(order_automatic(agent, actor=request.user.get_username()), judge=True)
     except ValueError as refusal:
         messages.error(request, str(refusal))
-        return redirect("home")
-    messages.success(request, f"Run {placed.pk} waits for a worker, which `make serve` has.")
-    return redirect("run", placed.pk)
+        return redirect_back(request, "home")
+    messages.success(request, f"Run {placed.pk} waits for a worker.")
+    return redirect_back(request, "run", placed.pk)
 
 
 @login_required
@@ -135,7 +137,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
             "eta": run_eta_s(found),
             "live": found.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
-            or found.follow_up == TrainingRun.FollowUp.WANTED,
+            or found.is_followed,
             "may_cancel": found.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
             and request.user.has_perm("rl.change_trainingrun"),
             "log": run_log_tail(found) if request.user.has_perm("rl.view_trainingrun") else "",

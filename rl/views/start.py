@@ -18,11 +18,15 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_POST, require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.cache import StampedCache
+from feedback.rating.views import card_in_place
 from feedback.selectors import SLUG_PATTERN
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import DEFAULT_AGENT, ImportRefused, order_import
 from feedback.transfer.trial import too_large, upload_mapped, upload_try
 from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
+from rl.jobs.estimates import order_automatic, order_estimate
+from rl.jobs.lifecycle import run_log_tail
 from rl.selectors import AgentCard, agent_cards
 from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, guide_of, needed, step_next
 
@@ -91,10 +95,74 @@ def _page(
         "needed": needed(),
         "here": start_address(slug) if card else reverse("start"),
         "template": f"rl/start/_{shown.key}.html",
-        **(_bring_context(request, card) if shown.key == "bring" else {}),
+        **_step_context(request, card, shown.key),
         **more,
     }
     return render(request, "rl/start.html", context, status=status)
+
+
+def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dict[str, Any]:
+    """Context of a step's card beyond the agent."""
+    if key == "bring" or card is None:
+        return _bring_context(request, card)
+    watching = card.works or (card.run is not None and card.run.is_followed)
+    if key in ("rate", "train") and not watching:
+        return _rate_context(request, card)
+    return {"live": watching, "watching": watching, "log": run_log_tail(card.run, 3) if card.run else ""}
+
+
+# --- Rating -------------------------------------------------------------------------------------------------
+
+
+def _rate_context(request: HttpRequest, card: AgentCard) -> dict[str, Any]:
+    """The next decision to be rated in place, and the bars above it, which are asked for again while people rate."""
+    live = (
+        request.headers.get("X-Live") == "1"
+    )  # of that our script takes the bars alone: no decision is leased
+    stage = {} if live else card_in_place(request, card.facts.slug)
+    further = max(needed() - card.counts.evidence, 0)
+    return {
+        **stage,
+        "stage": bool(stage),
+        "live": True,
+        "further": further,
+        "rating_s": SECONDS_PER_RATING * further,
+        "plan": None if further else _plan(card),
+    }
+
+
+SECONDS_PER_RATING = 5
+"""A rating by a key takes about so long, reading included."""
+
+_plans: StampedCache[dict[str, Any]] = StampedCache()
+
+
+def _plan(card: AgentCard) -> dict[str, Any]:
+    """Method, minutes and doubt of the training that a button would start now; or why it would be refused."""
+
+    def plan() -> dict[str, Any]:
+        try:
+            order = order_automatic(card.facts.slug)
+            expected = order_estimate(order)
+        except ValueError as refusal:
+            return {"refused": str(refusal)}
+        stage = expected.policy
+        return {
+            "refused": expected.refused,
+            "method": order.method.upper(),
+            "why": order.why,
+            "samples": stage.samples,
+            "steps": expected.steps,
+            "seconds": STARTING_S + 60 * expected.minutes,
+            "doubt": stage.doubt,
+        }
+
+    counts = card.counts
+    return _plans.get_unless(card.facts.slug, (counts.decisions, counts.evidence, counts.newest_at), plan)
+
+
+STARTING_S = 40
+"""Seconds that a worker takes to load the libraries and the model, beside the steps: 38 were measured on two cores."""
 
 
 # --- Bringing decisions -------------------------------------------------------------------------------------

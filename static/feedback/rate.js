@@ -34,6 +34,7 @@ function show(place) {
   shownAt = performance.now();
   // on a phone the card comes to the top, in place of the bars above it
   if (narrow.matches) stage.querySelector(".decision")?.scrollIntoView();
+  else if (stage.hasAttribute("data-in-place")) stage.scrollIntoView({ block: "nearest" });
   else window.scrollTo(0, 0);
   const title = document.getElementById("asked");
   if (title) title.focus({ preventScroll: true });
