@@ -119,7 +119,7 @@ class Preview:
 
     @property
     def brief(self) -> bool:
-        """Whether the answer can be read on half of a phone's width."""
+        """True where the answer can be read on half of a phone's width."""
         if self.choice or self.drawing:
             return True
         return all(not block.code and not block.structure for block in self.response) and (
