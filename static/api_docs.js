@@ -11,7 +11,8 @@
     domNode: place,
     presets: [SwaggerUIBundle.presets.apis],
     layout: "BaseLayout",
-    deepLinking: true,
+    // its links would stand within buttons
+    deepLinking: false,
     docExpansion: "list",
     defaultModelsExpandDepth: 0,
     requestInterceptor: (request) => {

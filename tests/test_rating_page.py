@@ -473,7 +473,7 @@ def test_another_rater_gets_another_card(rater: Client) -> None:
     assert "Open Settings." in rater.get("/rate/").text
     other = Client()
     other.force_login(person("bob", "rater"))
-    assert "Others have the last ones in hand" in other.get("/rate/").text
+    assert "Other raters have the last ones open" in other.get("/rate/").text
     rater.post("/rate/skip/", fields(rater.get("/rate/").text))
     assert "Open Settings." in other.get("/rate/").text
 
@@ -590,7 +590,7 @@ def test_when_all_is_rated_the_page_says_so(rater: Client) -> None:
 def test_an_agent_that_decided_nothing_is_named(rater: Client) -> None:
     record()
     html = rater.get("/rate/?agent=helpdesk").text
-    assert "<strong>helpdesk</strong> has decided nothing" in html
+    assert "<strong>helpdesk</strong> has recorded no decision" in html
 
 
 def test_the_agent_asked_for_stays_through_rating_undo_and_skip(rater: Client) -> None:
