@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PATTERNS = (
     "*.md",
     "LICENSE",
+    "compose.yaml",
+    "deploy/**/*",
     "docs/**/*",
     "examples/**/*",
     "clients/python/README.md",
@@ -19,7 +21,7 @@ PATTERNS = (
     "rl/training/packed/README.md",
     "static/favicon.svg",
 )
-SUFFIXES = {".md", ".py", ".ipynb", ".json", ".yaml", ".yml", ".png", ".svg", ".gif", ".webp", ""}
+SUFFIXES = {".md", ".css", ".py", ".ipynb", ".json", ".yaml", ".yml", ".png", ".svg", ".gif", ".webp", ""}
 LEFT_OUT = {"__pycache__", "var"}
 """Folders that running the examples leaves."""
 

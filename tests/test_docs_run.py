@@ -46,6 +46,8 @@ ELSEWHERE = {
     "--resume 17": "goes on with a run that was stopped; tests/test_training_commands.py stops one",
     "run_pipeline": "trains; tests/test_pipeline.py runs it",
     "benchmark_model": "names a folder of tasks; tests/test_benchmarks.py runs it",
+    "docker compose": "is not installed here; tests/test_container.py runs what the images run",
+    "sudo": "changes the machine; the commands stand on other pages",
     "accelerate": "starts several processes; tests/test_launch.py runs it",
     "--order margin": "needs pairs with margins; tests/test_curriculum.py makes some",
 }

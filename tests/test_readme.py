@@ -202,6 +202,11 @@ OTHER_PROGRAMS = {
     "psql": "needs a PostgreSQL server",
     "sqlite3": "not installed everywhere",
     "crontab": "changes the machine",
+    "sudo": "changes the machine",
+    "mkdocs": "serves for ever; tests/test_docs_site.py builds the site",
+    "mike": "commits to a branch",
+    "cp": "copies a file that is filled in then",
+    "cd": "goes to a folder",
     "for": "a loop around a request",
     "cat": "shows a file",
     "echo": "shows a text",
@@ -222,7 +227,7 @@ def test_every_command_of_the_docs_is_one_and_takes_its_options(line: str) -> No
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z][A-Z_]+=.*", words[0]):
         words = words[1:]  # variables set for one command
-    program = next((word for word in words[:2] if word in ("manage.py", "ratchet")), "")
+    program = next((word for word in words if word == "manage.py" or word == words[0] == "ratchet"), "")
     if program:
         words = words[words.index(program) + 1 :]
         words = words[

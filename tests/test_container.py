@@ -1,0 +1,336 @@
+"""Container files without Docker: linted, cross-checked, and what they run is run as they say, without torch."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from configparser import RawConfigParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.core.management import get_commands, load_command_class
+
+from tests.support.migrated_database import template_copy
+from tests.support.server import free_port
+from tests.support.stub_openai import ModelServer
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+FOR_COMPOSE = {"RATCHET_DOMAIN", "POSTGRES_PASSWORD"}
+"""Variables of `.env` that the program does not read."""
+
+
+def env_example(*, commented: bool) -> dict[str, str]:
+    """Variables of .env.example; with `commented` also those that stand there with their default."""
+    pattern = r"(?m)^(?:# )?([A-Z][A-Z_]+)=(.*)$" if commented else r"(?m)^([A-Z][A-Z_]+)=(.*)$"
+    return dict(re.findall(pattern, (ROOT / ".env.example").read_text("utf-8")))
+
+
+def production_environment() -> dict[str, str]:
+    """The values of .env.example, filled in."""
+    filled = {"SECRET_KEY": "k3y-" * 15 + "ABCdef", "POSTGRES_PASSWORD": "c0ffee"}
+    return {**env_example(commented=False), **filled}
+
+
+def stages() -> dict[str, tuple[str, list[str]]]:
+    """Stage -> (what it is made from, its instructions, continued lines joined and comments left out)."""
+    text = re.sub(r"(?m)^\s*#.*\n", "", DOCKERFILE).replace("\\\n", " ")
+    found: dict[str, tuple[str, list[str]]] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if start := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
+            instructions: list[str] = []
+            found[start[2]] = (start[1], instructions)
+        else:
+            instructions.append(" ".join(line.split()))
+    return found
+
+
+def instructions(stage: str) -> list[str]:
+    """All instructions a stage is made of, those of the stages below it first."""
+    parent, own = stages()[stage]
+    return [*(instructions(parent) if parent in stages() else []), *own]
+
+
+def environment_of(stage: str) -> dict[str, str]:
+    words = [
+        word for line in instructions(stage) if line.startswith("ENV ") for word in shlex.split(line[4:])
+    ]
+    return dict(word.split("=", 1) for word in words)
+
+
+# --- Lint, and one file against the other -----------------------------------------------------------------------
+
+
+def test_the_dockerfile_has_nothing_that_hadolint_finds() -> None:
+    linter = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run(
+        [linter, "--config", ".hadolint.yaml", "Dockerfile"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_web_image_installs_no_torch() -> None:
+    (install,) = (line for line in stages()["build-web"][1] if "pip install" in line)
+    assert re.findall(r"-r (\S+)", install) == ["requirements.txt", "requirements-llama.txt"]
+    pattern = re.search(r"grep '(.+?)' requirements-rl.txt > requirements-llama.txt", install)
+    assert pattern
+    pins = (ROOT / "requirements-rl.txt").read_text("utf-8").splitlines()
+    assert len([pin for pin in pins if re.match(pattern[1], pin)]) == 1
+    assert stages()["web"][0] == stages()["trainer"][0] == "runtime"
+    assert "COPY --from=build-web /opt/venv /opt/venv" in stages()["web"][1]
+    assert "COPY --from=build-trainer /opt/venv /opt/venv" in stages()["trainer"][1]
+
+
+@pytest.mark.parametrize("image", ["web", "trainer"])
+def test_an_image_runs_as_nobody_who_owns_its_code(image: str) -> None:
+    (user,) = (line.removeprefix("USER ") for line in instructions(image) if line.startswith("USER "))
+    assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user)
+    assert any(f"useradd --uid {user.split(':')[0]} " in line for line in instructions(image))
+
+
+def test_every_service_is_built_from_a_stage_or_has_a_version() -> None:
+    built = {s["image"]: s["build"]["target"] for s in SERVICES.values() if "build" in s}
+    assert set(built.values()) == {"web", "trainer"} <= set(stages())
+    for name, service in SERVICES.items():
+        assert service["image"] in built or re.search(r":\d", service["image"]), name
+
+
+def test_services_wait_for_what_can_tell_that_it_is_there() -> None:
+    for name, service in SERVICES.items():
+        for other, wish in service.get("depends_on", {}).items():
+            if wish["condition"] == "service_healthy":
+                target = SERVICES[other].get("build", {}).get("target", "")
+                assert "healthcheck" in SERVICES[other] or any(
+                    line.startswith("HEALTHCHECK") for line in instructions(target)
+                ), (name, other)
+            else:
+                assert SERVICES[other]["restart"] == "no"
+
+
+def test_volumes_and_files_that_services_name_are_there() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert (ROOT / source).is_file() if source.startswith(".") else source in COMPOSE["volumes"]
+    shared = {
+        service["volumes"][0] for name, service in SERVICES.items() if name in ("web", "worker", "trainer")
+    }
+    assert shared == {f"data:{environment_of('web')['RATCHET_HOME']}"}
+
+
+def commands() -> Iterator[list[str]]:
+    """Words of every command of ours that images and services run."""
+    for service in SERVICES.values():
+        for part in service.get("command", []):
+            for line in part.splitlines():
+                yield shlex.split(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", line))
+    for stage in stages():
+        for line in stages()[stage][1]:
+            if line.startswith("RUN") and "manage.py" in line:
+                yield shlex.split(line.split(" && ")[0].removeprefix("RUN "))
+            elif line.startswith("CMD"):
+                yield json.loads(line.removeprefix("CMD "))
+
+
+def test_every_command_is_one_and_takes_its_options() -> None:
+    run = [words[words.index("manage.py") + 1 :] for words in commands() if "manage.py" in words]
+    assert {words[0] for words in run} == {"check", "migrate", "online_learner", "export_model", "qcluster"}
+    for words in run:
+        app = get_commands()[words[0]]
+        command = load_command_class(app, words[0]) if isinstance(app, str) else app
+        command.create_parser("manage.py", words[0]).parse_args(words[1:])
+
+
+def test_the_proxy_the_probe_and_the_server_agree_on_the_port() -> None:
+    (serve,) = (words for words in commands() if words and words[0] == "gunicorn")
+    port = serve[serve.index("--bind") + 1].split(":")[1]
+    assert f"reverse_proxy web:{port} " in (ROOT / "deploy/Caddyfile").read_text("utf-8")
+    assert SERVICES["web"]["expose"] == [port]
+    assert f"EXPOSE {port}" in stages()["web"][1]
+    assert f"http://localhost:{port}/readyz" in DOCKERFILE
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------
+
+
+def test_every_variable_of_the_example_is_a_setting() -> None:
+    page = (ROOT / "docs/settings.md").read_text("utf-8")
+    named = set(env_example(commented=True)) - FOR_COMPOSE
+    assert {"SECRET_KEY", "ALLOWED_HOSTS", "HTTPS_ONLY", "NUM_PROXIES", "DATABASE_URL"} <= named
+    assert [name for name in sorted(named) if f"`{name}`" not in page] == []
+
+
+def test_every_variable_compose_reads_is_in_the_example() -> None:
+    text = (ROOT / "compose.yaml").read_text("utf-8") + (ROOT / "deploy/Caddyfile").read_text("utf-8")
+    read = set(re.findall(r"\$\{?([A-Z_]+)", text))
+    assert read >= FOR_COMPOSE
+    assert read <= set(env_example(commented=True))
+
+
+def test_services_and_images_set_settings_that_there_are() -> None:
+    page = (ROOT / "docs/settings.md").read_text("utf-8")
+    ours = {name for name in SERVICES["web"]["environment"] if name not in FOR_COMPOSE}
+    ours |= {name for name in environment_of("web") if name.startswith(("RATCHET", "PROMETHEUS"))}
+    assert [name for name in sorted(ours) if f"`{name}`" not in page] == []
+    clusters = {
+        SERVICES["worker"]["environment"]["Q_CLUSTER_NAME"],
+        environment_of("trainer")["Q_CLUSTER_NAME"],
+    }
+    from django.conf import settings
+
+    assert clusters == {settings.Q_CLUSTER["name"], *settings.Q_CLUSTER["ALT_CLUSTERS"]}
+
+
+@pytest.mark.parametrize("unit", sorted((ROOT / "deploy/systemd").iterdir()), ids=lambda unit: unit.stem)
+def test_a_unit_starts_what_its_container_runs(unit: Path) -> None:
+    parsed = RawConfigParser(strict=False)
+    parsed.optionxform = str  # type: ignore[assignment, method-assign]
+    parsed.read(unit)
+    service = parsed["Service"]
+    assert service["WorkingDirectory"] == "/srv/ratchet"
+    program, *words = service["ExecStart"].removeprefix("/srv/ratchet/.venv/bin/").split()
+    name = unit.stem.removeprefix("ratchet-")
+    stage = "web" if name == "web" else "trainer"
+    (line,) = (line for line in stages()[stage][1] if line.startswith("CMD"))
+    contained = json.loads(line.removeprefix("CMD "))
+    if name == "web":
+        apart = {"0.0.0.0:8000", "127.0.0.1:8000", "--worker-tmp-dir", "/dev/shm"}
+        assert program == contained[0]
+        assert {*words} - apart == {*contained[1:]} - apart
+    else:
+        assert [program, *words] == contained
+        assert ("Q_CLUSTER_NAME=training" in service["Environment"]) == (name == "trainer")
+
+
+# --- The web image, run -------------------------------------------------------------------------------------------
+
+
+def in_context(path: str, patterns: list[str]) -> bool:
+    """Whether .dockerignore leaves a file in the build: the last pattern that meets it or a folder above decides."""
+    parts = path.split("/")
+    above = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    kept = True
+    for pattern in patterns:
+        wanted = pattern.lstrip("!")
+        anywhere = wanted.removeprefix("**/")
+        names = parts if anywhere != wanted else [p for p in above if p.count("/") == wanted.count("/")]
+        if any(fnmatch.fnmatchcase(name, anywhere) for name in names):
+            kept = pattern.startswith("!")
+    return kept
+
+
+def context_copy(target: Path) -> list[str]:
+    """Copy what the image's `COPY . .` would; returns the paths."""
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [path for path in listed.stdout.splitlines() if in_context(path, patterns)]
+    for path in paths:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, target / path)
+    return paths
+
+
+WITHOUT = """
+import sys
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+"""
+"""A sitecustomize.py that hides packages."""
+
+
+def not_in_the_web_image() -> set[str]:
+    """Modules of requirements-rl.txt, less llama.cpp."""
+    pins = re.findall(r"(?m)^([\w-]+)==", (ROOT / "requirements-rl.txt").read_text("utf-8"))
+    modules = {"scikit-learn": "sklearn", "lm-eval": "lm_eval"}
+    return {modules.get(pin, pin.replace("-", "_")) for pin in pins} - {"llama_cpp_python"}
+
+
+def answer(request: urllib.request.Request) -> tuple[int, str]:
+    class Stays(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    try:
+        with urllib.request.build_opener(Stays).open(request, timeout=120) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.headers.get("Location", "")
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_the_web_image_runs_behind_a_proxy_without_torch(tmp_path: Path) -> None:
+    code, home = tmp_path / "code", tmp_path / "data"
+    copied = context_copy(code)
+    assert not [path for path in copied if path.startswith((".", "tests/", "examples/"))]
+    (tmp_path / "without").mkdir()
+    hidden = not_in_the_web_image()
+    assert {"torch", "transformers", "sklearn"} <= hidden
+    (tmp_path / "without/sitecustomize.py").write_text(WITHOUT.format(names=hidden))
+    home.mkdir(mode=0o700)
+    database = f"sqlite:///{home / 'db.sqlite3'}"
+    assert template_copy(home / "db.sqlite3")
+    port = str(free_port())
+    with ModelServer() as stub:
+        environment = {
+            **production_environment(),
+            **environment_of("web"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(tmp_path / "without"),
+            "RATCHET_HOME": str(home),
+            "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"),
+            "DATABASE_URL": database,
+            "SERVING_BACKENDS": stub.url,
+        }
+        (check,) = (line for line in stages()["web"][1] if line.startswith("RUN"))
+        step = check.removeprefix("RUN ").split(" && ")[0].replace("/tmp/check", str(tmp_path / "check"))
+        checked = subprocess.run(
+            ["bash", "-ec", f"{step} --deploy --fail-level WARNING"],
+            cwd=code, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert checked.returncode == 0, checked.stderr
+        serve = next(words for words in commands() if words and words[0] == "gunicorn")
+        serve = [word.replace("0.0.0.0:8000", f"127.0.0.1:{port}") for word in serve]
+        with (tmp_path / "log").open("wb") as log:
+            server = subprocess.Popen(serve, cwd=code, env=environment, stdout=log, stderr=log)
+        try:
+            base = f"http://localhost:{port}"
+            deadline = time.monotonic() + 240
+            while True:
+                try:
+                    status, body = answer(urllib.request.Request(f"{base}/readyz"))
+                    break
+                except OSError:
+                    assert server.poll() is None, (tmp_path / "log").read_text()
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+            assert (status, json.loads(body)["status"]) == (200, "ready")
+            site = {"Host": "ratchet.example.com"}
+            away = answer(urllib.request.Request(f"{base}/accounts/login/", headers=site))
+            assert away == (301, "https://ratchet.example.com/accounts/login/")
+            secure = {**site, "X-Forwarded-Proto": "https"}
+            for page in ("/accounts/login/", "/static/rl/admin.css"):
+                assert answer(urllib.request.Request(base + page, headers=secure))[0] == 200
+        finally:
+            server.terminate()
+            server.wait(60)
