@@ -12,8 +12,8 @@ from django.utils import timezone
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_cached
 from rl.agents import agent_facts
 from rl.agents.base import AgentFacts
-from rl.charts.curves import Versions, versions_of
 from rl.charts.lineage import Descent, Lineage, lineage_of
+from rl.charts.versions import Versions, versions_of
 from rl.datasets.buffer import buffer_sizes_cached, fresh_sizes_cached
 from rl.datasets.gate_distance import MOST_COUNTED, Distance, gate_distances_cached
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS

@@ -15,6 +15,7 @@ urlpatterns = [
     path("agents/<str:slug>/playground/", playground.playground, name="playground"),
     path("agents/<str:slug>/playground/rate/", playground.playground_rate, name="playground-rate"),
     path("runs/", runs.runs, name="runs"),
+    path("runs/compare/", runs.runs_compared, name="runs-compared"),
     path("runs/new/", runs.run_new, name="run-new"),
     path("runs/<int:pk>/", runs.run, name="run"),
     path("runs/<int:pk>/cancel/", runs.run_cancel, name="run-cancel"),

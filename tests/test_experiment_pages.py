@@ -15,7 +15,8 @@ from django.test import Client
 
 from feedback.accounts.roles import role_give
 from feedback.cache import forget_all
-from rl.charts.forest import MARGIN, WIDTH, ForestLine, forest_of, round_values
+from rl.charts.forest import MARGIN, WIDTH, ForestLine, forest_of
+from rl.charts.ticks import round_values
 from rl.experiments.summary import effect_interval_text, interval_text
 from rl.experiments.traffic import experiment_stop
 from rl.experiments.verdicts import ArmEffect

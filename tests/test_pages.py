@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,7 +22,6 @@ from feedback.models import Decision, Trace
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from rl.agents import agent_facts
-from rl.charts.curves import HEIGHT, LEFT, MAX_POINTS, RIGHT, TOP, WIDTH, curve_of
 from rl.gates.figures import Share, share_of
 from rl.models import Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.registry import service as registry
@@ -338,8 +336,8 @@ def test_a_run_shows_its_curves_recipe_data_and_what_was_left_out(rater: Client)
         RunMetric.objects.create(run=run, step=step, values={"loss": loss, "note": "text", "kl": None})
     html = rater.get(f"/runs/{run.pk}/").text
     text = words(html)
-    assert html.count('class="learning"') == 1
-    assert "Loss: from 0.69 at step 1 to 0.25 at step 3, lowest 0.25, highest 0.69" in html
+    assert html.count("<figure") == 1
+    assert "Loss: training from 0.69 at step 1 to 0.25 at step 3, lowest 0.25, highest 0.69" in html
     for shown in (
         "beta 0.1",
         "seed 7",
@@ -359,46 +357,7 @@ def test_a_failed_run_says_why_escaped(rater: Client) -> None:
     assert "&lt;b&gt;out of memory&lt;/b&gt;" in html
 
 
-# --- Curves and figures: worked by hand ---------------------------------------------------------------------
-
-
-def test_a_curve_runs_from_corner_to_corner() -> None:
-    curve = curve_of("Loss", [(10, 3.0), (20, 2.0), (30, 1.0)])
-    assert curve is not None
-    floor, middle = HEIGHT - 24, (TOP + HEIGHT - 24) / 2
-    right = WIDTH - RIGHT
-    assert curve.path == f"M{LEFT}.0 {TOP}.0 L{(LEFT + right) / 2} {middle} L{right}.0 {floor}.0"
-    assert [tick.label for tick in curve.ticks] == ["1", "2", "3"]
-    assert (curve.first_step, curve.last_step, curve.last) == (10, 30, "1")
-
-
-def test_a_share_is_drawn_on_the_whole_scale() -> None:
-    curve = curve_of("Accuracy", [(1, 0.5), (2, 0.5)], share=True)
-    assert curve is not None
-    assert [tick.label for tick in curve.ticks] == ["0", "0.5", "1"]
-    assert curve.dot[1] == (TOP + HEIGHT - 24) / 2
-
-
-def test_a_flat_curve_runs_through_the_middle() -> None:
-    curve = curve_of("KL", [(1, 0.0), (2, 0.0)])
-    assert curve is not None
-    assert curve.dot[1] == (TOP + HEIGHT - 24) / 2
-
-
-def test_what_is_not_finite_is_left_out() -> None:
-    assert curve_of("Loss", [(1, math.nan), (2, math.inf)]) is None
-    assert curve_of("Loss", []) is None
-    curve = curve_of("Loss", [(1, math.nan), (2, 1.0), (3, 2.0)])
-    assert curve is not None
-    assert curve.first_step == 2
-
-
-def test_a_long_history_is_thinned_by_means() -> None:
-    points = [(step, float(step)) for step in range(10_000)]
-    curve = curve_of("Loss", points)
-    assert curve is not None
-    assert curve.path.count("L") + 1 == MAX_POINTS
-    assert curve.ticks[0].label == "12"  # the mean of the first 25
+# --- Figures: worked by hand ----------------------------------------------------------------------------------
 
 
 def test_shares_are_read_from_numbers_and_from_intervals() -> None:

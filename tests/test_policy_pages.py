@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from feedback.accounts.roles import role_give
 from rl.api.loop import policy_shown
-from rl.charts.curves import HEIGHT, TOP, versions_of
 from rl.charts.gate_reports import sheet_lines
 from rl.charts.lineage import BRANCH, TRUNK, Descent, lineage_of
+from rl.charts.versions import HEIGHT, TOP, versions_of
 from rl.jobs.lifecycle import run_log_tail
 from rl.models import Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.models.runs import run_folder

@@ -32,7 +32,7 @@ OPEN = {
 """Routes for anybody."""
 RATERS = {
     "/", "/rate/", "/rate/skip/", "/rate/undo/", "/rate/pairs/", "/rate/pairs/skip/", "/rate/pairs/undo/", "/runs/",
-    "/runs/<int:pk>/", "/agents/<str:slug>/", "/glossary/",
+    "/runs/<int:pk>/", "/runs/compare/", "/agents/<str:slug>/", "/glossary/",
 }  # fmt: skip
 """Pages for raters. Whatever is in no list is for operators, so that a new page is shut until it is put here."""
 ADMINS = ("/admin/auth/", "/admin/feedback/apikey/")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rl.charts.ticks import round_values
+
 WIDTH, MARGIN = 640, 26
-TICKS = 4
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,3 @@ def forest_of(
         at(0.0) if zero else None,
         f"{title}: " + "; ".join(f"{line.label}, {line.words}" for line in lines),
     )
-
-
-def round_values(low: float, high: float) -> list[float]:
-    """About TICKS values between low and high that are 1, 2 or 5 times a power of ten apart."""
-    rough = (high - low) / TICKS
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    count = math.floor(high / step + 1e-9) - first
-    return [(first + number) * step for number in range(count + 1)]

@@ -1,4 +1,4 @@
-"""Pages of rl: the start page and the runs."""
+"""Pages of rl: the start page, the runs, and several runs side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from django.views.decorators.http import require_POST, require_safe
 from backend.redirects import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN
-from rl.charts.curves import curve_of
+from rl.charts.lines import SLOTS
+from rl.charts.run_figures import run_charts, runs_charts
 from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
 from rl.datasets.examples import EXAMPLE_REASONS
 from rl.datasets.pairs import REASONS as PAIR_REASONS
@@ -22,6 +23,7 @@ from rl.gates.figures import headline_of
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic, order_place
 from rl.jobs.lifecycle import run_log_tail
+from rl.jobs.run_diff import runs_diff
 from rl.jobs.stages import stages_of
 from rl.models import TrainingRun
 from rl.reward_models.service import ranking_text
@@ -30,37 +32,6 @@ from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newes
 from rl.views.next_step import stations_of, step_next
 
 RUNS_PER_PAGE = 30
-
-CURVES = (
-    ("loss", "Loss", False, "should fall, then level off"),
-    ("rewards/accuracies", "Reward accuracy", True, "share of pairs whose chosen answer it prefers"),
-    ("rewards/margins", "Reward margin", False, "how far apart chosen and rejected are; should grow"),
-    ("reward", "Reward", False, "what its own answers earn; should grow"),
-    ("eval_reward", "Held-out reward", False, "the same on prompts it does not learn from"),
-    (
-        "kl",
-        "KL to the reference",
-        False,
-        "how far its answers moved from the base model's, or the policy's it starts from, in nats; never below 0",
-    ),
-    (
-        "log_ratio",
-        "Log-ratio to the base model",
-        False,
-        "how much likelier than the base it finds what it learns from, nats per token; below 0: less likely",
-    ),
-    ("entropy", "Entropy", False, "how undecided it is, in nats per token; near 0 it repeats itself"),
-    ("clip_fraction", "Clip fraction", True, "share of updates held back"),
-    (
-        "explained_variance",
-        "Explained variance",
-        False,
-        "how well the value head foresees rewards; 1 is best",
-    ),
-    ("learning_rate", "Learning rate", False, "size of a step: up, then down to 0"),
-    ("tokens_per_second", "Tokens per second", False, "speed of training"),
-)
-"""Figure as logged, its title, whether it is a share, and how it is read."""
 
 
 @login_required
@@ -84,7 +55,32 @@ def runs(request: HttpRequest) -> HttpResponse:
     if agent is not None and not re.fullmatch(SLUG_PATTERN, agent):
         raise Http404("no such agent")
     page = Paginator(runs_newest(agent), RUNS_PER_PAGE).get_page(request.GET.get("page"))
-    return render(request, "rl/runs.html", {"page": page, "agent": agent})
+    return render(request, "rl/runs.html", {"page": page, "agent": agent, "most": SLOTS})
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@require_safe
+def runs_compared(request: HttpRequest) -> HttpResponse:
+    """Two to SLOTS runs on the same charts, with a table of what differs: `?run=3&run=5`."""
+    asked = list(dict.fromkeys(request.GET.getlist("run")))
+    if not 2 <= len(asked) <= SLOTS:
+        messages.error(request, f"Choose 2 to {SLOTS} runs to compare; found {len(asked)}.")
+        return redirect("runs")
+    found = [run_get(int(pk)) if re.fullmatch(r"[0-9]{1,18}", pk) else None for pk in asked]
+    rows = [row for row in found if row is not None]
+    if len(rows) < len(asked):
+        raise Http404(f"expected run to be numbers of runs; found {', '.join(asked)}")
+    series = [run_series(row) for row in rows]
+    agents = {row.agent for row in rows}
+    context = {
+        "runs": rows,
+        "numbers": [row.pk for row in rows],
+        "agent": agents.pop() if len(agents) == 1 else "",
+        "charts": runs_charts([(f"run {row.pk}", one) for row, one in zip(rows, series, strict=True)]),
+        "diff": runs_diff(rows, series),
+    }
+    return render(request, "rl/runs_compared.html", context)
 
 
 @login_required
@@ -113,12 +109,6 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     found = run_get(pk)
     if found is None:
         raise Http404(f"no run {pk}")
-    series = run_series(found)
-    curves = [
-        (curve, hint)
-        for name, title, share, hint in CURVES
-        if (curve := curve_of(title, series.get(name, []), share=share)) is not None
-    ]
     policy = getattr(found, "policy", None)
     judge = getattr(found, "reward_model", None) or reward_model_of(found)
     return render(
@@ -126,7 +116,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "rl/run.html",
         {
             "run": found,
-            "curves": curves,
+            "charts": run_charts(run_series(found)),
             "policy": policy,
             "headline": headline_of(policy.metrics) if policy else None,
             "stages": stages_of(found),

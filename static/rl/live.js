@@ -1,16 +1,29 @@
 // A region marked data-live is asked for again while something moves in it; without scripts the page reloads itself.
+// What somebody opened or shut (details with an id) stays so. Charts hear of it by the events live:leaving and live:updated.
 "use strict";
 (() => {
   const every = 2000;
+  const busy = (region) => {
+    const active = document.activeElement;
+    return region.contains(active) && !active.closest("[data-chart]");
+  };
   const look = async () => {
     const region = document.querySelector("[data-live]");
     if (!region || region.dataset.live !== "on") return;
-    if (!document.hidden && !region.contains(document.activeElement)) {
+    if (!document.hidden && !busy(region)) {
       try {
         const answer = await fetch(location.href, { headers: { "X-Live": "1" }, credentials: "same-origin" });
         if (answer.ok) {
           const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-live]");
-          if (fresh) region.replaceWith(document.adoptNode(fresh));
+          if (fresh && !busy(region)) {
+            document.dispatchEvent(new Event("live:leaving"));
+            for (const details of fresh.querySelectorAll("details[id]")) {
+              const before = document.getElementById(details.id);
+              if (before) details.open = before.open;
+            }
+            region.replaceWith(document.adoptNode(fresh));
+            document.dispatchEvent(new Event("live:updated"));
+          }
         }
       } catch (error) {
         // the server is away for a moment; the next look may find it

@@ -1,0 +1,189 @@
+"""Line charts over training steps: thinned lines and round ticks, as coordinates for an SVG drawn on the server and as
+numbers for the script that draws over it.
+
+Coordinates are shares of the plot, in percent from its left and top, so that text and strokes keep their size however
+wide the page is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl.charts.ticks import number_text, round_range, round_values, tick_texts
+
+HEIGHT, LEADING_HEIGHT = 150, 280
+"""Of a plot, in pixels."""
+SLOTS = 5
+"""Colours of lines."""
+MAX_POINTS = 400
+"""Points of a line drawn at most; longer histories are thinned by means of equal stretches."""
+FEW_POINTS = 12
+"""Lines of so many points or fewer mark each of them."""
+SCALE = 1000
+"""Side of the square in which paths are written; it is stretched over the plot."""
+
+Points = Sequence[tuple[int, float]]
+"""(step, value), in the order of the steps."""
+
+
+@dataclass(frozen=True)
+class LineData:
+    """Points of one line, and how it is told from the others: by colour (`slot`, 1 to SLOTS), dashed if held out."""
+
+    label: str
+    points: Points
+    slot: int = 1
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A tick of an axis: where it is, in percent of the plot, and its label."""
+
+    at: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line as it is drawn; `markers` are its points where there are few."""
+
+    label: str
+    slot: int
+    held_out: bool
+    path: str
+    markers: list[tuple[str, str]]
+    last: str
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """One figure over the steps: a server-drawn plot of `height` pixels, and `data` for the script."""
+
+    slug: str
+    title: str
+    hint: str
+    lines: list[Line]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    summary: str
+    data: dict[str, Any]
+    height: int = HEIGHT
+
+    @property
+    def data_id(self) -> str:
+        return f"data-{self.slug}"
+
+
+def finite_points(points: Points) -> list[tuple[int, float]]:
+    """The points whose value is a number."""
+    return [(step, value) for step, value in points if math.isfinite(value)]
+
+
+def line_chart(
+    slug: str,
+    title: str,
+    lines: Sequence[LineData],
+    *,
+    hint: str = "",
+    share: bool = False,
+    height: int = HEIGHT,
+) -> LineChart | None:
+    """The chart of some lines; None where none of them has two points, as a dot says less than its number does.
+
+    share: the vertical axis is 0 to 1.
+    """
+    known = [(line, points) for line in lines if (points := finite_points(line.points))]
+    if max((len(points) for _, points in known), default=0) < 2:
+        return None
+    thin = [(line, _thinned(points)) for line, points in known]
+    first, last = min(points[0][0] for _, points in known), max(points[-1][0] for _, points in known)
+    values = [value for _, points in thin for _, value in points]
+    levels = [0.0, 0.25, 0.5, 0.75, 1.0] if share else round_range(min(values), max(values))
+    low, high = levels[0], levels[-1]
+
+    def across(step: float) -> float:
+        return (step - first) / (last - first) if last > first else 0.5
+
+    def down(value: float) -> float:
+        return 1 - (min(max(value, low), high) - low) / (high - low)
+
+    steps = (
+        [step for step in round_values(first, last, 6) if step == round(step)] if last > first else [first]
+    )
+    return LineChart(
+        slug=slug,
+        title=title,
+        hint=hint,
+        lines=[
+            Line(
+                label=line.label,
+                slot=line.slot,
+                held_out=line.held_out,
+                path="M" + " L".join(f"{SCALE * across(s):.0f} {SCALE * down(v):.0f}" for s, v in points)
+                if len(points) > 1
+                else "",
+                markers=[(_percent(across(s)), _percent(down(v))) for s, v in points]
+                if len(points) <= FEW_POINTS
+                else [],
+                last=number_text(points[-1][1]),
+            )
+            for line, points in thin
+        ],
+        x_ticks=[Tick(_percent(across(step)), text) for step, text in zip(steps, tick_texts(steps), strict=True)],
+        y_ticks=[
+            Tick(_percent(down(level)), text) for level, text in zip(levels, tick_texts(levels), strict=True)
+        ],
+        summary=f"{title}: " + "; ".join(_line_text(line.label, points) for line, points in known),
+        data={"low": low, "high": high, **_data(thin)},
+        height=height,
+    )  # fmt: skip
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.2f}%"
+
+
+def _line_text(label: str, points: Points) -> str:
+    values = [value for _, value in points]
+    if len(points) == 1:
+        return f"{label} {number_text(values[0])} at step {points[0][0]}"
+    return (
+        f"{label} from {number_text(values[0])} at step {points[0][0]} to {number_text(values[-1])} at step "
+        f"{points[-1][0]}, lowest {number_text(min(values))}, highest {number_text(max(values))}"
+    )
+
+
+def _data(lines: Sequence[tuple[LineData, Points]]) -> dict[str, Any]:
+    """Numbers for the script: lines over the union of their steps, with null where a line has no value."""
+    steps = sorted({step for _, points in lines for step, _ in points})
+    return {
+        "steps": steps,
+        "lines": [
+            {
+                "label": line.label,
+                "slot": line.slot,
+                "held_out": line.held_out,
+                "marked": len(points) <= FEW_POINTS,
+                "values": [
+                    None if (value := at.get(step)) is None else float(f"{value:.6g}") for step in steps
+                ],
+            }
+            for line, points in lines
+            for at in [dict(points)]
+        ],
+    }
+
+
+def _thinned(points: Points) -> list[tuple[int, float]]:
+    if len(points) <= MAX_POINTS:
+        return list(points)
+    size = math.ceil(len(points) / MAX_POINTS)
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [
+        (round(sum(step for step, _ in group) / len(group)), sum(value for _, value in group) / len(group))
+        for group in groups
+    ]

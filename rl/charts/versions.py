@@ -1,0 +1,105 @@
+"""A figure over an agent's versions with its intervals, as SVG drawn on the server. No script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+WIDTH, HEIGHT = 360, 160
+LEFT, RIGHT, TOP, BOTTOM = 66, 8, 10, 24
+
+
+@dataclass(frozen=True)
+class VersionTick:
+    """A grid line: where it is, and what stands beside it."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version in a drawing of versions: a value with its interval, where it lies."""
+
+    name: str
+    stage: str
+    x: float
+    y: float
+    top: float
+    bottom: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Versions:
+    """A figure over an agent's versions, oldest first, in the coordinates of a WIDTH x HEIGHT drawing."""
+
+    title: str
+    versions: list[Version]
+    lines: list[tuple[float, float, float, float]]
+    """From each version to the next."""
+    ticks: list[VersionTick]
+    summary: str
+    first: str
+    last: str
+    newest: str
+    """The value of the newest version."""
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    floor: int = HEIGHT - BOTTOM
+
+
+VersionPoint = tuple[str, str, float, float | None, float | None]
+"""Name, stage, value, low and high, all in [0, 1]."""
+
+
+def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = True) -> Versions | None:
+    """A figure of [0, 1] over versions with its intervals; None where there is none.
+
+    The axis runs over the tenths that hold all of it, so that versions can be told apart. percent: a share; else the
+    figure as it is.
+    """
+    if not points:
+        return None
+    across, up = WIDTH - LEFT - RIGHT - 16, HEIGHT - TOP - BOTTOM
+    lows = [value if low is None else low for _, _, value, low, _ in points]
+    highs = [value if high is None else high for _, _, value, _, high in points]
+    floor = max(0.0, math.floor(10 * min(lows)) / 10)
+    ceiling = min(1.0, max(math.ceil(10 * max(highs)) / 10, floor + 0.2))
+    floor = min(floor, ceiling - 0.2)
+
+    def height(value: float) -> float:
+        return round(TOP + up * (1 - (min(max(value, floor), ceiling) - floor) / (ceiling - floor)), 1)
+
+    def said(value: float, digits: int = 1) -> str:
+        return f"{100 * value:.{digits}f} %" if percent else f"{value:.{digits + 1}f}"
+
+    shown = [
+        Version(
+            name=name,
+            stage=stage,
+            x=round(LEFT + 8 + across * (number / (len(points) - 1) if len(points) > 1 else 0.5), 1),
+            y=height(value),
+            top=height(value if high is None else high),
+            bottom=height(value if low is None else low),
+            words=f"{name}, {stage}: {said(value)}",
+        )
+        for number, (name, stage, value, low, high) in enumerate(points)
+    ]
+    return Versions(
+        title=title,
+        versions=shown,
+        lines=[(one.x, one.y, after.x, after.y) for one, after in pairwise(shown)],
+        ticks=[
+            VersionTick(height(part), said(part, 0) if percent else f"{round(part, 2):g}")
+            for part in (floor, (floor + ceiling) / 2, ceiling)
+        ],
+        first=points[0][0],
+        last=points[-1][0],
+        newest=said(points[-1][2]),
+        summary=f"{title} over {len(shown)} versions: " + "; ".join(version.words for version in shown[-5:]),
+    )

@@ -1,0 +1,231 @@
+"""Charts of training runs: ticks, thinning, coordinates and families, worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rl.charts.lines import FEW_POINTS, MAX_POINTS, LineChart, LineData, line_chart
+from rl.charts.run_figures import family_of, run_charts, runs_charts
+from rl.charts.ticks import number_text, round_range, round_values, tick_texts
+
+
+def chart_of(*points: tuple[int, float], share: bool = False) -> LineChart:
+    chart = line_chart("loss", "Loss", [LineData("training", points)], share=share)
+    assert chart is not None
+    return chart
+
+
+# --- Ticks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.23, 0.71, [0.2, 0.4, 0.6, 0.8]),
+        (-0.013, 0.0062, [-0.015, -0.01, -0.005, 0.0, 0.005, 0.01]),
+        (1, 58, [0, 20, 40, 60]),
+        (0.5, 0.5, [0.45, 0.5, 0.55]),
+        (0.0, 0.0, [-1.0, -0.5, 0.0, 0.5, 1.0]),
+    ],
+)
+def test_the_range_of_an_axis_ends_at_round_values_around_the_data(
+    low: float, high: float, ticks: list[float]
+) -> None:
+    assert round_range(low, high) == pytest.approx(ticks)
+
+
+def test_ticks_within_a_range_are_a_power_of_ten_by_1_2_or_5() -> None:
+    assert round_values(0.03, 0.17) == pytest.approx([0.05, 0.10, 0.15])
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.0, 0.25, 0.5], ["0", "0.25", "0.50"]),
+        ([-0.015, -0.01, -0.005, 0.0], ["-0.015", "-0.010", "-0.005", "0"]),
+        ([0, 20_000, 40_000], ["0", "20,000", "40,000"]),
+        ([0.0, 5e-5, 1e-4], ["0", "5e-5", "1e-4"]),
+        ([2.8e-6, 3e-6, 3.2e-6], ["2.8e-6", "3e-6", "3.2e-6"]),
+        ([0, 1e7], ["0", "1e7"]),
+    ],
+)
+def test_labels_of_ticks_have_the_decimals_their_distance_needs(
+    values: list[float], texts: list[str]
+) -> None:
+    assert tick_texts(values) == texts
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.69315, "0.693"), (1234.5, "1,234"), (0.00012, "1.2e-4"), (0, "0"), (2.5e9, "2.5e+09")]
+)  # fmt: skip
+def test_numbers_have_three_figures(value: float, text: str) -> None:
+    assert number_text(value) == text
+
+
+# --- One chart --------------------------------------------------------------------------------------------------
+
+
+def test_a_falling_line_runs_from_the_upper_left_corner_to_the_lower_right_one() -> None:
+    chart = chart_of((10, 3.0), (20, 2.0), (30, 1.0))
+    assert [tick.label for tick in chart.y_ticks] == ["1.0", "1.5", "2.0", "2.5", "3.0"]
+    assert chart.lines[0].path == "M0 0 L500 500 L1000 1000"
+    assert [tick.at for tick in chart.y_ticks] == ["100.00%", "75.00%", "50.00%", "25.00%", "0.00%"]
+    assert chart.lines[0].last == "1"
+
+
+def test_steps_on_the_axis_are_whole() -> None:
+    chart = chart_of((1, 0.7), (2, 0.6), (3, 0.5))
+    ticks = [(tick.label, tick.at) for tick in chart.x_ticks]
+    assert ticks == [("1", "0.00%"), ("2", "50.00%"), ("3", "100.00%")]
+
+
+def test_a_share_is_drawn_on_the_whole_scale() -> None:
+    chart = chart_of((1, 0.5), (2, 0.75), share=True)
+    assert (chart.y_ticks[0].label, chart.y_ticks[-1].label) == ("0", "1.00")
+    assert chart.lines[0].path == "M0 500 L1000 250"
+
+
+def test_a_flat_line_runs_through_the_middle() -> None:
+    assert chart_of((1, 0.0), (2, 0.0)).lines[0].path == "M0 500 L1000 500"
+
+
+def test_a_constant_whose_means_differ_in_the_last_bit_is_flat() -> None:
+    assert {tick.label for tick in chart_of((1, 0.3), (2, 0.1 + 0.2)).y_ticks} >= {"0.26", "0.34"}
+
+
+def test_few_points_are_marked_and_many_are_not() -> None:
+    few = [(step, float(step)) for step in range(FEW_POINTS)]
+    assert len(chart_of(*few).lines[0].markers) == FEW_POINTS
+    assert chart_of(*few, (FEW_POINTS, 1.0)).lines[0].markers == []
+
+
+def test_one_point_is_no_chart() -> None:
+    lines = [LineData("training", [(1, 0.7)]), LineData("held out", [(1, 0.6)])]
+    assert line_chart("loss", "Loss", lines) is None
+    assert line_chart("loss", "Loss", []) is None
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    chart = chart_of((1, math.nan), (2, 1.0), (3, math.inf), (4, 2.0))
+    assert chart.data["steps"] == [2, 4]
+    assert chart.data["lines"][0]["values"] == [1.0, 2.0]
+
+
+def test_a_long_history_is_thinned_by_means() -> None:
+    chart = chart_of(*((step, float(step)) for step in range(10_000)))
+    assert chart.lines[0].path.count("L") + 1 == MAX_POINTS
+    assert chart.data["lines"][0]["values"][0] == 12.0  # the mean of the first 25
+    assert chart.summary.startswith("Loss: training from 0 at step 0 to 9,999 at step 9999")
+
+
+def test_lines_with_other_steps_share_one_axis_with_gaps() -> None:
+    lines = [
+        LineData("training", [(1, 3.0), (2, 2.0), (4, 1.0)]),
+        LineData("held out", [(3, 2.5)], held_out=True),
+    ]
+    chart = line_chart("loss", "Loss", lines)
+    assert chart is not None
+    assert chart.data["steps"] == [1, 2, 3, 4]
+    assert [line["values"] for line in chart.data["lines"]] == [
+        [3.0, 2.0, None, 1.0],
+        [None, None, 2.5, None],
+    ]
+    assert chart.lines[1].path == ""
+    assert chart.lines[1].markers == [("66.67%", "25.00%")]
+    assert "held out 2.5 at step 3" in chart.summary
+
+
+# --- A run ------------------------------------------------------------------------------------------------------
+
+LOSSES = [(1, 0.69), (2, 0.5), (3, 0.4)]
+
+
+def test_the_loss_leads_with_what_was_held_out_beside_it() -> None:
+    charts = run_charts({"loss": LOSSES, "eval_loss": [(2, 0.6), (3, 0.55)], "learning_rate": LOSSES})
+    assert charts.leading is not None
+    (chart,) = charts.leading.charts
+    assert [(line.label, line.held_out, line.slot) for line in chart.lines] == [
+        ("training", False, 1),
+        ("held out", True, 2),
+    ]
+    assert [family.slug for family in charts.families] == ["optimiser"]
+
+
+def test_the_reward_leads_where_a_run_earns_one() -> None:
+    charts = run_charts({"loss": LOSSES, "reward": LOSSES, "eval_reward": LOSSES})
+    assert charts.leading is not None
+    assert [chart.title for chart in charts.leading.charts] == ["Reward"]
+    assert [chart.title for family in charts.families for chart in family.charts] == ["Loss"]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("rewards/margins", "rewards"), ("reward_std", "rewards"), ("frac_reward_zero_std", "rewards"),
+        ("logps/chosen", "distance"), ("kl", "distance"), ("log_ratio", "distance"),
+        ("logits/rejected", "distance"), ("completions/mean_length", "answers"), ("valid", "answers"),
+        ("clip_fraction", "updates"), ("value_loss", "updates"), ("kl_coef", "updates"),
+        ("learning_rate", "optimiser"), ("grad_norm", "optimiser"),
+        ("tokens_per_second", "speed"), ("runtime", "speed"), ("seconds_sampling", "speed"), ("num_tokens", "speed"),
+        ("taste", "other"),
+    ],
+)  # fmt: skip
+def test_every_figure_has_a_family(name: str, family: str) -> None:
+    assert family_of(name) == family
+
+
+def test_chosen_and_rejected_share_a_chart_of_one_run_and_not_of_several() -> None:
+    series = {"rewards/chosen": LOSSES, "rewards/rejected": LOSSES, "eval_rewards/chosen": LOSSES}
+    (family,) = run_charts(series).families
+    (chart,) = family.charts
+    assert [(line.label, line.slot) for line in chart.lines] == [
+        ("chosen", 1), ("chosen, held out", 1), ("rejected", 2),
+    ]  # fmt: skip
+    (family,) = runs_charts([("run 1", series), ("run 2", series)]).families
+    assert [chart.slug for chart in family.charts] == ["rewards-chosen", "rewards-rejected"]
+
+
+def test_runs_side_by_side_have_a_colour_each_and_dashes_for_what_was_held_out() -> None:
+    charts = runs_charts([("run 4", {"loss": LOSSES, "eval_loss": LOSSES}), ("run 9", {"loss": LOSSES})])
+    assert charts.leading is not None
+    (chart,) = charts.leading.charts
+    assert [(line.label, line.slot, line.held_out) for line in chart.lines] == [
+        ("run 4", 1, False),
+        ("run 4, held out", 1, True),
+        ("run 9", 2, False),
+    ]
+
+
+def test_more_runs_than_colours_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected at most 5 runs"):
+        runs_charts([(f"run {n}", {}) for n in range(6)])
+
+
+def test_what_was_logged_once_is_a_number_and_no_chart() -> None:
+    charts = run_charts({"loss": [(1, 0.69)], "eval_runtime": [(1, 2.0)], "epoch": LOSSES})
+    assert charts.leading is not None
+    assert charts.leading.charts == []
+    assert [(one.title, one.text, one.step) for one in charts.leading.lone] == [("Loss, training", "0.69", 1)]
+    (family,) = charts.families
+    assert [one.title for one in family.lone] == ["runtime, held out"]
+
+
+def test_a_run_without_figures_has_no_charts() -> None:
+    charts = run_charts({})
+    assert (charts.leading, charts.families) == (None, [])
+    assert run_charts({"loss": [(1, math.nan)]}).leading is None
+
+
+def test_the_table_has_ten_steps_of_each_line_the_first_and_the_last_among_them() -> None:
+    charts = run_charts(
+        {"loss": [(step, step / 100) for step in range(1, 101)], "eval_loss": [(7, 0.5), (100, 0.4)]}
+    )
+    assert charts.leading is not None
+    table = charts.leading.table
+    assert table is not None
+    assert table.columns == ["Loss, training", "Loss, held out"]
+    assert [step for step, _ in table.rows] == [1, 7, 12, 23, 34, 45, 56, 67, 78, 89, 100]
+    assert dict(table.rows)[7] == ["0.07", "0.5"]
+    assert dict(table.rows)[12] == ["0.12", ""]
