@@ -21,6 +21,7 @@ from rl.gates.figures import Headline, Share, headline_of, is_number, share_of
 from rl.gates.headlines import TITLES
 from rl.models import Artifact, Evaluation, Experiment, LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.models.learner_config import learner_defaults
+from rl.models.runs import LEARNER
 
 EVENTS_SHOWN = 100
 """Newest events and evaluations shown of one policy."""
@@ -53,6 +54,8 @@ class AgentCard:
     distance: Distance | None = None
     """Distance of its held-out evidence from what the gate asks for; None without feedback, or with very
     much."""
+    stopped_beside: TrainingRun | None = None
+    """A newer run that somebody tried beside a policy that stands, and that stopped: no fault of the agent's."""
     closed: str = ""
     """Reason why the gate stayed closed when it was last asked about the newest policy; empty where it opened
     or was not asked."""
@@ -88,6 +91,8 @@ class AgentCard:
         return headline_of(self.policy.metrics) if self.policy else None
 
 
+STOPPED = (TrainingRun.Status.FAILED, TrainingRun.Status.REFUSED, TrainingRun.Status.CANCELLED)
+
 NO_FEEDBACK = FeedbackCounts(
     decisions=0, ratings=0, comparisons=0, corrections=0, simulated=0, newest_at=None
 )
@@ -107,6 +112,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
     runs = {run.agent: run for run in newest_runs}
     for run in TrainingRun.objects.filter(status=TrainingRun.Status.RUNNING).order_by("-pk"):
         runs[run.agent] = run
+    beside = _stopped_beside(runs)
     policies: dict[str, Policy] = {}
     newest_policies = Policy.objects.filter(
         pk__in=Policy.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
@@ -138,6 +144,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
             learner=_learner(fresh.get(slug, 0), wishes.get(slug) or usual),
             experiments=experiments.get(slug, ()),
             closed=closed.get(slug, ""),
+            stopped_beside=beside.get(slug),
             distance=distances.get(slug),
         )
         for slug in sorted(slugs)
@@ -147,6 +154,18 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
 def loop_closed() -> bool:
     """True if any agent's loop was ever closed: a policy of its own became its champion."""
     return PolicyEvent.objects.filter(to_stage=Policy.Stage.CHAMPION).exists()
+
+
+def _stopped_beside(runs: dict[str, TrainingRun]) -> dict[str, TrainingRun]:
+    """Take runs that somebody tried beside a policy and that stopped out of `runs`, agent -> newest run, and put the
+    newest that made a policy in their place. One the online learner started stays: the loop itself stands still."""
+    stopped = {slug: run for slug, run in runs.items() if run.status in STOPPED and run.asked_by != LEARNER}
+    if not stopped:
+        return {}
+    trained = TrainingRun.objects.filter(agent__in=stopped, policy__isnull=False).order_by("pk")
+    before = {run.agent: run for run in trained}
+    runs |= before
+    return {slug: run for slug, run in stopped.items() if slug in before}
 
 
 def _learner(waiting: int, wanted: LearnerSettings) -> str:

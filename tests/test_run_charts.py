@@ -209,7 +209,7 @@ def test_what_was_logged_once_is_a_number_and_no_chart() -> None:
     assert charts.leading.charts == []
     assert [(one.title, one.text, one.step) for one in charts.leading.lone] == [("Loss, training", "0.69", 1)]
     (family,) = charts.families
-    assert [one.title for one in family.lone] == ["runtime, held out"]
+    assert [one.title for one in family.lone] == ["Time of an evaluation, held out"]
 
 
 def test_a_run_without_figures_has_no_charts() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl.gates.report import RULE_TITLES
+
 WIDTH, REACH = 120, 0.5
 """Width of a drawn difference, and the difference at its ends; what lies beyond is drawn at the end."""
 
@@ -26,6 +28,7 @@ class RuleLine:
     """One rule of the sheet."""
 
     rule: str
+    title: str
     outcome: str
     words: str
     drawn: IntervalDrawing | None
@@ -38,6 +41,7 @@ def sheet_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:
     return [
         RuleLine(
             rule=verdict["rule"],
+            title=RULE_TITLES.get(verdict["rule"], verdict["rule"]),
             outcome=verdict["outcome"],
             words=verdict["words"],
             drawn=_drawn(verdict.get("figures") or {}),

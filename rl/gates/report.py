@@ -17,6 +17,23 @@ PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
 OLDER, NEWER = "feedback:older", "feedback:newer"
 """Slices of held-out prompts: the champion's time knew their feedback already, or not."""
 
+RULE_TITLES = {
+    "evidence": "Enough held-out prompts",
+    "accuracy": "Better than what it replaces",
+    "other_evidence": "No loss by other evidence",
+    "raters": "Not one rater's gain alone",
+    "reward": "Reward does not fall",
+    "valid": "Answers stay valid",
+    "kl": "Stays near its reference",
+    "slices": "No group of prompts gets worse",
+    "forgetting": "Nothing is forgotten",
+    "golden": "Golden cases",
+    "length": "Answers stay as long",
+    "off_policy": "Off-policy estimate",
+    "benchmarks": "Benchmarks",
+}
+"""Rule -> what it asks for, as pages name it."""
+
 
 class GateError(ValueError):
     """A bound outside its range; the message names it and what is allowed."""

@@ -24,7 +24,7 @@ class RunDifference:
 
 @dataclass(frozen=True)
 class RunsDiff:
-    """What differs, what came out, and how many facts of the recipes are the same."""
+    """Settings that differ, outcomes, and how many facts of the recipes are the same."""
 
     settings: list[RunDifference]
     outcomes: list[RunDifference]

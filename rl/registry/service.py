@@ -199,26 +199,39 @@ def policy_promote(
     """Move a policy up to challenger or champion; a champion it replaces is retired in the same transaction.
 
     Only turns one way: the agent's gate must open, by the newest evaluation against the champion (the base model where
-    there is none). `force` with a reason goes past it, and stays on record for ever. The event keeps the verdict sheet
-    either way. live: figures of an experiment that showed it to be better with users; the gate is then asked, as for a
-    challenger, whether it is not worse. The files it is served from are written first (`policy_prepare`), so that who
-    is told of the promotion can ask it. Raises RegistryRefused.
+    there is none). By `force`, with a reason, it is promoted all the same, which stays on record for ever. The event
+    keeps the verdict sheet either way, and a refusal leaves one too. live: figures of an experiment that showed it to
+    be better with users; the gate is then asked, as for a challenger, whether it is not worse. The files it is served
+    from are written first (`policy_prepare`), so that who is told of the promotion can ask it. Raises RegistryRefused.
     """
     if to not in (Stage.CHALLENGER, Stage.CHAMPION):
         raise RegistryRefused(f"{policy.name} can be promoted to challenger or champion, not to {to!r}")
     if force and not reason.strip():
         raise RegistryRefused("a forced promotion needs a reason; it is kept on record")
     sheet = policy_judge(policy, to if live is None else Stage.CHALLENGER)
-    if not force and (fault := _gate_fault(policy, sheet)):
-        raise RegistryRefused(
-            f"{policy.name} stays {policy.stage}: {fault}, or promote it by force with a reason"
-        )
     if to in MOVES[policy.stage]:
-        _prepare(policy, force=force)
+        if not force and (fault := _gate_fault(policy, sheet)):
+            _refusal_record(policy, to, fault, sheet, actor=actor)
+            raise RegistryRefused(
+                f"{policy.name} stays {policy.stage}: {fault}, or promote it by force with a reason"
+            )
+        try:
+            _prepare(policy, force=force)
+        except RegistryRefused as refusal:
+            _refusal_record(policy, to, str(refusal), sheet, actor=actor)
+            raise
     return _move(
         policy, to, kind=Kind.PROMOTED, actor=actor, reason=reason, forced=force,
         verdicts={**(sheet.as_dict() if sheet else {}), **({"live": dict(live)} if live is not None else {})},
     )  # fmt: skip
+
+
+def _refusal_record(policy: Policy, to: str, fault: str, sheet: GateReport | None, *, actor: str) -> None:
+    """Keep a refused promotion in the policy's history, with the gate's report where there is one. Lost only where the
+    caller's own transaction is rolled back, as an experiment's is, which has a history of its own."""
+    nothing = {"to": to, "against": rival_name(policy), "passed": False, "verdicts": []}
+    verdicts = sheet.as_dict() if sheet else nothing
+    PolicyEvent.objects.create(policy=policy, kind=Kind.GATED, actor=actor, reason=fault, verdicts=verdicts)
 
 
 def _prepare(policy: Policy, *, force: bool) -> None:

@@ -323,7 +323,7 @@ def reward_model_promote(
 ) -> RewardModelVersion:
     """Make it the agent's reward model; the one before is retired in the same transaction.
 
-    `force` with a reason goes past the gate and stays on record. Raises RewardModelRefused.
+    By `force`, with a reason, it is promoted all the same, which stays on record. Raises RewardModelRefused.
     """
     if force and not reason.strip():
         raise RewardModelRefused("a forced promotion needs a reason; it is kept on record")

@@ -37,10 +37,14 @@ from rl.models import (
 )
 from rl.models.agent_definitions import agent_served
 from rl.models.learner_config import learner_settings
+from rl.registry.checklist import gate_checklists
 from rl.selectors import FIGURES, NO_FEEDBACK, policy_versions
 
 RUNS_SHOWN = 5
 CHARTS = tuple((figure, title) for figure, title, _ in FIGURES)
+
+WAITING = (Policy.Stage.CANDIDATE, Policy.Stage.CHALLENGER)
+"""Stages before which a gate stands still."""
 
 SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
     (AgentSettings, "agent", "Collecting and rating"),
@@ -65,7 +69,11 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
     found = agent_served(slug)
     policies = list(Policy.objects.filter(agent=slug).defer("adapter_path").order_by("pk"))
     champion = next((policy for policy in policies if policy.stage == Policy.Stage.CHAMPION), None)
+    waiting = next((one for one in policies[::-1] if one.stage in WAITING), None)
+    may_see = request.user.has_perm("rl.view_policy")
     context = {
+        "waiting": waiting,
+        "checks": gate_checklists(waiting, [Policy.Stage.CHAMPION]) if waiting and may_see else [],
         "slug": slug,
         "agent": found,
         "origin": _origin(found, defined),

@@ -8,12 +8,10 @@ from typing import NamedTuple
 from rl.gates.figures import headline_of
 from rl.models import Policy, TrainingRun
 from rl.recipes import DATASET_CONFIG
-from rl.selectors import AgentCard
+from rl.selectors import STOPPED, AgentCard
 
 DONE, NOW, OPEN, FAULT = "done", "now", "open", "fault"
 """Drawn states of a station: passed, being worked at or the next to reach, not reached, stopped there."""
-
-STOPPED = (TrainingRun.Status.FAILED, TrainingRun.Status.REFUSED, TrainingRun.Status.CANCELLED)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from rl.datasets.near_identical import clusters_shown
 from rl.gates.figures import headline_of, share_of
 from rl.models import Policy, PolicyEvent
 from rl.registry import service as registry
+from rl.registry.checklist import gate_checklists
 from rl.registry.diff import policy_diff
 from rl.selectors import policy_charts, policy_lineage, policy_overview
 from rl.views.benchmarks import benchmarks_shown
@@ -82,6 +83,9 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
         .first()
     )
     may = request.user.has_perm(MOVE)
+    moves = list(registry.MOVES[found.stage]) if may else []
+    checks = gate_checklists(found, moves)
+    opens = [check.to for check in checks if check.opens]
     others = Policy.objects.filter(agent=found.agent).exclude(pk=found.pk).order_by("-pk")
     return render(
         request,
@@ -97,7 +101,11 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "ancestors": _ancestors(found),
             "lineage": policy_lineage(found.agent, _around(found)),
             "others": list(others.values_list("name", flat=True)[:NEWEST]),
-            "moves": list(registry.MOVES[found.stage]) if may else [],
+            "moves": moves,
+            "checks": checks,
+            "primary": opens[0] if opens else "",
+            # with nothing to promote to, what brings it on is more ratings, where those are what is missing
+            "may_rate_more": bool(checks) and not opens and not any(check.harmful for check in checks),
             "may_roll_back": may and found.stage == Policy.Stage.CHAMPION,
         },
     )

@@ -7,16 +7,17 @@
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const whole = [1, 2, 5].map((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).flat().sort((a, b) => a - b);
 
+  const exponent = (value) => value.toExponential().replace("e+", "e");
   // as the server writes numbers: three figures, no exponent where a plain number is short enough
   const text = (value) => {
     const size = Math.abs(value);
-    if (size > 0 && size < 1e-3) return value.toExponential(1).replace("e+", "e");
+    if (size > 0 && size < 1e-3) return exponent(Number(value.toPrecision(2)));
     if (size >= 1000 && size < 1e7) return Math.round(value).toLocaleString("en");
     return String(Number(value.toPrecision(3)));
   };
   const ticks = (plot, values, axis, space, step) => {
     const largest = Math.max(...values.map(Math.abs));
-    if (largest < 1e-3 || largest >= 1e7) return values.map((value) => (Math.abs(value) < step / 1000 ? "0" : String(Number(value.toPrecision(6)).toExponential()).replace("e+", "e")));
+    if (largest < 1e-3 || largest >= 1e7) return values.map((value) => (Math.abs(value) < step / 1000 ? "0" : exponent(Number(value.toPrecision(6)))));
     let decimals = 0;
     while (Math.abs(Number(step.toFixed(decimals)) - step) >= step / 1000) decimals += 1;
     return values.map((value) => (Math.abs(value) < step / 1000 ? "0" : value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals })));
@@ -44,8 +45,8 @@
   };
 
   const enlarged = ({ plot, data }) => {
-    const { min, max } = plot?.scales.x ?? {};
-    return min > data.steps[0] || max < data.steps.at(-1);
+    const { min = null, max = null } = plot?.scales.x ?? {};
+    return min !== null && max !== null && (min > data.steps[0] || max < data.steps.at(-1));
   };
 
   const options = (chart, width, height) => ({

@@ -1,0 +1,151 @@
+"""Checklist of a gate before anybody presses a button: every rule's result now, what is missing, about how many ratings
+away it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from feedback.cache import CostAwareCache
+from feedback.selectors import feedback_counts_cached
+from rl.datasets.gate_distance import Distance, gate_distances_cached
+from rl.datasets.holdout import SplitCounts, prompts_until, share_held_out
+from rl.gates.outlook import MOST, prompts_for_gain
+from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, GateBounds, GateReport, RuleResult
+from rl.gates.rules import CHALLENGER, CHAMPION
+from rl.models import Evaluation, Policy
+from rl.registry.gate_evidence import comparison_newest, gate_bounds, policy_judge, rival_name
+
+
+@dataclass(frozen=True)
+class ChecklistItem:
+    """One rule that is not met: what was found, and what would lift it where more evidence may."""
+
+    rule: str
+    title: str
+    words: str
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class GateChecklist:
+    """Result of the gate to a stage as it stands now. `unmet`: rules that refuse, or that nothing was compared yet."""
+
+    to: str
+    against: str
+    unmet: list[ChecklistItem]
+    met: list[str] = field(default_factory=list)
+    """Titles of the rules that passed."""
+    not_asked: list[str] = field(default_factory=list)
+    """Titles of those that do not apply."""
+    harmful: bool = False
+    """True if a rule found harm, which more ratings do not lift."""
+    command: str = ""
+    """Command that compares it with its rival, where nothing did yet."""
+    ratings: int = 0
+    """Rated prompts until it may open, about; 0 where none are missing or no number would do."""
+
+    @property
+    def opens(self) -> bool:
+        return not self.unmet
+
+    @property
+    def asked(self) -> int:
+        return len(self.unmet) + len(self.met)
+
+
+_reports: CostAwareCache[GateReport | None] = CostAwareCache()
+
+
+def gate_checklists(policy: Policy, stages: Sequence[str]) -> list[GateChecklist]:
+    """The checklist of each stage of `stages` that a gate stands before, in the order champion, challenger.
+
+    A gate is judged anew when the comparison, the bounds or the policy's stage changed; permutation tests take a
+    moment, so their result is believed for as long as that is worth it.
+    """
+    evaluation = comparison_newest(policy)
+    return [gate_checklist(policy, to, evaluation) for to in (CHAMPION, CHALLENGER) if to in stages]
+
+
+def gate_checklist(policy: Policy, to: str, evaluation: Evaluation | None) -> GateChecklist:
+    """Result of the gate to a stage by the newest comparison with what the policy would replace."""
+    rival = rival_name(policy)
+    distance = _distance(policy.agent)
+    if evaluation is None:
+        option = "--compare-base" if rival == "base" else f"--compare {rival}"
+        newest = policy.metrics.get("against")
+        words = f"not compared with {rival} on held-out prompts yet"
+        if newest and newest != rival:
+            words += f"; the newest comparison is with {newest}"
+        missing = "" if distance is None or distance.reached else distance.words
+        item = ChecklistItem("comparison", f"Compared with {rival}", words, missing)
+        ratings = 0 if distance is None else distance.further
+        command = f"python manage.py evaluate_model --policy {policy.name} {option}"
+        return GateChecklist(to, rival, [item], command=command, ratings=ratings)
+    bounds = gate_bounds(policy.agent)
+    key = (policy.pk, evaluation.pk, to, str(bounds.as_dict()))
+    report = _reports.get(key, lambda: policy_judge(policy, to))
+    return _of_report(report, to, rival, bounds, distance) if report else GateChecklist(to, rival, [])
+
+
+def _of_report(
+    report: GateReport, to: str, rival: str, bounds: GateBounds, distance: Distance | None
+) -> GateChecklist:
+    unmet, most = [], 0
+    for result in report.refusals:
+        ratings, missing = _missing(result, bounds, distance)
+        most = max(most, ratings)
+        unmet.append(
+            ChecklistItem(result.rule, RULE_TITLES.get(result.rule, result.rule), result.words, missing)
+        )
+    rest = [result for result in report.verdicts if result.passed]
+    return GateChecklist(
+        to,
+        rival,
+        unmet,
+        met=[RULE_TITLES.get(one.rule, one.rule) for one in rest if one.outcome != NOT_APPLICABLE],
+        not_asked=[RULE_TITLES.get(one.rule, one.rule) for one in rest if one.outcome == NOT_APPLICABLE],
+        harmful=report.harmful,
+        ratings=most,
+    )
+
+
+def _missing(result: RuleResult, bounds: GateBounds, distance: Distance | None) -> tuple[int, str]:
+    """Rated prompts that a rule is away from passing, about, and the same in words."""
+    if not result.waits:
+        return 0, "More ratings do not lift this: it was found on answers. Train again, or on other data."
+    if result.rule == "evidence":
+        if distance is not None and distance.reached:
+            return 0, f"By now {distance.found:,} held-out prompts are rated: judge it again."
+        further = distance.further if distance is not None else 0
+        return (
+            further,
+            f"About {further:,} more rated prompts." if further else "Rate more, then judge it again.",
+        )
+    if result.rule == "accuracy" and (n := result.figures.get("n")):
+        wanted = prompts_for_gain(result.figures, bounds.alpha)
+        if wanted is None:
+            return 0, "It was measured no better than what it would replace: train again on more ratings."
+        if wanted >= MOST:
+            return 0, "The gain is too small to be shown by any number of ratings worth giving: train again."
+        if wanted <= n:
+            return 0, "Judge it again: as many prompts may do."
+        ratings = rated_until(wanted, n, bounds.min_evidence)
+        return ratings, (
+            f"If the gain stays as measured, about {wanted:,} held-out prompts show it, which is some {ratings:,} more "
+            "rated prompts; then judge it again."
+        )
+    return 0, "Rate more, then judge it again."
+
+
+def rated_until(wanted: int, held_out: int, min_evidence: int) -> int:
+    """Rated prompts until `wanted` are held out, about, where `held_out` are now; from 20 on to the nearest ten."""
+    prompts = round(held_out / share_held_out(held_out, min_evidence))
+    tally = SplitCounts(prompts=prompts, evaluated=round(0.1 * prompts), held_out=held_out)
+    further = prompts_until(wanted, tally, min_evidence)
+    return further if further < 20 else round(further, -1)
+
+
+def _distance(agent: str) -> Distance | None:
+    counts = feedback_counts_cached().get(agent)
+    return gate_distances_cached({agent: counts}).get(agent) if counts is not None else None
