@@ -95,19 +95,24 @@ def _of_report(
     for result in report.refusals:
         ratings, missing = _missing(result, bounds, distance)
         most = max(most, ratings)
-        unmet.append(
-            ChecklistItem(result.rule, RULE_TITLES.get(result.rule, result.rule), result.words, missing)
-        )
+        unmet.append(ChecklistItem(result.rule, rule_title(result.rule, to), result.words, missing))
     rest = [result for result in report.verdicts if result.passed]
     return GateChecklist(
         to,
         rival,
         unmet,
-        met=[RULE_TITLES.get(one.rule, one.rule) for one in rest if one.outcome != NOT_APPLICABLE],
-        not_asked=[RULE_TITLES.get(one.rule, one.rule) for one in rest if one.outcome == NOT_APPLICABLE],
+        met=[rule_title(one.rule, to) for one in rest if one.outcome != NOT_APPLICABLE],
+        not_asked=[rule_title(one.rule, to) for one in rest if one.outcome == NOT_APPLICABLE],
         harmful=report.harmful,
         ratings=most,
     )
+
+
+def rule_title(rule: str, to: str) -> str:
+    """Title of a rule; a challenger must only be no worse."""
+    if rule == "accuracy" and to == CHALLENGER:
+        return "Not worse than what it replaces"
+    return RULE_TITLES.get(rule, rule)
 
 
 def _missing(result: RuleResult, bounds: GateBounds, distance: Distance | None) -> tuple[int, str]:
