@@ -520,10 +520,12 @@ def test_a_retrain_on_grown_data_computes_the_reference_of_what_is_new(base: str
     cache = tmp_path / "cache"
     first = a_trainer(base, tmp_path / "first", cache_dir=cache)
     first.train(pairs[:8])
-    assert any("16 computed, 0 known before" in note for note in first.context.notes), first.context.notes
+    assert any("16 computed, 0 known before" in note for note in first.context.details), first.context.details
     second = a_trainer(base, tmp_path / "second", cache_dir=cache)
     second.train(pairs)
-    assert any("4 computed, 16 known before" in note for note in second.context.notes), second.context.notes
+    assert any("4 computed, 16 known before" in note for note in second.context.details), (
+        second.context.details
+    )
 
 
 @pytest.mark.slow
@@ -542,7 +544,7 @@ def test_another_base_model_knows_nothing_of_it(base: str, tmp_path: Path) -> No
     a_trainer(base, tmp_path / "fills", cache_dir=cache).train(pairs)
     other = a_trainer(str(tiny_model(tmp_path / "other", seed=1)), tmp_path / "out", cache_dir=cache)
     other.train(pairs)
-    assert any("16 computed" in note for note in other.context.notes), other.context.notes
+    assert any("16 computed" in note for note in other.context.details), other.context.details
 
 
 # --- The same steps as TRL's own ----------------------------------------------------------------------------
@@ -555,12 +557,12 @@ def test_45_steps_over_packed_rows_have_the_losses_of_stock_rows(
     recipe = dataclasses.replace(QUICK, max_steps=45, learning_rate=1e-3, logging_steps=1)
     packed = a_trainer(base, tmp_path / "packed", recipe)
     losses = packed.train(some_pairs(30)).history["loss"]
-    assert any("split+last_layer" in note for note in packed.context.notes), packed.context.notes
+    assert any("split+last_layer" in note for note in packed.context.details), packed.context.details
     stock = selection.StrategyChoice(strategies.Strategy.STOCK, "of a test", {})
     monkeypatch.setattr(trl_runs, "strategy_select", lambda *_, **__: stock)
     plain = a_trainer(base, tmp_path / "plain", recipe)
     expected = plain.train(some_pairs(30)).history["loss"]
-    assert any("not packed" in note for note in plain.context.notes), plain.context.notes
+    assert any("not packed" in note for note in plain.context.details), plain.context.details
     assert len(losses) == 45
     assert losses == pytest.approx(expected, abs=1e-4)
     assert losses[-1] < losses[0]

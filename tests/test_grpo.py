@@ -90,7 +90,7 @@ def test_a_run_tells_its_reward_its_kl_and_what_held_out_prompts_earn(
     assert result.metrics["eval_reward_before"] == result.history["eval_reward"][0]
     told = [step for step, _ in follower.rows]
     assert told == [0, 1, 2, 2]
-    assert any(note.startswith("forward split") for note in result.notes), result.notes
+    assert any(note.startswith("forward split") for note in result.details), result.details
 
 
 @pytest.mark.slow

@@ -222,7 +222,7 @@ def test_known_references_are_not_computed_again(base: str, tmp_path: Path) -> N
     kto(base, tmp_path / "one", recipe, cache_dir=tmp_path / "cache").train(labels(8))
     again = kto(base, tmp_path / "two", recipe, cache_dir=tmp_path / "cache")
     again.train(labels(8))
-    assert any(note.startswith("reference log-probabilities: 0 computed") for note in again.context.notes)
+    assert any(note.startswith("reference log-probabilities: 0 computed") for note in again.context.details)
 
 
 def test_the_likelihood_of_the_good_responses_is_a_mean_over_their_tokens() -> None:
@@ -242,11 +242,11 @@ def test_packed_rows_lose_what_trl_s_rows_lose(
     rows = [row | {"completion": CHART, "label": True} for row in labels(16)]
     rows[3] |= {"completion": TABLE, "label": False}
     packed = kto(base, tmp_path / "packed", recipe).train(rows, rows[:4])
-    assert any("rows that share a prompt" in note for note in packed.notes)
+    assert any("rows that share a prompt" in note for note in packed.details)
     stock = StrategyChoice(Strategy.STOCK, "a test", {})
     monkeypatch.setattr(trl_runs, "strategy_select", lambda *_, **__: stock)
     plain = kto(base, tmp_path / "plain", recipe).train(rows, rows[:4])
-    assert "rows are not packed: a test" in plain.notes
+    assert "rows are not packed: a test" in plain.details
     for name in ("loss", "kl", "rewards/chosen", "rewards/rejected"):
         assert packed.history[name] == pytest.approx(plain.history[name], abs=2e-5, nan_ok=True), name
     assert packed.metrics["eval_loss"] == pytest.approx(plain.metrics["eval_loss"], abs=2e-5)

@@ -187,5 +187,5 @@ def test_a_compiled_run_has_the_losses_of_an_uncompiled_one(
     trainer = a_trainer(base, tmp_path / "compiled", dataclasses.replace(recipe, compile="on"))
     compiled = trainer.train(some_pairs(12))
     assert compiled.history["loss"] == pytest.approx(plain.history["loss"], abs=1e-5)
-    assert any(note.startswith("layers are compiled, for prompts of") for note in compiled.notes)
-    assert any(note.startswith("layers are not compiled: only on CUDA") for note in plain.notes)
+    assert any(note.startswith("layers are compiled, for prompts of") for note in compiled.details)
+    assert any(note.startswith("layers are not compiled: only on CUDA") for note in plain.details)

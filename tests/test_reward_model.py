@@ -221,8 +221,8 @@ def test_packed_rows_score_as_the_library_s_own(
             monkeypatch.setattr(trl_runs, "strategy_select", lambda *_, kept=stock, **__: kept)
         trainer = RewardModelTrainer(recipe, base, output_dir=tmp_path / way, hardware=HARDWARE)
         found[way] = trainer.train(rows, rows[:4])
-    assert any("rows that share a prompt" in note for note in found["packed"].notes)
-    assert "rows are not packed: a test" in found["plain"].notes
+    assert any("rows that share a prompt" in note for note in found["packed"].details)
+    assert "rows are not packed: a test" in found["plain"].details
     losses = found["plain"].history["loss"]
     assert found["packed"].history["loss"] == pytest.approx(losses, abs=2e-5)
     assert losses[-1] < losses[0]

@@ -116,6 +116,7 @@ def figures_of(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
             "left_out": result.left_out,
             "seconds": result.seconds,
             "notes": result.notes,
+            "details": result.details,
             **({"preflight": result.preflight} if result.preflight else {}),
             **({"stopped_early": result.stopped_early} if result.stopped_early else {}),
             **({"best_step": result.best_step} if result.best_step else {}),

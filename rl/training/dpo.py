@@ -169,8 +169,8 @@ class DPOTrainer:
         )
         trainer.settle(self.context, policy)
         self.context.note_all(weights_begin(recipe, trainer.model))
-        self.context.note(trainer.choice.summary)
-        self.context.note(trainer.compile_choice.summary)
+        self.context.detail(trainer.choice.summary)
+        self.context.detail(trainer.compile_choice.summary)
         return trainer
 
     def _dataset(self, policy: LoadedPolicy, arguments: trl.DPOConfig, pairs: EncodedPairs) -> Dataset:
@@ -194,7 +194,7 @@ class DPOTrainer:
                 reference, arguments, items, 2 * self.recipe.batch_size, cache, self.context.phase
             )
             if cache is not None:
-                self.context.note(
+                self.context.detail(
                     f"reference log-probabilities: {computed:,} computed, "
                     f"{len(items) - computed:,} known before"
                 )

@@ -91,7 +91,7 @@ class GRPOTrainer:
             self.context.note_all(weights_begin(self.recipe, trainer.model))
             if self.recipe.held_to_start:
                 reference_add(trainer.model)
-            self.context.note(f"forward {trainer.choice.strategy}: {trainer.choice.reason}")
+            self.context.detail(f"forward {trainer.choice.strategy}: {trainer.choice.reason}")
             if checkpoint is None and isinstance(trainer, OnlineTrainer):
                 trainer.probe_rewards()
             with failures_explained(self.context):

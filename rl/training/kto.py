@@ -211,7 +211,7 @@ class KTOTrainer:
             reference, arguments, scored, 2 * self.recipe.batch_size, cache, self.context.phase
         )
         if cache is not None:
-            self.context.note(
+            self.context.detail(
                 f"reference log-probabilities: {computed:,} computed, {len(scored) - computed:,} known before"
             )
         return Dataset.from_dict(
@@ -282,7 +282,7 @@ class _Trainer(TokenizedTrainerMixin, trl.KTOTrainer):
         forward_settle(self)
         choice = strategy_apply(self, self.token_rows("completion_ids", "KL_completion_ids"))
         self.data_collator.strategy, self.data_collator.mismatched = choice.strategy, self.calculate_KL
-        context.note(choice.summary)
+        context.detail(choice.summary)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the figures; where a loss has no reference point TRL's 0 is no KL that anybody measured."""

@@ -57,6 +57,9 @@ class TrainResult:
     hardware: dict[str, Any] = field(default_factory=dict)
     libraries: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    """Sentences that a reader should know."""
+    details: list[str] = field(default_factory=list)
+    """Sentences on how it was computed: forward strategy, compiled layers, caches."""
     preflight: dict[str, Any] = field(default_factory=dict)
     """`before` and `after`: looks at a few answers (`rl.training.preflight.AnswerLook`); empty for free text."""
     stopped_early: str = ""

@@ -242,6 +242,7 @@ class RewardModelTrainer:
             hardware=dataclasses.asdict(self.context.hardware),
             libraries=versions(LIBRARIES),
             notes=self.context.notes,
+            details=self.context.details,
             stopped_early=trainer.stopped_early(),
             best_step=trainer.best_step(),
         )

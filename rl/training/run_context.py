@@ -49,7 +49,9 @@ class RunContext(Generic[RecipeT]):
     resume: bool = False
     cache_dir: Path | None = None
     notes: list[str] = field(default_factory=list)
-    """Sentences for the run's record, in the order in which they came up."""
+    """Sentences that whoever reads the result should know, in the order in which they came up."""
+    details: list[str] = field(default_factory=list)
+    """Sentences on how it was computed, which nobody needs to act on: for the log and the run's record."""
     main_process: bool = True
     """True if this process of a launch speaks to the listener and writes the files."""
 
@@ -63,6 +65,12 @@ class RunContext(Generic[RecipeT]):
         """Tell the listener what begins now, or how far it is; the main process alone."""
         if self.main_process:
             self.listener.on_phase(name, done, total)
+
+    def detail(self, text: str) -> None:
+        """Record how something was computed; the main process writes it into the log."""
+        self.details.append(text)
+        if self.main_process:
+            self.listener.on_note(text)
 
     def note_all(self, texts: Iterable[str]) -> None:
         for text in texts:

@@ -86,7 +86,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
         ]
         choice = strategy_apply(self, items, scores_read)
         self.data_collator.strategy = choice.strategy
-        context.note(choice.summary)
+        context.detail(choice.summary)
         inner = causal_model(self.model)
         stock = inner.forward
 

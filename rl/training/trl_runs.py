@@ -411,6 +411,7 @@ def result_of(
         hardware=dataclasses.asdict(context.hardware),
         libraries=versions(LIBRARIES),
         notes=context.notes,
+        details=context.details,
         stopped_early=stopped_early,
         best_step=trainer.best_step(),
     )

@@ -84,7 +84,7 @@ class PPOTrainer:
             if hardware.dtype == "float16":
                 # gradients below 6e-8 vanish in float16, and nothing here scales the loss
                 hardware = dataclasses.replace(hardware, dtype="float32")
-                self.context.note("float16 would lose small gradients: the base is loaded in float32")
+                self.context.detail("float16 would lose small gradients: the base is loaded in float32")
             self.policy = load_policy(
                 self.context.base_model,
                 hardware=hardware,
@@ -371,7 +371,7 @@ class PPOTrainer:
         """Sample a little to find the quickest forward that is right for this model; nothing is learnt from it."""
         ids = sorted(self.train_prompts.ids, key=len)
         rollouts = self._answers([ids[-1], ids[0]], 2, self._generator("sample", -1))
-        self.context.note(self.base.strategy_find([rollout.item for rollout in rollouts]))
+        self.context.detail(self.base.strategy_find([rollout.item for rollout in rollouts]))
 
     # --- Logging and results ----------------------------------------------------------------------------------
 
@@ -439,5 +439,6 @@ class PPOTrainer:
             hardware=self.context.hardware.as_dict(),
             libraries={name: importlib.metadata.version(name) for name in LIBRARIES},
             notes=self.context.notes,
+            details=self.context.details,
             stopped_early=self.stopped_early,
         )
