@@ -290,7 +290,7 @@ def test_a_handful_of_decisions_is_refused() -> None:
 
 
 def test_a_log_without_any_propensity_is_refused() -> None:
-    with pytest.raises(OffPolicyRefused, match="choose mode"):
+    with pytest.raises(OffPolicyRefused, match="/api/decide/"):
         report([])
 
 

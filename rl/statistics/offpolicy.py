@@ -340,7 +340,8 @@ def report(choices: Sequence[LoggedChoice], confidence: float = 0.95) -> Report:
     """Every estimator on choices that were logged. Raises OffPolicyRefused where the log cannot answer."""
     if not choices:
         raise OffPolicyRefused(
-            "no decision has candidates, a propensity and a reward; answer in choose mode and rate what it chose"
+            "no decision has candidates, a propensity and a reward: take decisions with POST /api/decide/, which "
+            "records them, and rate those"
         )
     log = log_of(choices)
     overlap = overlap_check(log)
