@@ -49,6 +49,11 @@ def _number(name: str, default: float, low: float, high: float) -> float:
     return found
 
 
+def _paths(name: str) -> list[str]:
+    """Dotted paths with commas between."""
+    return [path.strip() for path in os.environ.get(name, "").split(",") if path.strip()]
+
+
 # --- Where things lie -------------------------------------------------------------------------------------
 RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or default_home(os.environ)).expanduser().resolve()
 home_private(RATCHET_HOME)
@@ -363,9 +368,10 @@ if EMAIL_USE_TLS and EMAIL_USE_SSL:
 EMAIL_TIMEOUT = 10  # seconds; a mail server that hangs must not hold up what follows a run
 DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM") or "ratchet@localhost"
 
-# --- Agents -----------------------------------------------------------------------------------------------
-# Dotted paths of a user's own agents, with commas between: a module that defines AGENT, or an Agent in one.
-RATCHET_AGENTS = [path.strip() for path in os.environ.get("RATCHET_AGENTS", "").split(",") if path.strip()]
+# --- Plugins ----------------------------------------------------------------------------------------------
+# Dotted paths with commas between, beside what installed packages name as entry points: see backend.plugins.
+RATCHET_AGENTS = _paths("RATCHET_AGENTS")
+RATCHET_REWARDS = _paths("RATCHET_REWARDS")
 
 # --- What feedback asks of the rest, without importing it ---------------------------------------------------
 # Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).

@@ -21,6 +21,7 @@ from django.utils import timezone
 from backend.disks import disk_state
 from backend.installation import PROGRAM
 from backend.migration_state import migrations_waiting
+from backend.plugins import plugin_faults
 from feedback.models import Decision
 from feedback.recording.outbox import Outbox
 from feedback.recording.recorder import spool_folder
@@ -56,7 +57,8 @@ Findings = Iterator[Diagnosis]
 def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
     """All findings, the wrong ones first; empty where all is well. Reads files and the database, writes nothing."""
     found: list[Diagnosis] = []
-    for check in (settings_faults, folder_faults, disk_faults, llama_faults, lambda: port_faults(host, port)):
+    here = (settings_faults, plugin_diagnoses, folder_faults, disk_faults, llama_faults)
+    for check in (*here, lambda: port_faults(host, port)):
         found += check()
     try:
         with connection.cursor() as cursor:
@@ -107,6 +109,13 @@ def settings_faults() -> Findings:
                 _line(warning.msg).split(". ")[0],
                 f"docs/settings.md#in-production ({warning.id})",
             )
+
+
+def plugin_diagnoses() -> Findings:
+    """Plugins that were left out, and those that are used with a remark."""
+    for plugin in plugin_faults():
+        what = plugin.text.removesuffix(f"; {plugin.remedy}")
+        yield Diagnosis("plugins", WRONG if plugin.fault else REMARK, what, plugin.remedy)
 
 
 def folder_faults() -> Findings:

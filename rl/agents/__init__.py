@@ -1,14 +1,16 @@
-"""The agents: every file and folder here that defines AGENT, and those that were made known from outside. Pure."""
+"""Agents by slug: every file and folder here that defines AGENT, and those of plugins. Pure."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from typing import Any
 
-from rl.agents.base import DRAWINGS, Agent, AgentFacts
+from rl.agents.base import Agent, AgentFacts
 
 
 def _discovered() -> dict[str, Agent]:
@@ -26,34 +28,26 @@ def _discovered() -> dict[str, Agent]:
 
 
 AGENTS: dict[str, Agent] = _discovered()
-"""Built in, and those of RATCHET_AGENTS once they are registered."""
+"""Built in, and those of plugins once they are registered."""
+
+SLUG = r"[a-z0-9][a-z0-9_-]{0,63}"
 
 finders: list[Callable[[str], Agent | None]] = []
 """Finders called in order for a slug that has no file: agents that were defined without code."""
 
 
-def agent_register(path: str) -> Agent:
-    """Make known an agent of a user's own by dotted path: a module that defines AGENT, or an Agent in one.
-
-    Raises ValueError where there is none, or where its slug is taken by another.
-    """
-    try:
-        found = import_module(path).AGENT
-    except (ImportError, AttributeError):
-        module, _, name = path.rpartition(".")
-        try:
-            found = getattr(import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"agent {path}: cannot be imported ({error})") from error
+def agent_register(name: str, found: Any) -> None:
+    """Enter an agent from outside (`backend.plugins`). Raises ValueError where it is none, or its slug is taken."""
     if not isinstance(found, Agent):
-        raise ValueError(
-            f"agent {path}: expected an Agent, or a module that defines AGENT; found {found!r:.80}"
-        )
+        raise ValueError(f"expected an Agent (rl.agents.base), found {found!r:.80}")
+    if not re.fullmatch(SLUG, found.slug):
+        raise ValueError(f"expected a slug of small letters, digits, _ and -, found {found.slug!r}")
     known = AGENTS.get(found.slug)
     if known is not None and known != found:
-        raise ValueError(f"agent {path}: the slug {found.slug!r} is taken by another agent")
+        raise ValueError(
+            f"the slug {found.slug!r} is taken by another agent, {known.title!r}: choose another slug"
+        )
     AGENTS[found.slug] = found
-    return found
 
 
 def get_agent(slug: str) -> Agent:
@@ -88,4 +82,8 @@ def agent_resolve(agent: Agent) -> Iterator[Agent]:
 def agent_facts(slug: str) -> AgentFacts:
     """Facts about an agent for a page; any slug has some."""
     facts = get_agent(slug).facts()
-    return dataclasses.replace(facts, draw=DRAWINGS.get(facts.preview))
+    if facts.draw is not None:
+        return facts
+    # one without code is drawn as the agent whose preview it has
+    alike = (agent.drawing for agent in AGENTS.values() if agent.preview == facts.preview)
+    return dataclasses.replace(facts, draw=next(filter(None, alike), None))

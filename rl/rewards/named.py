@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,26 @@ AUTO = "auto"
 def opened_in_training(spec: str) -> bool:
     """True if a spec is a trained model, which only the training room can open."""
     return spec in (LEARNED, AUTO) or spec.startswith((MODEL, f"{LEARNED}:"))
+
+
+CODE = "code_execution"
+
+BUILT_IN: dict[str, Callable[[], RewardFunction]] = {
+    "agent": AgentReward,
+    "answer": AnswerMatchReward,
+    CODE: CodeExecutionReward,
+    "syntax": SyntaxValidationReward,
+    "tool_success": ToolSuccessReward,
+    "task_completion": TaskCompletionReward,
+    "efficiency": EfficiencyReward,
+    "format": FormatComplianceReward,
+}
+"""Name -> the class of a reward function that comes with the project."""
+
+REWARDS: dict[str, RewardFunction] = {}
+"""Reward functions of plugins, by name."""
+
+NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
 
 
 class RewardRefused(ValueError):
@@ -68,29 +89,38 @@ def rewards_named(specs: Sequence[str], *, code_execution: bool = False) -> list
 
 def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
     """One reward function by name or dotted path."""
-    known: dict[str, Callable[[], RewardFunction]] = {
-        "agent": AgentReward,
-        "answer": AnswerMatchReward,
-        "code_execution": lambda: CodeExecutionReward(enabled=code_execution),
-        "syntax": SyntaxValidationReward,
-        "tool_success": ToolSuccessReward,
-        "task_completion": TaskCompletionReward,
-        "efficiency": EfficiencyReward,
-        "format": FormatComplianceReward,
-    }
-    if spec in known:
+    if spec in BUILT_IN:
         try:
-            return known[spec]()
+            return CodeExecutionReward(enabled=code_execution) if spec == CODE else BUILT_IN[spec]()
         except RuntimeError as error:
             raise RewardRefused(str(error)) from error
+    if spec in REWARDS:
+        return REWARDS[spec]
     if opened_in_training(spec):
         raise RewardRefused(f"reward {spec} is a trained model, which works in training alone")
     if "." not in spec:
         raise RewardRefused(
-            f"no reward {spec!r}; known are {', '.join(known)}, learned, auto, model:RUN_OR_PATH, or the dotted path "
-            "of a function"
+            f"no reward {spec!r}; known are {', '.join(reward_names())}, learned, auto, model:RUN_OR_PATH, or the "
+            "dotted path of a function"
         )
     return _users_own(spec)
+
+
+def reward_names() -> list[str]:
+    """Names that `reward_named` takes beside dotted paths: built in, then those of plugins."""
+    return [*BUILT_IN, *REWARDS]
+
+
+def reward_register(name: str, found: Any) -> None:
+    """Enter a reward function from outside (`backend.plugins`): by what it calls itself, a plain function by
+    `name`. Raises ValueError where it is none, or its name is taken."""
+    reward = reward_from(found, name)
+    if not re.fullmatch(NAME, reward.name):
+        raise ValueError(f"expected a name of small letters, digits, _ and -, found {reward.name!r}")
+    known = REWARDS.get(reward.name)
+    if reward.name in (*BUILT_IN, LEARNED, AUTO) or known not in (None, reward):
+        raise ValueError(f"the name {reward.name!r} is taken by another reward: choose another name")
+    REWARDS[reward.name] = reward
 
 
 def _users_own(path: str) -> RewardFunction:
@@ -99,11 +129,18 @@ def _users_own(path: str) -> RewardFunction:
         found: Any = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise RewardRefused(f"reward {path}: cannot be imported ({error})") from error
+    return reward_from(found, path)
+
+
+def reward_from(found: Any, name: str) -> RewardFunction:
+    """The reward of a class, an object or a plain function, which is called by `name`. Raises RewardRefused."""
     if inspect.isclass(found):
         found = found()
     if callable(getattr(found, "score", None)) and isinstance(getattr(found, "name", None), str):
         reward: RewardFunction = found
         return reward
     if callable(found):
-        return FunctionReward(found, path)
-    raise RewardRefused(f"reward {path}: expected a function of a sample, or an object with name and score")
+        return FunctionReward(found, name)
+    raise RewardRefused(
+        f"reward {name}: expected a function of a sample, or an object with name and score; found {found!r:.80}"
+    )

@@ -13,7 +13,7 @@ from rl.doctor import WRONG, diagnosis
 
 class Command(RatchetCommand):
     help = (
-        "Look at settings, data folder, disk, database, migrations, workers, clocks, port, llama.cpp and the files "
+        "Look at settings, plugins, data folder, disk, database, migrations, workers, clocks, port, llama.cpp and the files "
         "that policies name; say what is wrong and what to do. Exit status 1 where anything is wrong. "
         "Example: manage.py doctor --port 8000"
     )

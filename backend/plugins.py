@@ -1,0 +1,177 @@
+"""Plugins: agents, rewards, formats, methods, exporters and benchmarks from outside the project.
+
+An installed package names them as entry points (group `ratchet.formats`, ...), the operator by dotted path in a setting
+(`RATCHET_FORMATS`, ...); no request ever does. One that cannot be used is named (in the log, by `manage.py check` and
+`manage.py doctor`) and left out: the site and the other plugins go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any
+
+logger = logging.getLogger("backend.plugins")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of plugin."""
+
+    attribute: str
+    """Name that a module defines where the path names the module alone."""
+    register: str
+    """`module:function` that takes (name, object), checks the object and enters it; raises ValueError where it cannot.
+    Imported when there is a plugin of the kind."""
+
+
+KINDS = {
+    "agents": Kind("AGENT", "rl.agents:agent_register"),
+    "rewards": Kind("REWARD", "rl.rewards.named:reward_register"),
+}
+"""Kind -> what it needs. The group of its entry points is `ratchet.<kind>`, its setting `RATCHET_<KIND>`."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One plugin that was named, and what became of it."""
+
+    kind: str
+    name: str
+    """Name of the entry point, or the last part of the dotted path."""
+    place: str
+    """Where it was named, for a person: a setting, or a package with its version."""
+    fault: str = ""
+    """Reason that it was left out; empty where it is in use."""
+    remark: str = ""
+    """What is wrong with one that is in use all the same."""
+    remedy: str = ""
+
+    @property
+    def text(self) -> str:
+        """The fault, or the remark, as one sentence with its next step."""
+        what = f"was left out: {self.fault}" if self.fault else self.remark
+        return f"{self.place} {what}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A plugin as it was named, not yet imported."""
+
+    kind: str
+    name: str
+    path: str
+    place: str
+    remedy: str
+
+
+plugins: dict[tuple[str, str], Plugin] = {}
+"""(kind, place) -> every plugin that this process met."""
+
+
+def plugins_load(kind: str, paths: Sequence[str] = ()) -> None:
+    """Import and register the plugins of a kind: those of its setting (`paths`) first, then the entry points by name.
+
+    Raises nothing because of a plugin; each that cannot be used stands in `plugins` with its fault.
+    """
+    for named in (*_of_setting(kind, paths), *_of_packages(kind)):
+        known = plugins.get((kind, named.place))
+        if known is None or known.fault:
+            plugins[kind, named.place] = _loaded(named)
+
+
+def _of_setting(kind: str, paths: Sequence[str]) -> Iterator[_Named]:
+    setting = f"RATCHET_{kind.upper()}"
+    for path in paths:
+        name = path.replace(":", ".").rpartition(".")[2]
+        yield _Named(kind, name, path, f"{setting}: {path}", f"correct it, or take it out of {setting}")
+
+
+def _of_packages(kind: str) -> Iterator[_Named]:
+    group = f"ratchet.{kind}"
+    for point in sorted(_entry_points().get(group, ()), key=lambda point: (point.name, point.value)):
+        package = f"{point.dist.name} {point.dist.version}" if point.dist else "a package without a name"
+        remedy = f"ask its authors, or: pip uninstall {point.dist.name}" if point.dist else "uninstall it"
+        yield _Named(
+            kind, point.name, point.value, f"{package}: {group} {point.name} = {point.value}", remedy
+        )
+
+
+@cache
+def _entry_points() -> dict[str, list[EntryPoint]]:
+    """Our groups -> their entry points. Read once in a process: it looks into every installed package."""
+    found = entry_points()
+    return {group: list(found.select(group=group)) for group in (f"ratchet.{kind}" for kind in KINDS)}
+
+
+def _loaded(named: _Named) -> Plugin:
+    kind = KINDS[named.kind]
+    had_torch = "torch" in sys.modules
+    try:
+        # a plugin is somebody else's code: it may raise anything, and call sys.exit
+        try:
+            found = object_at(named.path, kind.attribute)
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"cannot be imported ({_reason(error)})") from error
+        module, _, function = kind.register.partition(":")
+        getattr(import_module(module), function)(named.name, found)
+    except (Exception, SystemExit) as error:
+        fault = str(error) if isinstance(error, ValueError) else _reason(error)
+        return Plugin(named.kind, named.name, named.place, " ".join(fault.split()), remedy=named.remedy)
+    remark = "" if had_torch or "torch" not in sys.modules else "imports torch wherever it is imported"
+    remedy = "its authors should import torch inside functions: web processes need none" if remark else ""
+    return Plugin(named.kind, named.name, named.place, remark=remark, remedy=remedy)
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def object_at(path: str, attribute: str) -> Any:
+    """The object of `module:NAME`, `module.NAME`, or of a module that defines `attribute`.
+
+    Raises ImportError, AttributeError, and whatever importing the module raises.
+    """
+    module, colon, name = path.partition(":")
+    if not colon:
+        try:
+            return _within(import_module(path), attribute)
+        except ModuleNotFoundError as error:
+            module, _, name = path.rpartition(".")
+            if error.name != path or not module:
+                raise  # the module is there, and something it imports is not
+    found: Any = import_module(module)
+    for part in name.split(".") if name else ():
+        found = getattr(found, part)
+    return _within(found, attribute)
+
+
+def _within(found: Any, attribute: str) -> Any:
+    return getattr(found, attribute) if isinstance(found, ModuleType) else found
+
+
+def plugin_faults() -> list[Plugin]:
+    """Plugins that were left out, then those that are used with a remark."""
+    return [one for one in plugins.values() if one.fault] + [one for one in plugins.values() if one.remark]
+
+
+def plugin_faults_log() -> None:
+    """Name in the log what was left out of this process."""
+    for plugin in plugin_faults():
+        logger.warning("plugin %s", plugin.text)
+
+
+def plugins_check(**_: Any) -> list[Any]:
+    """System check: a warning for each plugin that was left out, so that commands run and servers start."""
+    from django.core.checks import Warning as CheckWarning
+
+    return [
+        CheckWarning(f"plugin {plugin.text.rpartition('; ')[0]}", hint=plugin.remedy, id="ratchet.W001")
+        for plugin in plugin_faults()
+    ]
