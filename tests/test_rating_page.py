@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from feedback.models import Decision, Rating
 from feedback.selectors import ratings_standing
 from feedback.services import decision_record, rating_submit
 from rl.agents import AGENTS
-from rl.agents.base import DRAWINGS
 from rl.agents.fixtures import SITUATIONS
 from rl.agents.fixtures.drawing import fixture_drawing
+from rl.agents.template import TemplateAgent
 from rl.agents.widgets import WIDGETS
 from rl.agents.widgets.drawing import widget_drawing
 from tests.support.api_client import person
@@ -257,20 +258,35 @@ def test_what_is_compared_takes_its_name_from_the_question() -> None:
 
 
 def test_an_agent_draws_its_own_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an agent's folder enters for its preview is what every agent with that preview is shown by."""
+    """Its drawing is what agents without code that have its preview are shown by, too."""
     asked: dict[str, Any] = {}
 
     def sketch(choice: str, **facts: Any) -> str:
         asked.update(facts, choice=choice)
         return "<svg><text>mine</text></svg>"
 
-    monkeypatch.setitem(DRAWINGS, "widget", sketch)
+    monkeypatch.setitem(AGENTS, "widgets", replace(AGENTS["widgets"], drawing=sketch))
+    monkeypatch.setitem(
+        AGENTS, "plain", TemplateAgent(slug="plain", title="", description="", preview="widget")
+    )
+    assert agent_facts("plain").draw is sketch
+    assert agent_facts("filer").draw is None
     decision = record(**scenario("widgets"))
     facts = agent_facts(decision.agent)
     preview = preview_of(decision, facts.preview, draw=facts.draw)
     assert preview.drawing == "<svg><text>mine</text></svg>"
     assert asked["choice"] == preview.choice
     assert asked["seed"] == decision.prompt_hash
+
+
+def test_a_drawing_that_fails_leaves_the_page_without_a_picture(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(choice: str, **facts: Any) -> str:
+        raise KeyError("colour")
+
+    preview = preview_of(record(**scenario("widgets")), "widget", draw=broken)
+    assert preview.drawing is None
+    assert preview.choice
+    assert "the drawing of agent widgets failed" in caplog.text
 
 
 def test_texts_of_a_drawing_cannot_leave_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,14 @@ from django.utils.safestring import SafeString, mark_safe
 from feedback.explorer.structure import Structure, line_of, structure_of
 from feedback.models import Decision
 
+logger = logging.getLogger("feedback.explorer.previews")
+
 STATE_KEYS: dict[str, tuple[str, str]] = {
     "widget": ("question", "widgets"),
     "fixture": ("scenario", "fixtures"),
     "folder": ("document", "folders"),
 }
-"""Preview -> the keys of a decision's state that hold what was asked and the names to choose from."""
+"""Preview -> the usual keys of a decision's state that hold what was asked and the names to choose from."""
 
 SCREENS = ("phone", "tablet", "desktop", "wall-screen")
 """Screens that a frame is drawn for."""
@@ -149,13 +152,14 @@ def preview_of(
 ) -> Preview:
     """Preview of a decision; `kind` is the agent's preview, and one without a template is shown as text.
 
-    keys: the state's keys of what was asked and of the names shown, where the kind has none of its own.
+    keys: the state's keys of what was asked and of the names shown; empty: those that are usual for the kind.
     draw: the agent's drawing of a choice: (choice, asked, description, context, seed) -> an SVG element or None.
     """
     template = _template_name(kind)
     kind = template.removesuffix(".html").rpartition("/")[2]
     state = decision.state if isinstance(decision.state, Mapping) else {}
-    asked_key, listed_key = STATE_KEYS.get(kind, (keys[0] or "question", keys[1]))
+    usual = STATE_KEYS.get(kind, ("question", ""))
+    asked_key, listed_key = keys[0] or usual[0], keys[1] or usual[1]
     context = state.get("context")
     context = context if isinstance(context, Mapping) else {}
     picked: list[str] = []
@@ -177,9 +181,13 @@ def preview_of(
     description = _text(descriptions.get(choice)) if isinstance(descriptions, Mapping) else ""
     drawing = None
     if choice and draw is not None:
-        drawing = draw(
-            choice, asked=asked, description=description, context=context, seed=decision.prompt_hash
-        )
+        try:
+            drawing = draw(
+                choice, asked=asked, description=description, context=context, seed=decision.prompt_hash
+            )
+        except Exception:
+            # an agent's drawing may be somebody else's code, and a page of decisions goes on without a picture
+            logger.exception("the drawing of agent %s failed for the choice %.80r", decision.agent, choice)
     return Preview(
         template=template,
         asked=asked,

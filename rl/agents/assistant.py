@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import Agent, InvalidResponse, Message, Scenario, State
+from rl.agents.base import Agent, InvalidResponse, Message, Scenario, State, World
 
 # Topic -> (how customers ask, the fact every direct answer names, the rest of the answer around it).
 TOPICS: dict[str, tuple[tuple[str, str, str], str, str]] = {
@@ -185,6 +185,27 @@ def _messages(slug: str, messages: Any) -> list[Message]:
     return [{"role": turn["role"], "content": turn["content"]} for turn in messages]
 
 
+LEADS = {
+    "I am in a hurry: ": PLAIN_TONE,
+    "On my way out, ": PLAIN_TONE,
+    "For the minutes: ": PLAIN_TONE,
+    "I am new here: ": FRIENDLY_TONE,
+    "A bit lost, ": FRIENDLY_TONE,
+    "Sorry to ask again: ": FRIENDLY_TONE,
+}
+"""Beginning of a question -> the tone that goes with it."""
+
+
+def _state_drawn(agent: Agent, random: Random) -> dict[str, Any]:
+    state = state_random(random, random.choice(tuple(TOPICS)))
+    lead, case = random.choice(tuple(LEADS)), random.randint(100, 999)
+    return state | {"question": f"{lead}{state['question']} (case {case})", "lead": lead}
+
+
+def _situation_wanted(state: dict[str, Any]) -> None:
+    state["wanted"] = LEADS[state["lead"]]
+
+
 AGENT = Assistant(
     slug="assistant",
     title="Assistant",
@@ -192,4 +213,5 @@ AGENT = Assistant(
     system_prompt="You are a helpful assistant. Answer briefly.",
     suggested_tags=("wrong", "too long", "unfriendly", "beside the point"),
     max_new_tokens=96,
+    world=World(_state_drawn, _situation_wanted),
 )

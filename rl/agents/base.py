@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, Protocol
 
 Message = dict[str, str]
@@ -83,8 +84,15 @@ class Drawing(Protocol):
         """
 
 
-DRAWINGS: dict[str, Drawing] = {}
-"""Preview -> what draws the choices of every agent that is shown by it; an agent's folder adds its own."""
+@dataclass(frozen=True)
+class World:
+    """Generator of an agent's situations by the thousand, and the answer that each asks for: a second taste of the
+    simulated rater, which what the prompt says decides (`rl.agents.tastes`)."""
+
+    draw: Callable[[Agent, Random], dict[str, Any]]
+    """A new state that shows a situation, with what the agent's own taste wants."""
+    want: Callable[[dict[str, Any]], None]
+    """Change in place what is wanted to what the situation asks for."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,10 @@ class Agent:
     max_prompt_tokens: int | None = None
     """Tokens a prompt of it may take, where the usual limits of training do not hold both; None: they do."""
     preview: str = "text"
+    drawing: Drawing | None = field(default=None, compare=False)
+    """What draws its choices on pages; agents without code that have the same preview are drawn by it too."""
+    world: World | None = field(default=None, compare=False)
+    """Situations for `simulate --taste situation`; None: it has its own scenarios alone."""
     rewarded: RewardFacts = field(default_factory=RewardFacts, compare=False)
     answers: tuple[str, ...] = ()
     """Every response it gives, where they are a closed set whatever is asked; empty where they are not."""
@@ -133,7 +145,9 @@ class Agent:
         return self.structured or bool(self.answers)
 
     def facts(self) -> AgentFacts:
-        return AgentFacts(self.slug, self.title, self.description, self.suggested_tags, self.preview)
+        return AgentFacts(
+            self.slug, self.title, self.description, self.suggested_tags, self.preview, draw=self.drawing
+        )
 
     def render(self, state: State) -> list[Message]:
         """The prompt for a state, as chat messages. Raises ValueError when the state lacks what it needs."""
@@ -252,6 +266,9 @@ class ChoiceAgent(Agent):
     @property
     def structured(self) -> bool:
         return True
+
+    def facts(self) -> AgentFacts:
+        return replace(super().facts(), listed_key=self.options_key)
 
     def respond(self, option: str) -> str:
         """The exact response text for an option."""

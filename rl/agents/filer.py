@@ -8,12 +8,14 @@ from random import Random
 from typing import Any
 
 from rl.agents.base import (
+    Agent,
     ChoiceAgent,
     Message,
     OutcomeWorth,
     RewardFacts,
     Scenario,
     State,
+    World,
     state_text,
 )
 
@@ -148,6 +150,17 @@ def state_random(random: Random, kind: str) -> dict[str, Any]:
     return {**state, "folders": listed}
 
 
+def _state_drawn(agent: Agent, random: Random) -> dict[str, Any]:
+    state = state_random(random, random.choice(tuple(TASTE)))
+    return state | {"filed_in": best_folder(state)}
+
+
+def _situation_wanted(state: dict[str, Any]) -> None:
+    """With the partner while something is open, by kind once it is done with."""
+    state["wanted"] = "by partner" if state["context"]["status"] in ("open", "disputed") else "by kind"
+    state["filed_in"] = best_folder(state)
+
+
 AGENT = Filer(
     slug="filer",
     title="Filer",
@@ -164,4 +177,5 @@ AGENT = Filer(
     ),
     answer_key="folder",
     options_key="folders",
+    world=World(_state_drawn, _situation_wanted),
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from rl.agents.base import OutcomeWorth, RewardFacts, Scenario
 from rl.agents.lists import ListAgent, drafts_of
+from rl.agents.worlds import DESKS, lines_drawn, scenarios_world
 
 # Subject -> how a text betrays it.
 SUBJECTS: dict[str, tuple[str, ...]] = {
@@ -54,6 +56,12 @@ class Librarian(ListAgent):
         return made
 
 
+def _situation_wanted(state: dict[str, Any]) -> None:
+    """Where a catalogue is narrow, the first subject alone."""
+    if state["context"]["catalogue"] == "narrow":
+        state["catalogued_under"] = state["catalogued_under"][:1]
+
+
 AGENT = Librarian(
     slug="librarian",
     title="Librarian",
@@ -72,5 +80,8 @@ AGENT = Librarian(
             "subject_changed": OutcomeWorth(good=0, bad=1),
             "found_by_subject": OutcomeWorth(good=1, bad=0, horizon="strategic"),
         }
+    ),
+    world=scenarios_world(
+        lines_drawn(exact=True, catalogue=("broad", "narrow"), shelf=DESKS), _situation_wanted
     ),
 )

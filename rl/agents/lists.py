@@ -44,6 +44,7 @@ class ListAgent(Agent):
             self.preview,
             self.asked_key,
             self.options_key,
+            self.drawing,
         )
 
     def options(self, state: State) -> Sequence[str]:

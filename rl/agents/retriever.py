@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from rl.agents.base import OutcomeWorth, RewardFacts, Scenario
 from rl.agents.lists import ListAgent, drafts_of
+from rl.agents.worlds import WEEKDAYS, lines_drawn, scenarios_world
 
 # Topic -> (how people ask, what a passage that helps says).
 TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -79,6 +81,12 @@ class Retriever(ListAgent):
         return made
 
 
+def _situation_wanted(state: dict[str, Any]) -> None:
+    """On a phone the first passage that helps, and no second one."""
+    if state["context"]["reader"] == "on a phone":
+        state["helped"] = state["helped"][:1]
+
+
 AGENT = Retriever(
     slug="retriever",
     title="Retriever",
@@ -97,5 +105,8 @@ AGENT = Retriever(
             "passage_cited": OutcomeWorth(good=1, bad=0),
             "question_asked_again": OutcomeWorth(good=0, bad=1, horizon="strategic"),
         }
+    ),
+    world=scenarios_world(
+        lines_drawn(exact=True, reader=("on a phone", "at a desk"), day=WEEKDAYS), _situation_wanted
     ),
 )

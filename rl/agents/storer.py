@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from rl.agents.base import (
     AgentFacts,
@@ -16,6 +18,7 @@ from rl.agents.base import (
     State,
     state_text,
 )
+from rl.agents.worlds import WEEKDAYS, lines_drawn, scenarios_world
 
 # Place -> (what it is for, facts that belong there).
 PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -58,9 +61,7 @@ class Storer(ChoiceAgent):
     """
 
     def facts(self) -> AgentFacts:
-        return AgentFacts(
-            self.slug, self.title, self.description, self.suggested_tags, self.preview, "fact", "places"
-        )
+        return dataclasses.replace(super().facts(), asked_key="fact")
 
     def render(self, state: State) -> list[Message]:
         context, descriptions = state.get("context") or {}, state.get("descriptions") or {}
@@ -114,6 +115,12 @@ class Storer(ChoiceAgent):
         return 1.0 if place == right else 0.3 if right == "nowhere" else 0.0
 
 
+def _situation_wanted(state: dict[str, Any]) -> None:
+    """What is only hearsay is not kept."""
+    if state["context"]["source"] == "hearsay":
+        state["kept_in"] = "nowhere"
+
+
 AGENT = Storer(
     slug="storer",
     title="Storer",
@@ -130,4 +137,5 @@ AGENT = Storer(
             "fact_used": OutcomeWorth(good=1, bad=0, horizon="strategic"),
         }
     ),
+    world=scenarios_world(lines_drawn(source=("first hand", "hearsay"), said_on=WEEKDAYS), _situation_wanted),
 )

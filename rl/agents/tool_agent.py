@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -21,6 +23,7 @@ from rl.agents.base import (
     state_text,
 )
 from rl.agents.template import arguments_fault
+from rl.agents.worlds import scenarios_world
 
 SHOWN = 400
 """Characters shown of one earlier result."""
@@ -77,7 +80,7 @@ class ToolAgent(Agent):
         return True
 
     def facts(self) -> AgentFacts:
-        return AgentFacts(self.slug, self.title, self.description, self.suggested_tags, self.preview, "goal")
+        return dataclasses.replace(super().facts(), asked_key="goal")
 
     def render(self, state: State) -> list[Message]:
         lines = [f"goal: {state_text(state, 'goal', self.slug)}", "tools:"]
@@ -275,6 +278,47 @@ def _step_line(step: Any) -> str:
     return text[:SHOWN] if isinstance(text, str) else ""
 
 
+FIRST = {
+    "search_orders": "; write to them first",
+    "refund": "; look at the orders first",
+    "send_mail": "; look first",
+}
+"""Tool that a goal asks for -> words by which another one comes first."""
+
+
+def _situation_shown(random: Random, state: dict[str, Any]) -> None:
+    """Half of the goals say what comes before them; the call that does it is among the drafts of all."""
+    tool = state["expected_call"]["tool"]
+    who = next(name for name in WHO if name in state["goal"])
+    order = random.randint(100, 9_999)
+    state["goal"] = re.sub(r"(case|order) \d+", rf"\1 {order}", state["goal"])
+    call = dict(state["expected_call"]["arguments"])
+    call |= {"order": order} if "order" in call else {}
+    call |= {"text": f"About order {order}."} if "text" in call else {}
+    before: dict[str, Any] = (
+        {"tool": "send_mail", "arguments": {"to": who, "text": f"About order {order}."}}
+        if tool == "search_orders"
+        else {"tool": "search_orders", "arguments": {"customer": who}}
+    )
+    state |= {"expected_call": {"tool": tool, "arguments": call}, "before": before}
+    agent = AGENT
+    drafts = [
+        agent.respond(tool, call),
+        agent.respond(before["tool"], before["arguments"]),
+        agent.respond(tool, {}),
+        json.dumps({"answer": "I cannot do that."}),
+    ]
+    random.shuffle(drafts)
+    state["drafts"] = drafts
+    if random.random() < 0.5:
+        state["goal"] += FIRST[tool]
+
+
+def _situation_wanted(state: dict[str, Any]) -> None:
+    if state["goal"].endswith("first"):
+        state["expected_call"] = state["before"]
+
+
 AGENT = ToolAgent(
     slug="tool_agent",
     title="Tool agent",
@@ -290,4 +334,5 @@ AGENT = ToolAgent(
             "goal_reached": OutcomeWorth(good=1, bad=0, horizon="strategic"),
         },
     ),
+    world=scenarios_world(_situation_shown, _situation_wanted),
 )

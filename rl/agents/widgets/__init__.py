@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import DRAWINGS, ChoiceAgent, Message, Scenario, State, state_text
+from rl.agents.base import Agent, ChoiceAgent, Message, Scenario, State, World, state_text
 from rl.agents.widgets.drawing import widget_drawing
 
 SCREENS = ("phone", "tablet", "desktop", "wall screen")
@@ -174,6 +174,17 @@ def build_widget_dpo_pairs(
     return AGENT.dpo_pairs(entries, state_of)
 
 
+def _state_drawn(agent: Agent, random: Random) -> dict[str, Any]:
+    return state_random(random, random.choice(tuple(WIDGETS)))
+
+
+def _situation_wanted(state: dict[str, Any]) -> None:
+    """Compact on a phone, rich on a wall screen; between them rich from 240 readings on."""
+    screen, points = state["context"]["on"], state["context"]["points"]
+    rich = screen == "wall screen" or (screen != "phone" and points >= 240)
+    state["wanted"] = "rich" if rich else "compact"
+
+
 AGENT = Widgets(
     slug="widgets",
     title="Widgets",
@@ -182,8 +193,8 @@ AGENT = Widgets(
     suggested_tags=("too much detail", "too little detail", "hard to read", "wrong kind"),
     max_new_tokens=24,
     preview="widget",
+    drawing=widget_drawing,
     answer_key="widget",
     options_key="widgets",
+    world=World(_state_drawn, _situation_wanted),
 )
-
-DRAWINGS["widget"] = widget_drawing
