@@ -13,8 +13,8 @@ from rl.doctor import WRONG, diagnosis
 
 class Command(RatchetCommand):
     help = (
-        "Look at settings, plugins, data folder, disk, database, migrations, workers, clocks, port, llama.cpp and the files "
-        "that policies name; say what is wrong and what to do. Exit status 1 where anything is wrong. "
+        "Look at settings, plugins, data folder, disk, database, migrations, workers, clocks, port, llama.cpp and the "
+        "files that policies name; say what is wrong and what to do. Exit status 1 where anything is wrong. "
         "Example: manage.py doctor --port 8000"
     )
 
