@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from rl.recipes import AB_TESTING_KNOBS, ONLINE_LEARNING_CONFIG, RECIPES, RecipeError
+from rl.recipes import AB_TESTING_KNOBS, ONLINE_LEARNING_CONFIG, RecipeError
+from rl.recipes.methods import METHODS, RLHF, policy_methods
 
 WRAPPER = "rlhf"
 """One top key below which everything may stand."""
@@ -19,11 +20,12 @@ SWITCHES = ("enabled", "base_model")
 """Keys beside the sections."""
 
 SCOPES = ("ingest", "rate", "read", "operate")
-LEARNER_CHOICES: dict[str, tuple[str, ...]] = {
-    "method": ("auto", "rlhf", *(slug for slug in RECIPES if slug != "reward_model")),
-    "start_from": ("base", "champion"),
-    "gate": ("champion", "challenger", "none"),
+LEARNER_CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
+    "method": lambda: ("auto", RLHF, *policy_methods()),
+    "start_from": lambda: ("base", "champion"),
+    "gate": lambda: ("champion", "challenger", "none"),
 }
+"""Knob of `continuous_learning` -> the values it may have."""
 
 
 class OperatorFileError(ValueError):
@@ -58,24 +60,28 @@ class _Strict(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def operator_file(path: str) -> OperatorFile:
-    """The file's content, checked; an empty path is an empty file. Raises OperatorFileError."""
+def operator_file(path: str, *, methods_missing: bool = False) -> OperatorFile:
+    """The file's content, checked; an empty path is an empty file. Raises OperatorFileError.
+
+    methods_missing: a plugin with a method was left out, so that a section nobody knows may be that method's: it counts
+    for nothing and stops nothing.
+    """
     if not path:
         return OperatorFile()
     try:
         found = yaml.load(Path(path).expanduser().read_text("utf-8"), _Strict) or {}  # noqa: S506 - a SafeLoader
-        return operator_settings(found)
+        return operator_settings(found, methods_missing=methods_missing)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise OperatorFileError(f"RATCHET_CONFIG ({path}) must be a readable YAML file: {error}") from error
     except OperatorFileError as error:
         raise OperatorFileError(f"RATCHET_CONFIG ({path}): {error}") from error
 
 
-def operator_settings(found: Any) -> OperatorFile:
+def operator_settings(found: Any, *, methods_missing: bool = False) -> OperatorFile:
     """The settings in a parsed file: sections at the top, or all of them below `rlhf`. Raises OperatorFileError."""
     if not isinstance(found, dict):
         raise OperatorFileError(
-            f"expected sections of knobs ({', '.join(SECTIONS)}), found {type(found).__name__}"
+            f"expected sections of knobs ({', '.join(section_checks())}), found {type(found).__name__}"
         )
     if WRAPPER in found:
         if beside := sorted(map(str, set(found) - {WRAPPER})):
@@ -85,20 +91,21 @@ def operator_settings(found: Any) -> OperatorFile:
             raise OperatorFileError(f"{WRAPPER}: expected sections of knobs, found {type(found).__name__}")
     sections: dict[str, dict[str, Any]] = {}
     base_models: dict[str, str] = {}
+    checks = section_checks()
     for name, knobs in found.items():
-        if name in SWITCHES:
+        if name in SWITCHES or (methods_missing and name not in checks):
             continue
-        if name not in SECTIONS:
+        if name not in checks:
             raise OperatorFileError(
-                f"no section {name!r}; there are {', '.join(SECTIONS)}, and the keys {', '.join(SWITCHES)}"
+                f"no section {name!r}; there are {', '.join(checks)}, and the keys {', '.join(SWITCHES)}"
             )
         knobs = {} if knobs is None else knobs  # a section whose knobs are commented out
         if not isinstance(knobs, dict):
             raise OperatorFileError(f"{name}: expected knobs, found {type(knobs).__name__}")
         own = dict(knobs)
-        if "base_model" in own and name != "linear" and (name in RECIPES or name == "continuous_learning"):
+        if "base_model" in own and name != "linear" and (name in METHODS or name == "continuous_learning"):
             base_models[name] = _text(f"{name}.base_model", own.pop("base_model"))
-        SECTIONS[name](name, own)
+        checks[name](name, own)
         sections[name] = own
     enabled = found.get("enabled")
     if enabled is not None and not isinstance(enabled, bool):
@@ -121,7 +128,7 @@ def _known(section: str, knobs: Mapping[str, Any], known: Mapping[str, Any] | tu
 def _recipe(section: str, knobs: Mapping[str, Any]) -> None:
     """A method's knobs: known by name, and allowed by at least one preset, over which they are laid."""
     fault: RecipeError | None = None
-    for preset in RECIPES[section].values():
+    for preset in METHODS[section].presets.values():
         try:
             preset.with_knobs(**knobs)
         except RecipeError as error:
@@ -170,7 +177,7 @@ def _learner(section: str, knobs: Mapping[str, Any]) -> None:
     for name, value in knobs.items():
         default = ONLINE_LEARNING_CONFIG[name]
         if choices := LEARNER_CHOICES.get(name):
-            fits, words = value in choices, f"one of {', '.join(choices)}"
+            fits, words = value in choices(), f"one of {', '.join(choices())}"
         elif isinstance(default, bool):
             fits, words = isinstance(value, bool), "true or false"
         elif name == "replay_share":
@@ -189,10 +196,11 @@ def _experiments(section: str, knobs: Mapping[str, Any]) -> None:
     _known(section, knobs, AB_TESTING_KNOBS)  # their values are checked with the experiment they make
 
 
-SECTIONS: dict[str, Callable[[str, Mapping[str, Any]], None]] = {
-    "feedback": _feedback,
-    **dict.fromkeys(("reward_model", "ppo", "grpo", "dpo", "kto", "sft", "linear"), _recipe),
-    "continuous_learning": _learner,
-    "ab_testing": _experiments,
-}
-"""Section -> the check of its knobs."""
+def section_checks() -> dict[str, Callable[[str, Mapping[str, Any]], None]]:
+    """Section -> the check of its knobs; each method has a section."""
+    return {
+        "feedback": _feedback,
+        **dict.fromkeys(METHODS, _recipe),
+        "continuous_learning": _learner,
+        "ab_testing": _experiments,
+    }

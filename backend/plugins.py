@@ -33,6 +33,8 @@ class Kind:
 
 KINDS = {
     "agents": Kind("AGENT", "rl.agents:agent_register"),
+    "formats": Kind("FORMAT", "feedback.transfer.formats.order:format_register"),
+    "methods": Kind("METHOD", "rl.recipes.methods:method_register"),
     "rewards": Kind("REWARD", "rl.rewards.named:reward_register"),
 }
 """Kind -> what it needs. The group of its entry points is `ratchet.<kind>`, its setting `RATCHET_<KIND>`."""
@@ -161,10 +163,20 @@ def plugin_faults() -> list[Plugin]:
     return [one for one in plugins.values() if one.fault] + [one for one in plugins.values() if one.remark]
 
 
+def left_out(kind: str) -> bool:
+    """Whether a plugin of a kind was left out."""
+    return any(one.kind == kind and one.fault for one in plugins.values())
+
+
 def plugin_faults_log() -> None:
-    """Name in the log what was left out of this process."""
+    """Name in the log what was left out of this process, each once."""
     for plugin in plugin_faults():
-        logger.warning("plugin %s", plugin.text)
+        if plugin not in _logged:
+            logger.warning("plugin %s", plugin.text)
+            _logged.add(plugin)
+
+
+_logged: set[Plugin] = set()
 
 
 def plugins_check(**_: Any) -> list[Any]:

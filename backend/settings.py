@@ -22,6 +22,7 @@ from backend.admin_navigation import NAVIGATION
 from backend.home import home_private
 from backend.installation import ROOT, bundled_folder, default_home, dotenv_file
 from backend.operator_file import OperatorFileError, operator_file
+from backend.plugins import left_out, plugins_load
 
 BASE_DIR = ROOT
 load_dotenv(dotenv_file(os.environ))
@@ -63,8 +64,11 @@ HF_HUB_CACHE = Path(
     or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"
 )
 RATCHET_PROFILE = os.environ.get("RATCHET_PROFILE") or "auto"
+# Methods of plugins come before RATCHET_CONFIG, which has a section for each; the other kinds once Django is set up.
+RATCHET_METHODS = _paths("RATCHET_METHODS")
+plugins_load("methods", RATCHET_METHODS)
 try:
-    _operator = operator_file(os.environ.get("RATCHET_CONFIG") or "")
+    _operator = operator_file(os.environ.get("RATCHET_CONFIG") or "", methods_missing=left_out("methods"))
 except OperatorFileError as error:
     raise ImproperlyConfigured(str(error)) from error
 # Section -> {knob: value}, and section -> the base model that is trained there
@@ -371,6 +375,7 @@ DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM") or "ratchet@localhost"
 # --- Plugins ----------------------------------------------------------------------------------------------
 # Dotted paths with commas between, beside what installed packages name as entry points: see backend.plugins.
 RATCHET_AGENTS = _paths("RATCHET_AGENTS")
+RATCHET_FORMATS = _paths("RATCHET_FORMATS")
 RATCHET_REWARDS = _paths("RATCHET_REWARDS")
 
 # --- What feedback asks of the rest, without importing it ---------------------------------------------------

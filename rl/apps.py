@@ -10,6 +10,7 @@ class RlConfig(AppConfig):
     def ready(self) -> None:
         from backend.plugins import plugin_faults_log, plugins_check, plugins_load
         from rl import agents
+        from rl.management.method_commands import commands_enter
         from rl.models.agent_definitions import agent_defined
         from rl.registry.signals import policy_promoting
         from rl.serving.preparation import prepare_before_promotion
@@ -19,5 +20,6 @@ class RlConfig(AppConfig):
         if agent_defined not in agents.finders:
             agents.finders.append(agent_defined)
         policy_promoting.connect(prepare_before_promotion, dispatch_uid="rl.serving.preparation")
+        commands_enter()
         checks.register(plugins_check)
         plugin_faults_log()

@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import get_commands, load_command_class
 
 from backend import plugins
+from backend.operator_file import OperatorFileError, operator_settings
 from backend.plugins import KINDS, Plugin, object_at, plugins_check, plugins_load
+from feedback.transfer.formats.order import FORMATS, ORDER, READ_AS, SHAPES
+from feedback.transfer.formats.recognition import format_of_row
 from rl import doctor
 from rl.agents import AGENTS
+from rl.management.method_commands import PACKAGE, commands_enter
+from rl.models import Snapshot
+from rl.recipes import RecipeError, recipe_named
+from rl.recipes.base import DATASET_KINDS
+from rl.recipes.methods import METHODS, RECIPES, method_named, policy_methods
 from rl.rewards.base import RewardSample
 from rl.rewards.named import REWARDS, RewardRefused, reward_names, rewards_named
 
@@ -40,7 +49,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
         sys.modules.pop(name, None)
 
 
-TABLES: list[dict[str, Any]] = [AGENTS, REWARDS]
+TABLES: list[dict[str, Any]] = [AGENTS, REWARDS, FORMATS, SHAPES, READ_AS, METHODS, RECIPES]
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +57,9 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plugin of this machine is seen, and none of a test outlives it."""
     monkeypatch.setattr(plugins, "plugins", {})
     monkeypatch.setattr(plugins, "_entry_points", dict)
-    before = [dict(table) for table in TABLES]
+    before, order = [dict(table) for table in TABLES], [*ORDER]
     yield
+    ORDER[:] = order
     for table, entries in zip(TABLES, before, strict=True):
         table.clear()
         table.update(entries)
@@ -196,6 +206,167 @@ def test_what_is_no_reward_is_left_out(module: Module, path: str, said: str) -> 
     plugins_load("rewards", [path])
     assert only_plugin().fault.endswith(said)
     assert REWARDS == {}
+
+
+# --- Formats ------------------------------------------------------------------------------------------------
+
+FORMAT = """
+from feedback.transfer.formats.base import judgement, row_format
+from feedback.transfer.formats.writers import RowShape, View, one_by_one
+
+def recognises(row):
+    return row["mailbox"] == "help"
+
+def records(row, line):
+    yield from judgement(line, "", [{"role": "user", "content": row["mail"]}], row["reply"], row["liked"], "liked")
+
+SHAPE = RowShape("mails", "a mail a row", (View.RATED,), one_by_one(lambda record, left_out: []))
+FORMAT = row_format("mails", "Mails", recognises, records, (SHAPE,))
+"""
+
+
+def test_a_format_from_outside_is_asked_before_tables_and_after_those_with_names_of_their_own(
+    module: Module,
+) -> None:
+    module("mail", FORMAT)
+    plugins_load("formats", ["mail", "mail:FORMAT"])
+    assert [plugin.fault for plugin in plugins.plugins.values()] == ["", ""]
+    place = [format.name for format in ORDER].index("mails")
+    assert place < [format.name for format in ORDER].index("pandalm")
+    assert place > [format.name for format in ORDER].index("scored_pairs")
+    assert {"mails"} <= {*FORMATS, *SHAPES, *READ_AS}
+    known = format_of_row(
+        {"mailbox": "help", "mail": "?", "reply": "!", "liked": 1, "prompt": "?", "response": "!"}
+    )
+    assert known is FORMATS["mails"]
+
+
+def test_a_format_that_fails_on_rows_of_others_knows_them_not(
+    module: Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    module("mail", FORMAT)
+    plugins_load("formats", ["mail"])
+    for _ in range(3):
+        known = format_of_row({"prompt": "?", "response": "!", "rating": 5})
+        assert known is not None
+        assert known.name == "table"
+    said = [record.message for record in caplog.records]
+    assert said == ["format mails cannot say whether a row is its own (KeyError: 'mailbox')"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("FORMAT = {}", "expected a Format (feedback.transfer.formats.base), found {}"),
+        ("FORMAT = replace(FORMAT, name='trl', shapes=())", "the name 'trl' is taken by another format"),
+        ("FORMAT = replace(FORMAT, name='auto', shapes=())", "the name 'auto' is taken by another format"),
+        ("FORMAT = replace(FORMAT, name='a b', shapes=())", "expected a name of small letters"),
+        ("FORMAT = replace(FORMAT, shapes=(3,))", "expected shapes of RowShape with views of View, found 3"),
+        (
+            "FORMAT = replace(FORMAT, name='other')",
+            "expected the first shape to have the name 'other', found 'mails'",
+        ),
+    ],
+)
+def test_what_is_no_format_is_left_out(module: Module, change: str, said: str) -> None:
+    module("mail", f"{FORMAT}from dataclasses import replace\n{change}\n")
+    before = [*ORDER]
+    plugins_load("formats", ["mail"])
+    assert said in only_plugin().fault
+    assert before == ORDER
+
+
+# --- Methods ------------------------------------------------------------------------------------------------
+
+METHOD = """
+from dataclasses import dataclass
+from rl.recipes.base import BasicRecipe, Method, Recipe
+
+@dataclass(frozen=True)
+class MailRecipe(Recipe):
+    gamma: float = 0.5
+
+METHOD = Method("mail_po", "pairs", {"default": MailRecipe()}, "nowhere:Trainer", "nowhere:estimate",
+                help="Learn from mails. Example: manage.py train_mail_po", options={"gamma": "Margin."})
+"""
+
+
+def test_a_method_from_outside_has_recipe_section_and_command(module: Module) -> None:
+    module("mail", METHOD)
+    plugins_load("methods", ["mail"])
+    assert not only_plugin().fault
+    assert recipe_named("mail_po", "default", {"gamma": "0.7"}).gamma == 0.7
+    assert "mail_po" in policy_methods()
+    assert method_named("mail_po").preset("cpu") == "default"
+    assert operator_settings({"mail_po": {"gamma": 0.9}}).sections == {"mail_po": {"gamma": 0.9}}
+    with pytest.raises(OperatorFileError, match="no knob 'gama'"):
+        operator_settings({"mail_po": {"gama": 0.9}})
+    table = get_commands()
+    try:
+        commands_enter()
+        parser = load_command_class(table["train_mail_po"], "train_mail_po").create_parser(
+            "manage.py", "train_mail_po"
+        )
+        options = vars(parser.parse_args(["--gamma", "0.25", "--agent", "own"]))
+        assert options["gamma"] == 0.25
+        assert "Learn from mails" in parser.format_help()
+    finally:
+        table.pop("train_mail_po", None)
+        sys.modules.pop(f"{PACKAGE}.train_mail_po", None)
+
+
+def test_the_section_of_a_method_that_was_left_out_stops_nothing() -> None:
+    found = {"mail_po": {"gamma": 0.9}, "dpo": {"beta": 0.2}}
+    with pytest.raises(OperatorFileError, match="no section 'mail_po'"):
+        operator_settings(found)
+    assert operator_settings(found, methods_missing=True).sections == {"dpo": {"beta": 0.2}}
+
+
+def test_a_method_nobody_knows_is_named_with_those_there_are() -> None:
+    with pytest.raises(RecipeError, match="no method 'mail_po'; known are dpo, grpo"):
+        method_named("mail_po")
+
+
+def test_the_kinds_of_datasets_are_those_of_snapshots() -> None:
+    assert set(DATASET_KINDS) == set(Snapshot.Kind.values)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("METHOD = 3", "expected a Method (rl.recipes.base), found 3"),
+        ("METHOD = replace(METHOD, slug='dpo')", "the slug 'dpo' is taken by another method"),
+        ("METHOD = replace(METHOD, slug='rlhf')", "the slug 'rlhf' is taken by another method"),
+        (
+            "METHOD = replace(METHOD, slug='Mail-PO')",
+            "expected a slug of small letters, digits and _, found 'Mail-PO'",
+        ),
+        ("METHOD = replace(METHOD, kind='mails')", "expected a kind of dataset, one of pairs, labels"),
+        (
+            "METHOD = replace(METHOD, presets={'cpu': MailRecipe()})",
+            "expected presets with `default`, a Recipe",
+        ),
+        ("METHOD = replace(METHOD, presets={'default': BasicRecipe()})", "found default: BasicRecipe"),
+        ("METHOD = replace(METHOD, presets=METHOD.presets | {'cpu': Recipe()})", "found another: cpu"),
+        ("METHOD = replace(METHOD, trainer='nowhere.Trainer')", "expected trainer as `module:name`"),
+        ("METHOD = replace(METHOD, policy=False)", "expected policy and adapter to be true"),
+        (
+            "METHOD = replace(METHOD, options={'delta': ''})",
+            "knobs of MailRecipe, found 'delta'",
+        ),
+        (
+            "METHOD = replace(METHOD, rewarded=True)",
+            "knobs of MailRecipe, found 'reward', ''",
+        ),
+        ("METHOD = replace(METHOD, help='')", "expected help"),
+    ],
+)
+def test_what_is_no_method_is_left_out(module: Module, change: str, said: str) -> None:
+    module("mail", f"{METHOD}from dataclasses import replace\n{change}\n")
+    before = {*METHODS}
+    plugins_load("methods", ["mail"])
+    assert said in only_plugin().fault
+    assert set(METHODS) == before
 
 
 # --- As the program starts ----------------------------------------------------------------------------------

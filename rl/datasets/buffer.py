@@ -21,7 +21,7 @@ from feedback.selectors import (
 from rl.datasets.reward_records import RewardsRefused, reward_settings
 from rl.models import Learnt, RewardRecord, TrainingRun
 from rl.models.runs import LEARNER
-from rl.recipes.methods import POLICY_METHODS
+from rl.recipes.methods import JUDGES
 
 Status, Use = TrainingRun.Status, Learnt.Use
 AT_WORK = (Status.QUEUED, Status.RUNNING)
@@ -42,9 +42,8 @@ def _gone(
     read = Q(run__status=Status.SUCCEEDED, use__in=(Use.TRAINED, Use.HELD_OUT))
     if clock:
         read |= Q(run__status=Status.SUCCEEDED, run__asked_by=LEARNER)
-    rows = Learnt.objects.filter(
-        feedback=OuterRef(column), run__method__in=POLICY_METHODS, run__stage_of=None
-    )
+    # not "by a method of policies": what a plugin's method learnt stays learnt when its package is gone
+    rows = Learnt.objects.filter(~Q(run__method__in=JUDGES), feedback=OuterRef(column), run__stage_of=None)
     if but is not None:
         rows = rows.exclude(run=but)
     return Exists(rows.filter(read | Q(run__status__in=AT_WORK) if at_work else read))
@@ -170,7 +169,7 @@ def feedback_resolve(
 def feedback_release(run: TrainingRun) -> None:
     """Leave to others what they learnt from while this run was stopped: nothing is learnt for the first time twice."""
     others = Learnt.objects.filter(
-        feedback=OuterRef("feedback"), run__method__in=POLICY_METHODS, run__stage_of=None
+        ~Q(run__method__in=JUDGES), feedback=OuterRef("feedback"), run__stage_of=None
     )
     taken = others.exclude(run=run).filter(
         Q(run__status=Status.SUCCEEDED, use__in=(Use.TRAINED, Use.HELD_OUT)) | Q(run__status__in=AT_WORK)

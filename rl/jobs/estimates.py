@@ -127,7 +127,7 @@ def _rewards_itself(order: TrainOrder) -> bool:
 
 def _stage(order: TrainOrder) -> StageEstimate:
     earlier, adapter = _earlier(order), method_named(order.method).adapter
-    config = order.config or (earlier.config if earlier else "") or ("cpu" if adapter else "default")
+    config = order.config or (earlier.config if earlier else "") or method_named(order.method).preset("cpu")
     recipe = recipe_named(order.method, config, settings.RATCHET_CONFIG.get(order.method)).with_knobs(
         **order.knobs
     )

@@ -15,7 +15,7 @@ from rl.jobs.stages import stages_of
 from rl.jobs.teachability import doubt
 from rl.models import Policy, RewardModelVersion, TrainingRun
 from rl.models.runs import run_folder
-from rl.recipes import RECIPES, Recipe
+from rl.recipes import Recipe
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
 from rl.registry.integrity import weights_name
@@ -57,7 +57,7 @@ def run_doubt(run: TrainingRun) -> str:
     """Reason why a run with its dataset teaches nothing, or little; empty where nothing speaks against it."""
     if run.snapshot is None:
         return ""
-    recipe = type(RECIPES[run.method]["default"]).from_dict(run.recipe)
+    recipe = method_named(run.method).recipe.from_dict(run.recipe)
     if not isinstance(recipe, Recipe):
         return ""  # what makes no steps says so by its own figures
     return doubt(recipe, run.snapshot.counts.get("train", 0), run.snapshot.kind)

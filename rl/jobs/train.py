@@ -52,7 +52,7 @@ from rl.models import Snapshot, TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.learner_config import learner_settings
 from rl.models.runs import LEARNER, RunRefused, run_folder
-from rl.recipes import RECIPES, BasicRecipe, Recipe, RecipeError, SFTRecipe, recipe_named
+from rl.recipes import BasicRecipe, Recipe, RecipeError, SFTRecipe, recipe_named
 from rl.recipes.methods import METHODS, dataset_kind, method_named
 from rl.recipes.sft import SHOWN
 from rl.registry import service as registry
@@ -90,7 +90,8 @@ def hardware_detect(profile: str | None = None) -> Hardware:
 def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
     """The preset's name and the recipe: preset, then the RATCHET_CONFIG file, then the order's own knobs. hardware:
     None for a method that trains no adapter."""
-    name = order.config or (hardware.preset if hardware is not None else "default")
+    preset = hardware.preset if hardware is not None else "default"
+    name = order.config or method_named(order.method).preset(preset)
     configured = settings.RATCHET_CONFIG.get(order.method) or {}
     knobs = dict(order.knobs)
     if "epochs" in knobs or "epochs" in configured:
@@ -212,7 +213,7 @@ def _adapter_plan(
     from rl.training import preflight
 
     base_model = base_model_for(order)
-    expected = _named(method_named(order.method).estimate)(
+    expected = _named(order.method, method_named(order.method).estimate)(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
     )
     tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
@@ -564,10 +565,10 @@ def _run_training(
     allocator_settle()  # this process trains and then ends
     threads_settle(hardware)
     method = method_named(run.method)
-    recipe: Any = recipe_opened(type(RECIPES[run.method]["default"]).from_dict(run.recipe))
+    recipe: Any = recipe_opened(method.recipe.from_dict(run.recipe))
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
-    trains = _named(method.trainer)
+    trains = _named(method.slug, method.trainer)
     if recipe.as_dict().get("search", 0) > 1:
         trains = functools.partial(SearchTrainer, trains)
     trainer = trains(
@@ -602,10 +603,16 @@ def _run_training(
     return result
 
 
-def _named(path: str) -> Any:
-    """Object of a path `module:name` in the training package."""
+def _named(method: str, path: str) -> Any:
+    """The trainer or the estimate of a method, `module:name`. Raises RunRefused where there is none."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RunRefused(
+            f"method {method}: expected {path}, which cannot be imported ({type(error).__name__}: {error}); correct "
+            "the row of the method, or the package that brings it"
+        ) from error
 
 
 def code_version() -> str:

@@ -1,4 +1,4 @@
-"""Options shared by the training commands that learn from rewards: the rewards, and the price of KL."""
+"""Options of the training commands that learn from rewards: the rewards, and the price of KL."""
 
 from __future__ import annotations
 
@@ -7,48 +7,43 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from rl.jobs.estimates import TrainOrder
-from rl.management.training import TrainCommand
-from rl.recipes import RECIPES
+from rl.recipes import Method
+from rl.rewards.named import reward_names
 
 
-class RewardedCommand(TrainCommand):
-    """`train_ppo` and its like: --reward SPEC becomes the recipe's knob `reward`, --kl-coef its `kl_knob`."""
+def rewards_add(parser: CommandParser, method: Method) -> None:
+    """--reward SPEC becomes the recipe's knob `reward`, --kl-coef its `kl_knob`."""
+    parser.add_argument(
+        "--reward",
+        action="append",
+        metavar="SPEC",
+        help="What is rewarded, repeatable, the mean counts: model:RUN_OR_PATH (a reward model), "
+        f"{', '.join(reward_names())}, learned, or a dotted path to a function (default: agent). "
+        "Example: --reward agent --reward model:17",
+    )
+    defaults = ", ".join(
+        f"{name} {getattr(recipe, method.kl_knob)}" for name, recipe in method.presets.items()
+    )
+    parser.add_argument(
+        "--kl-coef",
+        type=float,
+        help=f"Price of one nat of distance from the base, in units of reward. Example: --kl-coef 0.1 "
+        f"(presets: {defaults})",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        dest="data_file",
+        metavar="F",
+        help="The same as --data-file; prompts with their tests or answers will do. Example: --data prompts.jsonl",
+    )
 
-    kl_knob: str
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--reward",
-            action="append",
-            metavar="SPEC",
-            help="What is rewarded, repeatable, the mean counts: model:RUN_OR_PATH (a reward model), agent, "
-            "answer, code_execution, syntax, tool_success, task_completion, efficiency, format, learned, or a dotted "
-            "path to a function (default: agent). Example: --reward agent --reward model:17",
-        )
-        defaults = ", ".join(
-            f"{name} {getattr(recipe, self.kl_knob)}" for name, recipe in RECIPES[self.method].items()
-        )
-        parser.add_argument(
-            "--kl-coef",
-            type=float,
-            help=f"Price of one nat of distance from the base, in units of reward. Example: --kl-coef 0.1 "
-            f"(presets: {defaults})",
-        )
-        parser.add_argument(
-            "--data",
-            type=Path,
-            dest="data_file",
-            metavar="F",
-            help="The same as --data-file; prompts with their tests or answers will do. "
-            "Example: --data prompts.jsonl",
-        )
-
-    def _order(self, options: dict[str, Any]) -> TrainOrder:
-        order = super()._order(options)
-        if options["reward"]:
-            order.knobs["reward"] = ",".join(options["reward"])
-        if options["kl_coef"] is not None:
-            order.knobs[self.kl_knob] = options["kl_coef"]
-        return order
+def rewards_asked(options: dict[str, Any], method: Method) -> dict[str, Any]:
+    """The knobs that these options set."""
+    knobs: dict[str, Any] = {}
+    if options.get("reward"):
+        knobs["reward"] = ",".join(options["reward"])
+    if options.get("kl_coef") is not None:
+        knobs[method.kl_knob] = options["kl_coef"]
+    return knobs

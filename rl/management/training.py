@@ -1,10 +1,10 @@
-"""Base of every training command: options, dry run, the report. One subclass per method."""
+"""Base of the training commands: `train_<slug>`, made from the method's row, and `train --method SLUG`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from rich.table import Table
@@ -14,57 +14,71 @@ from backend.command import RatchetCommand
 from rl.jobs import train
 from rl.jobs.distributed import Beside
 from rl.jobs.estimates import agent_for
-from rl.recipes import DATASET_CONFIG, RECIPES, RecipeError
+from rl.management.rewarded import rewards_add, rewards_asked
+from rl.recipes import DATASET_CONFIG, Method, RecipeError
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
 from rl.registry.gate_evidence import rival_name
 
-SHARED_KNOBS: dict[str, tuple[type, str]] = {
-    "epochs": (float, "Passes over the training pairs. Example: --epochs 2"),
-    "max_steps": (int, "Stop after so many optimiser steps. Example: --max-steps 50"),
-    "batch_size": (int, "Pairs per micro-batch. Example: --batch-size 8"),
-    "learning_rate": (float, "Peak learning rate. Example: --learning-rate 5e-5"),
-    "lora_r": (
-        int,
-        "Rank of the LoRA adapter; 0 trains the weights themselves (dpo, kto, sft). Example: --lora-r 16",
-    ),
-    "max_length": (int, "Tokens of prompt and response kept. Example: --max-length 1024"),
-    "checkpoints": (
-        str,
-        "newest, or epoch to keep the adapter of each whole epoch too. Example: --checkpoints epoch",
-    ),
-    "seed": (int, "Seed of data order and initial weights. Example: --seed 1"),
+SHARED_KNOBS = {
+    "epochs": "Passes over the training pairs. Example: --epochs 2",
+    "max_steps": "Stop after so many optimiser steps. Example: --max-steps 50",
+    "batch_size": "Pairs per micro-batch. Example: --batch-size 8",
+    "learning_rate": "Peak learning rate. Example: --learning-rate 5e-5",
+    "lora_r": "Rank of the LoRA adapter; 0 trains the weights themselves (dpo, kto, sft). Example: --lora-r 16",
+    "max_length": "Tokens of prompt and response kept. Example: --max-length 1024",
+    "checkpoints": "newest, or epoch to keep the adapter of each whole epoch too. Example: --checkpoints epoch",
+    "seed": "Seed of data order and initial weights. Example: --seed 1",
 }
+"""Knobs that are options of every method whose recipe has them -> what `--help` says of each."""
 
 
 class TrainCommand(RatchetCommand):
-    """`train_<method>`: preset and options to an order, the order to `rl.jobs.train`."""
+    """`train_<slug>`: preset and options to an order, the order to `rl.jobs.train`."""
 
     method: str
-    shared_knobs: ClassVar[dict[str, tuple[type, str]]] = SHARED_KNOBS
-    own_knobs: dict[str, tuple[type, str]] = {}
+
+    @property
+    def row(self) -> Method:
+        """The method's row."""
+        return method_named(self.method)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        presets = RECIPES[self.method]
-        add = parser.add_argument
-        add(
+        self._add_source(parser)
+        self._add_knobs(parser)
+        self._add_dataset(parser)
+        self._add_run(parser)
+        if self.row.rewarded:
+            rewards_add(parser, self.row)
+        if self.row.adapter:
+            self._add_exports(parser)
+
+    def _add_source(self, parser: CommandParser) -> None:
+        parser.add_argument(
             "--agent",
             metavar="SLUG",
             help="Whose feedback to learn from (default: the only agent that has any).",
         )
+
+    def _add_knobs(self, parser: CommandParser) -> None:
+        """Options that are knobs of the recipe, with each preset's value."""
+        add, presets = parser.add_argument, self.row.presets
         add(
             "--config", choices=list(presets), help="Preset of knobs (default: chosen by the hardware found)."
         )
-        if self._adapter:
+        if self.row.adapter:
             add(
                 "--model",
                 metavar="NAME_OR_PATH",
                 help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL).",
             )
-        for knob, (kind, text) in {**self.shared_knobs, **self.own_knobs}.items():
+        for knob, text in self._knobs.items():
             defaults = ", ".join(f"{name} {getattr(recipe, knob)}" for name, recipe in presets.items())
+            kind = type(getattr(presets["default"], knob))
             add(f"--{knob.replace('_', '-')}", type=kind, help=f"{text} (presets: {defaults})")
+        for name, flag in self.row.flags.items():
+            add(f"--{name}", action="store_true", help=flag.help)
         add(
             "--set",
             action="append",
@@ -72,6 +86,9 @@ class TrainCommand(RatchetCommand):
             metavar="KNOB=VALUE",
             help="Any other knob of the recipe; repeatable. Example: --set warmup_ratio=0.2",
         )
+
+    def _add_dataset(self, parser: CommandParser) -> None:
+        add = parser.add_argument
         add(
             "--source",
             choices=["db", "file"],
@@ -102,13 +119,16 @@ class TrainCommand(RatchetCommand):
             metavar="N",
             help="At most so many training pairs, drawn by hash (default: all).",
         )
+
+    def _add_run(self, parser: CommandParser) -> None:
+        add = parser.add_argument
         add(
             "--output",
             type=Path,
             metavar="DIR",
             help="Folder for the adapter (default: RATCHET_HOME/policies/<agent>/<policy>).",
         )
-        if self._adapter:
+        if self.row.adapter:
             add(
                 "--no-quantization",
                 action="store_true",
@@ -132,8 +152,6 @@ class TrainCommand(RatchetCommand):
             action="store_true",
             help="Build the dataset, print counts, recipe and estimates; train nothing.",
         )
-        if self._adapter:
-            self._add_exports(parser)
 
     def _add_exports(self, parser: CommandParser) -> None:
         add = parser.add_argument
@@ -148,8 +166,10 @@ class TrainCommand(RatchetCommand):
         )
 
     @property
-    def _adapter(self) -> bool:
-        return method_named(self.method).adapter
+    def _knobs(self) -> dict[str, str]:
+        """Knobs of the recipe that are options -> their help."""
+        has = self.row.presets["default"].as_dict()
+        return {knob: text for knob, text in SHARED_KNOBS.items() if knob in has} | dict(self.row.options)
 
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
         try:
@@ -202,9 +222,7 @@ class TrainCommand(RatchetCommand):
         return result
 
     def _order(self, options: dict[str, Any]) -> train.TrainOrder:
-        knobs = {
-            name: options[name] for name in (*self.shared_knobs, *self.own_knobs) if options[name] is not None
-        }
+        knobs = {name: options[name] for name in self._knobs if options.get(name) is not None}
         for assignment in options["set"]:
             knob, separator, value = assignment.partition("=")
             if not separator:
@@ -212,6 +230,8 @@ class TrainCommand(RatchetCommand):
             knobs[knob.strip()] = value.strip()
         if options.get("no_quantization"):
             knobs["quantization"] = "none"
+        knobs |= {flag.knob: flag.value for name, flag in self.row.flags.items() if options.get(name)}
+        knobs |= rewards_asked(options, self.row)
         from_file = options["source"] == "file" or options["data_file"] is not None
         return train.TrainOrder(
             agent=agent_for(options["agent"], from_file=from_file),
@@ -272,7 +292,7 @@ class TrainCommand(RatchetCommand):
             return
         figures = {name: value for name, value in result["metrics"].items() if name in SHOWN}
         best = f", the weights of step {result['best_step']:,} kept" if result.get("best_step") else ""
-        if self._adapter:
+        if self.row.adapter:
             table.add_row("steps", f"{result['steps']:,} in {result['seconds']:.0f} s{best}")
         else:
             table.add_row("fit", f"{result['seconds']:.2f} s")
@@ -334,15 +354,6 @@ def search_text(one: Mapping[str, Any], figure: str) -> str:
     knobs = ", ".join(f"{knob} {one[knob]:g}" for knob in ("learning_rate", "epochs", "beta") if knob in one)
     found = f"{figure} {one['value']:.4g}" if one["value"] is not None else one.get("failed", "no figure")
     return f"{knobs}: {found}{' (kept)' if one.get('kept') else ''}"
-
-
-SEARCH: dict[str, tuple[type, str]] = {
-    "search": (
-        int,
-        "Try so many recipes (learning rate, passes, beta) on the eval split and keep the best. Example: --search 8",
-    )
-}
-"""The option of the methods whose recipes can be compared on the eval split."""
 
 
 SHOWN = {

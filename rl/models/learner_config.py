@@ -9,7 +9,8 @@ from django.conf import settings
 
 from rl.models import LearnerSettings
 from rl.models.learning import method_choices
-from rl.recipes import ONLINE_LEARNING_CONFIG, RECIPES, RecipeError
+from rl.recipes import ONLINE_LEARNING_CONFIG, RecipeError
+from rl.recipes.methods import method_named
 
 
 def learner_config() -> dict[str, Any]:
@@ -61,7 +62,7 @@ def retrain_knobs(wanted: LearnerSettings, method: str) -> dict[str, Any]:
     """Recipe knobs of a retrain by that method: the weights it begins with, and the share of older
     feedback."""
     asked = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
-    known = RECIPES[method]["default"].as_dict()
+    known = method_named(method).presets["default"].as_dict()
     return {name: value for name, value in asked.items() if name in known}
 
 

@@ -13,14 +13,14 @@ from django.utils import timezone
 from feedback.selectors import SLUG_PATTERN
 from rl.gates.report import GateBounds, GateError
 from rl.recipes import ONLINE_LEARNING_CONFIG
-from rl.recipes.methods import POLICY_METHODS, RLHF
+from rl.recipes.methods import RLHF, policy_methods
 
 BOUNDS = GateBounds()
 
 
 def method_choices() -> list[tuple[str, str]]:
     """Ways in which an agent may learn by itself."""
-    return [("auto", "auto: what fits the feedback"), *((slug, slug) for slug in (*POLICY_METHODS, RLHF))]
+    return [("auto", "auto: what fits the feedback"), *((slug, slug) for slug in (*policy_methods(), RLHF))]
 
 
 agent_slug = RegexValidator(SLUG_PATTERN)

@@ -4,6 +4,7 @@ from rl.recipes.base import BASE as BASE
 from rl.recipes.base import CHAMPION as CHAMPION
 from rl.recipes.base import AdapterRecipe as AdapterRecipe
 from rl.recipes.base import BasicRecipe as BasicRecipe
+from rl.recipes.base import Method as Method
 from rl.recipes.base import Recipe as Recipe
 from rl.recipes.base import RecipeError as RecipeError
 from rl.recipes.dpo import DPO_CONFIG as DPO_CONFIG
@@ -18,8 +19,8 @@ from rl.recipes.linear import LinearRecipe as LinearRecipe
 from rl.recipes.loop import AB_TESTING_KNOBS as AB_TESTING_KNOBS
 from rl.recipes.loop import DATASET_CONFIG as DATASET_CONFIG
 from rl.recipes.loop import ONLINE_LEARNING_CONFIG as ONLINE_LEARNING_CONFIG
-from rl.recipes.named import RECIPES as RECIPES
-from rl.recipes.named import recipe_named as recipe_named
+from rl.recipes.methods import RECIPES as RECIPES
+from rl.recipes.methods import recipe_named as recipe_named
 from rl.recipes.ppo import PPO_CONFIG as PPO_CONFIG
 from rl.recipes.ppo import PPORecipe as PPORecipe
 from rl.recipes.reward_model import REWARD_MODEL_CONFIG as REWARD_MODEL_CONFIG

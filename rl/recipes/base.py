@@ -1,11 +1,12 @@
-"""The knobs every method has, checked when a recipe is made, and those of the methods that train an adapter."""
+"""The knobs every method has, checked when a recipe is made, those of the methods that train an adapter, and Method:
+what is known of a way to learn."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from rl.recipes.curriculum import ORDERS
@@ -229,6 +230,58 @@ def _convert(name: str, value: Any, kind: type) -> Any:
 
 BASE, CHAMPION, START = "base", "champion", "start"
 
+DATASET_KINDS = ("pairs", "labels", "corrections", "scores", "groups", "prompts")
+"""Kinds of datasets that feedback is made into: those of `rl.models.Snapshot`."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to learn from feedback: all that commands, REST, pages and jobs know of it."""
+
+    slug: str
+    """Its command is `train_<slug>`, its section of RATCHET_CONFIG `<slug>`."""
+    kind: str
+    """The dataset it is fed, one of DATASET_KINDS."""
+    presets: Mapping[str, BasicRecipe] = field(repr=False)
+    """Preset -> recipe, all of one class; `default` is among them."""
+    trainer: str
+    """`module:Class`, imported where a run is trained; the class has the constructor, load_base_model and train of
+    `rl.training.dpo.DPOTrainer`."""
+    estimate: str
+    """`module:function` that foresees steps, minutes and memory for a dry run, as `rl.training.estimates.dpo` does."""
+    help: str = field(repr=False)
+    """What `train_<slug> --help` says: what it learns from, and an example."""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Knobs of the recipe that are options of the command -> what `--help` says of each."""
+    flags: Mapping[str, Flag] = field(default_factory=dict, repr=False)
+    """Options without a value, by name."""
+    policy: bool = True
+    """Whether what comes out can answer, and enters the registry; a reward model only judges."""
+    rewarded: bool = False
+    """Whether it needs reward functions (`--reward`), which stand in its recipe's knob `reward`."""
+    kl_knob: str = ""
+    """Knob that `--kl-coef` sets, of rewarded methods."""
+    adapter: bool = True
+    """True of a method that trains an adapter of a base model, which needs torch; a linear policy needs neither."""
+
+    @property
+    def recipe(self) -> type[BasicRecipe]:
+        """Class of its recipes."""
+        return type(self.presets["default"])
+
+    def preset(self, wanted: str) -> str:
+        """The preset of that name, which fits the hardware; `default` where the method has none."""
+        return wanted if wanted in self.presets else "default"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Option of a training command that sets one knob to one value."""
+
+    knob: str
+    value: Any
+    help: str
+
 
 @dataclass(frozen=True)
 class AdapterRecipe(Recipe):
@@ -257,3 +310,10 @@ class AdapterRecipe(Recipe):
     def warm_up(self, responses: int) -> int:
         """Optimiser steps of the warm-up on so many judged responses."""
         return min(self.warm_up_steps, MOST_WARM_UP_PASSES * self._steps_per_epoch(responses))
+
+
+SEARCH = {
+    "search": "Try so many recipes (learning rate, passes, beta) on the eval split and keep the best. "
+    "Example: --search 8"
+}
+"""The option of the methods whose recipes can be compared on the eval split."""

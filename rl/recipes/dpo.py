@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl.recipes.base import AdapterRecipe, RecipeError
+from rl.recipes.base import SEARCH, AdapterRecipe, Method, RecipeError
 
 DPO_LOSSES = (
     "sigmoid",
@@ -105,3 +105,18 @@ DPO_CONFIG: dict[str, DPORecipe] = {
     ),
 }
 """DPO presets by name: what `train_dpo --config` takes."""
+
+METHOD = Method(
+    "dpo",
+    "pairs",
+    DPO_CONFIG,
+    "rl.training.dpo:DPOTrainer",
+    "rl.training.estimates:dpo",
+    help="Learn from preference pairs with direct preference optimisation and enter the result in the registry. "
+    "Example: manage.py train_dpo --agent widgets",
+    options=SEARCH
+    | {
+        "beta": "Strength of the pull towards the base policy, above 0. Example: --beta 0.1",
+        "loss": "sigmoid, ipo, hinge, robust, ... Example: --loss ipo",
+    },
+)

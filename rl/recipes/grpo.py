@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rl.recipes.base import BASE, START, AdapterRecipe, RecipeError, divisor_of, number_given
+from rl.recipes.base import BASE, START, AdapterRecipe, Flag, Method, RecipeError, divisor_of, number_given
 
 
 @dataclass(frozen=True)
@@ -146,3 +146,26 @@ GRPO_CONFIG: dict[str, GRPORecipe] = {
     ),
 }  # fmt: skip
 """GRPO presets by name: what `train_grpo --config` takes."""
+
+METHOD = Method(
+    "grpo",
+    "prompts",
+    GRPO_CONFIG,
+    "rl.training.grpo:GRPOTrainer",
+    "rl.training.ppo.estimate:grpo",
+    help="Answer each prompt several times, have the answers rewarded, and learn from those that beat the others of "
+    "their group (group relative policy optimisation); enter the result in the registry. "
+    "Example: manage.py train_grpo --agent filer --reward agent",
+    options={
+        "num_generations": "Answers to each prompt that compete. Example: --num-generations 8",
+        "max_new_tokens": "Most tokens of a response. Example: --max-new-tokens 64",
+        "temperature": "Temperature of sampling, above 0. Example: --temperature 0.9",
+    },
+    flags={
+        "logged": Flag(
+            "mode", "logged", "Sample nothing: learn from prompts here that have several rated answers."
+        )
+    },
+    rewarded=True,
+    kl_knob="beta",
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl.recipes.base import AdapterRecipe, RecipeError
+from rl.recipes.base import SEARCH, AdapterRecipe, Method, RecipeError
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,18 @@ KTO_CONFIG: dict[str, KTORecipe] = {
     ),
 }  # fmt: skip
 """KTO presets by name: what `train_kto --config` takes."""
+
+METHOD = Method(
+    "kto",
+    "labels",
+    KTO_CONFIG,
+    "rl.training.kto:KTOTrainer",
+    "rl.training.estimates:kto",
+    help="Learn from thumbs without pairs by Kahneman-Tversky optimisation and enter the result in the registry. "
+    "Example: manage.py train_kto --agent widgets",
+    options=SEARCH
+    | {
+        "beta": "Strength of the pull towards the base policy, above 0. Example: --beta 0.1",
+        "loss": "kto, apo_zero_unpaired or logistic. Example: --loss kto",
+    },
+)

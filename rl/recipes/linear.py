@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rl.recipes.base import BasicRecipe, RecipeError
+from rl.recipes.base import BasicRecipe, Method, RecipeError
 
 AUTO = "auto"
 FEEDBACK = (AUTO, "pairs", "scores", "corrections")
@@ -39,3 +39,19 @@ class LinearRecipe(BasicRecipe):
 
 LINEAR_CONFIG: dict[str, LinearRecipe] = {"default": LinearRecipe()}
 """Presets by name: there is one, as cross-validation settles what presets are for elsewhere."""
+
+METHOD = Method(
+    "linear",
+    "pairs",
+    LINEAR_CONFIG,
+    "rl.linear.fit:fit",
+    "",
+    help="Learn which answer to choose with regularised logistic regression, without a base model and within seconds, "
+    "and enter the result in the registry. Example: manage.py train_linear --agent widgets",
+    options={
+        "feedback": "auto, pairs, scores (thumbs too) or corrections. Example: --feedback scores",
+        "penalty": "Inverse strength of the L2 penalty, or auto. Example: --penalty 0.3",
+        "features": "words, crossed, parts, or auto. Example: --features crossed",
+    },
+    adapter=False,
+)

@@ -1,68 +1,110 @@
-"""Table of training methods: the kind of dataset each reads and its trainer's name. `rl.jobs.train` imports them."""
+"""Table of training methods: every file here that defines METHOD, and those of plugins; and recipes by their names."""
 
 from __future__ import annotations
 
+import pkgutil
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from rl.recipes import RecipeError
+from rl.recipes.base import DATASET_KINDS, Method, Recipe, RecipeError
+
+FOLDER = Path(__file__).resolve().parent
 
 
-@dataclass(frozen=True)
-class Method:
-    """One way to learn from feedback."""
-
-    slug: str
-    kind: str
-    """The dataset it is fed, one of Snapshot.Kind."""
-    trainer: str
-    """`module:Class` in the training room; every class has DPOTrainer's constructor, load_base_model and train."""
-    estimate: str
-    """`module:function` that foresees steps, minutes and memory for a dry run."""
-    policy: bool = True
-    """True if what comes out can answer, and enters the registry; a reward model only judges."""
-    rewarded: bool = False
-    """True if it needs reward functions (`--reward`)."""
-    adapter: bool = True
-    """True of a method that trains an adapter of a base model, which needs torch; a linear policy needs neither."""
+def _discovered() -> dict[str, Method]:
+    found = {}
+    for module in sorted(pkgutil.iter_modules([str(FOLDER)]), key=lambda module: module.name):
+        if module.name != "methods":
+            method = getattr(import_module(f"rl.recipes.{module.name}"), "METHOD", None)
+            if method is not None:
+                found[method.slug] = method
+    return found
 
 
-METHODS = {
-    method.slug: method
-    for method in (
-        Method("dpo", "pairs", "rl.training.dpo:DPOTrainer", "rl.training.estimates:dpo"),
-        Method("kto", "labels", "rl.training.kto:KTOTrainer", "rl.training.estimates:kto"),
-        Method("sft", "corrections", "rl.training.sft:SFTTrainer", "rl.training.estimates:sft"),
-        Method(
-            "reward_model",
-            "pairs",
-            "rl.training.reward_model:RewardModelTrainer",
-            "rl.training.estimates:reward_model",
-            policy=False,
-        ),
-        Method("ppo", "prompts", "rl.training.ppo:PPOTrainer", "rl.training.ppo.estimate:ppo", rewarded=True),
-        Method(
-            "grpo", "prompts", "rl.training.grpo:GRPOTrainer", "rl.training.ppo.estimate:grpo", rewarded=True
-        ),
-        Method("linear", "pairs", "rl.linear.fit:fit", "", adapter=False),
-    )
-}
+METHODS: dict[str, Method] = _discovered()
+"""Slug -> method: built in, and those of plugins once they are registered."""
 
-
-POLICY_METHODS = tuple(method.slug for method in METHODS.values() if method.policy)
-"""Methods whose runs make a policy."""
-
+RECIPES: dict[str, Mapping[str, Any]] = {slug: method.presets for slug, method in METHODS.items()}
+"""Method -> its presets, each a BasicRecipe of the method's own class."""
 
 RLHF = "rlhf"
 """The whole of RLHF as one method: a reward model from the feedback found, then PPO against it."""
+
+AUTO = "auto"
+"""The method that fits the feedback found."""
+
+JUDGES = tuple(slug for slug, method in METHODS.items() if not method.policy)
+"""Methods whose runs make no policy; plugins bring none."""
+
+SLUG = r"[a-z][a-z0-9_]{0,25}"
+DOTTED = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+
+
+def policy_methods() -> list[str]:
+    """Methods whose runs make a policy."""
+    return [slug for slug, method in METHODS.items() if method.policy]
 
 
 def method_named(slug: str) -> Method:
     """The method of that name. Raises RecipeError."""
     if slug not in METHODS:
-        raise RecipeError(f"no method {slug!r}; known are {', '.join(METHODS)}")
+        raise RecipeError(
+            f"no method {slug!r}; known are {', '.join(METHODS)}. A plugin's is known while its package is installed; "
+            "`manage.py doctor` names plugins that were left out"
+        )
     return METHODS[slug]
+
+
+def recipe_named(method: str, preset: str, overrides: Mapping[str, Any] | None = None) -> Any:
+    """The preset of a method, with an operator's overrides (the method's section of RATCHET_CONFIG) laid over it.
+
+    Raises RecipeError for a method, preset or knob that does not exist, naming those that do.
+    """
+    presets = method_named(method).presets
+    if preset not in presets:
+        raise RecipeError(f"no preset {preset!r}; there are {', '.join(presets)}")
+    return presets[preset].with_knobs(**(overrides or {}))
+
+
+def method_register(name: str, found: Any) -> None:
+    """Enter a method from outside (`backend.plugins`). Raises ValueError where it is none, or its slug is taken."""
+    if not isinstance(found, Method):
+        raise ValueError(f"expected a Method (rl.recipes.base), found {found!r:.80}")
+    if METHODS.get(found.slug) == found:
+        return
+    if not isinstance(found.slug, str) or not re.fullmatch(SLUG, found.slug):
+        raise ValueError(f"expected a slug of small letters, digits and _, found {found.slug!r}")
+    if found.slug in (*METHODS, RLHF, AUTO):
+        raise ValueError(f"the slug {found.slug!r} is taken by another method: choose another slug")
+    if fault := _fault(found):
+        raise ValueError(f"method {found.slug}: {fault}")
+    METHODS[found.slug] = found
+    RECIPES[found.slug] = found.presets
+
+
+def _fault(method: Method) -> str:
+    """What is wrong with a method's row; empty where nothing is. Its trainer is imported when it trains."""
+    presets = method.presets if isinstance(method.presets, Mapping) else {}
+    if method.kind not in DATASET_KINDS:
+        return f"expected a kind of dataset, one of {', '.join(DATASET_KINDS)}; found {method.kind!r}"
+    if not isinstance(presets.get("default"), Recipe):
+        found = ", ".join(f"{name}: {type(one).__name__}" for name, one in presets.items())
+        return f"expected presets with `default`, a Recipe (rl.recipes.base); found {found or 'none'}"
+    if other := [name for name, one in presets.items() if type(one) is not method.recipe]:
+        return f"expected presets of one class, {method.recipe.__name__}; found another: {', '.join(other)}"
+    for what in ("trainer", "estimate"):
+        if not re.fullmatch(DOTTED, str(getattr(method, what))):
+            return f"expected {what} as `module:name`, found {getattr(method, what)!r}"
+    if not (method.policy and method.adapter):
+        return "expected policy and adapter to be true: plugins bring methods that train an adapter which answers"
+    knobs = [*method.options, *(flag.knob for flag in method.flags.values())]
+    knobs += ["reward", method.kl_knob] if method.rewarded else []
+    if unknown := [knob for knob in knobs if knob not in presets["default"].as_dict()]:
+        return f"expected options that are knobs of {method.recipe.__name__}, found {', '.join(map(repr, unknown))}"
+    return "" if method.help else "expected help: what it learns from, and an example"
 
 
 OBJECTIVE_KINDS = {"pairwise": "pairs", "regression": "scores", "binary": "labels"}

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rl.recipes.base import BASE, START, AdapterRecipe, RecipeError, divisor_of, number_given
+from rl.recipes.base import BASE, START, AdapterRecipe, Method, RecipeError, divisor_of, number_given
 
 
 @dataclass(frozen=True)
@@ -184,3 +184,22 @@ PPO_CONFIG: dict[str, PPORecipe] = {
     "prioritizer": PPORecipe(max_length=1280, max_new_tokens=256, gradient_accumulation=2),
 }
 """PPO presets by name: what `train_ppo --config` takes."""
+
+METHOD = Method(
+    "ppo",
+    "prompts",
+    PPO_CONFIG,
+    "rl.training.ppo:PPOTrainer",
+    "rl.training.ppo.estimate:ppo",
+    help="Answer prompts, have the answers rewarded, and learn to earn more with proximal policy optimisation; enter "
+    "the result in the registry. Example: manage.py train_ppo --agent filer --reward agent",
+    options={
+        "mini_batch_size": "Responses per optimiser step. Example: --mini-batch-size 4",
+        "ppo_epochs": "Passes over each batch of responses. Example: --ppo-epochs 4",
+        "samples_per_prompt": "Responses to each prompt of a batch. Example: --samples-per-prompt 4",
+        "max_new_tokens": "Most tokens of a response. Example: --max-new-tokens 64",
+        "temperature": "Temperature of sampling, above 0. Example: --temperature 0.9",
+    },
+    rewarded=True,
+    kl_knob="init_kl_coef",
+)

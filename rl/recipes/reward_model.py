@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl.recipes.base import Recipe, RecipeError
+from rl.recipes.base import Method, Recipe, RecipeError
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,19 @@ REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
     ),
 }  # fmt: skip
 """Reward model presets by name: what `train_reward_model --config` takes."""
+
+METHOD = Method(
+    "reward_model",
+    "pairs",
+    REWARD_MODEL_CONFIG,
+    "rl.training.reward_model:RewardModelTrainer",
+    "rl.training.estimates:reward_model",
+    help="Learn to score responses from preferences, scores or thumbs; later runs use it as --reward model:RUN. "
+    "Example: manage.py train_reward_model --agent widgets --objective pairwise",
+    options={
+        "objective": "pairwise, regression or binary. Example: --objective binary",
+        "architecture": "causal (a score head on the base) or encoder (DeBERTa and its like, by --model). "
+        "Example: --architecture encoder",
+    },
+    policy=False,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl.recipes.base import AdapterRecipe, RecipeError
+from rl.recipes.base import SEARCH, AdapterRecipe, Method, RecipeError
 
 DEMONSTRATIONS = ("demonstration", "teacher")
 """Tags of responses to be imitated, and what their rows name as source: brought from elsewhere, or a better model's."""
@@ -72,3 +72,14 @@ SFT_CONFIG: dict[str, SFTRecipe] = {
     ),
 }  # fmt: skip
 """SFT presets by name: what `train_sft --config` takes."""
+
+METHOD = Method(
+    "sft",
+    "corrections",
+    SFT_CONFIG,
+    "rl.training.sft:SFTTrainer",
+    "rl.training.estimates:sft",
+    help="Learn to answer as people showed: from corrections and highly rated responses. "
+    "Example: manage.py train_sft --agent widgets",
+    options=SEARCH,
+)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from feedback.transfer.formats.columns import ColumnMap as ColumnMap
+from feedback.transfer.formats.order import FORMATS as FORMATS
+from feedback.transfer.formats.order import SHAPES as SHAPES
 from feedback.transfer.formats.previews import preview as preview
-from feedback.transfer.formats.readers import FORMATS as FORMATS
-from feedback.transfer.formats.readers import SHAPES as SHAPES
 from feedback.transfer.formats.readers import decisions_before_feedback as decisions_before_feedback
 from feedback.transfer.formats.readers import detect as detect
 from feedback.transfer.formats.readers import named as named

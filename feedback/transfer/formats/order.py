@@ -1,11 +1,17 @@
 """The order in which formats are asked whether a row is theirs: the most specific keys first.
 
 A new format goes into the section it belongs to; within a section, before every format whose keys its rows have, too.
+Those of plugins (`backend.plugins`) are asked after all that have names of their own, before training files and tables.
 """
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 from feedback.transfer.formats import (
     alpacaeval,
@@ -53,6 +59,7 @@ from feedback.transfer.formats import (
     weave,
 )
 from feedback.transfer.formats.base import Format
+from feedback.transfer.formats.writers import RowShape, View
 
 OWN: tuple[ModuleType, ...] = (ratchet, feedback_collector)
 """Formats that we and our collector write."""
@@ -109,8 +116,70 @@ TRAINING: tuple[ModuleType, ...] = (pandalm, hh, llamafactory_v1, openai, llamaf
 PLAIN: tuple[ModuleType, ...] = (simulation, table)
 """Rows of a prompt, a response and what was said of it, whatever else they hold: last."""
 
-ORDER: tuple[Format, ...] = tuple(
+ORDER: list[Format] = [
     module.FORMAT
     for section in (OWN, TELEMETRY, LOGS, CHOICES, APPLICATIONS, DATA_SETS, TRAINING, PLAIN)
     for module in section
-)
+]
+"""Every format, in the order in which they are asked."""
+
+FORMATS: dict[str, Format] = {format.name: format for format in ORDER}
+
+SHAPES: dict[str, RowShape] = {shape.name: shape for format in ORDER for shape in format.shapes}
+"""Every kind of file that can be written."""
+
+READ_AS: dict[str, Format] = {shape.name: format for format in ORDER for shape in format.shapes} | FORMATS
+"""Every name that a file is read under: what was written under a name is read under it, too."""
+
+NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
+
+logger = logging.getLogger("feedback.transfer.formats")
+
+
+def format_register(name: str, found: Any) -> None:
+    """Enter a format from outside (`backend.plugins`). Raises ValueError where it is none, or a name of it is taken."""
+    if not isinstance(found, Format):
+        raise ValueError(f"expected a Format (feedback.transfer.formats.base), found {found!r:.80}")
+    if found.name in FORMATS and _same(FORMATS[found.name], found):
+        return
+    for shape in found.shapes:
+        if not isinstance(shape, RowShape) or not set(shape.views) <= set(View):
+            raise ValueError(f"expected shapes of RowShape with views of View, found {shape!r:.80}")
+    if found.shapes and found.shapes[0].name != found.name:
+        raise ValueError(
+            f"expected the first shape to have the name {found.name!r}, found {found.shapes[0].name!r}"
+        )
+    for one in dict.fromkeys((found.name, *(shape.name for shape in found.shapes))):
+        if not re.fullmatch(NAME, one):
+            raise ValueError(f"expected a name of small letters, digits, _ and -, found {one!r}")
+        if one in READ_AS or one == "auto":
+            raise ValueError(f"the name {one!r} is taken by another format: choose another name")
+    guarded = replace(found, recognises=_guarded(found.name, found.recognises))
+    ORDER.insert(ORDER.index(TRAINING[0].FORMAT), guarded)
+    FORMATS[found.name] = guarded
+    SHAPES.update({shape.name: shape for shape in found.shapes})
+    READ_AS.update(dict.fromkeys((found.name, *(shape.name for shape in found.shapes)), guarded))
+
+
+def _same(known: Format, found: Format) -> bool:
+    """Whether a format is the one that was entered, whose `recognises` is guarded since."""
+    return replace(known, recognises=found.recognises) == found
+
+
+def _guarded(
+    name: str, recognises: Callable[[Mapping[str, Any]], bool]
+) -> Callable[[Mapping[str, Any]], bool]:
+    """`recognises`, which is asked about rows of every format: where it fails, the row is not its own."""
+    seen: set[str] = set()
+
+    def asked(row: Mapping[str, Any]) -> bool:
+        try:
+            return bool(recognises(row))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            if reason not in seen:  # once, not once for each row of every import
+                logger.warning("format %s cannot say whether a row is its own (%s)", name, reason)
+                seen.add(reason)
+            return False
+
+    return asked

@@ -12,18 +12,9 @@ from feedback.transfer.formats.archives import Member, unpacked
 from feedback.transfer.formats.base import Format, OpenFile, refers
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.files import MAX_REFUSED, columns_dropped, rows
-from feedback.transfer.formats.order import ORDER
+from feedback.transfer.formats.order import FORMATS, ORDER, READ_AS
 from feedback.transfer.formats.recognition import SAMPLE, format_of
 from feedback.transfer.formats.records import FormatRefused, Record, RowRefused, RowSkipped
-from feedback.transfer.formats.writers import RowShape
-
-FORMATS: dict[str, Format] = {format.name: format for format in ORDER}
-
-SHAPES: dict[str, RowShape] = {shape.name: shape for format in ORDER for shape in format.shapes}
-"""Every kind of file that can be written."""
-
-_READ_AS: dict[str, Format] = {shape.name: format for format in ORDER for shape in format.shapes} | FORMATS
-"""Format names under which files were written -> the format that reads them."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +175,9 @@ def detect(path: str | Path, columns: ColumnMap | None = None) -> str:
 
 def named(name: str) -> Format:
     """The format that reads files of this name, of a format or of one of its shapes. Raises FormatRefused."""
-    if name not in _READ_AS:
+    if name not in READ_AS:
         raise FormatRefused(f"no format {name!r}; there are auto, {', '.join(FORMATS)}")
-    return _READ_AS[name]
+    return READ_AS[name]
 
 
 def read(

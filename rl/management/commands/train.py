@@ -1,0 +1,47 @@
+"""Train by any method of the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from rl.management.training import TrainCommand
+from rl.recipes.methods import METHODS
+
+
+class Command(TrainCommand):
+    help = (
+        "Train by any method, built in or a plugin's: as train_<method>, with the method's own knobs by --set. "
+        "Example: manage.py train --method dpo --agent widgets --set beta=0.2"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--method", required=True, choices=list(METHODS), help="Method. Example: --method dpo"
+        )
+        self.method = next(iter(METHODS))  # until the options are read
+        super().add_arguments(parser)
+
+    def _add_knobs(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--config",
+            metavar="NAME",
+            help="Preset of the method's knobs (default: chosen by the hardware found).",
+        )
+        parser.add_argument(
+            "--model",
+            metavar="NAME_OR_PATH",
+            help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL).",
+        )
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="KNOB=VALUE",
+            help="A knob of the recipe; repeatable. Example: --set epochs=2 --set beta=0.2",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
+        self.method = options["method"]
+        return super().work(options)
