@@ -33,6 +33,8 @@ class Kind:
 
 KINDS = {
     "agents": Kind("AGENT", "rl.agents:agent_register"),
+    "benchmarks": Kind("BENCHMARK", "rl.recipes.benchmark_tasks:benchmark_register"),
+    "exporters": Kind("EXPORTER", "rl.export.exporters:exporter_register"),
     "formats": Kind("FORMAT", "feedback.transfer.formats.order:format_register"),
     "methods": Kind("METHOD", "rl.recipes.methods:method_register"),
     "rewards": Kind("REWARD", "rl.rewards.named:reward_register"),

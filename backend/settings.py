@@ -375,6 +375,8 @@ DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM") or "ratchet@localhost"
 # --- Plugins ----------------------------------------------------------------------------------------------
 # Dotted paths with commas between, beside what installed packages name as entry points: see backend.plugins.
 RATCHET_AGENTS = _paths("RATCHET_AGENTS")
+RATCHET_BENCHMARKS = _paths("RATCHET_BENCHMARKS")
+RATCHET_EXPORTERS = _paths("RATCHET_EXPORTERS")
 RATCHET_FORMATS = _paths("RATCHET_FORMATS")
 RATCHET_REWARDS = _paths("RATCHET_REWARDS")
 

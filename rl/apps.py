@@ -17,6 +17,8 @@ class RlConfig(AppConfig):
 
         plugins_load("agents", settings.RATCHET_AGENTS)
         plugins_load("rewards", settings.RATCHET_REWARDS)
+        plugins_load("exporters", settings.RATCHET_EXPORTERS)
+        plugins_load("benchmarks", settings.RATCHET_BENCHMARKS)
         if agent_defined not in agents.finders:
             agents.finders.append(agent_defined)
         policy_promoting.connect(prepare_before_promotion, dispatch_uid="rl.serving.preparation")

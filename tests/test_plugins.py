@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,10 +21,13 @@ from feedback.transfer.formats.order import FORMATS, ORDER, READ_AS, SHAPES
 from feedback.transfer.formats.recognition import format_of_row
 from rl import doctor
 from rl.agents import AGENTS
+from rl.export.exporters import EXPORTERS, Exporter, exporters_of
+from rl.export.service import ExportOrder, ExportOrderRefused, export
 from rl.management.method_commands import PACKAGE, commands_enter
 from rl.models import Snapshot
 from rl.recipes import RecipeError, recipe_named
 from rl.recipes.base import DATASET_KINDS
+from rl.recipes.benchmark_tasks import BENCHMARKS, task_folder, task_names
 from rl.recipes.methods import METHODS, RECIPES, method_named, policy_methods
 from rl.rewards.base import RewardSample
 from rl.rewards.named import REWARDS, RewardRefused, reward_names, rewards_named
@@ -49,7 +53,17 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
         sys.modules.pop(name, None)
 
 
-TABLES: list[dict[str, Any]] = [AGENTS, REWARDS, FORMATS, SHAPES, READ_AS, METHODS, RECIPES]
+TABLES: list[dict[str, Any]] = [
+    AGENTS,
+    REWARDS,
+    FORMATS,
+    SHAPES,
+    READ_AS,
+    METHODS,
+    RECIPES,
+    EXPORTERS,
+    BENCHMARKS,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -367,6 +381,111 @@ def test_what_is_no_method_is_left_out(module: Module, change: str, said: str) -
     plugins_load("methods", ["mail"])
     assert said in only_plugin().fault
     assert set(METHODS) == before
+
+
+# --- Exporters ----------------------------------------------------------------------------------------------
+
+EXPORTER = """
+from rl.export.exporters import Exporter
+EXPORTER = Exporter("mail-zip", "nowhere_at_all:export_zip", "a zip")
+"""
+
+
+def test_an_exporter_from_outside_is_listed(module: Module) -> None:
+    module("mail", EXPORTER)
+    plugins_load("exporters", ["mail"])
+    assert exporters_of("adapter")[-1] == "mail-zip"
+    assert exporters_of("linear") == ["linear"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("EXPORTER = 3", "expected an Exporter (rl.export.exporters), found 3"),
+        ("EXPORTER = replace(EXPORTER, name='gguf')", "the name 'gguf' is taken by another exporter"),
+        ("EXPORTER = replace(EXPORTER, name='a' * 17)", "expected a name of up to 16 small letters"),
+        ("EXPORTER = replace(EXPORTER, writer='nowhere')", "expected its writer as `module:function`"),
+        ("EXPORTER = replace(EXPORTER, of='model')", "expected `of` as adapter or linear, found 'model'"),
+        ("EXPORTER = replace(EXPORTER, options=('colour',))", "expected options of quantization, model_name"),
+    ],
+)
+def test_what_is_no_exporter_is_left_out(module: Module, change: str, said: str) -> None:
+    module("mail", f"{EXPORTER}from dataclasses import replace\n{change}\n")
+    before = {*EXPORTERS}
+    plugins_load("exporters", ["mail"])
+    assert said in only_plugin().fault
+    assert set(EXPORTERS) == before
+
+
+@pytest.mark.parametrize(
+    ("writer", "said"),
+    [
+        ("nowhere_at_all:write", "expected its writer nowhere_at_all:write, which cannot be imported"),
+        ("mail:gone", "expected its writer mail:gone, which cannot be imported"),
+        ("mail:nothing", "expected an ExportResult with files of mail:nothing, found None"),
+        ("mail:absent", "expected the files that it names, found none at"),
+    ],
+)
+def test_a_writer_that_does_not_write_is_refused_by_name(
+    module: Module, tmp_path: Path, writer: str, said: str
+) -> None:
+    module(
+        "mail",
+        "from pathlib import Path\nfrom rl.export.artifact import ExportedFile, ExportResult\n"
+        "def nothing(base_model, adapter, output, *, progress): pass\n"
+        "def absent(base_model, adapter, output, *, progress):\n"
+        "    return ExportResult('mail', [ExportedFile(Path(output) / 'x', 1, '')], {})\n",
+    )
+    EXPORTERS["mail"] = Exporter("mail", writer, "a mail")
+    (tmp_path / "adapter").mkdir()
+    order = ExportOrder(
+        checkpoint=tmp_path / "adapter", format="mail", base_model="bundled", output=tmp_path / "out"
+    )
+    with pytest.raises(ExportOrderRefused, match=re.escape(said)):
+        export(order)
+
+
+# --- Benchmarks ---------------------------------------------------------------------------------------------
+
+
+def task(folder: Path, name: str = "mail_tone") -> Path:
+    folder.mkdir()
+    (folder / "items.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (folder / "task.yaml").write_text(
+        f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: items.jsonl}}}}\ntest_split: test\n"
+        "doc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\nmetric_list: [{metric: exact_match}]\n"
+    )
+    return folder
+
+
+def test_a_benchmark_from_outside_is_known_by_the_name_in_its_file(module: Module, tmp_path: Path) -> None:
+    module("mail", f"BENCHMARK = {str(task(tmp_path / 'tone'))!r}")
+    plugins_load("benchmarks", ["mail"])
+    assert task_names()[-1] == "mail_tone"
+    found = task_folder("mail_tone")
+    assert found is not None
+    assert (found.name, found.source) == ("mail_tone", "installed")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("BENCHMARK = 3", "expected the path of a task folder (docs/benchmarks.md), found 3"),
+        ("BENCHMARK = 'nowhere/at/all'", "expected a task folder at"),
+        ("BENCHMARK = __file__.rpartition('/')[0] + '/empty'", "expected one YAML file in the task folder"),
+        (
+            "BENCHMARK = __file__.rpartition('/')[0] + '/taken'",
+            "the name 'ratchet_format' is taken by another benchmark",
+        ),
+    ],
+)
+def test_what_is_no_benchmark_is_left_out(module: Module, tmp_path: Path, source: str, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    task(tmp_path / "taken", "ratchet_format")
+    module("mail", source)
+    plugins_load("benchmarks", ["mail"])
+    assert said in only_plugin().fault
+    assert BENCHMARKS == {}
 
 
 # --- As the program starts ----------------------------------------------------------------------------------

@@ -342,7 +342,7 @@ COMPONENTS: dict[str, Schema] = {
             "task": TEXT,
             "version": TEXT,
             "sha256": {**TEXT, "description": "Of the task's files; empty for a task of the hub"},
-            "source": {"type": "string", "enum": ["bundled", "folder", "hub"]},
+            "source": {"type": "string", "enum": ["bundled", "installed", "folder", "hub"]},
             "harness": TEXT,
             "metric": TEXT,
             "fewshot": WHOLE,

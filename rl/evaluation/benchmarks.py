@@ -17,7 +17,7 @@ from rl.gates.evidence_kinds import TESTS
 from rl.gates.report import Case
 from rl.jobs.train import hardware_detect
 from rl.models import BenchmarkResult, Policy, PolicyEvent
-from rl.recipes.benchmark_tasks import BUNDLED, HUB, TaskRefused, bundled_names, task_folder
+from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder, task_names
 from rl.registry import service as registry
 from rl.registry.benchmark_results import LINEAR, benchmark_shown, gate_benchmarks
 from rl.registry.gate_evidence import gate_bounds
@@ -60,7 +60,7 @@ def benchmark_policy(
             f"{policy.name}: {LINEAR}; `manage.py evaluate_model --policy {policy.name} --compare-base` judges it"
         )
     if not order.tasks:
-        raise BenchmarkRefused(f"expected --tasks with at least one; there are {', '.join(bundled_names())}")
+        raise BenchmarkRefused(f"expected --tasks with at least one; there are {', '.join(task_names())}")
     for name, value in (("limit", order.limit), ("batch-size", order.batch_size)):
         if value is not None and value < 1:
             raise BenchmarkRefused(f"--{name} must be at least 1, found {value}")
@@ -138,7 +138,7 @@ def benchmarks_listed_run(
 def _spec_of(task: str) -> str:
     """Path or name by which the harness loads a task: the folder it was last run from, else its name."""
     newest = BenchmarkResult.objects.filter(task=task).order_by("-pk").first()
-    return newest.source if newest is not None and newest.source not in (BUNDLED, HUB) else task
+    return newest.source if newest is not None and newest.source not in (BUNDLED, INSTALLED, HUB) else task
 
 
 @transaction.atomic

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from backend.disks import file_replace
 from backend.file_locks import file_lock
 from rl.checksums import sums_write
 from rl.evaluation.service import base_of
+from rl.export.exporters import ADAPTER, EXPORTERS, LINEAR, exporters_of
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy
 from rl.registry import service as registry
@@ -24,8 +26,6 @@ from rl.serving.files import base_file, base_file_is_whole, base_folder
 if TYPE_CHECKING:
     from rl.export.artifact import ExportResult
 
-FORMATS = ("merged", "lora", "onnx", "gguf", "gguf-lora", "linear")
-LINEAR = FORMATS[-1]
 QUANTIZATIONS = (
     "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0", "f16", "bf16",
     "f32",
@@ -43,7 +43,7 @@ class ExportOrder:
     policy: str | None = None
     checkpoint: Path | None = None
     format: str = ""
-    """One of FORMATS; empty: `linear` of a linear policy, else `merged`."""
+    """One of EXPORTERS; empty: `linear` of a linear policy, else `merged`."""
     quantization: str = "q4_k_m"
     output: Path | None = None
     model_name: str | None = None
@@ -67,9 +67,9 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
     adapter = adapter_folder(policy) if policy else order.checkpoint
     assert adapter is not None  # one of the two was given
     order = _format_settled(order, adapter)
-    if order.format == LINEAR:
-        return _linear_export(order, policy, adapter)
-    base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
+    base_model = ""
+    if EXPORTERS[order.format].of == ADAPTER:
+        base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
     name = order.model_name or (policy.name if policy else adapter.resolve().name)
     output = order.output or _place(name, order)
     result = _write(order, base_model, adapter, output, name, progress)
@@ -81,38 +81,33 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
 
 def _format_settled(order: ExportOrder, folder: Path) -> ExportOrder:
     """The order with its format. Raises ExportOrderRefused for one that this kind of policy does not have."""
-    linear = (folder / LINEAR_WEIGHTS).is_file()
-    format = order.format or (LINEAR if linear else "merged")
-    if linear != (format == LINEAR):
-        whose = order.policy or folder
+    kind = LINEAR if (folder / LINEAR_WEIGHTS).is_file() else ADAPTER
+    format = order.format or (LINEAR if kind == LINEAR else "merged")
+    if format not in EXPORTERS:
+        raise ExportOrderRefused(f"no format {format!r}; there are {', '.join(EXPORTERS)}")
+    if EXPORTERS[format].of != kind:
+        whose, able = order.policy or folder, ", ".join(exporters_of(kind))
         why = (
-            f"{whose} is a linear policy: it has no base model, so there is no {format} of it; expected --format linear"
-            if linear
-            else f"{whose} is an adapter; expected one of {', '.join(FORMATS[:-1])}, found {format}"
+            f"{whose} is a linear policy: it has no base model, so there is no {format} of it; expected --format {able}"
+            if kind == LINEAR
+            else f"{whose} is an adapter; expected one of {able}, found {format}"
         )
         raise ExportOrderRefused(why)
     return replace(order, format=format)
-
-
-def _linear_export(order: ExportOrder, policy: Policy | None, folder: Path) -> dict[str, Any]:
-    from rl.export.linear import export_linear
-
-    name = order.model_name or (policy.name if policy else folder.resolve().name)
-    result = export_linear(folder, order.output or settings.RATCHET_HOME / "exports" / name)
-    return _exported(order, policy, folder, "", result)
 
 
 def _exported(
     order: ExportOrder, policy: Policy | None, adapter: Path, base_model: str, result: ExportResult
 ) -> dict[str, Any]:
     """Note the files in the registry, and report them."""
+    quantized = "quantization" in EXPORTERS[order.format].options
     if policy is not None:
         for file in result.files:
             registry.artifact_register(
                 policy,
                 actor=order.actor,
                 format=result.format,
-                quantization=order.quantization if order.format == "gguf" else "",
+                quantization=order.quantization if quantized else "",
                 path=registry.home_relative(file.path),
                 bytes=file.bytes,
                 sha256=file.sha256,
@@ -123,7 +118,7 @@ def _exported(
         "checkpoint": str(adapter),
         "base_model": base_model,
         "format": result.format,
-        "quantization": order.quantization if order.format == "gguf" else None,
+        "quantization": order.quantization if quantized else None,
         "files": [
             {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
         ],
@@ -206,7 +201,7 @@ def ollama_register(
 def _place(name: str, order: ExportOrder) -> Path:
     folder: Path = settings.RATCHET_HOME / "exports" / name
     # the export names a GGUF file itself, by the specification
-    return folder if order.format in ("gguf", "gguf-lora") else folder / order.format
+    return folder if EXPORTERS[order.format].names_file else folder / order.format
 
 
 def _write(
@@ -217,34 +212,37 @@ def _write(
     name: str,
     progress: Callable[[int, int, str], None] | None,
 ) -> ExportResult:
-    report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
-    if order.format == "merged":
-        from rl.export.merged import export_merged
+    """Files of an exporter, each of which is there. Raises ExportOrderRefused for one that cannot be imported or gives
+    something else, and what its writer raises."""
+    from rl.export.artifact import ExportResult
 
-        return export_merged(base_model, adapter, output, progress=report)
-    if order.format == "lora":
-        from rl.export.lora import export_lora
-
-        return export_lora(base_model, adapter, output, progress=report)
-    if order.format == "onnx":
-        from rl.export.onnx import export_onnx
-
-        return export_onnx(base_model, adapter, output, progress=report)
-    if order.format == "gguf-lora":
-        from rl.export.gguf_lora import export_gguf_lora
-
-        return export_gguf_lora(base_model, adapter, output, model_name=name, progress=report)
-    if order.format == "gguf":
-        from rl.export.gguf import export_gguf
-
-        return export_gguf(
-            base_model,
-            adapter,
-            output,
-            quantization=order.quantization,
-            model_name=name,
-            system_prompt=order.system_prompt,
-            llama_cpp_path=settings.LLAMA_CPP_PATH or None,
-            progress=report,
+    exporter = EXPORTERS[order.format]
+    module, _, function = exporter.writer.partition(":")
+    try:
+        writer = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ExportOrderRefused(
+            f"format {exporter.name}: expected its writer {exporter.writer}, which cannot be imported "
+            f"({type(error).__name__}: {error}); correct the package that brings it"
+        ) from error
+    if exporter.of == LINEAR:
+        result = writer(adapter, output)
+    else:
+        report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
+        values = {
+            "quantization": order.quantization,
+            "model_name": name,
+            "system_prompt": order.system_prompt,
+            "llama_cpp_path": settings.LLAMA_CPP_PATH or None,
+        }
+        asked = {option: values[option] for option in exporter.options}
+        result = writer(base_model, adapter, output, progress=report, **asked)
+    if not isinstance(result, ExportResult) or not result.files:
+        raise ExportOrderRefused(
+            f"format {exporter.name}: expected an ExportResult with files of {exporter.writer}, found {result!r:.80}"
         )
-    raise ExportOrderRefused(f"no format {order.format!r}; there are {', '.join(FORMATS)}")
+    if missing := [str(file.path) for file in result.files if not file.path.exists()]:
+        raise ExportOrderRefused(
+            f"format {exporter.name}: expected the files that it names, found none at {', '.join(missing)}"
+        )
+    return replace(result, format=exporter.name)

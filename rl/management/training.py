@@ -76,7 +76,12 @@ class TrainCommand(RatchetCommand):
         for knob, text in self._knobs.items():
             defaults = ", ".join(f"{name} {getattr(recipe, knob)}" for name, recipe in presets.items())
             kind = type(getattr(presets["default"], knob))
-            add(f"--{knob.replace('_', '-')}", type=kind, help=f"{text} (presets: {defaults})")
+            # the recipe reads true and false; bool() of any text is true
+            add(
+                f"--{knob.replace('_', '-')}",
+                type=str if kind is bool else kind,
+                help=f"{text} (presets: {defaults})",
+            )
         for name, flag in self.row.flags.items():
             add(f"--{name}", action="store_true", help=flag.help)
         add(

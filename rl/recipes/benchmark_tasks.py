@@ -19,8 +19,11 @@ import yaml
 
 BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "bundled_tasks"
 
-BUNDLED, HUB = "bundled", "hub"
-"""Sources of a task beside the path of a folder."""
+BUNDLED, INSTALLED, HUB = "bundled", "installed", "hub"
+"""Sources of a task beside the path of a folder: this project, the package of a plugin, the hub."""
+
+BENCHMARKS: dict[str, Path] = {}
+"""Name -> folder of the tasks of plugins."""
 
 SCORERS = {
     "listed_option": "listed: 1 where the answer is a JSON object of one key whose value is one of the item's options",
@@ -51,7 +54,7 @@ class TaskFolder:
 
     name: str
     source: str
-    """`bundled`, or the folder's path."""
+    """`bundled`, `installed`, or the folder's path."""
     config: Mapping[str, Any] = field(repr=False)
     """The harness's configuration, less where its items lie."""
     items: Mapping[str, list[dict[str, Any]]] = field(repr=False)
@@ -73,20 +76,36 @@ def bundled_names() -> list[str]:
     return sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/task.yaml"))
 
 
+def task_names() -> list[str]:
+    """Names of tasks that need no path: bundled, then those of plugins."""
+    return [*bundled_names(), *BENCHMARKS]
+
+
+def benchmark_register(name: str, found: Any) -> None:
+    """Enter a task folder from outside (`backend.plugins`) by the name in its configuration. Raises ValueError where it
+    is none, or its name is taken. Its items are read when it is run."""
+    if not isinstance(found, (str, Path)):
+        raise ValueError(f"expected the path of a task folder (docs/benchmarks.md), found {found!r:.80}")
+    folder = Path(found).resolve()
+    if not folder.is_dir():
+        raise ValueError(f"expected a task folder at {folder}, found none")
+    file = _configuration_file(folder)
+    task = str(_configuration(file, file.read_bytes())["task"])
+    if task in bundled_names() or BENCHMARKS.get(task, folder) != folder:
+        raise ValueError(f"the name {task!r} is taken by another benchmark: choose another `task` in {file}")
+    BENCHMARKS[task] = folder
+
+
 def task_folder(spec: str) -> TaskFolder | None:
-    """The task of a bundled name or of a path (a folder with one YAML file, or that file); None for any other name,
-    which the harness may know. Raises TaskRefused."""
+    """The task of a name (bundled, or a plugin's) or of a path (a folder with one YAML file, or that file); None for
+    any other name, which the harness may know. Raises TaskRefused."""
     if spec in bundled_names():
         return _read(BUNDLED_FOLDER / spec / "task.yaml", BUNDLED)
+    if spec in BENCHMARKS:
+        return _read(_configuration_file(BENCHMARKS[spec]), INSTALLED)
     path = Path(spec).expanduser()
     if path.is_dir():
-        files = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
-        if len(files) != 1:
-            raise TaskRefused(
-                f"expected one YAML file in the task folder {path}, found {', '.join(f.name for f in files) or 'none'}"
-                "; docs/benchmarks.md shows one"
-            )
-        return _read(files[0], str(path.resolve()))
+        return _read(_configuration_file(path), str(path.resolve()))
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return _read(path, str(path.resolve()))
     if "/" in spec or path.suffix in (".yaml", ".yml"):
@@ -94,8 +113,18 @@ def task_folder(spec: str) -> TaskFolder | None:
     return None
 
 
-def _read(file: Path, source: str) -> TaskFolder:
-    text = file.read_bytes()
+def _configuration_file(folder: Path) -> Path:
+    files = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+    if len(files) != 1:
+        raise TaskRefused(
+            f"expected one YAML file in the task folder {folder}, found {', '.join(f.name for f in files) or 'none'}"
+            "; docs/benchmarks.md shows one"
+        )
+    return files[0]
+
+
+def _configuration(file: Path, text: bytes) -> dict[str, Any]:
+    """A task's configuration as it stands in its file: an object with a name."""
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -109,6 +138,12 @@ def _read(file: Path, source: str) -> TaskFolder:
         raise TaskRefused(f"{file} cannot be read: {what}{hint}") from error
     if not isinstance(config, dict) or not NAME.match(str(config.get("task", ""))):
         raise TaskRefused(f"{file}: expected an object with `task`, a name of letters, digits, _ . and -")
+    return config
+
+
+def _read(file: Path, source: str) -> TaskFolder:
+    text = file.read_bytes()
+    config = _configuration(file, text)
     for key, why in REFUSED_KEYS.items():
         if config.get(key) not in (None, False):
             raise TaskRefused(f"{file}: `{key}` is not read here: {why}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl.gates.report import BenchmarkCases, Case
 from rl.models import BenchmarkResult, Policy
-from rl.recipes.benchmark_tasks import BUNDLED, HUB, TaskRefused, task_folder
+from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder
 
 LINEAR = "a linear policy has no language model, so benchmarks of language models do not apply to it"
 
@@ -29,11 +29,11 @@ def benchmark_stale(result: BenchmarkResult) -> str:
     if result.source == HUB:
         return ""
     try:
-        task = task_folder(result.task if result.source == BUNDLED else result.source)
+        task = task_folder(result.task if result.source in (BUNDLED, INSTALLED) else result.source)
     except TaskRefused as refusal:
         return str(refusal)
     if task is None:
-        return f"{result.task} does not come with this version any more"
+        return f"{result.task} comes neither with this version nor with an installed package any more"
     if task.sha256 != result.task_sha256:
         return f"{result.task} has changed since it was run ({result.created_at:%Y-%m-%d %H:%M} UTC)"
     return ""
@@ -41,7 +41,7 @@ def benchmark_stale(result: BenchmarkResult) -> str:
 
 def benchmark_command(policy: Policy, task: str, source: str = BUNDLED) -> str:
     """The command that runs a task for a policy."""
-    spec = task if source in (BUNDLED, HUB) else source
+    spec = task if source in (BUNDLED, INSTALLED, HUB) else source
     hub = " --hub" if source == HUB else ""
     return f"python manage.py benchmark_model --policy {policy.name} --tasks {spec}{hub}"
 
@@ -72,7 +72,7 @@ def benchmark_shown(result: BenchmarkResult) -> dict[str, Any]:
         "task": result.task,
         "version": result.task_version,
         "sha256": result.task_sha256,
-        "source": result.source if result.source in (BUNDLED, HUB) else "folder",
+        "source": result.source if result.source in (BUNDLED, INSTALLED, HUB) else "folder",
         "harness": result.harness,
         "metric": result.metric,
         "fewshot": result.fewshot,

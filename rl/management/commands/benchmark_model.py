@@ -10,7 +10,7 @@ from rich.table import Table
 from backend import next_steps
 from backend.command import RatchetCommand
 from rl.evaluation import benchmarks
-from rl.recipes.benchmark_tasks import bundled_names
+from rl.recipes.benchmark_tasks import BENCHMARKS, bundled_names
 from rl.registry.gate_evidence import gate_bounds
 
 
@@ -33,7 +33,9 @@ class Command(RatchetCommand):
             "--tasks",
             metavar="LIST",
             help="Tasks with commas between: names that come with the project "
-            f"({', '.join(bundled_names())}: the default), paths of task folders, names the harness knows. "
+            f"({', '.join(bundled_names())}: the default)"
+            + (f", with installed packages ({', '.join(BENCHMARKS)})" if BENCHMARKS else "")
+            + ", paths of task folders, names the harness knows. "
             "Example: --tasks ratchet_options,./tasks/billing",
         )
         add("--limit", type=int, metavar="N", help="First N items of each task alone (default: all).")

@@ -9,7 +9,8 @@ from django.core.management.base import CommandParser
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl.export.service import FORMATS, QUANTIZATIONS, ExportOrder, ExportOrderRefused, export, ollama_register
+from rl.export.exporters import EXPORTERS
+from rl.export.service import QUANTIZATIONS, ExportOrder, ExportOrderRefused, export, ollama_register
 
 
 class Command(RatchetCommand):
@@ -25,10 +26,10 @@ class Command(RatchetCommand):
         add("--checkpoint", type=Path, metavar="DIR", help="An adapter folder instead of a policy.")
         add(
             "--format",
-            choices=FORMATS,
+            choices=list(EXPORTERS),
             default="",
-            help="What to write (default merged, or gguf with --quantization or --register; linear of a linear policy, "
-            "which has no other).",
+            help="What to write (default merged; gguf with --quantization or --register; linear of a linear policy): "
+            + "; ".join(f"{name}: {exporter.title}" for name, exporter in EXPORTERS.items()),
         )
         add(
             "--merge",

@@ -1,0 +1,1 @@
+"""Example of a package that extends Ratchet, for a team that answers mails."""

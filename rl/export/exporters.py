@@ -1,0 +1,82 @@
+"""Table of exporters: the forms a policy is written in, and the writer of each, imported when it is used. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+ADAPTER, LINEAR = "adapter", "linear"
+
+OPTIONS = ("quantization", "model_name", "system_prompt", "llama_cpp_path")
+"""Keyword arguments that a writer may take beside `progress`."""
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """One form in which another program reads a policy."""
+
+    name: str
+    """What `export_model --format` calls it."""
+    writer: str
+    """`module:function`, imported when it is used. Of an adapter `(base_model, adapter, output, *, progress, ...)`,
+    of a linear policy `(policy, output)`; gives an `rl.export.artifact.ExportResult` of files that were compared with
+    the original, or raises ExportRefused and leaves nothing behind."""
+    title: str
+    """What is written, and for whom, in a few words."""
+    of: str = ADAPTER
+    """Kind of policy it is of: `adapter` or `linear`."""
+    options: tuple[str, ...] = ()
+    """Those of OPTIONS that its writer takes."""
+    names_file: bool = False
+    """Whether the writer names the file in the policy's folder; else it gets a folder of the exporter's name there."""
+
+
+EXPORTERS: dict[str, Exporter] = {
+    exporter.name: exporter
+    for exporter in (
+        Exporter("merged", "rl.export.merged:export_merged", "a Hugging Face folder with the adapter merged in"),
+        Exporter("lora", "rl.export.lora:export_lora", "the adapter's folder, for PEFT"),
+        Exporter("onnx", "rl.export.onnx:export_onnx", "an ONNX folder in float32"),
+        Exporter(
+            "gguf", "rl.export.gguf:export_gguf", "one file for llama.cpp and Ollama", options=OPTIONS, names_file=True
+        ),
+        Exporter(
+            "gguf-lora", "rl.export.gguf_lora:export_gguf_lora", "the adapter alone, for llama.cpp",
+            options=("model_name",), names_file=True,
+        ),
+        Exporter("linear", "rl.export.linear:export_linear", "a linear policy's own JSON", of=LINEAR, names_file=True),
+    )
+}  # fmt: skip
+"""Name -> exporter: built in, and those of plugins once they are registered."""
+
+NAME = r"[a-z0-9][a-z0-9_-]{0,15}"
+DOTTED = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+
+
+def exporters_of(kind: str) -> list[str]:
+    """Names of the exporters of a kind of policy."""
+    return [name for name, exporter in EXPORTERS.items() if exporter.of == kind]
+
+
+def exporter_register(name: str, found: Any) -> None:
+    """Enter an exporter from outside (`backend.plugins`). Raises ValueError where it is none, or its name is taken."""
+    if not isinstance(found, Exporter):
+        raise ValueError(f"expected an Exporter (rl.export.exporters), found {found!r:.80}")
+    if EXPORTERS.get(found.name) == found:
+        return
+    if not re.fullmatch(NAME, str(found.name)):
+        raise ValueError(f"expected a name of up to 16 small letters, digits, _ and -, found {found.name!r}")
+    if found.name in EXPORTERS:
+        raise ValueError(f"the name {found.name!r} is taken by another exporter: choose another name")
+    if not re.fullmatch(DOTTED, str(found.writer)):
+        raise ValueError(
+            f"exporter {found.name}: expected its writer as `module:function`, found {found.writer!r}"
+        )
+    if found.of not in (ADAPTER, LINEAR):
+        raise ValueError(f"exporter {found.name}: expected `of` as {ADAPTER} or {LINEAR}, found {found.of!r}")
+    if unknown := sorted(set(found.options) - set(OPTIONS)):
+        raise ValueError(
+            f"exporter {found.name}: expected options of {', '.join(OPTIONS)}, found {', '.join(unknown)}"
+        )
+    EXPORTERS[found.name] = found
