@@ -103,7 +103,8 @@ LAYERS = {
         "online",
         "selectors",
         "admin api doctor views",
-        "apps management tasks templatetags urls",
+        "management tasks templatetags urls",
+        "apps",
     ],
 }
 """Places of each app, lowest first: one imports those on lines above its own, never those on its line or below.

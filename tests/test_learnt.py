@@ -259,7 +259,7 @@ def test_an_unknown_method_in_one_agents_row_stops_no_other_and_is_told_once(
     done = learner.tick()
     assert any(line.startswith("retrain of alpha failed: RecipeError") and "banana" in line for line in done)
     assert TrainingRun.objects.get().agent == "beta"
-    assert "expected one of auto, dpo, kto, sft" in learner.OnlineLearner("alpha").get_status()["reason"]
+    assert "expected one of auto, dpo, grpo, kto" in learner.OnlineLearner("alpha").get_status()["reason"]
     learner.tick()
     assert [(fact["event"], fact["agent"]) for fact in told] == [("clock_failed", "alpha")]
     # mended, and broken again: news

@@ -6,7 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from rl.management.training import TrainCommand
+from rl.management.training import SHARED_KNOBS, TrainCommand
+from rl.recipes import Recipe
 from rl.recipes.methods import METHODS
 
 
@@ -34,13 +35,19 @@ class Command(TrainCommand):
             metavar="NAME_OR_PATH",
             help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL).",
         )
+        for knob, text in SHARED_KNOBS.items():
+            parser.add_argument(f"--{knob.replace('_', '-')}", type=type(getattr(Recipe(), knob)), help=text)
         parser.add_argument(
             "--set",
             action="append",
             default=[],
             metavar="KNOB=VALUE",
-            help="A knob of the recipe; repeatable. Example: --set epochs=2 --set beta=0.2",
+            help="Any other knob of the recipe; repeatable. Example: --set beta=0.2",
         )
+
+    @property
+    def _knobs(self) -> dict[str, str]:
+        return SHARED_KNOBS  # the recipe refuses those that it lacks
 
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
         self.method = options["method"]
