@@ -50,11 +50,11 @@ class Plugin:
     name: str
     """Name of the entry point, or the last part of the dotted path."""
     place: str
-    """Where it was named, for a person: a setting, or a package with its version."""
+    """Place that names it, for a person: a setting, or a package with its version."""
     fault: str = ""
     """Reason that it was left out; empty where it is in use."""
     remark: str = ""
-    """What is wrong with one that is in use all the same."""
+    """Flaw of one that is in use all the same."""
     remedy: str = ""
 
     @property
@@ -166,7 +166,7 @@ def plugin_faults() -> list[Plugin]:
 
 
 def left_out(kind: str) -> bool:
-    """Whether a plugin of a kind was left out."""
+    """True if a plugin of a kind was left out."""
     return any(one.kind == kind and one.fault for one in plugins.values())
 
 

@@ -127,7 +127,7 @@ class Agent:
     """Tokens a prompt of it may take, where the usual limits of training do not hold both; None: they do."""
     preview: str = "text"
     drawing: Drawing | None = field(default=None, compare=False)
-    """What draws its choices on pages; agents without code that have the same preview are drawn by it too."""
+    """Function that draws its choices on pages; agents without code that have the same preview are drawn by it too."""
     world: World | None = field(default=None, compare=False)
     """Situations for `simulate --taste situation`; None: it has its own scenarios alone."""
     rewarded: RewardFacts = field(default_factory=RewardFacts, compare=False)

@@ -57,7 +57,7 @@ class Librarian(ListAgent):
 
 
 def _situation_wanted(state: dict[str, Any]) -> None:
-    """Where a catalogue is narrow, the first subject alone."""
+    """First subject alone, where a catalogue is narrow."""
     if state["context"]["catalogue"] == "narrow":
         state["catalogued_under"] = state["catalogued_under"][:1]
 

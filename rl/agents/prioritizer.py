@@ -101,7 +101,7 @@ def _state(random: Random, right: list[str], dues: list[int]) -> dict[str, Any]:
 
 
 def _situation_wanted(state: dict[str, Any]) -> None:
-    """Once the deadline is moved, what was pressing can wait, and the long view comes first."""
+    """Rule: once the deadline is moved, what was pressing can wait, and the long view comes first."""
     if state["context"]["deadline"] == "moved":
         state["done_in_order"] = state["done_in_order"][::-1]
 

@@ -116,7 +116,7 @@ class Storer(ChoiceAgent):
 
 
 def _situation_wanted(state: dict[str, Any]) -> None:
-    """What is only hearsay is not kept."""
+    """Rule: facts known from hearsay alone are not kept."""
     if state["context"]["source"] == "hearsay":
         state["kept_in"] = "nowhere"
 

@@ -17,19 +17,19 @@ class Exporter:
     """One form in which another program reads a policy."""
 
     name: str
-    """What `export_model --format` calls it."""
+    """Name in `export_model --format`."""
     writer: str
     """`module:function`, imported when it is used. Of an adapter `(base_model, adapter, output, *, progress, ...)`,
     of a linear policy `(policy, output)`; gives an `rl.export.artifact.ExportResult` of files that were compared with
     the original, or raises ExportRefused and leaves nothing behind."""
     title: str
-    """What is written, and for whom, in a few words."""
+    """Files and their readers, in a few words."""
     of: str = ADAPTER
     """Kind of policy it is of: `adapter` or `linear`."""
     options: tuple[str, ...] = ()
-    """Those of OPTIONS that its writer takes."""
+    """OPTIONS that its writer takes."""
     names_file: bool = False
-    """Whether the writer names the file in the policy's folder; else it gets a folder of the exporter's name there."""
+    """True if the writer names the file in the policy's folder; else it gets a folder of the exporter's name there."""
 
 
 EXPORTERS: dict[str, Exporter] = {

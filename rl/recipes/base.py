@@ -250,15 +250,15 @@ class Method:
     estimate: str
     """`module:function` that foresees steps, minutes and memory for a dry run, as `rl.training.estimates.dpo` does."""
     help: str = field(repr=False)
-    """What `train_<slug> --help` says: what it learns from, and an example."""
+    """Text of `train_<slug> --help`: what it learns from, and an example."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Knobs of the recipe that are options of the command -> what `--help` says of each."""
     flags: Mapping[str, Flag] = field(default_factory=dict, repr=False)
     """Options without a value, by name."""
     policy: bool = True
-    """Whether what comes out can answer, and enters the registry; a reward model only judges."""
+    """True if what comes out can answer, and enters the registry; a reward model only judges."""
     rewarded: bool = False
-    """Whether it needs reward functions (`--reward`), which stand in its recipe's knob `reward`."""
+    """True if it needs reward functions (`--reward`), which stand in its recipe's knob `reward`."""
     kl_knob: str = ""
     """Knob that `--kl-coef` sets, of rewarded methods."""
     adapter: bool = True

@@ -86,7 +86,7 @@ def method_register(name: str, found: Any) -> None:
 
 
 def _fault(method: Method) -> str:
-    """What is wrong with a method's row; empty where nothing is. Its trainer is imported when it trains."""
+    """Fault of a method's row; empty where there is none. Its trainer is imported when it trains."""
     presets = method.presets if isinstance(method.presets, Mapping) else {}
     if method.kind not in DATASET_KINDS:
         return f"expected a kind of dataset, one of {', '.join(DATASET_KINDS)}; found {method.kind!r}"

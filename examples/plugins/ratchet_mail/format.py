@@ -30,7 +30,7 @@ FATES = ("sent", "rewritten", "thrown away")
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
-    """Whether a row has our columns. Rows of every other format come by here too."""
+    """True if a row has our columns. Rows of every other format come by here too."""
     return all(name in row for name in COLUMNS)
 
 

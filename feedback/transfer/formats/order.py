@@ -162,7 +162,7 @@ def format_register(name: str, found: Any) -> None:
 
 
 def _same(known: Format, found: Format) -> bool:
-    """Whether a format is the one that was entered, whose `recognises` is guarded since."""
+    """True if a format is the one that was entered, whose `recognises` is guarded since."""
     return replace(known, recognises=found.recognises) == found
 
 
