@@ -22,7 +22,7 @@ def demonstrations(pairs: Iterable[Mapping[str, Any]], recipe: PreferredRecipe) 
 
 
 class PreferredTrainer(SFTTrainer):
-    """Trainer like `rl.training.sft.SFTTrainer`, on rows {"prompt", "chosen", "rejected"}; it refuses what that does."""
+    """Trainer like `rl.training.sft.SFTTrainer`, on rows {"prompt", "chosen", "rejected"}; refusals are the same."""
 
     recipe: PreferredRecipe
 
