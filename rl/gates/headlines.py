@@ -72,8 +72,8 @@ def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     """The share of its answers that people would like: {"value", "low", "high", "n", "estimator", "assumes", "against",
     "difference", "words"}, and for `rated answers` "of", "least", "most"; None where nobody rated one of them.
 
-    By the off-policy estimate where their recorded propensities carry an estimate from people's verdicts without a warning,
-    else by the verdicts on held-out answers that do what its answers do (`rl.training.evaluate_liked`).
+    By the off-policy estimate where recorded propensities carry one from people's verdicts without a warning, else by
+    the verdicts on held-out answers that do what its answers do (`rl.training.evaluate_liked`).
     """
     comparison = figures.get("comparison") or {}
     log = figures.get("off_policy") or {}
