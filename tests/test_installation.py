@@ -28,7 +28,7 @@ client = Client(HTTP_HOST="localhost")
 client.force_login(User.objects.create_superuser("ada"))
 import backend, json
 print(json.dumps({
-    "statuses": [client.get(page).status_code for page in ("/", "/rate/", "/admin/")],
+    "statuses": [client.get(page, follow=True).status_code for page in ("/", "/rate/", "/admin/", "/glossary/")],
     "style": bool(finders.find("ratchet.css")),
     "from": backend.__file__,
 }))
@@ -108,7 +108,7 @@ def test_a_wheel_installs_and_runs_from_another_directory(tmp_path: Path) -> Non
     shown = json.loads(
         run([ratchet, "shell", "--no-imports", "-c", PAGE], elsewhere, **environment).splitlines()[-1]
     )
-    assert shown == {"statuses": [200] * 3, "style": True, "from": str(target / "backend" / "__init__.py")}
+    assert shown == {"statuses": [200] * 4, "style": True, "from": str(target / "backend" / "__init__.py")}
 
 
 def test_paths_in_the_environment_mean_the_same_to_child_processes_in_another_folder(tmp_path: Path) -> None:
