@@ -299,13 +299,13 @@ def test_the_list_of_runs_is_paged_and_filtered(rater: Client) -> None:
         make_run()
     other = make_run("helpdesk")
     first = rater.get("/runs/").text
-    assert first.count("<tr>") == 31  # 30 and the head
+    assert first.count("<tr") == 31  # 30 and the head
     assert "page 1 of 2" in first
-    assert rater.get("/runs/?page=2").text.count("<tr>") == 3
+    assert rater.get("/runs/?page=2").text.count("<tr") == 3
     assert rater.get("/runs/?page=nonsense").status_code == 200
     only = rater.get("/runs/?agent=helpdesk").text
     assert f"/runs/{other.pk}/" in only
-    assert only.count("<tr>") == 2
+    assert only.count("<tr") == 2
 
 
 @pytest.mark.parametrize("address", ["/runs/77/", "/runs/?agent=No%20Slug", "/runs/?agent=a%00b"])

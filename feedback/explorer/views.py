@@ -176,7 +176,7 @@ def _made_by(row: Decision) -> list[tuple[str, str]]:
         ("took", "" if row.latency_ms is None else f"{row.latency_ms:,.0f} ms"),
         ("tokens in", "" if row.tokens_in is None else f"{row.tokens_in:,}"),
         ("tokens out", "" if row.tokens_out is None else f"{row.tokens_out:,}"),
-        ("came from", row.source),
+        ("source", row.source),
         ("ratings by people", f"{row.ratings_human} of {row.ratings_wanted} wanted"),
     ]
     return [(name, str(value)) for name, value in facts if value]

@@ -10,11 +10,13 @@ window.addEventListener(
   true,
 );
 // What Django's forms leave without a name: the tooltips of two lists, and the second field of a date with a time.
-window.addEventListener("load", () => {
+function nameFields() {
   for (const tooltip of document.querySelectorAll(".help-tooltip[aria-label]")) tooltip.setAttribute("role", "img");
   for (const field of document.querySelectorAll(".vDateField, .vTimeField")) {
     if (field.labels.length) continue;
     const row = field.closest(".field-line")?.querySelector("label")?.textContent.trim() ?? field.name;
     field.setAttribute("aria-label", `${row}, ${field.matches(".vDateField") ? "date" : "time"}`);
   }
-});
+}
+// after Django's own handlers of the same event, which make the tooltips
+window.addEventListener("load", () => setTimeout(nameFields));
