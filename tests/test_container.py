@@ -311,6 +311,7 @@ def test_the_web_image_runs_behind_a_proxy_without_torch(tmp_path: Path) -> None
         assert checked.returncode == 0, checked.stderr
         serve = next(words for words in commands() if words and words[0] == "gunicorn")
         serve = [word.replace("0.0.0.0:8000", f"127.0.0.1:{port}") for word in serve]
+        serve[serve.index("--workers") + 1] = "1"  # one shows as much as two
         with (tmp_path / "log").open("wb") as log:
             server = subprocess.Popen(serve, cwd=code, env=environment, stdout=log, stderr=log)
         try:

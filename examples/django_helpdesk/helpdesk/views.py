@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
@@ -10,20 +12,21 @@ from helpdesk.models import Ticket
 from helpdesk.suggestions import suggestion_fetch, suggestion_rate
 from ratchet_client import RatchetError
 
+logger = logging.getLogger(__name__)
+
 
 @require_GET
 def tickets(request: HttpRequest) -> HttpResponse:
     """All tickets; a reply is suggested for those that have none yet."""
-    error = ""
+    away = False
     for ticket in Ticket.objects.filter(decision_id=None):
         try:
             suggestion_fetch(ticket)
-        except RatchetError as unavailable:  # the desk works without suggestions
-            error = str(unavailable)
+        except RatchetError as error:  # the desk works without suggestions
+            logger.warning("no suggestion: %s", error)
+            away = True
             break
-    return render(
-        request, "helpdesk/tickets.html", {"tickets": Ticket.objects.order_by("pk"), "error": error}
-    )
+    return render(request, "helpdesk/tickets.html", {"tickets": Ticket.objects.order_by("pk"), "away": away})
 
 
 @require_POST
