@@ -71,6 +71,17 @@ def test_a_link_leads_a_rater_to_the_queue_and_others_to_the_start(client: Clien
         assert client.post(signin_link(name, "http://localhost").url)["Location"] == page
 
 
+def test_the_admin_signs_in_on_the_same_page(client: Client) -> None:
+    person("ann", "operator")
+    page = client.get("/admin/rl/policy/", follow=True)
+    assert page.redirect_chain[-1][0] == "/admin/login/?next=/admin/rl/policy/"
+    assert '<section class="door-card">' in page.text
+    form = {"username": "ann", "password": PASSWORD, "next": "/admin/rl/policy/"}
+    wrong = client.post("/admin/login/", form | {"password": "no"})
+    assert 'class="fault" role="alert"' in wrong.text
+    assert client.post("/admin/login/", form)["Location"] == "/admin/rl/policy/"
+
+
 # --- The admin ----------------------------------------------------------------------------------------------
 
 

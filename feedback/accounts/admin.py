@@ -127,6 +127,8 @@ class ApiKeyAdmin(FactAdmin):
 
 # --- People: Django's own pages in this admin's clothes -----------------------------------------------------
 
+# one page to sign in on, whichever door somebody comes to
+admin.site.login_template = "login.html"
 admin.site.unregister(User)
 admin.site.unregister(Group)
 
