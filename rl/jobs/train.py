@@ -565,7 +565,8 @@ def _run_training(
     allocator_settle()  # this process trains and then ends
     threads_settle(hardware)
     method = method_named(run.method)
-    recipe: Any = recipe_opened(method.recipe.from_dict(run.recipe))
+    knobs: Any = method.recipe.from_dict(run.recipe)
+    recipe: Any = recipe_opened(knobs)
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
     trains = _named(method.slug, method.trainer)
