@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl.views import agents, experiments, playground, policies, reward_models, runs, start
+from rl.views import agents, experiments, playground, policies, policy_answers, reward_models, runs, start
 
 urlpatterns = [
     path("", runs.home, name="home"),
@@ -29,5 +29,7 @@ urlpatterns = [
     path("policies/", policies.policies, name="policies"),
     path("policies/compare/", policies.policies_compared, name="policies-compared"),
     path("policies/<str:name>/", policies.policy, name="policy"),
+    path("policies/<str:name>/answers/", policy_answers.policy_answers, name="policy-answers"),
+    path("policies/<str:name>/work/", policies.policy_work, name="policy-work"),
     path("policies/<str:name>/move/", policies.policy_move, name="policy-move"),
 ]

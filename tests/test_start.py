@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
+from django_q.models import OrmQ
 
 from feedback.accounts.roles import role_give
 from feedback.cache import forget_all
 from feedback.models import Decision, Lease, Rating
 from feedback.services import decision_record, rating_submit
-from rl.models import TrainingRun
+from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.registry import service as registry
 from rl.selectors import AgentCard, agent_cards
 from rl.views.next_step import GUIDE, guide_of
 from tests.support.api_client import person
+from tests.test_held_out_answers import answered, evaluation
 from tests.test_pages import make_policy, make_run, words
 
 pytestmark = pytest.mark.django_db
@@ -273,3 +275,72 @@ def test_the_way_back_never_leads_elsewhere(operator: Client, back: str) -> None
     rated(1)
     sent = operator.post("/runs/new/", {"agent": "shop", "back": back})
     assert sent.headers["Location"] == "/"
+
+
+# --- Comparing, promoting, asking ---------------------------------------------------------------------------
+
+JUDGED = {"headline": {"kind": "pairs", "value": 0.7, "low": 0.6, "high": 0.8, "n": 50}, "against": "base"}
+
+
+def judged_policy(*, passed: bool) -> Policy:
+    """A judged candidate of an agent with ratings; one held-out prompt won, one tied."""
+    rated(10)
+    policy = make_policy("shop", **JUDGED)
+    found = evaluation([answered(1, reward=1.0), answered(2)])
+    found.policy = policy
+    found.save()
+    sheet = {"passed": passed, "against": "base", "to": "champion", "verdicts": []}
+    PolicyEvent.objects.create(
+        policy=policy,
+        kind="gated",
+        actor="pipeline",
+        reason="" if passed else "10 of 30 prompts",
+        verdicts=sheet | {"verdicts": [{"rule": "accuracy", "outcome": "refused", "words": "too few"}]},
+    )
+    return policy
+
+
+def test_where_the_gate_is_open_a_button_promotes_and_the_next_step_asks(operator: Client) -> None:
+    policy = judged_policy(passed=True)
+    page = operator.get("/start/?agent=shop")
+    text = words(page.text)
+    assert "1 won 0 lost 1 tied" in text
+    assert f"Promote {policy.name}" in text
+    assert f"/policies/{policy.name}/answers/?show=win" in page.text
+    registry.policy_promote(policy, "champion", actor="eve", force=True, reason="a test")
+    asked = operator.get("/start/?agent=shop")
+    assert asked.context["shown"].key == "ask"
+    assert 'action="/agents/shop/playground/#answers"' in asked.text
+    assert "question 1" in asked.text
+
+
+def test_a_closed_gate_is_shown_with_its_reason_and_two_ways_on(operator: Client) -> None:
+    policy = judged_policy(passed=False)
+    text = words(operator.get("/start/?agent=shop").text)
+    assert "The gate stays closed: 10 of 30 prompts." in text
+    assert "Rate more" in text
+    assert f"Promote {policy.name}" not in text
+    sent = {"move": "champion", "force": "on", "reason": "trying", "back": "/start/?agent=shop"}
+    done = operator.post(f"/policies/{policy.name}/move/", sent)
+    assert done.headers["Location"] == "/start/?agent=shop"
+    assert operator.get("/start/?agent=shop").context["shown"].key == "ask"
+
+
+def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operator: Client) -> None:
+    policy = make_policy("shop")
+    address = f"/policies/{policy.name}/"
+    text = words(operator.get(address).text)
+    assert "Judge it on held-out prompts" in text
+    assert "Export to GGUF" in text
+    assert operator.post(f"{address}work/", {"job": "judge"}).headers["Location"] == address
+    run = TrainingRun.objects.get()
+    assert (run.follow_up, run.is_followed) == ("judge", True)
+    assert OrmQ.objects.count() == 1
+    again = operator.post(f"{address}work/", {"job": "export"}, follow=True)
+    assert "being judged or exported already" in again.text
+    assert "Judge it on" not in words(again.text)
+    assert OrmQ.objects.count() == 1
+    TrainingRun.objects.update(follow_up="done")
+    operator.post(f"{address}work/", {"job": "export"})
+    assert TrainingRun.objects.get().follow_up == "export"
+    assert "expected one of judge, export" in operator.post(f"{address}work/", {"job": "x"}, follow=True).text

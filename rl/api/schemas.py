@@ -54,7 +54,7 @@ RUN = {
     "asked_by": {**TEXT, "description": "A person, a key, a command or `online learner`"},
     "follow_up": {
         "type": "string",
-        "enum": ["", "wanted", "done", "judge", "failed"],
+        "enum": ["", "wanted", "done", "judge", "export", "failed"],
         "description": "Judging, promoting, exporting and deploying what it brought; judge: a person promotes",
     },
     "phase": {

@@ -122,6 +122,29 @@ def follow_up_dispatch(run: TrainingRun) -> None:
     )
 
 
+def follow_up_place(run: TrainingRun, wanted: str) -> TrainingRun:
+    """Have the policy of a finished run judged or exported (FollowUp.JUDGE, EXPORT) by the workers.
+
+    Raises RunRefused where it made none, or where its policy is being judged or exported already.
+    """
+    finished = TrainingRun.objects.filter(pk=run.pk, status=Status.SUCCEEDED, policy__isnull=False)
+    pending = TrainingRun.FOLLOW_UP_PENDING
+    if (
+        not TrainingRun.objects.filter(pk__in=finished.values("pk"))
+        .exclude(follow_up__in=pending)
+        .update(follow_up=wanted, follow_ups=0, reason="", heartbeat_at=timezone.now())
+    ):
+        run.refresh_from_db()
+        raise RunRefused(
+            f"run {run.pk}: its policy is being judged or exported already"
+            if run.is_followed
+            else f"run {run.pk} is {run.status} and made no policy to judge or export"
+        )
+    follow_up_dispatch(run)
+    run.refresh_from_db()
+    return run
+
+
 def run_interrupt(run: TrainingRun, *, reason: str, **facts: Any) -> None:
     """Give back a run that this process holds and was told to stop with its worker: another goes on with it."""
     TrainingRun.objects.filter(pk=run.pk, worker=run.worker, status=Status.RUNNING).update(

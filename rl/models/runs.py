@@ -72,10 +72,11 @@ class TrainingRun(models.Model):
         WANTED = "wanted"
         DONE = "done"
         JUDGE = "judge", "judge it; a person moves it"
+        EXPORT = "export", "export its files"
         FAILED = "failed"
 
     RESUMABLE = (Status.RUNNING, Status.FAILED, Status.CANCELLED)
-    FOLLOW_UP_PENDING = (FollowUp.WANTED, FollowUp.JUDGE)
+    FOLLOW_UP_PENDING = (FollowUp.WANTED, FollowUp.JUDGE, FollowUp.EXPORT)
 
     agent = models.CharField(max_length=64)
     method = models.CharField(max_length=32)
@@ -166,7 +167,7 @@ class TrainingRun(models.Model):
 
     @property
     def is_followed(self) -> bool:
-        """Whether its policy still waits to be judged, or is being judged."""
+        """Whether its policy still waits to be judged or exported, or that is being done."""
         return self.status == self.Status.SUCCEEDED and self.follow_up in self.FOLLOW_UP_PENDING
 
     @property

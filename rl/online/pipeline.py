@@ -83,6 +83,8 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
     if run is None or policy is None:
         raise RunRefused(f"run {run_id} brought no policy: {run.status if run else 'there is no such run'}")
     TrainingRun.objects.filter(pk=run.pk).update(follow_ups=F("follow_ups") + 1, heartbeat_at=timezone.now())
+    if run.follow_up == FollowUp.EXPORT:
+        return _exported_alone(run, policy, progress)
     wishes = Wishes.of(learner_settings(policy.agent))
     if run.follow_up == FollowUp.JUDGE:
         wishes = Wishes(gate=LearnerSettings.Gate.NONE, export=False, serving_file=True)
@@ -91,6 +93,21 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
     pending = TrainingRun.objects.filter(pk=run.pk, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
     pending.update(follow_up=FollowUp.DONE)
     TrainingRun.objects.filter(pk=run.pk).update(phase="", phase_at=None)
+    return outcome
+
+
+def _exported_alone(run: TrainingRun, policy: Policy, progress: Progress | None) -> PipelineResult:
+    """Export the GGUF files of a policy that a person asked for. A refusal is the run's reason, and ends it."""
+    outcome = PipelineResult(policy.name, stage=str(policy.stage))
+    ended, reason = FollowUp.DONE, ""
+    try:
+        with pulse(run):
+            outcome.exported = _exported(policy, Wishes(), PhaseRecorder(run, progress))
+    except ValueError as refusal:
+        ended, reason = FollowUp.FAILED, f"not exported: {refusal}"
+        outcome.reason = reason
+    TrainingRun.objects.filter(pk=run.pk).update(follow_up=ended, reason=reason, phase="", phase_at=None)
+    card_write(policy)
     return outcome
 
 

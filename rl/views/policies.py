@@ -8,16 +8,20 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_POST, require_safe
 
+from backend.redirects import redirect_back
 from rl.charts.gate_reports import sheet_lines
 from rl.datasets.near_identical import clusters_shown
 from rl.gates.figures import headline_of, share_of
-from rl.models import Policy, PolicyEvent
+from rl.jobs.lifecycle import follow_up_place
+from rl.models import Policy, PolicyEvent, TrainingRun
+from rl.models.runs import RunRefused
 from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists
 from rl.registry.diff import policy_diff
+from rl.registry.gate_evidence import comparison_newest
 from rl.selectors import policy_charts, policy_lineage, policy_overview
 from rl.views.benchmarks import benchmarks_shown
 from rl.views.off_policy import off_policy_shown
@@ -106,6 +110,10 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "primary": opens[0] if opens else "",
             # with nothing to promote to, what brings it on is more ratings, where those are what is missing
             "may_rate_more": bool(checks) and not opens and not any(check.harmful for check in checks),
+            "may_work": may and found.run is not None,
+            "working": found.run is not None and found.run.is_followed,
+            "compared": comparison_newest(found) is not None,
+            "exported": any(one.format in ("gguf", "linear") for one in overview.artifacts),
             "may_roll_back": may and found.stage == Policy.Stage.CHAMPION,
         },
     )
@@ -127,6 +135,29 @@ def _ancestors(policy: Policy) -> list[Policy]:
     return line[::-1]
 
 
+JOBS = {"judge": TrainingRun.FollowUp.JUDGE, "export": TrainingRun.FollowUp.EXPORT}
+
+
+@login_required
+@permission_required(MOVE, raise_exception=True)
+@require_POST
+def policy_work(request: HttpRequest, name: str) -> HttpResponse:
+    """Have a policy judged or exported by the workers: `job=judge` or `job=export`."""
+    found = get_object_or_404(Policy.objects.select_related("run"), name=name)
+    wanted = JOBS.get(request.POST.get("job", ""))
+    try:
+        if wanted is None:
+            raise RunRefused(f"expected one of {', '.join(JOBS)}; found {request.POST.get('job', '')!r:.40}")
+        if found.run is None:
+            raise RunRefused(f"{found.name} was made by no run of this server; use the command instead")
+        follow_up_place(found.run, wanted)
+    except RunRefused as refusal:
+        messages.error(request, str(refusal))
+    else:
+        messages.success(request, f"The workers {request.POST['job']} {found.name}.")
+    return redirect_back(request, "policy", name)
+
+
 @login_required
 @permission_required(MOVE, raise_exception=True)
 @require_POST
@@ -145,7 +176,7 @@ def policy_move(request: HttpRequest, name: str) -> HttpResponse:
         messages.error(request, str(refusal))
     else:
         messages.success(request, f"{moved.name} is {moved.stage} now.")
-    return redirect("policy", name)
+    return redirect_back(request, "policy", name)
 
 
 @login_required

@@ -25,12 +25,14 @@ from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import DEFAULT_AGENT, ImportRefused, order_import
 from feedback.transfer.trial import too_large, upload_mapped, upload_try
 from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
+from rl.charts.gate_reports import sheet_lines
 from rl.jobs.estimates import order_automatic, order_estimate
-from rl.jobs.lifecycle import run_log_tail
+from rl.models import Policy, PolicyEvent
+from rl.registry.held_out_answers import answers_compared, counts_of, evaluation_shown
 from rl.selectors import AgentCard, agent_cards
 from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, guide_of, needed, step_next
 
-OPERATE = SCOPE_PERMISSIONS["operate"]
+OPERATE, MOVE = SCOPE_PERMISSIONS["operate"], "rl.change_policy"
 UPLOAD_KEY, AGENT_KEY = "start_upload", "start_agent"
 """Session keys of the lines that were tried, and the agent it is about."""
 TEXT_CHARACTERS = 1_000_000
@@ -106,9 +108,39 @@ def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dic
     if key == "bring" or card is None:
         return _bring_context(request, card)
     watching = card.works or (card.run is not None and card.run.is_followed)
-    if key in ("rate", "train") and not watching:
+    if key == "rate" or (key == "train" and not watching):
         return _rate_context(request, card)
-    return {"live": watching, "watching": watching, "log": run_log_tail(card.run, 3) if card.run else ""}
+    if key in ("compare", "promote") and card.newest is not None:
+        context = _judged_context(card.newest)
+        return {**context, "live": watching, "watching": watching, "may_move": request.user.has_perm(MOVE)}
+    if key == "ask":
+        return {
+            "base_url": request.build_absolute_uri("/v1"),
+            "example_question": _question(card.newest) if card.newest else "",
+        }
+    return {"live": watching, "watching": watching}
+
+
+def _judged_context(policy: Policy) -> dict[str, Any]:
+    """Wins, losses and ties of a policy, and what the gate said of it last."""
+    evaluation = evaluation_shown(policy)
+    gated = policy.events.filter(kind=PolicyEvent.Kind.GATED).first()
+    verdicts = gated.verdicts if gated else {}
+    return {
+        "policy": policy,
+        "outcomes": counts_of(answers_compared(evaluation)) if evaluation else None,
+        "sheet": sheet_lines(verdicts.get("verdicts", [])),
+        "gate_passed": bool(verdicts.get("passed")),
+        "gate_reason": gated.reason if gated else "",
+        "needed": needed(),
+    }
+
+
+def _question(policy: Policy) -> str:
+    """A held-out question to begin with: the newest turn of the first win."""
+    evaluation = evaluation_shown(policy)
+    messages = next((one.messages for one in answers_compared(evaluation)), ()) if evaluation else ()
+    return str(messages[-1].get("content", "")) if messages else ""
 
 
 # --- Rating -------------------------------------------------------------------------------------------------

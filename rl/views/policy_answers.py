@@ -1,0 +1,44 @@
+"""Page that leafs through held-out prompts: the answers of a policy beside those of the side it was judged against."""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.views.decorators.http import require_safe
+
+from rl.models import Policy
+from rl.registry.held_out_answers import LOSS, TIE, WIN, answers_compared, counts_of, evaluation_shown
+
+READ = "rl.view_policy"
+NAMED = ((WIN, "Wins"), (LOSS, "Losses"), (TIE, "Ties"))
+
+
+@login_required
+@permission_required(READ, raise_exception=True)
+@require_safe
+def policy_answers(request: HttpRequest, name: str) -> HttpResponse:
+    """One prompt with both answers: `?show=win`, `loss` or `tie`, `?at=` its number among them."""
+    policy = get_object_or_404(Policy, name=name)
+    evaluation = evaluation_shown(policy)
+    every = answers_compared(evaluation) if evaluation else []
+    counts, show = counts_of(every), request.GET.get("show", "")
+    if show and show not in counts:
+        raise Http404("expected show=win, loss or tie")
+    among = [one for one in every if show in ("", one.outcome)]
+    asked = request.GET.get("at", "1")
+    at = min(max(int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 1, 1), len(among))
+    context = {
+        "policy": policy,
+        "evaluation": evaluation,
+        "against": evaluation.against if evaluation else "",
+        "one": among[at - 1] if among else None,
+        "at": at,
+        "among": len(among),
+        "all": len(every),
+        "show": show,
+        "kinds": [(key, title, counts[key]) for key, title in NAMED],
+        "before": at - 1 if at > 1 else None,
+        "after": at + 1 if at < len(among) else None,
+    }
+    return render(request, "rl/policy_answers.html", context)
