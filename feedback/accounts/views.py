@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib.auth.views import LoginView
 from django.urls import reverse
 
@@ -17,7 +19,7 @@ class SignIn(LoginView):
     def get_default_redirect_url(self) -> str:
         return reverse(landing_page(self.request.user))
 
-    def get_redirect_url(self) -> str:
+    def get_redirect_url(self, *args: Any, **kwargs: Any) -> str:
         """The page asked for; the start page, which a browser asks for first, is nobody's wish in particular."""
-        asked = str(super().get_redirect_url())
+        asked = str(super().get_redirect_url(*args, **kwargs))
         return "" if asked == reverse("home") else asked
