@@ -107,15 +107,23 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 
 def rated(
-    server: Server, before_send: Callable[[], None] = lambda: None, *others: Server, outages: bool = False
+    server: Server,
+    before_send: Callable[[], None] = lambda: None,
+    *others: Server,
+    outages: bool = False,
+    prepared: Callable[[], None] = lambda: None,
 ) -> tuple[list[str], list[Rater]]:
-    """All raters at work at once, at this server and others; the decisions and the raters when all is answered."""
+    """All raters at work at once, at this server and others; the decisions and the raters when all is answered.
+
+    prepared: called when the key and the decisions are there, before anybody rates.
+    """
     key = server.key("ingest", "rate", "rate_as")
     first = Rater(server, key, "nobody", lambda: None)
     decisions = [str(uuid.uuid4()) for _ in range(DECISIONS)]
     for decision in decisions:
         first._send(None, "/api/decisions/", decision_body(id=decision))
     assert first.statuses == [201] * DECISIONS
+    prepared()
     servers = [server, *others]
     raters = [
         Rater(servers[n % len(servers)], key, f"rater-{n}", before_send, outages=outages)

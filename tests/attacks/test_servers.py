@@ -93,8 +93,7 @@ def test_postgresql_stops_and_starts_while_fifty_people_rate(
         watcher = Watcher(server, session, server.key("read"))
         watcher.start()
         stopper = threading.Thread(target=stop_and_start)
-        stopper.start()
-        decisions, raters = rated(server, outages=True)
+        decisions, raters = rated(server, outages=True, prepared=stopper.start)
         done.set()
         stopper.join()
         time.sleep(3)  # the database is back: what was kept meanwhile is written
