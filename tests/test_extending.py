@@ -18,6 +18,7 @@ from django.core.management import call_command, get_commands
 
 from backend import plugins
 from backend.plugins import KINDS, plugins_load
+from feedback.explorer.previews import preview_of
 from feedback.models import Decision, Rating
 from feedback.transfer.formats.order import ORDER
 from rl.agents import AGENTS, agent_facts
@@ -189,6 +190,11 @@ def test_its_agent_is_simulated_with_every_taste_and_draws_its_choices() -> None
     assert agent.parse(right) == {"desk": "returns"}
     facts = agent_facts("mail-desk")
     assert facts.draw is not None
+    decision = Decision.objects.filter(response=right).first()
+    assert decision is not None
+    preview = preview_of(decision, facts.preview, (facts.asked_key, facts.listed_key), facts.draw)
+    assert "returns</text>" in (preview.drawing or "")
+    assert len(preview.options) == 3
     facts_shown: dict[str, Any] = {"asked": "", "description": "", "context": {}, "seed": ""}
     assert "returns</text>" in (facts.draw("returns", **facts_shown) or "")
     assert facts.draw("cellar", **facts_shown) is None
