@@ -208,7 +208,8 @@ def tests_run(step: Tests, outcome: Outcome) -> None:
         report = Path(folder) / "report.xml"
         scale = {f"RATCHET_ATTACK_{name}": str(number) for name, number in step.scale.items()}
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "--timeout=7200",
+            [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-q", "-p", "no:cacheprovider",
+             f"--junitxml={report}", "--timeout=7200",
              *(["-k", step.only] if step.only else []), *step.nodes],
             cwd=ROOT, env={**os.environ, "RATCHET_ATTACK": "1", **scale}, capture_output=True, text=True, check=False,
         )  # fmt: skip
