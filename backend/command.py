@@ -41,6 +41,8 @@ QUIET_S = 8.0
 UNTYPED = ("help", "version", "verbosity", "settings", "pythonpath", "traceback", "no_color", "force_color", "json",
            "skip_checks")  # fmt: skip
 """Options that say nothing about the work itself."""
+TRAINING_PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "safetensors", "gguf")
+"""Packages of requirements-rl.txt that commands begin with: the web's image has none of them."""
 
 
 class ProgressBar:
@@ -230,6 +232,11 @@ class RatchetCommand(BaseCommand):
             return (
                 f"the database does not answer ({text}): start it, or correct DATABASE_URL; without DATABASE_URL "
                 "an SQLite file in RATCHET_HOME is used"
+            )
+        if isinstance(error, ModuleNotFoundError) and error.name in TRAINING_PACKAGES:
+            return (
+                f"this command loads models, and {error.name} is not installed here: install requirements-rl.txt "
+                "(`pip install '.[rl]'`), or run it where trainings run (`docker compose exec trainer ...`)"
             )
         if isinstance(error, (ValueError, OSError)):
             return text

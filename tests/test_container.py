@@ -20,8 +20,10 @@ from typing import Any
 
 import pytest
 import yaml
-from django.core.management import get_commands, load_command_class
+from django.core.management import call_command, get_commands, load_command_class
+from django.core.management.base import CommandError
 
+from backend.command import TRAINING_PACKAGES, RatchetCommand
 from tests.support.migrated_database import template_copy
 from tests.support.server import free_port
 from tests.support.stub_openai import ModelServer
@@ -275,6 +277,16 @@ def answer(request: urllib.request.Request) -> tuple[int, str]:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.headers.get("Location", "")
+
+
+def test_a_command_that_loads_models_says_where_it_runs() -> None:
+    class Loads(RatchetCommand):
+        def work(self, options: dict[str, Any]) -> dict[str, Any]:
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    with pytest.raises(CommandError, match=r"torch is not installed here: .*docker compose exec trainer"):
+        call_command(Loads())
+    assert set(TRAINING_PACKAGES) <= not_in_the_web_image()
 
 
 @pytest.mark.slow
