@@ -26,7 +26,7 @@ def run_with(losses: list[float], **facts: object) -> TrainingRun:
 
 def test_the_pointer_and_the_keys_read_one_step_on_every_chart(opener: Opener) -> None:  # noqa: F811
     page = opener(f"/runs/{run_with(LOSSES).pk}/")
-    loss, rate = page.locator("[data-chart=loss]"), page.locator("[data-chart=learning-rate]")
+    loss, rate = page.locator("[data-chart=loss]"), page.locator("[data-chart=learning_rate]")
     expect(loss.locator(".chart-key strong")).to_have_text("0.3")
     plot = loss.locator(".u-over")
     box = plot.bounding_box()

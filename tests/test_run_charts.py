@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rl.charts.lines import FEW_POINTS, MAX_POINTS, LineChart, LineData, line_chart
 from rl.charts.run_figures import family_of, run_charts, runs_charts
@@ -229,3 +231,30 @@ def test_the_table_has_ten_steps_of_each_line_the_first_and_the_last_among_them(
     assert [step for step, _ in table.rows] == [1, 7, 12, 23, 34, 45, 56, 67, 78, 89, 100]
     assert dict(table.rows)[7] == ["0.07", "0.5"]
     assert dict(table.rows)[12] == ["0.12", ""]
+
+
+def test_names_that_are_nearly_alike_have_charts_of_their_own() -> None:
+    (family,) = run_charts(dict.fromkeys(("a/b", "a_b", "a-b", "a b", "A/b", "ç"), LOSSES)).families
+    assert len({chart.slug for chart in family.charts}) == 6
+
+
+NAMES = st.one_of(
+    st.sampled_from(
+        ["loss", "eval_loss", "rewards/chosen", "rewards/rejected", "a/b", "a-b", "a_b", "eval_"]
+    ),
+    st.text(max_size=8),
+)
+POINTS = st.dictionaries(st.integers(0, 10**9), st.floats(), max_size=5).map(lambda one: sorted(one.items()))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(NAMES, POINTS, max_size=4))
+def test_any_figures_of_any_name_are_drawn_each_in_a_place_of_its_own(
+    series: dict[str, list[tuple[int, float]]],
+) -> None:
+    charts = run_charts(series)
+    shown = [chart for family in [charts.leading, *charts.families] if family for chart in family.charts]
+    assert len({chart.slug for chart in shown}) == len(shown)
+    for chart in shown:
+        places = [place for line in chart.lines for at in line.markers for place in at]
+        assert all(0 <= float(place.rstrip("%")) <= 100 for place in places)

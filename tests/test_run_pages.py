@@ -40,7 +40,7 @@ def run_logged(values: dict[str, list[float]], **facts: Any) -> TrainingRun:
 def test_a_run_shows_the_loss_first_and_the_families_below(rater: Client) -> None:
     run = run_logged({"learning_rate": [1e-4, 5e-5], "rewards/margins": [0.1, 0.4], "loss": [0.7, 0.5]})
     html = rater.get(f"/runs/{run.pk}/").text
-    assert re.findall(r'data-chart="([^"]*)"', html) == ["loss", "rewards-margins", "learning-rate"]
+    assert re.findall(r'data-chart="([^"]*)"', html) == ["loss", "rewards-margins", "learning_rate"]
     assert html.index("Reward margin") < html.index("Learning rate and gradient norm")
 
 

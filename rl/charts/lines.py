@@ -20,6 +20,8 @@ SLOTS = 5
 """Colours of lines."""
 MAX_POINTS = 400
 """Points of a line drawn at most; longer histories are thinned by means of equal stretches."""
+LARGEST = 1e300
+"""Bound of the values that are drawn: beyond it the distance of two is no number any more."""
 FEW_POINTS = 12
 """Lines of so many points or fewer mark each of them."""
 SCALE = 1000
@@ -79,8 +81,8 @@ class LineChart:
 
 
 def finite_points(points: Points) -> list[tuple[int, float]]:
-    """The points whose value is a number."""
-    return [(step, value) for step, value in points if math.isfinite(value)]
+    """The points whose value is a number that an axis can hold."""
+    return [(step, value) for step, value in points if abs(value) < LARGEST]
 
 
 def line_chart(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from rl.charts.lines import (
     LEADING_HEIGHT,
@@ -200,7 +201,7 @@ def _family(slug: str, title: str, names: Sequence[str], runs: Sequence[tuple[st
         heading, hint = (TITLES_BESIDE if len(parts) > 1 else TITLES).get(name, (name, ""))
         lines = list(_lines(parts, runs))
         chart = line_chart(
-            re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), heading, lines, hint=hint, share=name in SHARES,
+            _slug(name), heading, lines, hint=hint, share=name in SHARES,
             **({"height": LEADING_HEIGHT} if slug == "leading" else {}),
         )  # fmt: skip
         if chart is not None:
@@ -214,6 +215,14 @@ def _family(slug: str, title: str, names: Sequence[str], runs: Sequence[tuple[st
         )
     table = _table(drawn) if drawn else None
     return FigureFamily(slug, title, family.charts, family.lone, table)
+
+
+def _slug(name: str) -> str:
+    """Name of a chart's elements in the page: the figure's, with a mark of its own where that is not plain."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return (
+        plain if re.fullmatch(r"[a-z0-9_/]+", name) and plain else f"{plain[:40]}-{crc32(name.encode()):08x}"
+    )
 
 
 def _grouped(names: Sequence[str], *, together: bool) -> list[tuple[str, list[str]]]:

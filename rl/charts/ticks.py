@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 TICKS = 4
 """Values on an axis, about."""
+SMALLEST = 1e-300
+"""Distance below which values are alike: a fourth of it has no logarithm."""
 
 
 def round_step(low: float, high: float, ticks: int = TICKS) -> float:
@@ -23,9 +25,9 @@ def round_values(low: float, high: float, ticks: int = TICKS) -> list[float]:
 
 def round_range(low: float, high: float, ticks: int = TICKS) -> list[float]:
     """Round values of which the first is at most low and the last at least high; a flat figure stands in the middle."""
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), SMALLEST):
         # also where means of one value differ in their last bits
-        pad = abs(low) * 0.1 or 1.0
+        pad = max(abs(low) * 0.1, SMALLEST) if abs(low) > SMALLEST else 1.0
         low, high = low - pad, high + pad
     step = round_step(low, high, ticks)
     return _multiples(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, step)
