@@ -169,8 +169,10 @@ def pictures() -> list[tuple[str, str, dict[str, Any]]]:
         found.append(
             ("policy", f"/admin/rl/policy/{policy.pk}/change/", {"viewport": {"width": 1280, "height": 980}})
         )
-    if run := TrainingRun.objects.filter(status="succeeded").first():
-        found.append(("run", f"/runs/{run.pk}/", {"viewport": wide}))
+    if run := TrainingRun.objects.filter(
+        status="succeeded", metrics__isnull=False, policy__isnull=False
+    ).first():
+        found.append(("run", f"/runs/{run.pk}/", {"viewport": wide | {"height": 860}}))
     return found
 
 

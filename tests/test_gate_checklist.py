@@ -141,6 +141,15 @@ def test_a_closed_gate_has_no_button_but_force_that_names_what_is_skipped() -> N
     assert html.count('name="force" required') == 1
 
 
+def test_harm_offers_neither_ratings_nor_the_same_list_twice() -> None:
+    policy = make_policy()
+    judged(policy, both=4, wins=6, losses=0, neither=2, kl=7.5)
+    text = words(client_of("operator").get(f"/policies/{policy.name}/").text)
+    assert "more rated prompts away" not in text
+    assert "Rate more" not in text.replace("Rate more, then", "")
+    assert "To become challenger part of the traffic, in an experiment closed For the same reasons." in text
+
+
 def test_a_refused_promotion_is_kept_with_its_report_and_shown_as_the_verdict() -> None:
     policy = make_policy()
     judged(policy, both=20, wins=8, losses=4, neither=8)
