@@ -219,9 +219,11 @@ def _family(slug: str, title: str, names: Sequence[str], runs: Sequence[tuple[st
 
 def _slug(name: str) -> str:
     """Name of a chart's elements in the page: the figure's, with a mark of its own where that is not plain."""
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    plain = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")
     return (
-        plain if re.fullmatch(r"[a-z0-9_/]+", name) and plain else f"{plain[:40]}-{crc32(name.encode()):08x}"
+        plain
+        if re.fullmatch(r"[a-z0-9_]+(/[a-z0-9_]+)*", name)
+        else f"{plain[:40]}-{crc32(name.encode()):08x}"
     )
 
 
